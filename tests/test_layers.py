@@ -30,7 +30,8 @@ MAY_IMPORT = {
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
     "compat": "errors system torch_private collectives torch_mpi launchers supervisor.diagnosis worker",
     # The names of another library for what a program meets first.
-    "compat.azureml": "errors system runs workspace",
+    "compat.azureml": f"{UP_TO_SUBMIT} estimator workspace workspace_dir sweeps compat",
+    "azureml": "compat",
     # The frozen data, and what is made of it.
     "job": "errors system",
     "containers": "errors system job",
@@ -73,7 +74,9 @@ THIRD_PARTY = {
     "rich": "cli sweeps",
     "IPython": "sweeps",
     "tomli": "workspace_dir environments",
-    **dict.fromkeys(("uv", "packaging", "rattler"), "environments"),
+    **dict.fromkeys(("uv", "rattler"), "environments"),
+    "packaging": "environments compat",
+    "IPython": "compat sweeps",
     "yaml": "environments compat cli",
     "dotenv": "cli",
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
@@ -178,7 +181,7 @@ def test_every_import_follows_an_arrow():
             "job.job imports paceline.runs.run",
         ),
         ("workspace", "from rich import print", "workspace imports rich"),
-        ("compat.azureml.run", "from paceline import submit", "compat.azureml.run imports paceline.submit"),
+        ("compat.azureml.core.run", "from paceline import cli", "compat.azureml.core.run imports paceline.cli"),
         ("compat.horovod.aliases", "import paceline.workspace", "compat.horovod.aliases imports paceline.workspace"),
     ],
 )

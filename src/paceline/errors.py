@@ -47,6 +47,30 @@ classes in all source files.
     │   ├── HorovodPreconditionError      compat.horovod.tensorflow.errors: the same, as TensorFlow names it
     │   └── HorovodUnknownError           compat.horovod.tensorflow.errors: the same, as TensorFlow names it
     ├── HostsUpdatedInterrupt (also RuntimeError)   compat.horovod.common.exceptions: the hosts have changed
+    ├── AzureMLException   compat.azureml.exceptions: the root of the Azure SDK's own
+    │   ├── UserErrorException  compat.azureml.exceptions: a value that the caller gave is wrong
+    │   │   └── AuthenticationException  compat.azureml.exceptions: never raised: nobody logs in
+    │   ├── ActivityFailedException  compat.azureml.exceptions: the run has failed
+    │   ├── ActivityCanceledException  compat.azureml.exceptions: what was waited for was canceled
+    │   ├── ComputeTargetException  compat.azureml.exceptions: a compute target is unknown, or can't be what is asked of it
+    │   ├── DiscoveryUrlNotFoundException  compat.azureml.exceptions: never raised: there is no service to discover
+    │   ├── ExperimentExecutionException  compat.azureml.exceptions: no start, or an end of the waiting
+    │   ├── ExperimentNotFoundException  compat.azureml.exceptions: there is no such experiment, or no such run in it
+    │   ├── ScenarioNotSupportedException  compat.azureml.exceptions: what is asked for has no place here
+    │   ├── ImageException  compat.azureml.exceptions: an image could not be made
+    │   ├── ModelNotFoundException  compat.azureml.exceptions: there is no such model
+    │   ├── ModelPathNotFoundException  compat.azureml.exceptions: a model is to be registered of files that are not there
+    │   ├── ProjectSystemException  compat.azureml.exceptions: a folder of a project can't be used
+    │   ├── RunConfigurationException  compat.azureml.exceptions: a run's configuration is wrong
+    │   ├── RunEnvironmentException  compat.azureml.exceptions: this process belongs to no run, and `allow_offline=False` was said
+    │   ├── ServiceException  compat.azureml.exceptions: an engine did not answer: a scheduler, a host, a store
+    │   ├── SnapshotException  compat.azureml.exceptions: the source directory can't be copied as it is
+    │   ├── TrainingException  compat.azureml.exceptions: what an estimator was given can't be run
+    │   ├── WebserviceException  compat.azureml.exceptions: a model or a web service can't be what is asked of it
+    │   │   └── LocalWebserviceException  compat.azureml.exceptions: the same, of a web service on this machine
+    │   ├── WorkspaceException  compat.azureml.exceptions: there is no such workspace, or it can't be made
+    │   ├── HyperDriveConfigException  compat.azureml.exceptions: the configuration of a sweep is wrong
+    │   └── HyperDriveRuntimeException  compat.azureml.exceptions: a sweep can't be asked for this
     └── HorovodVersionMismatchError (also ImportError)   compat.horovod.common.exceptions: never raised
 
 A message names the value seen, the rule, and the next step; that of an `EngineError` says what was asked of whom.

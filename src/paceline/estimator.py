@@ -379,7 +379,7 @@ def is_estimator(config: object) -> bool:
 
 
 def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
-    """The estimator with what `submit` may override: script_params, arguments and inputs.
+    """The estimator with what `submit` may override: arguments, inputs and single script_params, laid over its own as in the SDK.
 
     Raises:
         JobError: anything else.
@@ -387,6 +387,9 @@ def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
     allowed = {"script_params", "arguments", "inputs"}
     if unknown := sorted(set(overrides) - allowed):
         raise JobError(f"submit can't override {', '.join(unknown)}; it can override {', '.join(sorted(allowed))}.")
+    params = overrides.get("script_params")
+    if isinstance(params, Mapping) and isinstance(estimator.script_params, Mapping):
+        overrides = {**overrides, "script_params": {**estimator.script_params, **params}}
     # replace() calls the constructor, so that what is overridden is checked like the rest; the user's estimator stays as it is.
     return replace(estimator, **overrides) if overrides else estimator
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from paceline.environments.environment import Environment
 from paceline.errors import JobError, SweepError, WorkspaceError
 from paceline.job.job import Job
-from paceline.runs import interactive, read, tags_and_properties
+from paceline.runs import interactive, read, tags_and_properties, watched
 from paceline.runs.folder import RunFolder
-from paceline.runs.ids import check_experiment_name
+from paceline.runs.ids import check_experiment_name, check_run_id
 from paceline.runs.run import Run
 from paceline.runs.select import matches
 from paceline.system import durations
@@ -259,11 +259,13 @@ class Experiment:
         parent_run_id: str | None = None,
         progress: Progress | None = None,
         display_name: str | None = None,
+        run_id: str | None = None,
         **overrides: Any,
     ) -> Run:
         """Submit an estimator, or a `Job` with its source_directory; returns at once with a run that goes on by itself.
 
-        tags: set on the run. overrides: an estimator's script_params, arguments or inputs, for this run alone.
+        tags: set on the run. overrides: an estimator's arguments or inputs, or single script_params, for this run alone.
+        run_id: of the new run: letters, digits, `_`, `-`, `.`; default: made of the experiment's name and the time.
         progress: called with (bytes done, bytes in all) while the source is hashed. display_name: a name of the run's own
             beside its id, for people.
 
@@ -307,23 +309,27 @@ class Experiment:
             parent_run_id=parent_run_id,
             progress=progress,
             display_name=display_name,
+            run_id=None if run_id is None else check_run_id(run_id),
         )
         return self.run_class(self, folder.run_id)
 
     def start_logging(
         self,
-        outputs: str | None = None,
+        outputs: str | bool | None = None,
         snapshot_directory: str | None = None,
         display_name: str | None = None,
+        run_id: str | None = None,
     ) -> Run:
         """A run, Running at once, that this program logs by itself and ends with `complete()`, `fail()` or a `with` block.
 
         If the program ends without, the run ends as the program did; if it is killed, the run is Failed.
 
-        outputs: accepted; files come in by `upload_file`. snapshot_directory: a folder to keep a snapshot of, None for none.
+        outputs: a folder of the working directory, made if it is not there; what the program writes into it, and into `./logs`,
+            is kept with the run (default "outputs"; False for none). snapshot_directory: a folder to keep a snapshot of, None
+            for none. run_id: default: made of the experiment's name and the time.
 
         Raises:
-            SnapshotError: the folder can't be copied.
+            SnapshotError: the folder can't be copied. RunStateError: there is a run of this id.
         """
         # The copy comes before the run: a folder that can't be copied leaves no run behind.
         taken = None
@@ -331,7 +337,9 @@ class Experiment:
             from paceline import snapshot
 
             taken = snapshot.take(Path(snapshot_directory), self._workspace.path / "snapshots", self._workspace.path)
-        folder = interactive.create(self.runs_dir, self._name, snapshot_id=taken.id if taken else None)
+        folder = interactive.create(self.runs_dir, self._name, run_id=run_id, snapshot_id=taken.id if taken else None)
+        if outputs is not False:
+            watched.begin(folder, Path("outputs" if outputs in (None, True) else str(outputs)))
         if taken is not None:
             folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
         if display_name is not None:

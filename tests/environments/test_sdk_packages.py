@@ -8,10 +8,18 @@ from paceline.job.environment import EnvironmentSpec
 
 @pytest.mark.parametrize(
     "name",
-    ["azureml-defaults", "azureml_core==1.2", "AzureML-SDK[notebooks] >= 1.0", "azureml.widgets", "azureml-train;python_version>'3'"],
+    [
+        "azureml-defaults",
+        "azureml_core==1.2",
+        "AzureML-SDK[notebooks] >= 1.0",
+        "azureml.widgets",
+        "azureml-train;python_version>'3'",
+    ],
 )
 def test_packages_of_the_sdk_are_left_out_wherever_they_stand(name):
-    given = EnvironmentSpec(pip_packages=(name, "einops"), pip_requirements=f"--pre\n{name}\ntqdm\n", conda_packages=("python=3.11",))
+    given = EnvironmentSpec(
+        pip_packages=(name, "einops"), pip_requirements=f"--pre\n{name}\ntqdm\n", conda_packages=("python=3.11",)
+    )
     kept, said = without(given)
     assert kept.pip_packages == ("einops",)
     assert kept.pip_requirements == "--pre\ntqdm\n"

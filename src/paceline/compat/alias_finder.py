@@ -43,12 +43,22 @@ class AliasFinder(MetaPathFinder):
         rest = fullname[len(self.name) :]
         if (why := self._absent(rest[1:])) is not None:
             raise ModuleNotFoundError(f"No module named {fullname!r}: {why}", name=fullname)
-        own = None if rest[1:].partition(".")[0] in self._hidden else importlib.util.find_spec(self._own + rest)
+        own = None if rest[1:].partition(".")[0] in self._hidden else spec_of(self._own + rest)
         if own is None:
             return self._beside(fullname)
         return ModuleSpec(
             fullname, _AliasLoader(self._own + rest), origin=own.origin, is_package=bool(own.submodule_search_locations)
         )
+
+
+def spec_of(module: str) -> ModuleSpec | None:
+    """The module's spec; None where it, or a package above it, is not there."""
+    try:
+        return importlib.util.find_spec(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        return None
 
 
 def forget(finder: AliasFinder, *, but_initialising: bool = False) -> None:

@@ -34,6 +34,11 @@ def without(environment: Spec) -> tuple[Spec, list[str]]:
     return (kept, list(said.values())) if said else (environment, [])
 
 
+def is_one(line: str) -> bool:
+    """Whether a requirement names a package of the SDK."""
+    return _NAME.match(line) is not None
+
+
 def _kept(lines: tuple[str, ...] | list[str], said: dict[str, str], *, stands_for: bool = True) -> list[str]:
     found: list[str] = []
     for line in lines:

@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 
 from paceline.errors import PacelineError, RunStateError
-from paceline.runs import read, states, store
+from paceline.runs import read, states, store, watched
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id, new_run_id
@@ -96,6 +96,8 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
     if status == states.COMPLETED and folder.cancel_request.exists():
         status = states.CANCELED
     report = _report(folder, details, code) if status == states.FAILED else None
+    # Before the end is written: whoever sees it finds all files.
+    watched.end(folder)
     store.change(
         folder,
         record,

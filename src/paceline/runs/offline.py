@@ -80,7 +80,9 @@ class OfflineRun(LogsMetrics):
     def _write_scalar(self, name: str, value: object, step: int | None) -> None:
         # The words of the SDK's offline run. What a run would refuse is refused here as well, at a desk and not after an hour
         # in a queue.
-        print(f"Attempted to log scalar metric {check_name(name)}:\n{value if value is None else plain_scalar(name, value)}")
+        print(
+            f"Attempted to log scalar metric {check_name(name)}:\n{value if value is None else plain_scalar(name, value)}"
+        )
 
     def _write_other(self, kind: str, name: str, value: object) -> None:
         print(f"Attempted to log {kind} metric {name}:\n{value}")

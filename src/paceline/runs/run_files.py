@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from paceline.errors import RunNotFoundError, UserError
-from paceline.runs import artifacts
+from paceline.runs import artifacts, watched
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import reads
 
@@ -59,6 +59,8 @@ class HasFiles(ABC):
         Below a link to another of the run's folders are the files of that; what a link leads to elsewhere is no file of
         the run's.
         """
+        # Where this very program logs the run, what it has just written into ./outputs is a file of the run's.
+        watched.keep(self.folder)
         return artifacts.names(self.folder)
 
     @reads
@@ -68,6 +70,7 @@ class HasFiles(ABC):
         Raises:
             RunNotFoundError: the run has no such file; those it has are named.
         """
+        watched.keep(self.folder)
         return artifacts.get(self.folder, name, output_file_path)
 
     def download_files(

@@ -62,6 +62,10 @@ def main(argv: "list[str]") -> None:
     is_shell = kind == "program" and os.path.basename(command[0]) in _SHELLS
     arguments = command[1:] if is_shell else [_with_variables(word) for word in command[1:]]
     if kind == "program":
+        # `bash -c "python train.py"` means the interpreter that the job has, not the first one of the shell that submits.
+        own = os.path.dirname(sys.executable)
+        if own and own not in os.environ.get("PATH", "").split(os.pathsep)[:1]:
+            os.environ["PATH"] = os.pathsep.join((own, os.environ.get("PATH", os.defpath)))
         script.become(command[0], arguments)
     script.run(command[0], arguments, is_module=kind == "module")
 

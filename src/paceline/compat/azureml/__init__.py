@@ -1,29 +1,35 @@
-"""Runs and experiments with the spellings of the Azure Machine Learning SDK v1 (`azureml.core`), for programs written for it.
+"""The Azure Machine Learning SDK v1 (`azureml`) on one's own machines: its names, its calls and its exceptions, for drivers and
+training scripts that were written for it.
 
-    from paceline.compat.azureml import Experiment, Run
-
-Paceline's own `Run` and `Experiment` have what a run needs; these add the SDK's other names for the same, and its dict of
-details. https://learn.microsoft.com/python/api/azureml-core/azureml.core.run.run
+In a worker `import azureml.core` finds this package by itself; in a driver after `import paceline.azureml`, or under
+`python -m paceline.azureml driver.py`. docs/from-azureml.md has every name. https://learn.microsoft.com/python/api/overview/azure/ml
 """
 
 from __future__ import annotations
 
-from paceline.system.lazy import face
-
-# Not typing's, as in `paceline`.
-TYPE_CHECKING = False
+import importlib
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.compat.azureml.experiment import Experiment, Run
+    from paceline.compat.azureml.core.experiment import Experiment, Run
 
 __all__ = ["Experiment", "Run"]
 
-# Run, too, is loaded by way of `experiment`, which tells it how to make an experiment of this package: a run that is found by its
-# id makes one for itself.
-_HOMES = {"paceline.compat.azureml.experiment": ("Experiment", "Run")}
+_MODULES = ("core", "data", "exceptions", "pipeline", "telemetry", "tensorboard", "train", "widgets", "opendatasets")
 
-__getattr__ = face(__name__, _HOMES)
+
+def __getattr__(name: str) -> object:
+    # `import azureml` and then `azureml.core.VERSION`: so the first cells of many notebooks have it.
+    if name in _MODULES:
+        try:
+            return importlib.import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError as error:
+            raise AttributeError(f"module 'azureml' has no attribute {name!r}") from error
+    if name in __all__:
+        # Run, too, is loaded by way of `experiment`, which tells it how to make an experiment of this package.
+        return getattr(importlib.import_module(f"{__name__}.core.experiment"), name)
+    raise AttributeError(f"module 'azureml' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_MODULES]

@@ -7,13 +7,13 @@ import os
 
 import pytest
 
-from paceline.compat.azureml.experiment import Experiment, Run
-from paceline.compat.azureml.run import OfflineRun
+from paceline.compat.azureml.core.experiment import Experiment, Run
+from paceline.compat.azureml.core.run import OfflineRun
 from paceline.errors import MetricError
 from paceline.runs import states, store
 from paceline.runs.failure import FailureReport
 from paceline.workspace import Workspace
-from tests.helpers import RUN_ID, make_job, make_run, write_tree
+from tests.helpers import RUN_ID, make_run, write_tree
 
 
 @pytest.fixture
@@ -50,7 +50,9 @@ def test_the_details_are_the_sdk_s(submitted):
     ]
     assert (details["runId"], details["target"], details["status"]) == (RUN_ID, "local", "Running")
     assert details["properties"] == {"mine": "1", "ContentSnapshotId": "5" * 64}
-    assert details["runDefinition"] == make_job().to_json()
+    definition = details["runDefinition"]
+    assert (definition["script"], definition["arguments"], definition["target"]) == ("train.py", [], "local")
+    assert (definition["framework"], definition["communicator"], definition["nodeCount"]) == ("Python", "None", 1)
 
 
 def test_git_s_state_is_among_the_properties(experiment):
@@ -109,7 +111,7 @@ def test_other_names_say_the_same(submitted):
     submitted.tag("lr", 0.1)
     submitted.add_properties({"commit": "abc"})
     submitted.flush()
-    assert (submitted.get_status(), submitted.type) == (submitted.status, "script")
+    assert (submitted.get_status(), submitted.type) == (submitted.status, "azureml.scriptrun")
     assert submitted.get_tags() == submitted.tags == {"lr": "0.1"}
     assert submitted.get_properties() == submitted.properties == {"commit": "abc"}
     assert submitted.get_snapshot_id() == "5" * 64

@@ -1,0 +1,89 @@
+"""Lets `import azureml.core` find `paceline.compat.azureml.core`, before the real SDK where that is installed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+
+from paceline.compat.alias_finder import AliasFinder, forget, spec_of
+
+_OURS = "paceline.compat.azureml"
+_OTHER = "it is no part of what Paceline has of the SDK (docs/from-azureml.md). "
+#: What the SDK has and this package has not, with what to do instead.
+_ABSENT = {
+    "train.automl": "search by a sweep: azureml.train.hyperdrive, or paceline.Sweep.",
+    "automl": "search by a sweep: azureml.train.hyperdrive, or paceline.Sweep.",
+    "interpret": "use interpret-community or shap by themselves.",
+    "explain": "use interpret-community or shap by themselves.",
+    "dataprep": "read the files with pandas, or with azureml.core.Dataset.",
+    "contrib": "of it only azureml.contrib.services is here, in a web service.",
+    "accel": "there are no FPGAs.",
+    "fsspec": "open the files by fsspec itself.",
+    "rag": "use the libraries that it is made of.",
+    "responsibleai": "use responsibleai by itself.",
+}
+
+
+def install() -> None:
+    """Let every later `import azureml...` of this process find Paceline's modules. May be called again."""
+    if _FINDER in sys.meta_path:
+        return
+    loaded = sys.modules.get("azureml.core")
+    if loaded is not None and not loaded.__name__.startswith(_OURS):
+        logging.getLogger("paceline.azureml").warning(
+            "the real azureml-core was imported before: what has its names already keeps them. Import paceline.azureml first."
+        )
+    elif _real_core() is not None:
+        # One rule, wherever ours are asked for: ours come first.
+        logging.getLogger("paceline.azureml").info("azureml-core is installed; in this program azureml is Paceline's")
+    # While the package's own `__init__.py` runs, its entry stays.
+    forget(_FINDER, but_initialising=True)
+    # Before all others: the finder of sys.path would find the real package first.
+    sys.meta_path.insert(0, _FINDER)
+
+
+def uninstall() -> None:
+    """Take the names away again; what was imported stays with whoever imported it."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _FINDER]
+    forget(_FINDER)
+
+
+def _absent(rest: str) -> str | None:
+    for name, instead in _ABSENT.items():
+        if rest == name or rest.startswith(f"{name}."):
+            return _OTHER + instead[0].upper() + instead[1:]
+    return None
+
+
+def _beside(fullname: str) -> ModuleSpec | None:
+    """A module of another distribution under `azureml`, such as azureml-mlflow's; never one that would stand for ours."""
+    if fullname == "azureml":
+        return None
+    first = fullname.split(".")[1]
+    # Below a package of ours nothing of the real SDK may come in: half of each would be neither.
+    if spec_of(f"{_OURS}.{first}") is not None:
+        return None
+    parent = sys.modules.get(fullname.rpartition(".")[0])
+    if fullname.count(".") > 1:
+        return PathFinder.find_spec(fullname, getattr(parent, "__path__", None))
+    return PathFinder.find_spec(fullname, _real_folders())
+
+
+def _real_folders() -> list[str]:
+    folders = (os.path.join(place or os.getcwd(), "azureml") for place in sys.path)
+    return [folder for folder in folders if os.path.isdir(folder) and not _is_shim(folder)]
+
+
+def _is_shim(folder: str) -> bool:
+    return "paceline/compat/shim/" in folder.replace("\\", "/")
+
+
+def _real_core() -> ModuleSpec | None:
+    return PathFinder.find_spec("azureml.core", _real_folders())
+
+
+_FINDER = AliasFinder(
+    "azureml", _OURS, absent=_absent, hidden=("aliases", "policy", "submission", "packages", "records"), beside=_beside
+)

@@ -1,0 +1,64 @@
+"""`azureml.core`: the names that drivers and scripts take from there, loaded when they are asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.system.lazy import face
+
+if TYPE_CHECKING:
+    from paceline.compat.azureml.core.compute import ComputeTarget
+    from paceline.compat.azureml.core.container_registry import ContainerRegistry
+    from paceline.compat.azureml.core.dataset import Dataset
+    from paceline.compat.azureml.core.datastore import Datastore
+    from paceline.compat.azureml.core.environment import Environment
+    from paceline.compat.azureml.core.experiment import Experiment, Run
+    from paceline.compat.azureml.core.keyvault import Keyvault
+    from paceline.compat.azureml.core.run import ScriptRun, get_run
+    from paceline.compat.azureml.core.runconfig import RunConfiguration
+    from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
+    from paceline.compat.azureml.core.workspace import Workspace
+
+#: Of the SDK whose names these are; drivers print it, and compare it.
+VERSION = "1.61.0"
+__version__ = VERSION
+
+__all__ = [
+    "VERSION",
+    "ComputeTarget",
+    "ContainerRegistry",
+    "Dataset",
+    "Datastore",
+    "Environment",
+    "Experiment",
+    "Keyvault",
+    "Run",
+    "RunConfiguration",
+    "ScriptRun",
+    "ScriptRunConfig",
+    "Workspace",
+    "get_run",
+]
+
+_HERE = "paceline.compat.azureml.core"
+__getattr__ = face(
+    __name__,
+    {
+        f"{_HERE}.compute": ("ComputeTarget",),
+        f"{_HERE}.container_registry": ("ContainerRegistry",),
+        f"{_HERE}.dataset": ("Dataset",),
+        f"{_HERE}.datastore": ("Datastore",),
+        f"{_HERE}.environment": ("Environment",),
+        # Run, too, by way of `experiment`, which tells it how to make an experiment of this package.
+        f"{_HERE}.experiment": ("Experiment", "Run"),
+        f"{_HERE}.keyvault": ("Keyvault",),
+        f"{_HERE}.run": ("ScriptRun", "get_run"),
+        f"{_HERE}.runconfig": ("RunConfiguration",),
+        f"{_HERE}.script_run_config": ("ScriptRunConfig",),
+        f"{_HERE}.workspace": ("Workspace",),
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

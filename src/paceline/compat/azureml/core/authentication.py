@@ -1,0 +1,77 @@
+"""Logins (`azureml.core.authentication`): accepted, and never used. What they are given is not kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.compat.azureml.exceptions import AuthenticationException
+
+__all__ = [
+    "AbstractAuthentication",
+    "ArmTokenAuthentication",
+    "AuthenticationException",
+    "AzureCliAuthentication",
+    "AzureMLTokenAuthentication",
+    "InteractiveLoginAuthentication",
+    "MsiAuthentication",
+    "ServicePrincipalAuthentication",
+    "TokenAuthentication",
+]
+
+
+class AbstractAuthentication:
+    """Takes anything."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.cloud_type = named.get("cloud") or "AzureCloud"
+
+    def get_authentication_header(self) -> dict[str, str]:
+        """An empty header: services here are asked with their own keys."""
+        return {}
+
+    def get_token(self, *scopes: str, **named: Any) -> None:
+        """None: there is no token."""
+
+
+class InteractiveLoginAuthentication(AbstractAuthentication):
+    """InteractiveLoginAuthentication(force=False, tenant_id=None, cloud=None)"""
+
+    def __init__(self, force: bool = False, tenant_id: str | None = None, cloud: str | None = None) -> None:
+        super().__init__(cloud=cloud)
+
+
+class ServicePrincipalAuthentication(AbstractAuthentication):
+    """ServicePrincipalAuthentication(tenant_id, service_principal_id, service_principal_password, cloud="AzureCloud")"""
+
+    def __init__(
+        self,
+        tenant_id: str,
+        service_principal_id: str,
+        service_principal_password: str,
+        cloud: str = "AzureCloud",
+        _enable_caching: bool = True,
+    ) -> None:
+        super().__init__(cloud=cloud)
+
+
+class AzureCliAuthentication(AbstractAuthentication):
+    """AzureCliAuthentication(cloud=None)"""
+
+    def __init__(self, cloud: str | None = None) -> None:
+        super().__init__(cloud=cloud)
+
+
+class MsiAuthentication(AbstractAuthentication):
+    """A machine's own identity."""
+
+
+class TokenAuthentication(AbstractAuthentication):
+    """A function that gives tokens, which is never called."""
+
+
+class ArmTokenAuthentication(AbstractAuthentication):
+    """A token."""
+
+
+class AzureMLTokenAuthentication(AbstractAuthentication):
+    """A run's token."""

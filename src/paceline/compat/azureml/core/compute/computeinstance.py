@@ -1,0 +1,3 @@
+"""`azureml.core.compute.computeinstance`."""
+
+from paceline.compat.azureml.core.compute.targets import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""`azureml.core.compute.databricks`."""
+
+from paceline.compat.azureml.core.compute.targets import *  # noqa: F403

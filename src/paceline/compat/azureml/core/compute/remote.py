@@ -1,0 +1,3 @@
+"""`azureml.core.compute.remote`."""
+
+from paceline.compat.azureml.core.compute.targets import *  # noqa: F403

@@ -1,0 +1,494 @@
+"""Compute targets (`azureml.core.compute`): names for this machine, or for targets that were added to Paceline.
+
+https://learn.microsoft.com/python/api/azureml-core/azureml.core.compute.computetarget
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.compat.azureml import records
+from paceline.compat.azureml.exceptions import ComputeTargetException
+from paceline.compat.azureml.strict import Strict
+from paceline.compat.azureml.targets import workspace_targets
+
+__all__ = [
+    "AksCompute",
+    "AmlCompute",
+    "BatchAiCompute",
+    "BatchCompute",
+    "ComputeInstance",
+    "ComputeTarget",
+    "DataFactoryCompute",
+    "DatabricksCompute",
+    "DsvmCompute",
+    "HDInsightCompute",
+    "KubernetesCompute",
+    "RemoteCompute",
+    "SynapseCompute",
+]
+
+_RESERVED = ("local", "amlcompute", "containerinstance")
+_KINDS = {"ssh": "VirtualMachine", "slurm": "AmlCompute", "ray": "AmlCompute", "local": "AmlCompute"}
+
+
+class Provisioning(Strict):
+    """What `provisioning_configuration` and `attach_configuration` give."""
+
+    def __init__(self, kind: str, **values: Any) -> None:
+        self.kind = kind
+        self.values = values
+        self.location = values.get("location")
+
+
+class ComputeTarget:
+    """A target by its name: of the class that its type has.
+
+    Raises:
+        ComputeTargetException: nothing of this name was created or added; the message begins with ComputeTargetNotFound.
+    """
+
+    _type = "AmlCompute"
+
+    def __new__(cls, workspace: Any, name: str, *others: Any, **named: Any) -> ComputeTarget:
+        data = _kept(workspace, name)
+        if data is None:
+            known = ", ".join(target.name for target in ComputeTarget.list(workspace)) or "none"
+            raise ComputeTargetException(
+                f"ComputeTargetNotFound: Compute Target with name {name} not found in provided workspace. There are: {known}. "
+                f"Create it, or add one: paceline compute add {name} --kind ssh ..."
+            )
+        kind = _CLASSES.get(data["type"], ComputeTarget) if cls is ComputeTarget else cls
+        made = object.__new__(kind)
+        made._set(workspace, name, data)
+        return made
+
+    def _set(self, workspace: Any, name: str, data: dict[str, Any]) -> None:
+        self.workspace, self.name, self._data = workspace, name, data
+
+    @staticmethod
+    def create(workspace: Any, name: str, provisioning_configuration: Provisioning) -> ComputeTarget:
+        """Create a target: a name that means this machine, unless a target of this name was added to Paceline.
+
+        Raises:
+            ComputeTargetException: the name can't be one.
+        """
+        _check_name(name)
+        config = provisioning_configuration
+        if not isinstance(config, Provisioning):
+            raise ComputeTargetException(f"{config!r} is no provisioning configuration. Make one with AmlCompute.")
+        if name not in workspace_targets(workspace):
+            values = {key: value for key, value in config.values.items() if key not in _SECRET}
+            created = {"type": config.kind, "created": _now(), **values}
+            records.documents(workspace, "compute").put(name, created)
+            _add_ssh(workspace, name, config)
+        return ComputeTarget(workspace, name)
+
+    @staticmethod
+    def attach(workspace: Any, name: str, attach_configuration: Provisioning) -> ComputeTarget:
+        """As `create`; of a RemoteCompute's configuration an SSH host is added."""
+        return ComputeTarget.create(workspace, name, attach_configuration)
+
+    @staticmethod
+    def list(workspace: Any) -> list[Any]:
+        """All targets of the workspace, but for `local`."""
+        names = [*(name for name in workspace_targets(workspace) if name != "local")]
+        names += [name for name in records.documents(workspace, "compute").names() if name not in names]
+        return [ComputeTarget(workspace, name) for name in names]
+
+    # --- what it is
+
+    @property
+    def type(self) -> str:
+        return str(self._data["type"])
+
+    @property
+    def provisioning_state(self) -> str:
+        return "Succeeded"
+
+    @property
+    def provisioning_errors(self) -> None:
+        return None
+
+    @property
+    def location(self) -> str:
+        return str(self._data.get("location") or "local")
+
+    @property
+    def tags(self) -> dict[str, str]:
+        return dict(self._data.get("tags") or {})
+
+    @property
+    def description(self) -> str | None:
+        return self._data.get("description")
+
+    @property
+    def vm_size(self) -> str:
+        return str(self._data.get("vm_size") or "")
+
+    @property
+    def cluster_resource_id(self) -> str | None:
+        return None
+
+    @property
+    def status(self) -> ComputeStatus:
+        return ComputeStatus(self._data)
+
+    def get_status(self) -> Any:
+        """The state of its nodes: those that were asked for."""
+        return ComputeStatus(self._data)
+
+    def refresh_state(self) -> None:
+        """Does nothing: state is asked for when it is read."""
+
+    def wait_for_completion(self, show_output: bool = False, *others: Any, **named: Any) -> None:
+        """Return at once: nothing has to be made."""
+        if show_output:
+            print(
+                "Succeeded\nAmlCompute wait for completion finished\n\nMinimum number of nodes requested have been provisioned"
+            )
+
+    def serialize(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "computeType": self.type,
+            "location": self.location,
+            "tags": self.tags,
+            "provisioningState": "Succeeded",
+            "status": self.get_status().serialize(),
+        }
+
+    def update(
+        self,
+        min_nodes: int | None = None,
+        max_nodes: int | None = None,
+        idle_seconds_before_scaledown: int | None = None,
+    ) -> None:
+        """Keep other numbers; this machine has the nodes that it has."""
+        given = {
+            "min_nodes": min_nodes,
+            "max_nodes": max_nodes,
+            "idle_seconds_before_scaledown": idle_seconds_before_scaledown,
+        }
+        self._data |= {key: value for key, value in given.items() if value is not None}
+        if records.documents(self.workspace, "compute").read(self.name) is not None:
+            records.documents(self.workspace, "compute").put(self.name, self._data)
+
+    def list_nodes(self) -> Sequence[dict[str, Any]]:
+        return [{"nodeId": "local", "address": "127.0.0.1", "port": None, "nodeState": "idle", "runId": None}]
+
+    def delete(self) -> None:
+        """Forget a name that was created; a target of Paceline's is removed by `paceline compute remove`."""
+        records.documents(self.workspace, "compute").remove(self.name)
+
+    detach = delete
+
+    def start(self, wait_for_completion: bool = False, show_output: bool = False) -> None:
+        """Does nothing, as `stop` and `restart`: it always runs."""
+
+    stop = restart = start
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(workspace={self.workspace!r}, name={self.name!r}, type={self.type!r})"
+
+
+class ComputeStatus:
+    """`serialize()` has what drivers print; the same in snake case as attributes."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        least, most = int(data.get("min_nodes") or 0), int(data.get("max_nodes") or 1)
+        count = max(1, least)
+        self.current_node_count = self.target_node_count = count
+        self.node_state_counts = {
+            "preparingNodeCount": 0,
+            "runningNodeCount": 0,
+            "idleNodeCount": count,
+            "unusableNodeCount": 0,
+            "leavingNodeCount": 0,
+            "preemptedNodeCount": 0,
+        }
+        self.allocation_state = "Steady"
+        self.creation_time = self.modified_time = self.allocation_state_transition_time = data.get("created") or _now()
+        self.errors = None
+        self.provisioning_state = "Succeeded"
+        idle = int(data.get("idle_seconds_before_scaledown") or 1800)
+        self.scale_settings = {
+            "minNodeCount": least,
+            "maxNodeCount": most,
+            "nodeIdleTimeBeforeScaleDown": f"PT{idle}S",
+        }
+        self.vm_priority = "Dedicated" if data.get("vm_priority", "dedicated") == "dedicated" else "LowPriority"
+        self.vm_size = data.get("vm_size") or "local"
+
+    def serialize(self) -> dict[str, Any]:
+        return {
+            "currentNodeCount": self.current_node_count,
+            "targetNodeCount": self.target_node_count,
+            "nodeStateCounts": dict(self.node_state_counts),
+            "allocationState": self.allocation_state,
+            "allocationStateTransitionTime": self.allocation_state_transition_time,
+            "errors": self.errors,
+            "creationTime": self.creation_time,
+            "modifiedTime": self.modified_time,
+            "provisioningState": self.provisioning_state,
+            "provisioningStateTransitionTime": None,
+            "scaleSettings": dict(self.scale_settings),
+            "vmPriority": self.vm_priority,
+            "vmSize": self.vm_size,
+        }
+
+    def __repr__(self) -> str:
+        return f"AmlComputeStatus({self.serialize()})"
+
+
+class AmlCompute(ComputeTarget):
+    """A cluster: this machine, or a target that was added under its name."""
+
+    @staticmethod
+    def provisioning_configuration(
+        vm_size: str = "",
+        vm_priority: str = "dedicated",
+        min_nodes: int = 0,
+        max_nodes: int | None = None,
+        idle_seconds_before_scaledown: int | None = 1800,
+        admin_username: str | None = None,
+        admin_user_password: str | None = None,
+        admin_user_ssh_key: str | None = None,
+        vnet_resourcegroup_name: str | None = None,
+        vnet_name: str | None = None,
+        subnet_name: str | None = None,
+        tags: dict[str, str] | None = None,
+        description: str | None = None,
+        remote_login_port_public_access: str = "NotSpecified",
+        identity_type: str | None = None,
+        identity_id: Any = None,
+        location: str | None = None,
+        enable_node_public_ip: bool = True,
+        **others: Any,
+    ) -> Provisioning:
+        """What `ComputeTarget.create` takes. Sizes and priorities are kept, and can't be had."""
+        for name, value in (("min_nodes", min_nodes), ("max_nodes", max_nodes)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise ComputeTargetException(f"{name}={value!r} is no number of nodes.")
+        return Provisioning(
+            "AmlCompute",
+            vm_size=vm_size,
+            vm_priority=vm_priority,
+            min_nodes=min_nodes,
+            max_nodes=max_nodes,
+            idle_seconds_before_scaledown=idle_seconds_before_scaledown,
+            tags=tags,
+            description=description,
+            location=location,
+        )
+
+    @staticmethod
+    def supported_vmsizes(workspace: Any, location: str | None = None) -> list[dict[str, Any]]:
+        """This machine's."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        return [
+            {
+                "name": "local",
+                "vCPUs": os.cpu_count(),
+                "gpus": 0,
+                "memoryGB": round(memory, 1),
+                "maxResourceVolumeMB": 0,
+            }
+        ]
+
+
+class BatchAiCompute(ComputeTarget):
+    """A cluster of 2018."""
+
+    @staticmethod
+    def provisioning_configuration(
+        vm_size: str = "",
+        vm_priority: str = "dedicated",
+        autoscale_enabled: bool = False,
+        cluster_min_nodes: int | None = None,
+        cluster_max_nodes: int | None = None,
+        **others: Any,
+    ) -> Provisioning:
+        """What `ComputeTarget.create` takes."""
+        return Provisioning(
+            "BatchAI",
+            vm_size=vm_size,
+            vm_priority=vm_priority,
+            min_nodes=cluster_min_nodes or 0,
+            max_nodes=cluster_max_nodes,
+            location=others.get("location"),
+        )
+
+
+class RemoteCompute(ComputeTarget):
+    """An SSH host."""
+
+    @staticmethod
+    def attach_configuration(
+        username: str,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        vm_name: str | None = None,
+        resource_id: str | None = None,
+        address: str | None = None,
+        ssh_port: int = 22,
+        password: str = "",
+        private_key_file: str = "",
+        private_key_passphrase: str = "",
+    ) -> Provisioning:
+        """What `ComputeTarget.attach` takes. The password is not used: logins are those of ssh, by a key.
+
+        Raises:
+            ComputeTargetException: no address.
+        """
+        if not address:
+            raise ComputeTargetException("address is missing: the host by whose name ssh reaches it.")
+        return Provisioning(
+            "VirtualMachine", address=address, username=username, ssh_port=ssh_port, private_key_file=private_key_file
+        )
+
+    @staticmethod
+    def attach(workspace: Any, name: str, *arguments: Any, **named: Any) -> ComputeTarget:
+        """`ComputeTarget.attach`, and the way of 2018: attach(workspace, name, username, address, ssh_port=22, ...)."""
+        if arguments and isinstance(arguments[0], Provisioning):
+            return ComputeTarget.create(workspace, name, arguments[0])
+        if isinstance(given := named.get("attach_configuration"), Provisioning):
+            return ComputeTarget.create(workspace, name, given)
+        words = ("username", "address", "ssh_port")
+        values = {**dict(zip(words, arguments, strict=False)), **named}
+        known = {key: values[key] for key in (*words, "private_key_file") if values.get(key)}
+        return ComputeTarget.create(workspace, name, RemoteCompute.attach_configuration(**known))
+
+
+class _Cloud(ComputeTarget):
+    """A kind of target that Azure alone has."""
+
+    @classmethod
+    def _refuse(cls, *arguments: Any, **named: Any) -> Any:
+        raise ComputeTargetException(
+            f"{cls.__name__} is a service of Azure, and not to be had here. Train on AmlCompute, or on a target of Paceline's."
+        )
+
+    provisioning_configuration = attach_configuration = _refuse
+
+
+class ComputeInstance(AmlCompute):
+    """A single machine: this one."""
+
+    @staticmethod
+    def provisioning_configuration(vm_size: str = "", ssh_public_access: bool = False, **others: Any) -> Provisioning:  # type: ignore[override]
+        """What `ComputeTarget.create` takes."""
+        return Provisioning("ComputeInstance", vm_size=vm_size, min_nodes=1, max_nodes=1)
+
+
+class DsvmCompute(AmlCompute):
+    """A virtual machine: this one."""
+
+    @staticmethod
+    def provisioning_configuration(  # type: ignore[override]
+        vm_size: str | None = None, ssh_port: int | None = None, location: str | None = None
+    ) -> Provisioning:
+        """What `ComputeTarget.create` takes."""
+        return Provisioning("VirtualMachine", vm_size=vm_size or "", min_nodes=1, max_nodes=1, location=location)
+
+
+class AksCompute(AmlCompute):
+    """A cluster for web services: this machine."""
+
+    @staticmethod
+    def provisioning_configuration(  # type: ignore[override]
+        agent_count: int | None = None, vm_size: str | None = None, **others: Any
+    ) -> Provisioning:
+        """What `ComputeTarget.create` takes."""
+        return Provisioning("AKS", vm_size=vm_size or "", min_nodes=agent_count or 1, max_nodes=agent_count)
+
+    @staticmethod
+    def attach_configuration(**others: Any) -> Provisioning:
+        """What `ComputeTarget.attach` takes."""
+        return Provisioning("AKS")
+
+    class ClusterPurpose:
+        DEV_TEST = "DevTest"
+        FAST_PROD = "FastProd"
+
+
+class KubernetesCompute(AmlCompute):
+    """A cluster: this machine, or a target that was added under its name."""
+
+    @staticmethod
+    def attach_configuration(resource_id: Any = None, namespace: Any = None, **others: Any) -> Provisioning:
+        """What `ComputeTarget.attach` takes."""
+        return Provisioning("Kubernetes")
+
+
+class HDInsightCompute(_Cloud):
+    """Spark on Azure."""
+
+
+class DatabricksCompute(_Cloud):
+    """Spark on Azure."""
+
+
+class SynapseCompute(_Cloud):
+    """Spark on Azure."""
+
+
+class BatchCompute(_Cloud):
+    """Azure's batch service."""
+
+
+class DataFactoryCompute(_Cloud):
+    """Copies of data, on Azure."""
+
+
+_CLASSES: dict[str, type[ComputeTarget]] = {
+    "AmlCompute": AmlCompute,
+    "BatchAI": BatchAiCompute,
+    "VirtualMachine": RemoteCompute,
+    "ComputeInstance": ComputeInstance,
+    "Kubernetes": KubernetesCompute,
+    "AKS": AksCompute,
+}
+_SECRET = ("password", "private_key_passphrase", "admin_user_password")
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not records.RULE.fullmatch(name) or name.lower() in _RESERVED:
+        raise ComputeTargetException(
+            f"{name!r} can't be a compute target's name: letters, digits, '-', '_' and '.', and none of {', '.join(_RESERVED)}."
+        )
+
+
+def _kept(workspace: Any, name: Any) -> dict[str, Any] | None:
+    if not isinstance(name, str) or not records.RULE.fullmatch(name):
+        return None
+    kept = records.documents(workspace, "compute").read(name)
+    if name in workspace_targets(workspace):
+        from paceline.targets import configured
+
+        kind = configured.read(workspace.path, name).kind
+        return {**(kept or {}), "type": (kept or {}).get("type") or _KINDS.get(kind, "AmlCompute")}
+    return kept if isinstance(kept, dict) else None
+
+
+def _add_ssh(workspace: Any, name: str, config: Provisioning) -> None:
+    """Add the host of a RemoteCompute to Paceline."""
+    if config.kind != "VirtualMachine" or not config.values.get("address"):
+        return
+    from paceline.targets import configured
+
+    values = config.values
+    user = f"{values['username']}@" if values.get("username") else ""
+    settings: dict[str, Any] = {"hosts": [f"{user}{values['address']}"]}
+    if values.get("ssh_port", 22) != 22:
+        settings["port"] = int(values["ssh_port"])
+    if values.get("private_key_file"):
+        settings["identity"] = str(values["private_key_file"])
+    configured.add(workspace.path, configured.Configured(name=name, kind="ssh", settings=settings))
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.timezone.utc).isoformat()

@@ -1,0 +1,61 @@
+"""The workspace's secrets (`azureml.core.keyvault`): one file for each, readable by the owner alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from paceline.compat.azureml.exceptions import UserErrorException
+from paceline.system.files import PRIVATE, read_json, write_json
+
+__all__ = ["Keyvault"]
+
+
+class Keyvault:
+    """Name -> text. Nothing is encrypted: whoever reads this user's files reads them."""
+
+    def __init__(self, workspace: Any) -> None:
+        self._folder = Path(workspace.path) / "azureml" / "secrets"
+
+    def set_secret(self, name: str, value: str) -> None:
+        """Keep a secret.
+
+        Raises:
+            UserErrorException: the name has more than letters, digits and `-`, or the value is no text.
+        """
+        if not isinstance(value, str):
+            raise UserErrorException(f"the secret {name!r} is a {type(value).__name__}: give a string.")
+        file = self._file(name)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.chmod(0o700)
+        write_json(file, value, mode=PRIVATE)
+
+    def set_secrets(self, secrets_batch: dict[str, str]) -> None:
+        """Keep several."""
+        for name, value in secrets_batch.items():
+            self.set_secret(name, value)
+
+    def get_secret(self, name: str) -> str | None:
+        """The value; None where there is none."""
+        return read_json(self._file(name))  # type: ignore[no-any-return]
+
+    def get_secrets(self, secrets: list[str]) -> dict[str, str | None]:
+        """Name -> value."""
+        return {name: self.get_secret(name) for name in secrets}
+
+    def delete_secret(self, name: str) -> None:
+        self._file(name).unlink(missing_ok=True)
+
+    def delete_secrets(self, secrets: list[str]) -> None:
+        for name in secrets:
+            self.delete_secret(name)
+
+    def list_secrets(self) -> list[dict[str, str]]:
+        """`{"name": ...}` of each; no value."""
+        return [{"name": file.stem} for file in sorted(self._folder.glob("*.json"))]
+
+    def _file(self, name: str) -> Path:
+        if not isinstance(name, str) or not re.fullmatch(r"[0-9A-Za-z-]{1,127}", name):
+            raise UserErrorException(f"{name!r} can't be a secret's name: letters, digits and '-'.")
+        return self._folder / f"{name}.json"

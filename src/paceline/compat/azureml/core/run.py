@@ -1,0 +1,492 @@
+"""A run with the SDK's spellings: other names for what `paceline.Run` has, its dict of details, and metrics of AutoML."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, ClassVar
+
+from paceline.compat.azureml.exceptions import (
+    ActivityFailedException,
+    ExperimentExecutionException,
+    RunEnvironmentException,
+    UserErrorException,
+    sdk_class,
+)
+from paceline.errors import MetricError, RunNotFoundError, RunStateError
+from paceline.runs import artifacts, interactive, offline, run, states
+from paceline.runs.run_metrics import LogsMetrics
+
+#: Of each log `get_details_with_logs` gives at most this much, for a log of gigabytes would fill the memory.
+_TAIL_BYTES = 1 << 20
+
+
+class SdkSpellings(LogsMetrics):
+    """What runs and those outside of one (`get_context` there) have in common. `status`, `tags` and `properties` are theirs."""
+
+    status: Any
+    tags: Any
+    properties: Any
+
+    def get_status(self) -> str:
+        """`status`: one of `paceline.runs.states`, such as "Queued", "Running" or "Completed"."""
+        return str(self.status)
+
+    def get_tags(self) -> dict[str, str | None]:
+        """`tags`."""
+        return dict(self.tags)
+
+    def get_properties(self) -> dict[str, str]:
+        """`properties`."""
+        return dict(self.properties)
+
+    def flush(self, timeout_seconds: float = 300) -> None:
+        """Does nothing: every value was written when its call returned."""
+
+    def log_confusion_matrix(self, name: str, value: object, description: str = "") -> None:
+        """Log a confusion matrix: a dict, or its JSON.
+
+        Raises:
+            MetricError: neither of these, here and in the three below.
+        """
+        # The SDK stores the description beside the chart. Here it is taken and kept nowhere, as in the three below.
+        self._write_other("confusion_matrix", name, _json_value(name, value))
+
+    def log_accuracy_table(self, name: str, value: object, description: str = "") -> None:
+        """Log an accuracy table: a dict, or its JSON."""
+        self._write_other("accuracy_table", name, _json_value(name, value))
+
+    def log_residuals(self, name: str, value: object, description: str = "") -> None:
+        """Log residuals: a dict, or its JSON."""
+        self._write_other("residuals", name, _json_value(name, value))
+
+    def log_predictions(self, name: str, value: object, description: str = "") -> None:
+        """Log predictions: a dict, or its JSON."""
+        self._write_other("predictions", name, _json_value(name, value))
+
+
+class OfflineRun(SdkSpellings, offline.OfflineRun):
+    """`Run.get_context()` outside a run."""
+
+    def upload_file(self, name: str, path_or_stream: object, datastore_name: str | None = None) -> str:
+        """Print what would be uploaded."""
+        return super().upload_file(name, path_or_stream)
+
+    def get_environment(self) -> None:
+        """None."""
+
+    def get_file_names(self) -> builtins.list[str]:
+        """Nothing is kept."""
+        return []
+
+
+#: By this name scripts ask whether they are in a run.
+_OfflineRun = OfflineRun
+
+#: What logs are called in the SDK's eras; all mean the log of rank 0.
+_FIRST_LOG = (
+    "azureml-logs/70_driver_log.txt",
+    "azureml-logs/80_driver_log.txt",
+    "azureml-logs/60_control_log.txt",
+    "azureml-logs/70_mpi_log.txt",
+    "azureml-logs/hyperdrive.txt",
+    "user_logs/std_log.txt",
+    "logs/azureml/azureml.log",
+    "azureml.log",
+)
+_RANK_LOG = re.compile(r"(?:azureml-logs/70_driver_log_(?:worker_|rank_)?(\d+)|user_logs/std_log_process_0*(\d+))\.txt")
+
+
+@sdk_class
+class Run(SdkSpellings, run.Run):
+    """`paceline.Run` with the SDK's other names.
+
+    Raises:
+        ExperimentNotFoundException: the experiment's workspace has no such run.
+    """
+
+    offline_class: ClassVar[type[offline.OfflineRun]] = OfflineRun
+
+    def __init__(self, experiment: Any, run_id: str, outputs: str | None = None, **others: Any) -> None:
+        super().__init__(experiment, run_id)
+
+    @classmethod
+    def get_context(cls, allow_offline: bool = True, used_for_context_manager: bool = False, **others: Any) -> Any:
+        """The run that this process works for; outside a run one that prints what is logged.
+
+        Raises:
+            RunEnvironmentException: outside a run, with allow_offline=False.
+        """
+        try:
+            return super().get_context(allow_offline)
+        except RunStateError as error:
+            raise RunEnvironmentException(
+                f"Could not load a submitted run, if outside of an execution context, use experiment.start_logging to initialize "
+                f"an azureml.core.Run. ({error})"
+            ) from error
+
+    @classmethod
+    def get_submitted_run(cls, **others: Any) -> Any:
+        """`get_context`, as it was called in 2018."""
+        return cls.get_context()
+
+    def __str__(self) -> str:
+        record = self.record()
+        return (
+            f"Run(Experiment: {record.experiment},\nId: {record.run_id},\nType: {self.type},\nStatus: {record.status})"
+        )
+
+    __repr__ = __str__
+
+    # --- metrics
+
+    def log_image(self, name: str, path: str | None = None, plot: Any = None, description: str = "") -> None:
+        """Keep an image. The metric's value is the SDK's address of it, `aml://artifactId/ExperimentRun/dcid.<run>/<file>`."""
+        if (path is None) == (plot is None):
+            raise UserErrorException("log_image: give either path= or plot=.")
+        file = os.path.basename(path) if path is not None else f"{_plain(name)}_{int(time.time())}.png"
+        taken = set(artifacts.names(self.folder))
+        while file in taken:
+            stem, ending = os.path.splitext(file)
+            file = f"{stem}_{time.time_ns()}{ending}"
+        self._write_image(name, file, path, plot)
+
+    def _write_image(self, name: str, file_name: str, path: str | None, plot: Any) -> None:
+        super()._write_image(name, file_name, path, plot)
+
+    def _write_other(self, kind: str, name: str, value: object) -> None:
+        if kind == "image":
+            value = f"aml://artifactId/ExperimentRun/dcid.{self.id}/{value}"
+        super()._write_other(kind, name, value)
+
+    def get_metrics(
+        self,
+        name: str | None = None,
+        recursive: bool = False,
+        run_type: Any = None,
+        populate: bool = False,
+        **others: Any,
+    ) -> dict[str, Any]:
+        """As `paceline.Run.get_metrics`."""
+        return super().get_metrics(name, recursive, **others)
+
+    # --- files
+
+    def upload_file(self, name: str, path_or_stream: Any, datastore_name: str | None = None) -> str:
+        """As `paceline.Run.upload_file`. datastore_name: accepted; files lie with the run."""
+        return super().upload_file(name, path_or_stream)
+
+    def upload_files(  # type: ignore[override]
+        self,
+        names: builtins.list[str],
+        paths: builtins.list[str],
+        return_artifacts: bool = False,
+        timeout_seconds: float | None = None,
+        datastore_name: str | None = None,
+    ) -> builtins.list[str]:
+        """As `paceline.Run.upload_files`."""
+        return super().upload_files(names, paths)
+
+    def upload_folder(  # type: ignore[override]
+        self, name: str, path: str, datastore_name: str | None = None
+    ) -> builtins.list[str]:
+        """As `paceline.Run.upload_folder`."""
+        return super().upload_folder(name, path)
+
+    def download_file(  # type: ignore[override]
+        self, name: str, output_file_path: str | None = None, _validate_checksum: bool = False
+    ) -> None:
+        """Copy a file of the run to a path, or into a folder; by default under its last name into the working directory.
+
+        The SDK's names of logs mean Paceline's: `azureml-logs/70_driver_log.txt` is `logs/rank_0.log`.
+
+        Raises:
+            UserErrorException: the run has no such file.
+        """
+        target: Any = output_file_path if output_file_path is not None else os.path.basename(name)
+        if str(target).endswith("/") or os.path.isdir(target):
+            target = os.path.join(target, os.path.basename(name))
+        if folder := os.path.dirname(target):
+            os.makedirs(folder, exist_ok=True)
+        try:
+            super().download_file(self._real_name(name), target)
+        except RunNotFoundError as error:
+            raise UserErrorException(f"File with path {name} was not found: {error}") from error
+
+    def download_files(  # type: ignore[override]
+        self,
+        prefix: str | None = None,
+        output_directory: str | None = None,
+        output_paths: builtins.list[str] | None = None,
+        batch_size: int = 100,
+        append_prefix: bool = True,
+        timeout_seconds: float | None = None,
+        **others: Any,
+    ) -> None:
+        """Copy all files whose names begin with `prefix` into a folder. append_prefix=False: without the prefix."""
+        names = [name for name in self.get_file_names() if name.startswith(prefix or "")]
+        for number, name in enumerate(names):
+            inside = name if append_prefix or not prefix else name[len(prefix) :].lstrip("/")
+            target = output_paths[number] if output_paths else os.path.join(output_directory or ".", inside)
+            self.download_file(name, target)
+
+    def _real_name(self, name: str) -> str:
+        if name in _FIRST_LOG and name not in self.get_file_names():
+            return "logs/driver.log" if name.endswith("hyperdrive.txt") else "logs/rank_0.log"
+        if (match := _RANK_LOG.fullmatch(name)) is not None:
+            return f"logs/rank_{int(match[1] or match[2])}.log"
+        return name
+
+    def _get_outputs_datapath(self) -> Any:
+        """A path of the run's outputs, for `resume_from`."""
+        from paceline.job.data_reference import DataReference, Source
+
+        place = Source(datastore=None, path=str(self.folder.outputs.absolute()))
+        return DataReference(name="MODEL_LOCATION", sources=(place,))
+
+    def restore_snapshot(self, snapshot_id: str | None = None, path: str | None = None) -> str:  # type: ignore[override]
+        """Write the run's source as `<path>/<snapshot id>.zip` (default: the system's temporary folder); the file's path.
+
+        Raises:
+            UserErrorException: the run has no snapshot of this id.
+        """
+        own = self.record().snapshot_id
+        if own is None or (snapshot_id is not None and snapshot_id != own):
+            raise UserErrorException(f"run {self.id} has no snapshot{f' {snapshot_id}' if snapshot_id else ''}.")
+        folder = os.path.abspath(path or tempfile.gettempdir())
+        os.makedirs(folder, exist_ok=True)
+        return shutil.make_archive(os.path.join(folder, own), "zip", self.folder.snapshot.resolve())
+
+    def take_snapshot(self, path: str, _raise_on_validation_failure: bool = True) -> str:
+        """Keep a copy of a folder in the workspace; its id."""
+        from pathlib import Path
+
+        from paceline import snapshot
+
+        workspace = self.folder.path.parents[1]
+        return snapshot.take(Path(path), workspace / "snapshots", workspace).id
+
+    # --- secrets and models
+
+    def get_secret(self, name: str) -> str | None:
+        """A secret of the workspace."""
+        return self._workspace().get_default_keyvault().get_secret(name)  # type: ignore[no-any-return]
+
+    def get_secrets(self, secrets: builtins.list[str]) -> dict[str, str | None]:
+        """Name -> secret of the workspace."""
+        return self._workspace().get_default_keyvault().get_secrets(secrets)  # type: ignore[no-any-return]
+
+    def _workspace(self) -> Any:
+        return self.experiment.workspace  # type: ignore[attr-defined]
+
+    def get_environment(self) -> Any:
+        """The environment that the run was submitted with, as an `Environment`."""
+        from paceline.compat.azureml.core.environment import Environment
+
+        job = self.record().job
+        made = Environment(job.environment.name or "default-environment" if job else "default-environment")
+        if job is not None:
+            spec = job.environment
+            made.environment_variables = dict(spec.environment_variables)
+            if made.python.conda_dependencies is not None:
+                lines = [*(spec.pip_requirements or "").splitlines(), *spec.pip_packages]
+                made.python.conda_dependencies.set_pip_requirements(lines)
+            made.docker.base_image = spec.docker_image
+        return made
+
+    def clean(self) -> None:
+        """Does nothing: a run leaves nothing beside its folder."""
+
+    def tag(self, key: str, value: object = None) -> None:
+        """Set a tag; without a value it is None."""
+        super().tag(key, value)
+
+    # --- its end
+
+    def submit_child(self, config: Any, tags: Mapping[str, object] | None = None, **overrides: Any) -> Any:
+        """Submit a run below this one."""
+        return self.experiment.submit(config, tags=tags, parent_run_id=self.id, **overrides)
+
+    @classmethod
+    def list(
+        cls,
+        experiment: Any,
+        type: str | None = None,
+        tags: Mapping[str, str] | str | None = None,
+        properties: Mapping[str, str] | None = None,
+        status: str | None = None,
+        include_children: bool = False,
+    ) -> Iterator[Any]:
+        """The runs of the experiment, newest first, that are of this type and status and carry these tags and properties."""
+        found = experiment.get_runs(type, tags, properties, include_children, status=status)
+        # Each is made anew as `cls`, so a subclass of Run lists runs of that subclass.
+        return (cls(experiment, one.id) for one in found)
+
+    def get_children(  # the SDK's names, `type` in place of `kind`
+        self,
+        recursive: bool = False,
+        tags: Mapping[str, str] | str | None = None,
+        properties: Mapping[str, str] | None = None,
+        type: str | None = None,
+        status: str | None = None,
+    ) -> Iterator[Run]:
+        """As `paceline.Run.get_children`."""
+        return super().get_children(recursive, tags, properties, type, status)
+
+    @property
+    def type(self) -> str:
+        """The kind, as the SDK calls it: "azureml.scriptrun", "hyperdrive", or None's place "run" for one that logs itself."""
+        return _TYPES.get(self.kind, self.kind)
+
+    def get_detailed_status(self) -> dict[str, Any]:
+        """status, and in `details` what the run waits for or why it failed."""
+        record = self.record()
+        return {
+            "status": record.status,
+            "details": record.waiting_for or (record.failure.message if record.failure else ""),
+        }
+
+    def get_details(self) -> dict[str, Any]:
+        """runId, target, status, startTimeUtc, endTimeUtc, properties, inputDatasets, outputDatasets, runDefinition, logFiles
+        (name -> path), submittedBy; after a failure also error; then, or where there are any, warnings."""
+        record = self.record()
+        properties: dict[str, Any] = self.get_properties()
+        if record.snapshot_id:
+            properties["ContentSnapshotId"] = record.snapshot_id
+        # The SDK files a run's source under these names among its properties.
+        properties |= {f"azureml.git.{key}": value for key, value in record.git.items()}
+        details: dict[str, Any] = {
+            "runId": record.run_id,
+            "target": record.target,
+            "status": record.status,
+            "startTimeUtc": record.started_utc,
+            "endTimeUtc": record.ended_utc,
+            "properties": properties,
+            "inputDatasets": self._data("inputs"),
+            "outputDatasets": self._data("outputs"),
+            "runDefinition": _definition(record.job) if record.job else {},
+            "logFiles": {f"logs/{path.name}": str(path) for path in sorted(self.folder.logs.glob("*.log"))},
+            "submittedBy": record.submitted_by,
+        }
+        if record.failure is not None:
+            details["error"] = {"error": {"code": record.failure.cause, "message": str(record.failure)}}
+        if record.failure is not None or record.warnings:
+            details["warnings"] = [{"source": "paceline", "message": warning} for warning in record.warnings]
+        return details
+
+    def get_details_with_logs(self) -> dict[str, Any]:
+        """`get_details`, with the logs' text (its last MiB each) in the place of their paths."""
+        details = self.get_details()
+        details["logFiles"] = {name: _tail_text(path) for name, path in details["logFiles"].items()}
+        return details
+
+    def get_portal_url(self) -> str:
+        """Where to look at the run: its folder, as a URL."""
+        return self.folder.path.absolute().as_uri()
+
+    def get_snapshot_id(self) -> str | None:
+        """The snapshot of the run's source; None where it has none."""
+        return self.record().snapshot_id
+
+    def wait_for_completion(  # type: ignore[override]  # the SDK's details in place of a record
+        self, show_output: bool = False, wait_post_processing: bool = False, raise_on_error: bool = True
+    ) -> dict[str, Any]:
+        """As `paceline.Run.wait_for_completion`, but the run's details.
+
+        wait_post_processing: accepted; a run has ended only when its outputs are in place.
+        """
+        if interactive.is_ours(self.folder):
+            # This very program would have to end it, which it can't while it waits.
+            return self.get_details()
+        if show_output:
+            print(f"RunId: {self.id}\nWeb View: {self.get_portal_url()}\n", flush=True)
+        try:
+            record = super().wait_for_completion(show_output, raise_on_error=False)
+        except KeyboardInterrupt:
+            raise ExperimentExecutionException(
+                "The output streaming for the run interrupted.\nBut the run is still executing on the compute target. \n"
+                f"Details for canceling the run: paceline cancel {self.id}"
+            ) from None
+        if show_output:
+            print(
+                f"\nExecution Summary\n=================\nRunId: {self.id}\nWeb View: {self.get_portal_url()}\n",
+                flush=True,
+            )
+        if record.status == states.FAILED and raise_on_error:
+            report = record.failure
+            error = {"code": report.cause if report else "Failed", "message": str(report or "The run failed.")}
+            raise ActivityFailedException(json.dumps({"error": error}, indent=4))
+        return self.get_details()
+
+
+#: A run of a script, as `Experiment.submit` gives it.
+class ScriptRun(Run):
+    """A run of a script."""
+
+
+def get_run(experiment: Any, run_id: str, rehydrate: bool = True, clean_up: bool = True) -> Any:
+    """The run of this id, of its kind's own class."""
+    return Run.get(experiment.workspace, run_id)
+
+
+_TYPES = {"script": "azureml.scriptrun", "sweep": "hyperdrive", "interactive": "run"}
+
+
+def _definition(job: Any) -> dict[str, Any]:
+    """What was run, in the SDK's words."""
+    shown = job.shown()
+    return {
+        "script": job.entry_script or job.entry_module,
+        "command": "",
+        "arguments": builtins.list(job.arguments),
+        "target": job.compute_target,
+        "framework": {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}.get(job.framework or "", "Python"),
+        "communicator": {"mpi": "IntelMpi", "ps": "ParameterServer", None: "None"}.get(
+            job.distributed_backend, str(job.distributed_backend).capitalize()
+        ),
+        "nodeCount": job.node_count,
+        "maxRunDurationSeconds": job.max_run_duration_seconds,
+        "environmentVariables": shown["environment_variables"],
+        "environment": {"name": job.environment.name or "default-environment", "version": job.environment.version}
+        | {"python": shown["environment"], "docker": {"baseImage": job.environment.docker_image}},
+        "dataReferences": {one.name: one.to_json() for one in job.inputs},
+        "data": {one.name: one.to_json() for one in job.inputs if one.dataset},
+        "mpi": {"processCountPerNode": job.process_count_per_node},
+    }
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in str(name))
+
+
+def _json_value(name: str, value: object) -> object:
+    try:
+        # A text is taken for JSON. Anything else goes through JSON and back, which refuses what could not be written down.
+        plain = json.loads(value if isinstance(value, (str, bytes)) else json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise MetricError(f"metric {name!r}: a {type(value).__name__} that is no JSON: {error}.") from error
+    if not isinstance(plain, dict):
+        raise MetricError(f"metric {name!r}: a {type(plain).__name__} where a dict belongs.")
+    return plain
+
+
+def _tail_text(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            _seek_back(file, _TAIL_BYTES)
+            # The cut may fall into the middle of a character of several bytes, so what can't be decoded is replaced.
+            return file.read().decode("utf-8", errors="replace")
+    except OSError:
+        # A log that was removed meanwhile counts as an empty one, for the other details are still wanted.
+        return ""
+
+
+def _seek_back(file: IO[bytes], size: int) -> None:
+    end = file.seek(0, os.SEEK_END)
+    file.seek(max(0, end - size))

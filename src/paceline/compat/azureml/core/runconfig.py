@@ -1,0 +1,336 @@
+"""A run's configuration, which drivers change until they submit (`azureml.core.runconfig`).
+
+https://learn.microsoft.com/python/api/azureml-core/azureml.core.runconfig.runconfiguration
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
+from paceline.compat.azureml.core.container_registry import ContainerRegistry
+from paceline.compat.azureml.core.environment import (
+    DEFAULT_CPU_IMAGE,
+    DEFAULT_GPU_IMAGE,
+    Environment,
+)
+from paceline.compat.azureml.exceptions import RunConfigurationException, UserErrorException
+from paceline.compat.azureml.strict import Strict
+
+__all__ = [
+    "DEFAULT_CPU_IMAGE",
+    "DEFAULT_GPU_IMAGE",
+    "CondaDependencies",
+    "ContainerRegistry",
+    "DataReferenceConfiguration",
+    "DockerConfiguration",
+    "Environment",
+    "EnvironmentDefinition",
+    "MpiConfiguration",
+    "ParallelTaskConfiguration",
+    "PyTorchConfiguration",
+    "RunConfiguration",
+    "TensorflowConfiguration",
+]
+
+#: Of an environment within a run's configuration, which 2018's SDK called so.
+EnvironmentDefinition = Environment
+
+
+class MpiConfiguration(Strict):
+    """Workers started by Open MPI: `process_count_per_node` on each of `node_count` nodes."""
+
+    def __init__(self, process_count_per_node: int = 1, node_count: int = 1) -> None:
+        self.process_count_per_node = process_count_per_node
+        self.node_count = node_count
+
+
+class PyTorchConfiguration(Strict):
+    """Workers with torch's variables. process_count: in all; None for one on each node. communication_backend: a hint; what the
+    script names in `init_process_group` counts."""
+
+    def __init__(
+        self, communication_backend: str = "Nccl", process_count: int | None = None, node_count: int = 1
+    ) -> None:
+        self.communication_backend = communication_backend
+        self.process_count = process_count
+        self.node_count = node_count
+
+
+class TensorflowConfiguration(Strict):
+    """Workers with `TF_CONFIG`; with `parameter_server_count=0` for MultiWorkerMirroredStrategy."""
+
+    def __init__(self, worker_count: int = 1, parameter_server_count: int = 1) -> None:
+        self.worker_count = worker_count
+        self.parameter_server_count = parameter_server_count
+
+
+class ParallelTaskConfiguration(Strict):
+    """Accepted."""
+
+    def __init__(self) -> None:
+        self.max_retries_per_worker = 0
+        self.worker_count_per_node = 1
+        self.terminal_exit_codes: list[int] | None = None
+
+
+class DockerConfiguration(Strict):
+    """use_docker: a wish, as in `DockerSection`. arguments, shared_volumes: accepted."""
+
+    def __init__(
+        self,
+        use_docker: bool = False,
+        shared_volumes: bool = True,
+        arguments: list[str] | None = None,
+        shm_size: str | None = "2g",
+    ) -> None:
+        self.use_docker = use_docker
+        self.shared_volumes = shared_volumes
+        self.arguments = list(arguments or ())
+        self.shm_size = shm_size
+
+
+class DataReferenceConfiguration(Strict):
+    """A place in a datastore, by the store's name."""
+
+    def __init__(
+        self,
+        datastore_name: str | None = None,
+        mode: str = "mount",
+        path_on_datastore: str | None = None,
+        path_on_compute: str | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self.datastore_name = datastore_name
+        self.mode = mode
+        self.path_on_datastore = path_on_datastore
+        self.path_on_compute = path_on_compute
+        self.overwrite = overwrite
+
+
+class HistoryConfiguration(Strict):
+    """Accepted: outputs are always collected, and the source is always kept."""
+
+    def __init__(self) -> None:
+        self.output_collection = True
+        self.snapshot_project = True
+        self.directories_to_watch = ["logs"]
+
+
+class SparkConfiguration(Strict):
+    """Accepted; there is no Spark."""
+
+    def __init__(self) -> None:
+        self.configuration: dict[str, Any] = {}
+
+
+class _Vm(Strict):
+    """Sizes of machines: accepted, and not to be had."""
+
+    def __init__(self) -> None:
+        self.vm_size: str | None = None
+        self.vm_priority: str | None = None
+        self.retain_cluster = False
+        self.name: str | None = None
+        self.cluster_max_node_count = 1
+        self.location: str | None = None
+
+
+class _Container(Strict):
+    """Azure's container instances of 2018: accepted."""
+
+    def __init__(self) -> None:
+        self.region: str | None = None
+        self.cpu_cores: float = 1
+        self.memory_gb: float = 4
+
+
+class RunConfiguration(Strict):
+    """What a run is made of; `ScriptRunConfig.run_config`.
+
+    framework: "Python", "PyTorch", "TensorFlow"; communicator: "None", "IntelMpi" and "OpenMpi" (Open MPI), "Nccl", "Gloo",
+    "ParameterServer". Every attribute may be set until the run is submitted; one that is not there raises AttributeError.
+    """
+
+    _ignored = ("auto_prepare_environment", "prepare_environment")
+
+    def __init__(
+        self,
+        script: str | None = None,
+        arguments: list[Any] | None = None,
+        framework: str | None = None,
+        communicator: str | None = None,
+        conda_dependencies: CondaDependencies | None = None,
+        command: str | list[Any] | None = None,
+        _history_enabled: bool | None = None,
+        _path: str | None = None,
+        _name: str | None = None,
+    ) -> None:
+        self.script = script
+        self.arguments: Any = list(arguments) if isinstance(arguments, (list, tuple)) else arguments or []
+        self.command = command
+        self.framework = framework or "Python"
+        self.communicator = communicator or "None"
+        self._target = "local"
+        self.max_run_duration_seconds: int | None = None
+        self.node_count = 1
+        self.instance_types: list[str] = []
+        self.priority: int | None = None
+        self.environment = Environment("default-environment")
+        if conda_dependencies is not None:
+            self.environment.python.conda_dependencies = conda_dependencies
+        self.history = HistoryConfiguration()
+        self.docker = DockerConfiguration()
+        self.spark = SparkConfiguration()
+        self.hdi: Any = None
+        self.tensorflow = TensorflowConfiguration()
+        self.mpi = MpiConfiguration()
+        self.pytorch = PyTorchConfiguration()
+        self.paralleltask = ParallelTaskConfiguration()
+        self.data_references: dict[str, Any] = {}
+        self.data: dict[str, Any] = {}
+        self.datacaches: list[Any] = []
+        self.output_data: dict[str, Any] = {}
+        self.environment_variables: dict[str, str] = {}
+        self.amlcompute = _Vm()
+        self.kubernetescompute = _Vm()
+        self.container_instance = _Container()
+        self.services: dict[str, Any] = {}
+        self.source_directory_data_store: str | None = None
+        self.credential_passthrough = False
+
+    @property
+    def target(self) -> str:
+        """The compute target's name; set by a target or by a name."""
+        return self._target
+
+    @target.setter
+    def target(self, target: Any) -> None:
+        self._target = "local" if target is None else getattr(target, "name", target)
+
+    def save(self, path: str | None = None, name: str | None = None, separate_environment_yaml: bool = False) -> None:
+        """Write `<path>/.azureml/<name>.runconfig`, YAML, and conda_dependencies.yml beside it."""
+        import yaml
+
+        folder = _folder(Path(path or "."))
+        folder.mkdir(parents=True, exist_ok=True)
+        dependencies = self.environment.python.conda_dependencies
+        (folder / f"{name or 'default'}.runconfig").write_text(yaml.safe_dump(self._saved(), sort_keys=False))
+        if dependencies is not None:
+            dependencies.save(str(folder / "conda_dependencies.yml"))
+
+    @staticmethod
+    def load(path: str, name: str | None = None) -> RunConfiguration:
+        """What `save` has written, or the SDK: a .runconfig file, or one of this name in a folder's `.azureml/`.
+
+        Raises:
+            UserErrorException: there is none, or it is not YAML.
+        """
+        import yaml
+
+        place = Path(path)
+        file = place if place.is_file() else _folder(place) / f"{name or 'default'}.runconfig"
+        if not file.is_file():
+            raise UserErrorException(f"there is no run configuration {str(file)!r}.")
+        try:
+            data = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        except (OSError, ValueError) as error:
+            raise UserErrorException(f"the run configuration {str(file)!r} can't be read: {error}.") from error
+        return _loaded(data, file.parent)
+
+    @staticmethod
+    def delete(path: str, name: str) -> None:
+        """Remove the file that `save` has written."""
+        (_folder(Path(path)) / f"{name}.runconfig").unlink(missing_ok=True)
+
+    def _saved(self) -> dict[str, Any]:
+        python = self.environment.python
+        return {
+            "script": self.script,
+            "arguments": list(self.arguments or ()),
+            "target": self.target,
+            "framework": self.framework,
+            "communicator": self.communicator,
+            "maxRunDurationSeconds": self.max_run_duration_seconds,
+            "nodeCount": self.node_count,
+            "environment": {
+                "name": self.environment.name,
+                "python": {
+                    "interpreterPath": python.interpreter_path,
+                    "userManagedDependencies": python.user_managed_dependencies,
+                    "condaDependenciesFile": "conda_dependencies.yml" if python.conda_dependencies else None,
+                },
+                "environmentVariables": dict(self.environment.environment_variables or {}),
+                "docker": {"enabled": self.environment.docker.enabled, "baseImage": self.environment.docker.base_image},
+            },
+            "mpi": {"processCountPerNode": self.mpi.process_count_per_node},
+            "tensorflow": {
+                "workerCount": self.tensorflow.worker_count,
+                "parameterServerCount": self.tensorflow.parameter_server_count,
+            },
+            "pytorch": {
+                "communicationBackend": self.pytorch.communication_backend,
+                "processCount": self.pytorch.process_count,
+            },
+        }
+
+
+def set_distribution(config: RunConfiguration, distributed: Any) -> None:
+    """Let the configuration say what a distributed configuration says.
+
+    Raises:
+        RunConfigurationException: it is none.
+    """
+    if distributed is None:
+        return
+    if isinstance(distributed, MpiConfiguration):
+        config.mpi, config.node_count, config.communicator = distributed, distributed.node_count, "IntelMpi"
+    elif isinstance(distributed, PyTorchConfiguration):
+        config.pytorch, config.node_count, config.framework = distributed, distributed.node_count, "PyTorch"
+        config.communicator = distributed.communication_backend
+    elif isinstance(distributed, TensorflowConfiguration):
+        config.tensorflow, config.framework = distributed, "TensorFlow"
+        config.node_count, config.communicator = distributed.worker_count, "ParameterServer"
+    elif isinstance(distributed, ParallelTaskConfiguration):
+        config.paralleltask = distributed
+    else:
+        raise RunConfigurationException(
+            f"distributed_job_config={distributed!r} is no MpiConfiguration, PyTorchConfiguration or TensorflowConfiguration."
+        )
+
+
+def _folder(path: Path) -> Path:
+    old = path / "aml_config"
+    return old if old.is_dir() and not (path / ".azureml").is_dir() else path / ".azureml"
+
+
+def _loaded(data: dict[str, Any], folder: Path) -> RunConfiguration:
+    config = RunConfiguration(
+        data.get("script"), data.get("arguments") or [], data.get("framework"), data.get("communicator")
+    )
+    config.target = data.get("target") or "local"
+    config.max_run_duration_seconds = data.get("maxRunDurationSeconds")
+    config.node_count = int(data.get("nodeCount") or 1)
+    environment = data.get("environment") or {}
+    config.environment.name = str(environment.get("name") or config.environment.name)
+    python, docker = environment.get("python") or {}, environment.get("docker") or {}
+    section = config.environment.python
+    section.interpreter_path = python.get("interpreterPath") or "python"
+    section.user_managed_dependencies = bool(python.get("userManagedDependencies"))
+    if file := python.get("condaDependenciesFile"):
+        # The SDK has it relative to the project's folder or to the file's own.
+        places = [folder / file, folder.parent / file, folder / Path(file).name]
+        section.conda_dependencies = CondaDependencies(str(next((p for p in places if p.is_file()), places[0])))
+    config.environment.docker.enabled = bool(docker.get("enabled"))
+    if docker.get("baseImage"):
+        config.environment.docker.base_image = docker["baseImage"]
+    if variables := environment.get("environmentVariables"):
+        config.environment.environment_variables = {str(key): str(value) for key, value in variables.items()}
+    config.mpi.process_count_per_node = int((data.get("mpi") or {}).get("processCountPerNode") or 1)
+    tensorflow, pytorch = data.get("tensorflow") or {}, data.get("pytorch") or {}
+    config.tensorflow.worker_count = int(tensorflow.get("workerCount") or 1)
+    config.tensorflow.parameter_server_count = int(tensorflow.get("parameterServerCount", 1))
+    config.pytorch.communication_backend = pytorch.get("communicationBackend") or "Nccl"
+    config.pytorch.process_count = pytorch.get("processCount")
+    return config

@@ -1,0 +1,107 @@
+"""A script, and what it runs with (`azureml.core.script_run_config`).
+
+https://learn.microsoft.com/python/api/azureml-core/azureml.core.scriptrunconfig
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from typing import Any
+
+from paceline.compat.azureml.core.runconfig import DockerConfiguration, RunConfiguration, set_distribution
+from paceline.compat.azureml.exceptions import UserErrorException
+
+__all__ = ["ScriptRunConfig"]
+
+_log = logging.getLogger("paceline.azureml")
+
+
+class ScriptRunConfig:
+    """What `Experiment.submit` takes. `run_config` is there in any case, and may be changed until then.
+
+    source_directory: copied; the script runs in the copy. script, arguments: or `command`, which a shell runs.
+    run_config: what else is given is ignored then, but script, arguments and command. compute_target: a target or its name.
+    max_run_duration_seconds: default 30 days.
+
+    Raises:
+        UserErrorException: a script and a command, or a value of a wrong kind.
+    """
+
+    MAX_DURATION_SECONDS_DEFAULT = 30 * 24 * 60 * 60
+
+    def __init__(
+        self,
+        source_directory: str | None = None,
+        script: str | None = None,
+        arguments: list[Any] | str | None = None,
+        run_config: RunConfiguration | None = None,
+        _telemetry_values: Any = None,
+        compute_target: Any = None,
+        environment: Any = None,
+        distributed_job_config: Any = None,
+        resume_from: Any = None,
+        max_run_duration_seconds: int | None = 2592000,
+        command: list[Any] | str | None = None,
+        docker_runtime_config: DockerConfiguration | None = None,
+    ) -> None:
+        if command is not None and (script is not None or arguments is not None):
+            raise UserErrorException("command together with script or arguments: give the one or the others.")
+        self.source_directory = os.fspath(source_directory) if source_directory else "."
+        self.script = script
+        self.arguments = arguments
+        self.command = command
+        self.resume_from = resume_from
+        if run_config is not None and not isinstance(run_config, RunConfiguration):
+            raise UserErrorException(f"run_config={run_config!r} is no RunConfiguration.")
+        self.run_config = run_config if run_config is not None else RunConfiguration()
+        given = {
+            "compute_target": compute_target,
+            "environment": environment,
+            "distributed_job_config": distributed_job_config,
+            "docker_runtime_config": docker_runtime_config,
+        }
+        if run_config is not None:
+            if ignored := [name for name, value in given.items() if value is not None]:
+                _log.warning(
+                    "If run_config is given, %s %s ignored.", ", ".join(ignored), "is" if len(ignored) == 1 else "are"
+                )
+        else:
+            self.run_config.target = compute_target
+            if environment is not None:
+                self.run_config.environment = environment
+            set_distribution(self.run_config, distributed_job_config)
+            if docker_runtime_config is not None:
+                self.run_config.docker = docker_runtime_config
+            self.run_config.max_run_duration_seconds = max_run_duration_seconds
+        for name in ("script", "arguments", "command"):
+            if (value := getattr(self, name)) is not None:
+                setattr(self.run_config, name, value)
+
+    def __repr__(self) -> str:
+        return f"ScriptRunConfig(source_directory={self.source_directory!r}, script={self.run_config.script!r})"
+
+
+def argument_list(arguments: Any) -> list[Any]:
+    """The words: of one text, as a shell would split it.
+
+    Raises:
+        UserErrorException: neither a list nor a text.
+    """
+    if arguments is None:
+        return []
+    if isinstance(arguments, str):
+        return list(shlex.split(arguments))
+    if isinstance(arguments, (list, tuple)):
+        return list(arguments)
+    raise UserErrorException(f"arguments={arguments!r} is neither a list nor a string.")
+
+
+def __getattr__(name: str) -> object:
+    # Of `run`, which stands above this module.
+    if name == "ScriptRun":
+        from paceline.compat.azureml.core.run import ScriptRun
+
+        return ScriptRun
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,379 @@
+"""A workspace by its three names in Azure (`azureml.core.workspace`): a folder of this machine's.
+
+https://learn.microsoft.com/python/api/azureml-core/azureml.core.workspace.workspace
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from paceline import workspace
+from paceline.compat.azureml import records
+from paceline.compat.azureml.core.compute.targets import ComputeTarget
+from paceline.compat.azureml.core.datastore import Datastore
+from paceline.compat.azureml.core.environment import Environment
+from paceline.compat.azureml.core.keyvault import Keyvault
+from paceline.compat.azureml.exceptions import UserErrorException, WorkspaceException, sdk_class
+from paceline.compat.azureml.named import Named
+from paceline.runs import read
+from paceline.workspace_dir import configured
+
+__all__ = ["Workspace"]
+
+_FILES = ("config.json", "project.json")
+_FOLDERS = (".azureml", "aml_config", "")
+_KEYS = ("subscription_id", "resource_group", "workspace_name")
+_LOCAL = "local"
+
+
+@sdk_class
+class Workspace(workspace.Workspace):
+    """The workspace of these names, which was created on this machine, or of whose `config.json` this folder has a copy.
+
+    All workspaces of a project lie in one folder: the one that Paceline is configured for (`PACELINE_WORKSPACE`, paceline.toml,
+    else `.paceline` beside config.json).
+
+    Raises:
+        WorkspaceException: none was created under these names; `Workspace.create(name)` does.
+    """
+
+    def __init__(
+        self,
+        subscription_id: str,
+        resource_group: str,
+        workspace_name: str,
+        auth: Any = None,
+        _location: str | None = None,
+        _disable_service_check: bool = False,
+        _workspace_id: str | None = None,
+        sku: str = "basic",
+        tags: dict[str, str] | None = None,
+        _folder: Path | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__(_folder or configured())
+        self._ids = (str(subscription_id or _LOCAL), str(resource_group or _LOCAL), str(workspace_name))
+        self._location, self.sku, self.tags = _location, sku, dict(tags or {})
+        if _folder is None and not self._is_known():
+            raise WorkspaceException(
+                f"there is no workspace {workspace_name!r} in {str(self.path)!r}. Create it: Workspace.create(name)."
+            )
+
+    # --- finding and making one
+
+    @staticmethod
+    def from_config(  # type: ignore[override]  # the SDK's
+        path: Any = None, auth: Any = None, _logger: Any = None, _file_name: str | None = None
+    ) -> Workspace:
+        """The workspace of the nearest config.json: in `.azureml/`, `aml_config/` or the folder itself, here or above.
+
+        Without one, the workspace that Paceline is configured for. path: the file, or the folder where the search begins.
+
+        Raises:
+            UserErrorException: the file that is named is not there, or has not the three names.
+        """
+        start = Path(path or ".").absolute()
+        found = start if start.is_file() else _nearest(start, _file_name)
+        if found is None:
+            if path is not None and not start.is_dir():
+                raise UserErrorException(f"there is no {str(path)!r}. Give a config.json, or a folder.")
+            folder = configured(start if path is not None else None)
+            return Workspace(_LOCAL, _LOCAL, workspace.Workspace(folder).name, _folder=folder)
+        if found.suffix == ".toml":
+            folder = configured(found)
+            return Workspace(_LOCAL, _LOCAL, workspace.Workspace(folder).name, _folder=folder)
+        values = _read(found)
+        top = found.parent.parent if found.parent.name in _FOLDERS else found.parent
+        subscription, group, name = (values[key] for key in _KEYS)
+        return Workspace(subscription, group, name, _folder=configured_for(top))
+
+    @staticmethod
+    def create(
+        name: str,
+        auth: Any = None,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        location: str | None = None,
+        create_resource_group: bool = True,
+        sku: str = "basic",
+        tags: dict[str, str] | None = None,
+        friendly_name: str | None = None,
+        storage_account: Any = None,
+        key_vault: Any = None,
+        app_insights: Any = None,
+        container_registry: Any = None,
+        adb_workspace: Any = None,
+        primary_user_assigned_identity: Any = None,
+        cmk_keyvault: Any = None,
+        resource_cmk_uri: Any = None,
+        hbi_workspace: bool = False,
+        default_cpu_compute_target: Any = None,
+        default_gpu_compute_target: Any = None,
+        private_endpoint_config: Any = None,
+        private_endpoint_auto_approval: bool = True,
+        exist_ok: bool = False,
+        show_output: bool = True,
+        **others: Any,
+    ) -> Workspace:
+        """Make a workspace in the folder that Paceline is configured for.
+
+        Raises:
+            WorkspaceException: there is one of this name, and exist_ok=False; or the name can't be one.
+        """
+        if not isinstance(name, str) or not records.RULE.fullmatch(name):
+            raise WorkspaceException(f"{name!r} can't be a workspace's name.")
+        made = Workspace(
+            subscription_id or _LOCAL,
+            resource_group or _LOCAL,
+            name,
+            _folder=configured(),
+            _location=location,
+            sku=sku,
+            tags=tags,
+        )
+        kept = records.documents(made, "workspaces")
+        if kept.read(name) is not None and not exist_ok:
+            raise WorkspaceException(
+                f"the workspace {name!r} exists already. Use exist_ok=True, or Workspace.get({name!r})."
+            )
+        kept.put(
+            name,
+            {**dict(zip(_KEYS, made._ids, strict=True)), "location": location, "sku": sku, "tags": dict(tags or {})},
+        )
+        if show_output:
+            print(f"Workspace {name}: {made.path}")
+        return made
+
+    @staticmethod
+    def get(
+        name: str,
+        auth: Any = None,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        location: str | None = None,
+        **others: Any,
+    ) -> Workspace:
+        """The workspace of this name.
+
+        Raises:
+            WorkspaceException: there is none.
+        """
+        kept = Workspace.list(subscription_id or "").get(name)
+        if kept:
+            return kept[0]
+        return Workspace(subscription_id or _LOCAL, resource_group or _LOCAL, name)
+
+    @staticmethod
+    def list(subscription_id: str, auth: Any = None, resource_group: str | None = None) -> dict[str, list[Workspace]]:
+        """Name -> the workspaces of this name, whatever their subscription: all are this machine's."""
+        folder = configured()
+        kept = records.documents(workspace.Workspace(folder), "workspaces")
+        found: dict[str, Any] = {name: kept.read(name) or {} for name in kept.names()}
+        return {
+            name: [
+                Workspace(
+                    data.get("subscription_id") or _LOCAL,
+                    data.get("resource_group") or _LOCAL,
+                    name,
+                    _folder=folder,
+                    _location=data.get("location"),
+                    sku=data.get("sku") or "basic",
+                    tags=data.get("tags"),
+                )
+            ]
+            for name, data in found.items()
+        }
+
+    def write_config(self, path: str | None = None, file_name: str | None = None) -> None:
+        """Write `<path>/.azureml/config.json`, from which `from_config` finds this workspace."""
+        top = Path(path or ".")
+        folder = top / ("aml_config" if (top / "aml_config").is_dir() else ".azureml")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / (file_name or "config.json")).write_text(
+            json.dumps(dict(zip(_KEYS, self._ids, strict=True)), indent=4)
+        )
+
+    def _is_known(self) -> bool:
+        name = self._ids[2]
+        if records.RULE.fullmatch(name) and records.documents(self, "workspaces").read(name) is not None:
+            return True
+        near = _nearest(Path.cwd(), None)
+        if near is not None and near.suffix == ".json" and _read(near)["workspace_name"] == name:
+            return True
+        return name == workspace.Workspace(self.path).name
+
+    # --- what it is
+
+    @property
+    def name(self) -> str:
+        return self._ids[2]
+
+    @property
+    def subscription_id(self) -> str:
+        return self._ids[0]
+
+    @property
+    def resource_group(self) -> str:
+        return self._ids[1]
+
+    @property
+    def location(self) -> str:
+        """The region that was asked for; "local" where none was."""
+        return self._location or _LOCAL
+
+    @property
+    def workspace_id(self) -> str:
+        return str(self.path)
+
+    def get_details(self) -> dict[str, Any]:
+        """What the SDK has of a workspace, as far as a folder has it."""
+        made = self.path.stat().st_ctime
+        import datetime as dt
+
+        return {
+            "id": f"/subscriptions/{self.subscription_id}/resourceGroups/{self.resource_group}/workspaces/{self.name}",
+            "name": self.name,
+            "location": self.location,
+            "type": "Microsoft.MachineLearningServices/workspaces",
+            "workspaceid": str(self.path),
+            "friendlyName": self.name,
+            "creationTime": dt.datetime.fromtimestamp(made, dt.timezone.utc).isoformat(),
+            "storageAccount": str(self.path / "data"),
+            "keyVault": str(self.path / "azureml" / "secrets"),
+            "sku": self.sku,
+            "tags": dict(self.tags),
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"Workspace.create(name={self.name!r}, subscription_id={self.subscription_id!r}, "
+            f"resource_group={self.resource_group!r})"
+        )
+
+    # --- what is in it
+
+    @property
+    def compute_targets(self) -> Named[Any]:
+        """Name -> compute target; may be called, as in 2018."""
+        return Named({target.name: target for target in ComputeTarget.list(self)})
+
+    @property
+    def datastores(self) -> Named[Datastore]:  # type: ignore[override]
+        """Name -> datastore."""
+        return Datastore.list(self)
+
+    @property
+    def datasets(self) -> Named[Any]:
+        """Name -> registered dataset, in its latest version."""
+        return Named(super().datasets)
+
+    @property
+    def environments(self) -> Named[Environment]:  # type: ignore[override]
+        """Name -> environment, the curated ones as well."""
+        return Environment.list(self)
+
+    @property
+    def experiments(self) -> Named[Any]:
+        """Name -> experiment."""
+        from paceline.compat.azureml.core.experiment import Experiment
+
+        found = sorted({record.experiment for record in read.all_records(self.runs_dir)})
+        return Named({name: Experiment(self, name) for name in found})
+
+    @property
+    def linked_services(self) -> Named[Any]:
+        """Empty."""
+        return Named()
+
+    def get_default_datastore(self) -> Datastore:
+        """The default store, by the name that it has in Azure."""
+        return Datastore.get_default(self)
+
+    def set_default_datastore(self, name: str) -> None:
+        """Make a registered store the default."""
+        Datastore(self, name).set_as_default()
+
+    def get_default_keyvault(self) -> Keyvault:
+        """The workspace's secrets."""
+        return Keyvault(self)
+
+    def get_default_compute_target(self, type: str) -> Any:
+        """The target `cpu-cluster` or `gpu-cluster`; None where there is none. type: "CPU" or "GPU"."""
+        return self.compute_targets.get(f"{str(type).lower()}-cluster")
+
+    def get_run(self, run_id: str) -> Any:
+        """A run by its id."""
+        from paceline.compat.azureml.core.run import Run
+
+        return Run.get(self, run_id)
+
+    def get_mlflow_tracking_uri(self, _with_auth: bool = False) -> str:
+        """A folder of the workspace, as a URI, in which MLflow keeps what is logged by it."""
+        return (self.path / "mlruns").absolute().as_uri()
+
+    def delete(self, delete_dependent_resources: bool = False, no_wait: bool = False) -> None:
+        """Forget the workspace's names. With delete_dependent_resources its folder goes as well, runs and all."""
+        if records.RULE.fullmatch(self.name):
+            records.documents(self, "workspaces").remove(self.name)
+        if delete_dependent_resources:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def update(
+        self, friendly_name: str | None = None, description: str | None = None, tags: Any = None, **others: Any
+    ) -> Any:
+        """Set the workspace's tags."""
+        self.tags.update(tags or {})
+        return self.get_details()
+
+    def sync_keys(self) -> None:
+        """Does nothing: there are no keys."""
+
+
+def configured_for(top: Path) -> Path:
+    """The workspace's folder for a project whose config.json lies in `top`, or in a folder of it."""
+    import os
+
+    from paceline.workspace_dir import WORKSPACE_VARIABLE
+
+    return configured() if os.environ.get(WORKSPACE_VARIABLE) else configured(top)
+
+
+def _nearest(start: Path, file_name: str | None) -> Path | None:
+    for folder in (start, *start.parents):
+        for below in _FOLDERS:
+            for name in (file_name,) if file_name else _FILES:
+                if (file := folder / below / name).is_file() and (below or _has_names(file)):
+                    return file
+    return None
+
+
+def _has_names(file: Path) -> bool:
+    """Whether a `config.json` of no certain folder is one of the SDK's: other programs have files of that name."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and "workspace_name" in data
+
+
+def _read(file: Path) -> dict[str, str]:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise UserErrorException(f"{str(file)!r} can't be read: {error}.") from error
+    if not isinstance(data, dict):
+        raise UserErrorException(f"{str(file)!r} is no workspace's configuration: it has no names in it.")
+    if "Scope" in data:  # project.json of 2018: /subscriptions/<id>/resourceGroups/<group>/.../workspaces/<name>
+        parts = str(data["Scope"]).strip("/").split("/")
+        data = dict(zip([part.lower() for part in parts[::2]], parts[1::2], strict=False))
+        data = {
+            "subscription_id": data.get("subscriptions"),
+            "resource_group": data.get("resourcegroups"),
+            "workspace_name": data.get("workspaces"),
+        }
+    if missing := [key for key in _KEYS if not data.get(key)]:
+        raise UserErrorException(f"{str(file)!r} has no {' and no '.join(missing)}.")
+    return {key: str(data[key]) for key in _KEYS}

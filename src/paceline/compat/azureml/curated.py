@@ -1,0 +1,51 @@
+"""Environments that Azure keeps ready under names of its own: here they are what is installed for this interpreter."""
+
+from __future__ import annotations
+
+import re
+
+#: Listed by `Environment.list`; any other of this form is known as well.
+CURATED = (
+    *(
+        "AzureML-Minimal",
+        "AzureML-Tutorial",
+        "AzureML-PyTorch-1.6-GPU",
+        "AzureML-TensorFlow-2.3-GPU",
+        "AzureML-Scikit-learn-0.20.3",
+    ),
+    *("AzureML-sklearn-1.5", "AzureML-ACPT-pytorch-1.11-py38-cuda11.3-gpu", "AzureML-tensorflow-2.16-cuda12"),
+    *("azureml-sklearn-1.5", "azureml-acpt-pytorch-2.2-cuda12.1", "azureml-tensorflow-2.11-cuda11"),
+)
+#: A word of the name -> the module that a script of that environment imports.
+_MODULES = {
+    "pytorch": "torch",
+    "tensorflow": "tensorflow",
+    "sklearn": "sklearn",
+    "scikit-learn": "sklearn",
+    "lightgbm": "lightgbm",
+    "xgboost": "xgboost",
+    "minimal": "",
+    "tutorial": "sklearn",
+    "chainer": "chainer",
+    "pyspark": "pyspark",
+    "vowpalwabbit": "vowpalwabbit",
+    "designer": "",
+    "responsibleai": "",
+    "automl": "",
+    "ai-studio": "",
+    "model-management": "",
+}
+
+
+def is_curated(name: object) -> bool:
+    """Whether Azure has, or has had, an environment of such a name."""
+    return (
+        isinstance(name, str)
+        and re.match(r"azureml-", name, re.IGNORECASE) is not None
+        and any(word in name.lower() for word in _MODULES)
+    )
+
+
+def module_of(name: str) -> str:
+    """The module that is the heart of it; "" for none."""
+    return next((module for word, module in _MODULES.items() if word in name.lower()), "")

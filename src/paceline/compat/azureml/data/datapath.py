@@ -1,0 +1,43 @@
+"""A place in a datastore, not yet a run's (`azureml.data.datapath`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.compat.azureml.data.data_reference import DataReference, Reference
+
+__all__ = ["DataPath", "DataPathComputeBinding"]
+
+
+class DataPathComputeBinding:
+    """How a run finds it."""
+
+    def __init__(self, mode: str = "mount", path_on_compute: str | None = None, overwrite: bool = False) -> None:
+        self.mode, self.path_on_compute, self.overwrite = mode, path_on_compute, overwrite
+
+
+class DataPath:
+    """A path in a store."""
+
+    def __init__(self, datastore: Any = None, path_on_datastore: str | None = None, name: str | None = None) -> None:
+        self.datastore, self.path_on_datastore, self.name = datastore, path_on_datastore, name
+
+    @property
+    def datastore_name(self) -> str | None:
+        return getattr(self.datastore, "name", None)
+
+    def create_data_reference(
+        self,
+        data_reference_name: str | None = None,
+        datapath_compute_binding: DataPathComputeBinding | None = None,
+    ) -> Reference:
+        """The same for a run."""
+        binding = datapath_compute_binding or DataPathComputeBinding()
+        return DataReference(
+            self.datastore,
+            data_reference_name or self.name,
+            self.path_on_datastore,
+            binding.mode,
+            binding.path_on_compute,
+            binding.overwrite,
+        )

@@ -1,0 +1,14 @@
+"""Mappings of a workspace's things, which drivers of 2018 call: `ws.compute_targets()`."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Named(dict[str, T]):
+    """Name -> object; called, it gives itself."""
+
+    def __call__(self) -> Named[T]:
+        return self

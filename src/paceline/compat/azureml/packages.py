@@ -1,0 +1,252 @@
+"""The environment of a job for Azure, as one that can be built here: the policy of docs/from-azureml.md.
+
+Where the job goes on with something else than it has asked for, a sentence says so.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from typing import Any
+
+from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
+from paceline.compat.azureml.core.environment import Environment
+from paceline.compat.azureml.curated import is_curated, module_of
+from paceline.compat.azureml.exceptions import UserErrorException
+from paceline.compat.azureml.policy import Notes, is_strict
+from paceline.environments import sdk_packages
+from paceline.errors import PacelineError
+from paceline.job.environment import EnvironmentSpec
+
+#: conda's name -> pip's, of packages that are the same in kind in both.
+_PIP_OF = {
+    **{
+        name: name
+        for name in ("numpy", "scipy", "pandas", "matplotlib", "scikit-learn", "joblib", "tqdm", "pillow", "requests")
+    },
+    **{
+        name: name
+        for name in ("tensorflow", "keras", "seaborn", "h5py", "pyyaml", "cython", "lightgbm", "xgboost", "nltk")
+    },
+    **{
+        name: name
+        for name in ("statsmodels", "pyarrow", "networkx", "ipython", "ipykernel", "notebook", "psutil", "dask")
+    },
+    **{
+        name: name
+        for name in ("torchvision", "torchaudio", "transformers", "datasets", "gensim", "sympy", "numba", "pytest")
+    },
+    "pytorch": "torch",
+    "pytorch-cpu": "torch",
+    "pytorch-gpu": "torch",
+    "tensorflow-gpu": "tensorflow",
+    "tensorflow-base": "tensorflow",
+    "py-xgboost": "xgboost",
+    "opencv": "opencv-python-headless",
+    "msgpack-python": "msgpack",
+}
+#: Parts of an interpreter or of its drivers, which are here or are not.
+_SYSTEM = (
+    "python",
+    "pip",
+    "setuptools",
+    "wheel",
+    "cudatoolkit",
+    "cudnn",
+    "mkl",
+    "nccl",
+    "cuda",
+    "pytorch-cuda",
+    "openmpi",
+)
+#: What other names of a package's are called where it is installed.
+_SAME = {"tensorflow-gpu": "tensorflow", "tensorflow-cpu": "tensorflow", "pytorch": "torch", "sklearn": "scikit-learn"}
+_PARTS = re.compile(r"^(?:[\w.-]+::)?([A-Za-z0-9][\w.-]*)(\[[^]]*\])?\s*(.*)$")
+
+
+def spec_of(environment: Environment | None, notes: Notes, *, use_docker: bool | None = None) -> EnvironmentSpec:
+    """The environment to be built for a run. use_docker: as DockerConfiguration says, above the environment's own word.
+
+    Raises:
+        UserErrorException: it names an interpreter that is not here, or asks in vain with PACELINE_AZUREML=strict.
+    """
+    if environment is None:
+        return EnvironmentSpec()
+    variables = {
+        str(name): str(value)
+        for name, value in (environment.environment_variables or {}).items()
+        if (name, value) != ("EXAMPLE_ENV_VAR", "EXAMPLE_VALUE")
+    }
+    image = _image(environment, notes, use_docker=environment.docker.enabled if use_docker is None else use_docker)
+    python = environment.python
+    if is_curated(environment.name):
+        _check_module(environment.name, notes)
+        return EnvironmentSpec(environment_variables=variables)
+    if python.user_managed_dependencies:
+        return EnvironmentSpec(python=_interpreter(python), environment_variables=variables, docker_image=image)
+    dependencies = python.conda_dependencies
+    if python.conda_dependencies_file is not None:
+        dependencies = CondaDependencies(python.conda_dependencies_file)
+    if dependencies is None:
+        return EnvironmentSpec(environment_variables=variables, docker_image=image)
+    if is_strict() and any(_name(line) not in ("python", "pip") for line in dependencies.conda_packages):
+        return EnvironmentSpec(
+            conda_packages=tuple(dependencies.conda_packages),
+            conda_channels=tuple(dependencies.conda_channels),
+            pip_requirements=_lines([*dependencies.pip_options, *dependencies.pip_packages]),
+            environment_variables=variables,
+        )
+    packages, conda = _packages(dependencies, notes)
+    options = _lines(dependencies.pip_options)
+    if conda:
+        return EnvironmentSpec(
+            conda_packages=(*(f"python={sys.version_info[0]}.{sys.version_info[1]}",), *conda),
+            conda_channels=tuple(dependencies.conda_channels),
+            pip_requirements=options + _lines(packages) if packages or options else None,
+            environment_variables=variables,
+        )
+    return EnvironmentSpec(
+        layered=True,
+        pip_packages=tuple(packages),
+        pip_requirements=options if options and packages else None,
+        environment_variables=variables,
+        docker_image=image,
+    )
+
+
+def _image(environment: Environment, notes: Notes, *, use_docker: bool) -> str | None:
+    docker = environment.docker
+    image = docker.base_image
+    if docker.base_dockerfile is not None:
+        notes.add("A base_dockerfile is not built: the run uses what is installed here. Build it, and name its image.")
+        return None
+    if not use_docker or not image or image.startswith(("mcr.microsoft.com/azureml", "azureml")):
+        if use_docker and image:
+            notes.add(f"Azure's own image {image} is not used: the script runs with what is installed here.")
+        return None
+    from paceline.containers import find_engine
+
+    try:
+        find_engine()
+    except PacelineError:
+        notes.add(f"The image {image} is not used: no container engine (podman, docker) answers here.")
+        return None
+    return image
+
+
+def _check_module(name: str, notes: Notes) -> None:
+    module = module_of(name)
+    notes.add(f"The curated environment {name} is what is installed here.")
+    if module and importlib.util.find_spec(module) is None:
+        raise UserErrorException(
+            f"the curated environment {name!r} stands for what is installed here, and {module} is not. Install it: "
+            f"pip install {_distribution(module)}."
+        )
+
+
+def _distribution(module: str) -> str:
+    return {"sklearn": "scikit-learn"}.get(module, module)
+
+
+def _interpreter(python: Any) -> str | None:
+    path = python.interpreter_path
+    if path in (None, "", "python", "python3", sys.executable):
+        return None
+    import shutil
+
+    found = shutil.which(path)
+    if found is None:
+        raise UserErrorException(f"python.interpreter_path={path!r} can't be run: there is no such program here.")
+    return found
+
+
+def _packages(dependencies: CondaDependencies, notes: Notes) -> tuple[list[str], list[str]]:
+    """What pip installs, and what conda has to."""
+    pip: list[str] = []
+    conda: list[str] = []
+    moved: list[str] = []
+    left: list[str] = []
+    for line in dependencies.conda_packages:
+        name = _name(line)
+        if name in _SYSTEM or name.startswith("azureml"):
+            wanted = dependencies.get_python_version() if name == "python" else None
+            if name not in ("python", "pip", "setuptools", "wheel") and not name.startswith("azureml"):
+                left.append(name)
+            here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+            if wanted and ".".join(wanted.split(".")[:2]) != here and wanted != "3.10.18":
+                notes.add(f"Python {here} is used where the environment asks for {wanted}.")
+        elif name in _PIP_OF or _installed(_PIP_OF.get(name, name)) is not None:
+            moved.append(name)
+            pip.append(_PIP_OF.get(name, name) + _pip_version(line))
+        else:
+            conda.append(line)
+    if moved:
+        notes.add(f"conda packages {', '.join(moved)}: taken from this interpreter, or from pip.")
+    if left:
+        notes.add(f"conda packages {', '.join(left)} are left out: they are this machine's own, or not to be had.")
+    if conda and importlib.util.find_spec("rattler") is None:
+        notes.add(
+            f"conda packages {', '.join(conda)} are left out: the extra that makes conda environments is not installed "
+            "(pip install 'paceline[conda]')."
+        )
+        conda = []
+    asked = [*dependencies.pip_packages]
+    # What every environment has unless it says otherwise is nothing that anybody has asked for.
+    for line in asked if asked != ["azureml-defaults"] else ():
+        name = _name(line)
+        if name == "horovod":
+            notes.add("horovod is not installed: scripts have its calls from Paceline.")
+        else:
+            pip.append(line)
+    # Those of the SDK are left out, and said, when the run is submitted.
+    return [_without_old_pin(line, notes) for line in dict.fromkeys(pip)], conda
+
+
+def _without_old_pin(line: str, notes: Notes) -> str:
+    match = _PARTS.match(line)
+    if match is None or line.startswith(("-", ".", "/")) or "://" in line or sdk_packages.is_one(line):
+        return line
+    name, extras, rest = match[1], match[2] or "", match[3].strip()
+    there = _installed(_SAME.get(name.lower(), name))
+    if there is None or not re.match(r"[=<>~!]", rest):
+        return _SAME.get(name.lower(), name) + line[line.index(name) + len(name) :] if name.lower() in _SAME else line
+    if re.fullmatch(rf"==\s*{re.escape(there)}(\+.*)?", rest):
+        return line
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        if SpecifierSet(rest.partition(";")[0].strip()).contains(there, prereleases=True):
+            return line
+    except InvalidSpecifier:
+        pass
+    name = _SAME.get(name.lower(), name)
+    notes.add(f"{name} {there}, which is installed here, is used where the environment asks for {line}.")
+    return name + extras
+
+
+def _installed(name: str) -> str | None:
+    try:
+        found: str = importlib.metadata.version(name)
+        return found
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _pip_version(line: str) -> str:
+    """conda's `=1.2` as pip's `==1.2.*`; any other condition is the same for both."""
+    match = _PARTS.match(line)
+    rest = (match[3] if match else "").strip().replace(" ", "")
+    if rest.startswith("==") or not rest.startswith("="):
+        return rest if re.match(r"[<>=!~]", rest) else ""
+    return f"=={rest[1:].split('=')[0]}.*"
+
+
+def _name(line: str) -> str:
+    match = _PARTS.match(line.strip())
+    return match[1].lower() if match else line
+
+
+def _lines(lines: Any) -> str:
+    return "".join(f"{line}\n" for line in lines)

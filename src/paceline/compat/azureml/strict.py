@@ -1,0 +1,54 @@
+"""Objects that drivers change until they submit, and whose misspelt attributes are errors, as in the SDK."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+
+class Strict:
+    """Takes an attribute after its `__init__` only where it has one of that name already."""
+
+    #: Names that old drivers set and that mean nothing any more.
+    _ignored: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        made = cls.__init__
+
+        def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
+            made(self, *arguments, **named)
+            # Of several classes above one another, the outermost has set all there is.
+            if type(self) is cls:
+                object.__setattr__(self, "_is_made", True)
+
+        __init__.__doc__, __init__.__wrapped__ = made.__doc__, made  # type: ignore[attr-defined]
+        cls.__init__ = __init__  # type: ignore[method-assign]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if getattr(self, "_is_made", False) and not name.startswith("_") and not hasattr(self, name):
+            if name in self._ignored:
+                return
+            known = ", ".join(sorted(key for key in vars(self) if not key.startswith("_")))
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; it has {known}.")
+        object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        return json.dumps(self._plain(), indent=4, default=str)
+
+    def _plain(self) -> dict[str, Any]:
+        """What is printed: camel case names, as the SDK has them."""
+        return {
+            _camel(key): value._plain() if isinstance(value, Strict) else value
+            for key, value in vars(self).items()
+            if not key.startswith("_")
+        }
+
+    def _copied(self) -> Any:
+        return copy.deepcopy(self)
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)

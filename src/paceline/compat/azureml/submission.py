@@ -1,0 +1,234 @@
+"""A ScriptRunConfig as a job: everything is read here, when it is submitted, for drivers change it until then."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.compat.azureml.core.runconfig import DataReferenceConfiguration, RunConfiguration
+from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
+from paceline.compat.azureml.exceptions import RunConfigurationException, UserErrorException
+from paceline.compat.azureml.packages import spec_of
+from paceline.compat.azureml.policy import Notes
+from paceline.compat.azureml.targets import resolve
+from paceline.job.data_reference import DataReference, Source
+from paceline.job.job import Job
+
+#: The communicators that mean Open MPI. Whoever wrote IntelMpi got Open MPI as well.
+_MPI = ("IntelMpi", "OpenMpi", "Mpi")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """What a submission needs."""
+
+    job: Job
+    source_directory: Path
+    notes: tuple[str, ...]
+
+
+def prepared(config: ScriptRunConfig, workspace: Any, *, extra_arguments: list[Any] | None = None) -> Prepared:
+    """The job of a ScriptRunConfig.
+
+    extra_arguments: behind its own.
+
+    Raises:
+        AzureMLException: a value is wrong.
+    """
+    notes = Notes()
+    run = config.run_config
+    directory = Path(config.source_directory or ".")
+    words, references = words_of([*argument_list(run.arguments), *(extra_arguments or ())], workspace)
+    references += _configured(run, workspace)
+    entry: dict[str, Any]
+    if run.command:
+        entry, more = _command(run.command, words, workspace)
+        references += more
+    else:
+        entry = _entry(run.script, words, directory)
+    target = resolve(run.target, workspace, notes)
+    shape = distribution(run)
+    values: dict[str, Any] = {
+        **entry,
+        "compute_target": target,
+        "environment": spec_of(run.environment, notes, use_docker=run.docker.use_docker or None),
+        "environment_variables": {str(name): str(value) for name, value in (run.environment_variables or {}).items()},
+        "inputs": tuple(dict.fromkeys(references)),
+        "max_run_duration_seconds": run.max_run_duration_seconds or None,
+        "use_gpu": getattr(config, "use_gpu", False) and _has_gpus(target, shape, notes),
+        **shape,
+    }
+    if framework := _framework(run.framework):
+        values["framework"] = framework
+    if config.resume_from is not None:
+        values = _resumed(values, config.resume_from, workspace)
+    values["environment_variables"] = {**values["environment"].environment_variables, **values["environment_variables"]}
+    return Prepared(Job(**values), directory, notes.shown())
+
+
+def words_of(arguments: list[Any], workspace: Any) -> tuple[list[str], list[DataReference]]:
+    """Each argument as a word, and the data among them.
+
+    Raises:
+        UserErrorException: one can't be given to a script.
+    """
+    words: list[str] = []
+    references: list[DataReference] = []
+    for value in arguments:
+        reference = reference_of(value, workspace)
+        if reference is not None:
+            references.append(reference)
+            words.append(str(reference))
+        elif value is None or isinstance(value, (dict, set)):
+            raise UserErrorException(f"an argument is {value!r}: give strings, numbers, paths or data.")
+        else:
+            words.append(os.fspath(value) if isinstance(value, os.PathLike) else str(value))
+    return words, references
+
+
+def reference_of(value: Any, workspace: Any) -> DataReference | None:
+    """Data that stands for a folder; None for anything else."""
+    if isinstance(value, DataReference):
+        return value
+    # A datastore, a dataset and an output know how.
+    if hasattr(value, "as_reference"):
+        found = value.as_reference()
+        return found if isinstance(found, DataReference) else None
+    if isinstance(value, DataReferenceConfiguration):
+        return _of_configuration("input", value, workspace)
+    return None
+
+
+def distribution(run: RunConfiguration) -> dict[str, Any]:
+    """node_count, process_count_per_node and backend.
+
+    Raises:
+        RunConfigurationException: processes that can't be shared out evenly.
+    """
+    communicator, nodes = run.communicator or "None", int(run.node_count or 1)
+    if communicator in _MPI:
+        per_node = int(run.mpi.process_count_per_node or 1)
+        return {"node_count": nodes, "process_count_per_node": per_node, "distributed_backend": "mpi"}
+    if communicator == "ParameterServer":
+        servers, workers = int(run.tensorflow.parameter_server_count), int(run.tensorflow.worker_count)
+        if servers == 0:
+            return {"node_count": workers, "process_count_per_node": 1, "distributed_backend": "tensorflow"}
+        return {
+            "node_count": nodes,
+            "distributed_backend": "ps",
+            "worker_count": workers,
+            "parameter_server_count": servers,
+        }
+    if communicator.lower() in ("nccl", "gloo") or run.framework == "PyTorch":
+        total = run.pytorch.process_count
+        per_node = 1 if total is None else int(total) // nodes
+        if total is not None and int(total) % nodes:
+            raise RunConfigurationException(
+                f"process_count={total} can't be shared out evenly over node_count={nodes}. Give a multiple of it."
+            )
+        # "gloo" is the backend of plain processes with torch's variables; which one the script joins by is its own to say.
+        return {
+            "node_count": nodes,
+            "process_count_per_node": per_node,
+            "distributed_backend": _plain(nodes * per_node),
+        }
+    if communicator != "None":
+        raise RunConfigurationException(
+            f"communicator={communicator!r} is none of None, IntelMpi, OpenMpi, Nccl, Gloo and ParameterServer."
+        )
+    return {"node_count": nodes, "process_count_per_node": 1, "distributed_backend": _plain(nodes)}
+
+
+def _has_gpus(target: str, shape: Mapping[str, Any], notes: Notes) -> bool:
+    """Whether each worker can have a GPU; of other machines only they know, and refuse what they have not got."""
+    if target != "local":
+        return True
+    from paceline.remote.agent.gpus import devices
+
+    count = int(shape.get("node_count", 1)) * int(shape.get("process_count_per_node", 1))
+    if count <= (there := len(devices())):
+        return True
+    notes.add(f"use_gpu=True with {count} workers, and this machine has {there or 'no'} GPUs: they run on its CPUs.")
+    return False
+
+
+def _plain(count: int) -> str | None:
+    return "gloo" if count > 1 else None
+
+
+def _entry(script: str | None, words: list[str], directory: Path) -> dict[str, Any]:
+    if not script:
+        raise UserErrorException("there is neither a script nor a command. Give ScriptRunConfig(script='train.py').")
+    if script.endswith(".ipynb"):
+        # Executed in place by nbconvert, as the SDK's contributed package did; the outputs stay with the run.
+        name = Path(script).name
+        convert = ["python", "-m", "nbconvert", "--to", "notebook", "--execute", script, "--output-dir", "outputs"]
+        return {"entry_script": "bash", "arguments": ("-c", shlex.join([*convert, "--output", name]))}
+    return {"entry_script": Path(script).as_posix(), "arguments": tuple(words)}
+
+
+def _command(command: Any, words: list[str], workspace: Any) -> tuple[dict[str, Any], list[DataReference]]:
+    references: list[DataReference] = []
+    if isinstance(command, str):
+        text = command
+    else:
+        found, references = words_of(list(command), workspace)
+        # Of a list with one text in it, that is the command line; words of its own are quoted, but for `$NAME`.
+        text = found[0] if len(found) == 1 else " ".join(map(_quoted, found))
+    return {"entry_script": "bash", "arguments": ("-c", text)}, references
+
+
+def _quoted(word: str) -> str:
+    return (
+        word if re.fullmatch(r"[\w@%+=:,./$&|;><*?(){}-]+", word) else f'"{word}"' if "$" in word else shlex.quote(word)
+    )
+
+
+def _framework(name: str | None) -> str | None:
+    return {"pytorch": "pytorch", "tensorflow": "tensorflow"}.get((name or "").lower())
+
+
+def _configured(run: RunConfiguration, workspace: Any) -> list[DataReference]:
+    found: list[DataReference] = []
+    for part in (run.data_references, run.data, run.output_data):
+        for name, value in (part or {}).items():
+            reference = reference_of(value, workspace)
+            if isinstance(value, DataReferenceConfiguration):
+                reference = _of_configuration(str(name), value, workspace)
+            if reference is None:
+                raise UserErrorException(f"{name!r} of the run configuration's data is {value!r}, which is no data.")
+            found.append(dataclasses.replace(reference, name=str(name)))
+    return found
+
+
+def _of_configuration(name: str, value: DataReferenceConfiguration, workspace: Any) -> DataReference:
+    from paceline.compat.azureml.stores import real_name
+
+    store = real_name(workspace, value.datastore_name)
+    return DataReference(
+        name=name,
+        sources=(Source(datastore=store, path=(value.path_on_datastore or "").strip("/")),),
+        mode=value.mode or "mount",
+        overwrite=bool(value.overwrite),
+    )
+
+
+def _resumed(values: dict[str, Any], resume_from: Any, workspace: Any) -> dict[str, Any]:
+    create: Any = getattr(resume_from, "create_data_reference", None)
+    reference = reference_of(create("MODEL_LOCATION") if create else resume_from, workspace)
+    if reference is None:
+        raise UserErrorException(f"resume_from={resume_from!r} is no DataPath.")
+    reference = dataclasses.replace(reference, name="MODEL_LOCATION")
+    values["arguments"] = (*values["arguments"], "--resume-from", str(reference))
+    values["inputs"] = (*values["inputs"], reference)
+    return values
+
+
+def merged(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> dict[str, Any]:
+    """An estimator's script_params with those of `submit` over them."""
+    return {**(first or {}), **(second or {})}

@@ -1,0 +1,29 @@
+"""`azureml.telemetry`: nothing is collected, and nothing is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["UserType", "get_diagnostics_collection_info", "get_telemetry_log_handler", "set_diagnostics_collection"]
+
+
+class UserType:
+    """Who is telling."""
+
+    INTERNAL, EXTERNAL = "internal", "external"
+
+
+def set_diagnostics_collection(send_diagnostics: bool = True, *arguments: Any, **named: Any) -> None:
+    """Do nothing."""
+
+
+def get_diagnostics_collection_info(*arguments: Any, **named: Any) -> tuple[bool, str]:
+    """Return False: nothing is collected."""
+    return False, ""
+
+
+def get_telemetry_log_handler(*arguments: Any, **named: Any) -> Any:
+    """Return a handler that keeps nothing."""
+    import logging
+
+    return logging.NullHandler()

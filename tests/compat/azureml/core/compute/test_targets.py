@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.compat.azureml.core.compute import (
+    AmlCompute,
+    BatchAiCompute,
+    ComputeTarget,
+    DatabricksCompute,
+    RemoteCompute,
+)
+from paceline.compat.azureml.core.compute_target import ComputeTargetException
+from paceline.compat.azureml.policy import Notes
+from paceline.compat.azureml.targets import resolve
+from paceline.targets import configured
+
+
+def test_the_idiom_of_every_driver(ws):
+    with pytest.raises(ComputeTargetException, match=r"^ComputeTargetNotFound"):
+        ComputeTarget(workspace=ws, name="cluster")
+    config = AmlCompute.provisioning_configuration(vm_size="STANDARD_NC6", max_nodes=4)
+    made = ComputeTarget.create(ws, "cluster", config)
+    made.wait_for_completion(show_output=True, min_node_count=None, timeout_in_minutes=20)
+    again = ComputeTarget(ws, "cluster")
+    assert (type(again), again.name, again.type, again.provisioning_state) == (
+        AmlCompute,
+        "cluster",
+        "AmlCompute",
+        "Succeeded",
+    )
+    status = again.get_status().serialize()
+    assert (status["vmSize"], status["scaleSettings"]["maxNodeCount"]) == ("STANDARD_NC6", 4)
+    assert [*ws.compute_targets] == ["cluster"]
+    again.delete()
+    assert ws.compute_targets == {}
+
+
+def test_a_cluster_of_2018(ws):
+    config = BatchAiCompute.provisioning_configuration(
+        vm_size="STANDARD_NC6",
+        vm_priority="lowpriority",
+        autoscale_enabled=True,
+        cluster_min_nodes=0,
+        cluster_max_nodes=4,
+    )
+    made = ComputeTarget.create(ws, name="gpucluster", provisioning_configuration=config)
+    assert made.status.serialize()["vmPriority"] == "LowPriority"
+    assert type(ws.compute_targets()["gpucluster"]) is BatchAiCompute
+
+
+def test_a_created_cluster_means_this_machine_and_that_is_said(ws):
+    ComputeTarget.create(ws, "cluster", AmlCompute.provisioning_configuration(vm_size="STANDARD_NC6"))
+    notes = Notes()
+    assert resolve("cluster", ws, notes) == "local"
+    assert "cluster (STANDARD_NC6) is this machine" in notes.shown()[0]
+
+
+def test_a_target_that_was_added_under_the_name_is_the_one_that_is_meant(ws):
+    configured.add(ws.path, configured.Configured(name="lab", kind="ssh", settings={"hosts": ["me@lab0"]}))
+    assert ComputeTarget(ws, "lab").type == "VirtualMachine"
+    made = ComputeTarget.create(ws, "lab", AmlCompute.provisioning_configuration())
+    notes = Notes()
+    assert resolve(made, ws, notes) == "lab"
+    assert notes.shown() == ()
+
+
+def test_a_remote_machine_is_an_ssh_host_in_both_eras(ws):
+    RemoteCompute.attach(ws, "old", username="me", address="lab0", ssh_port=2222, password="never kept")
+    (ws.path / "id").write_text("a key")
+    config = RemoteCompute.attach_configuration(address="lab1", username="me", private_key_file=str(ws.path / "id"))
+    ComputeTarget.attach(ws, "new", config)
+    old, new = configured.read(ws.path, "old"), configured.read(ws.path, "new")
+    assert (old.kind, old.settings["hosts"], old.settings["port"]) == ("ssh", ["me@lab0"], 2222)
+    assert new.settings["identity"] == str(ws.path / "id")
+    assert not [file for file in ws.path.rglob("*.json") if "never kept" in file.read_text()]
+
+
+@pytest.mark.parametrize("name", ["local", "AmlCompute", "../x", "", None])
+def test_a_name_that_can_t_be_one_is_refused(ws, name):
+    with pytest.raises(ComputeTargetException, match="can't be a compute target's name"):
+        ComputeTarget.create(ws, name, AmlCompute.provisioning_configuration())
+
+
+def test_services_of_azure_are_refused_with_what_to_use():
+    with pytest.raises(ComputeTargetException, match="AmlCompute"):
+        DatabricksCompute.attach_configuration()
+
+
+def test_an_unknown_name_is_refused_at_submission(ws):
+    with pytest.raises(ComputeTargetException, match="paceline compute add nowhere"):
+        resolve("nowhere", ws, Notes())

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
+from paceline.compat.azureml.core.environment import Environment
+from paceline.compat.azureml.exceptions import UserErrorException
+
+
+def test_what_drivers_do_with_it(tmp_path):
+    made = CondaDependencies.create(conda_packages=["scikit-learn"], pip_packages=["pandas==1.0"])
+    made.add_pip_package("pandas==2.0")
+    made.add_conda_package("scikit-learn=1.5")
+    made.add_channel("pytorch")
+    made.set_python_version("3.11")
+    made.set_pip_option("--pre")
+    assert [*made.conda_packages] == ["python=3.11", "scikit-learn=1.5"]
+    assert [*made.pip_packages] == ["pandas==2.0"]
+    assert made.get_python_version() == "3.11"
+    (tmp_path / "myenv.yml").write_text(made.serialize_to_string())
+    again = CondaDependencies(str(tmp_path / "myenv.yml"))
+    assert again.as_dict() == made.as_dict()
+    made.remove_pip_package("pandas")
+    assert [*made.pip_packages] == []
+
+
+def test_a_new_one_has_what_the_sdk_s_has():
+    assert [*CondaDependencies().pip_packages] == ["azureml-defaults"]
+
+
+def test_a_file_that_is_none(tmp_path):
+    with pytest.raises(UserErrorException, match=r"nowhere\.yml"):
+        CondaDependencies(str(tmp_path / "nowhere.yml"))
+
+
+def test_an_environment_is_changed_registered_and_found_again(ws, tmp_path):
+    environment = Environment("mine")
+    environment.python.conda_dependencies.add_pip_package("einops")
+    environment.docker.base_image = None
+    first = environment.register(workspace=ws)
+    assert (first.version, environment.register(ws).version) == ("1", "1")
+    environment.environment_variables["A"] = "1"
+    assert environment.register(ws).version == "2"
+    old, new = Environment.get(ws, "mine", version="1"), Environment.get(ws, "mine")
+    assert ("A" in old.environment_variables, "A" in new.environment_variables) == (False, True)
+    assert "einops" in [*new.python.conda_dependencies.pip_packages]
+    assert "mine" in ws.environments
+    assert any(name.startswith("AzureML") for name in Environment.list(ws))
+    copy = new.clone("other")
+    copy.python.conda_dependencies.add_pip_package("tqdm")
+    assert "tqdm" not in [*new.python.conda_dependencies.pip_packages]
+    new.save_to_directory(str(tmp_path / "saved"))
+    assert Environment.load_from_directory(str(tmp_path / "saved")).environment_variables == new.environment_variables
+    with pytest.raises(UserErrorException, match="reserved"):
+        Environment.get(ws, "AzureML-Minimal").register(ws)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.compat.azureml.core.workspace import Workspace
+from paceline.compat.azureml.exceptions import UserErrorException, WorkspaceException
+
+NAMES = {"subscription_id": "0-1", "resource_group": "group", "workspace_name": "team"}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PACELINE_WORKSPACE", raising=False)
+    return tmp_path
+
+
+def names(ws):
+    return ws.subscription_id, ws.resource_group, ws.name
+
+
+@pytest.mark.parametrize("place", ["config.json", ".azureml/config.json", "aml_config/config.json"])
+def test_the_nearest_config_json_names_the_workspace(here, monkeypatch, place):
+    (here / place).parent.mkdir(exist_ok=True)
+    (here / place).write_text(json.dumps(NAMES))
+    (here / "notebooks/deep").mkdir(parents=True)
+    monkeypatch.chdir(here / "notebooks/deep")
+    ws = Workspace.from_config()
+    assert names(ws) == ("0-1", "group", "team")
+    # Of all folders below it the same one, as there is one workspace in Azure.
+    assert ws.path == here / ".paceline"
+    assert repr(ws) == "Workspace.create(name='team', subscription_id='0-1', resource_group='group')"
+
+
+def test_project_json_of_2018(here):
+    (here / "aml_config").mkdir()
+    scope = "/subscriptions/0-1/resourceGroups/group/providers/x/workspaces/team/projects/p"
+    (here / "aml_config/project.json").write_text(json.dumps({"Scope": scope}))
+    assert names(Workspace.from_config()) == ("0-1", "group", "team")
+
+
+def test_without_one_it_is_paceline_s_workspace_and_all_that_drivers_print_is_text(here):
+    ws = Workspace.from_config()
+    assert all(isinstance(text, str) and text for text in (ws.name, ws.location, ws.subscription_id, ws.resource_group))
+    assert ws.path == here / ".paceline"
+    assert ws.get_details()["name"] == ws.name
+
+
+def test_a_config_json_of_another_program_is_not_taken_for_one(here):
+    (here / "config.json").write_text('{"model": "bert"}')
+    assert Workspace.from_config().name == here.name
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"subscription_id": "x"}'])
+def test_a_config_that_is_named_and_wrong_is_an_error(here, content):
+    (here / "my.json").write_text(content)
+    with pytest.raises(UserErrorException, match=r"my\.json"):
+        Workspace.from_config("my.json")
+
+
+def test_a_workspace_is_created_found_again_and_forgotten(here):
+    with pytest.raises(WorkspaceException, match="there is no workspace 'team'"):
+        Workspace("0-1", "group", "team")
+    made = Workspace.create(
+        "team", subscription_id="0-1", resource_group="group", location="eastus2", show_output=False
+    )
+    assert names(Workspace("0-1", "group", "team")) == names(made) == names(Workspace.get("team"))
+    assert Workspace.get("team").location == "eastus2"
+    with pytest.raises(WorkspaceException, match="exists already"):
+        Workspace.create("team", show_output=False)
+    Workspace.create("team", exist_ok=True, show_output=False)
+    made.write_config()
+    assert names(Workspace.from_config()) == names(made)
+    made.delete()
+    assert Workspace.list("0-1") == {}
+
+
+def test_what_is_in_it_can_be_called_as_in_2018(ws):
+    assert ws.compute_targets() == ws.compute_targets == {}
+    assert set(ws.datastores) >= {"workspaceblobstore", "workspacefilestore"}
+    assert ws.get_default_compute_target("CPU") is None
+    assert ws.experiments == {}
+
+
+def test_secrets_are_the_owner_s_alone(ws):
+    vault = ws.get_default_keyvault()
+    vault.set_secret("token", "abc")
+    assert (vault.get_secret("token"), vault.get_secret("other")) == ("abc", None)
+    assert vault.list_secrets() == [{"name": "token"}]
+    (file,) = (ws.path / "azureml/secrets").glob("*")
+    assert file.stat().st_mode & 0o077 == 0
+    with pytest.raises(UserErrorException, match="letters"):
+        vault.set_secret("../x", "abc")
+    vault.delete_secret("token")
+    assert vault.get_secret("token") is None

@@ -1,0 +1,110 @@
+"""`import azureml` in programs of their own: what is imported stays for a process's life."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.compat import shim_dir
+
+SHIM = shim_dir().parent / "azureml_names"
+
+
+def python(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+    source = Path(paceline.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*paths, source)))}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
+
+
+@pytest.fixture
+def real(tmp_path):
+    """A stand-in for site-packages with the real SDK, and with a distribution beside it."""
+    # Not the folder where tests work, which comes before all others.
+    top = tmp_path / "site"
+    for package in ("core", "mlflow", "mlflow/store"):
+        (top / "azureml" / package).mkdir(parents=True, exist_ok=True)
+        (top / "azureml" / package / "__init__.py").write_text(f"IS_REAL = {package!r}\n")
+    (top / "azureml" / "__init__.py").write_text("__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n")
+    (top / "azureml" / "core" / "only_there.py").write_text("")
+    return top
+
+
+SAME = """
+import azureml, azureml.core
+from azureml.core import Run, Workspace
+from azureml.core.run import Run as Again
+from azureml.exceptions import ComputeTargetException
+from azureml.core.compute_target import ComputeTargetException as Other
+assert Run is Again and ComputeTargetException is Other
+assert Run.__module__ == "paceline.compat.azureml.core.run", Run.__module__
+assert azureml.core.VERSION
+"""
+
+
+def test_one_line_gives_a_driver_the_names():
+    done = python(f"import paceline.azureml\n{SAME}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_folder_on_the_path_gives_a_worker_the_names(real):
+    done = python(SAME, SHIM, real)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("first", ["import paceline.azureml", "import azureml"], ids=["driver", "worker"])
+def test_ours_come_before_the_real_sdk_and_other_distributions_lie_beside(real, first):
+    done = python(
+        f"{first}\nimport azureml.core, azureml.mlflow.store\n"
+        "assert azureml.mlflow.IS_REAL == 'mlflow' and azureml.mlflow.store.IS_REAL == 'mlflow/store'\n"
+        "assert not hasattr(azureml.core, 'IS_REAL')\n"
+        "try:\n    import azureml.core.only_there\nexcept ModuleNotFoundError:\n    print('never half of each')\n",
+        SHIM,
+        real,
+    )
+    assert (done.returncode, done.stdout) == (0, "never half of each\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("azureml.train.automl", "sweep"),
+        ("azureml.interpret", "shap"),
+        ("azureml.contrib.brainwave", "contrib.services"),
+    ],
+)
+def test_what_is_not_here_says_what_to_use(name, instead):
+    done = python(f"import paceline.azureml, importlib\nimportlib.import_module({name!r})")
+    last = done.stderr.strip().splitlines()[-1]
+    assert "ModuleNotFoundError: No module named 'azureml." in last
+    assert instead in last
+    assert "docs/from-azureml.md" in last
+
+
+def test_a_driver_runs_as_it_is(tmp_path):
+    (tmp_path / "beside.py").write_text("VALUE = 5\n")
+    (tmp_path / "driver.py").write_text(
+        "import sys, beside\nfrom azureml.core import Workspace\nprint(sys.argv[1:], beside.VALUE)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline.azureml", str(tmp_path / "driver.py"), "--x", "1"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.stdout == "['--x', '1'] 5\n", done.stderr
+    missing = subprocess.run(
+        [sys.executable, "-m", "paceline.azureml", "nowhere.py"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline import errors
+from paceline.compat.azureml import exceptions as sdk
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs"),
+    [
+        (errors.JobError, sdk.UserErrorException),
+        (errors.TargetError, sdk.ComputeTargetException),
+        (errors.SnapshotError, sdk.SnapshotException),
+        (errors.WorkspaceError, sdk.WorkspaceException),
+        (errors.EngineError, sdk.ServiceException),
+        (errors.RunNotFoundError, sdk.ExperimentNotFoundException),
+        (errors.TransferError, sdk.AzureMLException),
+    ],
+)
+def test_paceline_s_errors_arrive_as_the_sdk_s(own, theirs):
+    @sdk.sdk_errors
+    def call():
+        raise own("what is wrong")
+
+    with pytest.raises(theirs, match="what is wrong") as caught:
+        call()
+    assert caught.value.message == "what is wrong"
+    assert type(caught.value) is theirs
+
+
+def test_the_calls_of_a_class_are_translated_whatever_they_are():
+    @sdk.sdk_class
+    class Thing:
+        @staticmethod
+        def one():
+            raise errors.JobError("a")
+
+        @classmethod
+        def two(cls):
+            raise errors.JobError("b")
+
+        @property
+        def three(self):
+            raise errors.JobError("c")
+
+    for call in (Thing.one, Thing.two, lambda: Thing().three):
+        with pytest.raises(sdk.UserErrorException):
+            call()

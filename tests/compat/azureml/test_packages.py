@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from paceline.compat.azureml import packages
+from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
+from paceline.compat.azureml.core.environment import Environment
+from paceline.compat.azureml.exceptions import UserErrorException
+from paceline.compat.azureml.packages import spec_of
+from paceline.compat.azureml.policy import Notes
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    monkeypatch.delenv("PACELINE_AZUREML", raising=False)
+    # What is installed on the machine of the test must not decide.
+    there = {"numpy": "2.1.0", "tensorflow": "2.19.0", "torch": "2.13.0", "scikit-learn": "1.5.0"}
+    monkeypatch.setattr(packages, "_installed", there.get)
+    return Notes()
+
+
+def made(*, conda=(), pip=(), **options):
+    environment = Environment("mine")
+    environment.python.conda_dependencies = CondaDependencies.create(
+        conda_packages=list(conda), pip_packages=list(pip), **options
+    )
+    return environment
+
+
+def test_an_environment_that_asks_for_nothing_is_this_interpreter_s(notes):
+    spec = spec_of(Environment("mine"), notes)
+    assert not spec.needs_build
+    assert dict(spec.environment_variables) == {}
+    assert notes.shown() == ()
+
+
+def test_well_known_names_of_conda_are_taken_from_pip_and_that_is_said(notes):
+    spec = spec_of(made(conda=["numpy", "pytorch", "scikit-learn=1.5.0"], pip=["einops==0.8.0"]), notes)
+    assert (spec.layered, spec.conda_packages) == (True, ())
+    assert spec.pip_packages == ("numpy", "torch", "scikit-learn==1.5.0.*", "einops==0.8.0")
+    assert any("numpy, pytorch, scikit-learn" in text for text in notes.shown())
+
+
+@pytest.mark.parametrize(
+    ("asked", "becomes", "said"),
+    [
+        ("tensorflow==1.10.0", "tensorflow", "tensorflow 2.19.0, which is installed here"),
+        ("tensorflow-gpu==1.10", "tensorflow", "tensorflow 2.19.0"),
+        ("torch<1.0", "torch", "torch 2.13.0"),
+        ("torch==2.13.0", "torch==2.13.0", None),
+        ("torch>=1.4", "torch>=1.4", None),
+        ("einops==0.1", "einops==0.1", None),
+    ],
+)
+def test_a_version_of_long_ago_is_not_insisted_on_where_the_package_is_here(notes, asked, becomes, said):
+    assert spec_of(made(pip=[asked]), notes).pip_packages == (becomes,)
+    assert [said in text for text in notes.shown()] == ([True] if said else [])
+
+
+def test_what_no_pip_has_is_conda_s_where_that_can_be_made(notes, monkeypatch):
+    environment = made(conda=["ffmpeg=7", "numpy", "cudatoolkit=9"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    spec = spec_of(environment, notes)
+    assert spec.conda_packages[1:] == ("ffmpeg=7",)
+    assert any("cudatoolkit" in text for text in notes.shown())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    spec = spec_of(environment, again := Notes())
+    assert spec.conda_packages == ()
+    assert any("ffmpeg=7 are left out" in text for text in again.shown())
+
+
+def test_another_python_is_said(notes):
+    spec_of(made(python_version="3.6.2"), notes)
+    assert notes.shown() == (f"Python 3.{sys.version_info[1]} is used where the environment asks for 3.6.2.",)
+
+
+def test_strict_replaces_nothing(notes, monkeypatch):
+    monkeypatch.setenv("PACELINE_AZUREML", "strict")
+    spec = spec_of(made(conda=["numpy"], pip=["einops"]), Notes())
+    assert "numpy" in spec.conda_packages
+    with pytest.raises(UserErrorException, match="strict"):
+        spec_of(made(pip=["tensorflow==1.10"]), Notes())
+    monkeypatch.setenv("PACELINE_AZUREML", "loose")
+    with pytest.raises(UserErrorException, match="'loose'"):
+        spec_of(made(conda=["numpy"]), Notes())
+
+
+def test_an_interpreter_of_the_user_s_own(notes):
+    environment = Environment("mine")
+    environment.python.user_managed_dependencies = True
+    assert spec_of(environment, notes).python is None
+    environment.python.interpreter_path = sys.executable + "x"
+    with pytest.raises(UserErrorException, match="interpreter_path"):
+        spec_of(environment, notes)
+
+
+def test_a_curated_environment_is_what_is_installed_here(notes, ws):
+    spec = spec_of(Environment.get(ws, "AzureML-sklearn-1.5"), notes)
+    assert not spec.needs_build
+    assert "AzureML-sklearn-1.5" in notes.shown()[0]
+    with pytest.raises(UserErrorException, match="pip install chainer"):
+        spec_of(Environment.get(ws, "AzureML-Chainer-5.1.0-GPU"), notes)
+    with pytest.raises(UserErrorException, match="there is no environment 'AzureML-nothing'"):
+        Environment.get(ws, "AzureML-nothing")
+
+
+def test_azure_s_own_images_and_dockerfiles_are_passed_over_and_that_is_said(notes):
+    environment = Environment("mine")
+    environment.docker.enabled = True
+    assert spec_of(environment, notes).docker_image is None
+    environment.docker.base_dockerfile = "FROM ubuntu"
+    assert (environment.docker.base_image, spec_of(environment, notes).docker_image) == (None, None)
+    assert ["Azure's own image" in text or "base_dockerfile" in text for text in notes.shown()] == [True, True]

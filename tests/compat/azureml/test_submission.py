@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.compat.azureml.core.compute import AmlCompute, ComputeTarget
+from paceline.compat.azureml.core.environment import Environment
+from paceline.compat.azureml.core.runconfig import (
+    MpiConfiguration,
+    PyTorchConfiguration,
+    RunConfiguration,
+    TensorflowConfiguration,
+)
+from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
+from paceline.compat.azureml.exceptions import ComputeTargetException, RunConfigurationException, UserErrorException
+from paceline.compat.azureml.submission import prepared
+
+
+def job(ws, config):
+    return prepared(config, ws).job
+
+
+def shape(found):
+    return found.node_count, found.process_count_per_node, found.distributed_backend
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, (1, 1, None)),
+        (MpiConfiguration(2, 3), (3, 2, "mpi")),
+        (PyTorchConfiguration("Nccl", 4, 2), (2, 2, "gloo")),
+        (PyTorchConfiguration("Gloo", node_count=2), (2, 1, "gloo")),
+        (TensorflowConfiguration(2, 0), (2, 1, "tensorflow")),
+    ],
+    ids=["none", "mpi", "nccl", "gloo", "tensorflow"],
+)
+def test_distributed_configurations(ws, given, expected):
+    assert shape(job(ws, ScriptRunConfig("src", "train.py", distributed_job_config=given))) == expected
+
+
+def test_parameter_servers(ws):
+    config = TensorflowConfiguration(worker_count=2, parameter_server_count=1)
+    found = job(ws, ScriptRunConfig("src", "train.py", distributed_job_config=config))
+    assert (found.distributed_backend, found.worker_count, found.parameter_server_count) == ("ps", 2, 1)
+
+
+def test_processes_that_can_t_be_shared_out_are_refused(ws):
+    with pytest.raises(RunConfigurationException, match="process_count=3"):
+        job(ws, ScriptRunConfig("src", "train.py", distributed_job_config=PyTorchConfiguration("Gloo", 3, 2)))
+    with pytest.raises(RunConfigurationException, match="distributed_job_config='mpi'"):
+        ScriptRunConfig("src", "train.py", distributed_job_config="mpi")
+
+
+def test_everything_is_read_when_it_is_submitted(ws):
+    config = ScriptRunConfig(source_directory="src", script="train.py")
+    ComputeTarget.create(ws, "cluster", AmlCompute.provisioning_configuration())
+    config.run_config.target = ComputeTarget(ws, "cluster")
+    config.run_config.environment_variables = {"A": 1}
+    config.run_config.environment = Environment("mine")
+    config.run_config.environment.environment_variables = {"A": "0", "B": "2"}
+    config.run_config.arguments = ["--lr", 0.1, "--on", True]
+    found = prepared(config, ws)
+    assert found.job.arguments == ("--lr", "0.1", "--on", "True")
+    assert dict(found.job.environment_variables) == {"A": "1", "B": "2"}
+    assert found.job.compute_target == "local"
+    assert "cluster is this machine" in found.notes[0]
+
+
+def test_arguments_as_one_text_are_split_as_a_shell_would(ws):
+    assert job(ws, ScriptRunConfig("src", "train.py", "--name 'a b' --x 1")).arguments == ("--name", "a b", "--x", "1")
+
+
+def test_a_misspelt_attribute_is_an_error_and_old_ones_are_not():
+    config = RunConfiguration()
+    config.auto_prepare_environment = True
+    with pytest.raises(AttributeError, match="node_counts"):
+        config.node_counts = 2
+    with pytest.raises(AttributeError, match="conda_dependency"):
+        config.environment.python.conda_dependency = None
+
+
+def test_a_store_itself_is_its_content_as_a_folder(ws):
+    store = ws.get_default_datastore()
+    found = job(ws, ScriptRunConfig("src", "train.py", ["--data", store, "--part", store.path("a/b").as_download()]))
+    assert found.arguments[1] == "$AZUREML_DATAREFERENCE_workspaceblobstore"
+    (whole, part) = found.inputs
+    assert (whole.sources[0].datastore, whole.sources[0].path, whole.mode) == ("default", "", "mount")
+    assert (part.sources[0].datastore, part.sources[0].path, part.mode) == ("default", "a/b", "download")
+
+
+def test_data_references_of_the_configuration(ws):
+    config = RunConfiguration()
+    config.data_references = {"train": ws.get_default_datastore().path("a").to_config()}
+    (found,) = job(ws, ScriptRunConfig("src", "train.py", run_config=config)).inputs
+    assert (found.name, found.sources[0].datastore, found.sources[0].path) == ("train", "default", "a")
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("python train.py && echo done", "python train.py && echo done"),
+        (["python train.py --x 1"], "python train.py --x 1"),
+        (["python", "train.py", "--name", "a b"], "python train.py --name 'a b'"),
+    ],
+    ids=["text", "one", "words"],
+)
+def test_a_command_is_a_shell_s(ws, command, line):
+    found = job(ws, ScriptRunConfig("src", command=command))
+    assert (found.entry_script, found.arguments) == ("bash", ("-c", line))
+
+
+def test_a_notebook_is_executed(ws):
+    found = job(ws, ScriptRunConfig("src", "a/book.ipynb"))
+    assert (found.entry_script, found.arguments[0]) == ("bash", "-c")
+    assert "--execute a/book.ipynb" in found.arguments[1]
+
+
+def test_wrong_use_gives_the_sdk_s_exceptions(ws):
+    with pytest.raises(UserErrorException, match="script or arguments"):
+        ScriptRunConfig("src", "train.py", command="python train.py")
+    with pytest.raises(UserErrorException, match="neither a script nor a command"):
+        job(ws, ScriptRunConfig("src"))
+    with pytest.raises(ComputeTargetException, match="ComputeTargetNotFound"):
+        job(ws, ScriptRunConfig("src", "train.py", compute_target="nowhere"))
+    with pytest.raises(UserErrorException, match="None"):
+        job(ws, ScriptRunConfig("src", "train.py", ["--x", None]))

@@ -1,0 +1,113 @@
+"""Drivers and scripts for the Azure ML SDK, run as they are: each driver is a program of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from paceline.workspace import Workspace
+
+SCRIPT = """
+import argparse, os, subprocess, sys
+from azureml.core import Run
+parser = argparse.ArgumentParser()
+parser.add_argument("--data_dir")
+parser.add_argument("--rank")
+parser.add_argument("--epochs", type=int)
+given = parser.parse_args()
+run = Run.get_context()
+assert given.rank == os.environ["RANK"] == os.environ["AZ_BATCHAI_TASK_INDEX"], given
+assert os.path.isdir(given.data_dir) and open(os.path.join(given.data_dir, "d/x.csv")).read() == "a,b"
+assert os.environ["AZ_BATCHAI_PYTORCH_INIT_METHOD"].startswith("tcp://")
+assert run.experiment.workspace.get_default_datastore().name == "workspaceblobstore"
+for epoch in range(given.epochs):
+    run.log("loss", 1 / (epoch + 1))
+# What the script starts logs into the same run, and not to nowhere.
+subprocess.run([sys.executable, "-c", "from azureml.core import Run; Run.get_context().log('below', 1)"], check=True)
+if run.id and given.rank == "0":
+    os.makedirs("outputs", exist_ok=True)
+    open("outputs/model.txt", "w").write("weights")
+run.complete()
+"""
+
+DRIVER = """
+import azureml.core
+from azureml.core import Workspace, Experiment, ScriptRunConfig, Environment
+from azureml.core.compute import AmlCompute, ComputeTarget
+from azureml.core.compute_target import ComputeTargetException
+from azureml.exceptions import ActivityFailedException
+from azureml.telemetry import set_diagnostics_collection
+from azureml.train.dnn import PyTorch
+from azureml.widgets import RunDetails
+
+set_diagnostics_collection(send_diagnostics=True)
+ws = Workspace.from_config()
+try:
+    target = ComputeTarget(workspace=ws, name="gpucluster")
+except ComputeTargetException:
+    target = ComputeTarget.create(ws, "gpucluster", AmlCompute.provisioning_configuration(vm_size="STANDARD_NC6", max_nodes=4))
+    target.wait_for_completion(show_output=True)
+ds = ws.get_default_datastore()
+ds.upload_files(["x.csv"], target_path="d", overwrite=True)
+exp = Experiment(workspace=ws, name="digits")
+estimator = PyTorch(
+    source_directory="src", entry_script="train.py", compute_target=target, use_gpu=True,
+    script_params={"--data_dir": ds, "--rank": "$AZ_BATCHAI_TASK_INDEX", "--epochs": 9},
+    node_count=2, process_count_per_node=1, distributed_backend="gloo", pip_packages=["azureml-sdk[notebooks]==1.0"],
+)
+run = exp.submit(estimator, script_params={"--epochs": 2})
+RunDetails(run).show()
+details = run.wait_for_completion(show_output=True)
+assert details["runDefinition"]["arguments"][-1] == "2", details
+assert run.get_metrics()["loss"].count(0.5) == 2, run.get_metrics()
+assert len(run.get_metrics()["below"]) == 2
+assert "outputs/model.txt" in run.get_file_names()
+run.download_file("outputs/model.txt", "got/")
+assert open("got/model.txt").read() == "weights"
+run.download_file("azureml-logs/70_driver_log.txt", "log.txt")
+print("WARNINGS", len(run.record().warnings))
+
+failing = exp.submit(ScriptRunConfig("src", command="python -c 'import sys; sys.exit(3)'", environment=Environment("e")))
+try:
+    failing.wait_for_completion()
+except ActivityFailedException as error:
+    print("FAILED AS IT SHOULD", "error" in error.message)
+
+with exp.start_logging(snapshot_directory="src") as logged:
+    open("outputs/own.txt", "w").write("1")
+    logged.log_list("l", range(3))
+assert "outputs/own.txt" in logged.get_file_names() and logged.get_status() == "Completed"
+print(logged.restore_snapshot(path="zips").endswith(".zip"), exp)
+"""
+
+
+def test_a_driver_of_the_sdk_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/train.py").write_text(SCRIPT)
+    (tmp_path / "x.csv").write_text("a,b")
+    (tmp_path / "driver.py").write_text(DRIVER)
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline.azureml", "driver.py"],
+        cwd=tmp_path,
+        env={
+            name: value for name, value in os.environ.items() if name not in ("PACELINE_WORKSPACE", "PACELINE_AZUREML")
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FAILED AS IT SHOULD True" in done.stdout
+    assert "True Experiment(Name: digits," in done.stdout
+    runs = [*Workspace(tmp_path / ".paceline").experiments["digits"].get_runs()]
+    (first,) = [run for run in runs if run.record().job and run.record().job.distributed_backend]
+    said = " ".join(first.record().warnings)
+    # Each thing that can't be had is said once, and kept with the run.
+    assert [part in said for part in ("azureml-sdk[notebooks]==1.0", "gpucluster (STANDARD_NC6)")] == [True, True]
+    assert textwrap.shorten(said, 10_000) == " ".join(dict.fromkeys(first.record().warnings))
