@@ -72,7 +72,6 @@ THIRD_PARTY = {
     "typer": "cli",
     "click": "cli",
     "rich": "cli sweeps",
-    "IPython": "sweeps",
     "tomli": "workspace_dir environments",
     **dict.fromkeys(("uv", "rattler"), "environments"),
     "packaging": "environments compat",

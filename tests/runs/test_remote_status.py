@@ -13,6 +13,7 @@ from paceline.cli import logs as logs_verb
 from paceline.cli import metrics as metrics_verb
 from paceline.cli import read as read_verbs
 from paceline.compat import azureml
+from paceline.compat.azureml.exceptions import AzureMLException
 from paceline.errors import RunStateError, TargetError
 from paceline.runs import read, remote_status, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -178,8 +179,14 @@ READS = {
     "get_metrics of children too": (lambda run, top: list(run.get_metrics(recursive=True).values()), [{"loss": 0.5}]),
     "metrics": (lambda run, top: run.metrics("loss").values, (0.5,)),
     "get_file_names": (lambda run, top: run.get_file_names(), ["logs/driver.log", "outputs/a"]),
-    "download_file": (lambda run, top: Path(run.download_file("outputs/a", top / "copy")).read_text(), "1"),
-    "download_files": (lambda run, top: run.download_files("outputs/", str(top)), ["TOP/outputs/a"]),
+    "download_file": (
+        lambda run, top: (run.download_file("outputs/a", str(top / "copy")), (top / "copy").read_text())[1],
+        "1",
+    ),
+    "download_files": (
+        lambda run, top: (run.download_files("outputs/", str(top)), [str(top / "outputs/a")])[1],
+        ["TOP/outputs/a"],
+    ),
     "get_all_logs": (lambda run, top: [Path(path).read_text() for path in run.get_all_logs(top)], ["line\n"]),
     "get_details": (lambda run, top: [*run.get_details()["logFiles"]], ["logs/driver.log"]),
     "get_details_with_logs": (lambda run, top: run.get_details_with_logs()["logFiles"], {"logs/driver.log": "line\n"}),
@@ -192,16 +199,16 @@ READS = {
     "description": (lambda run, top: run.description, "of the script's"),
     "input_datasets": (lambda run, top: list(run.input_datasets), ["train"]),
     "output_datasets": (lambda run, top: list(run.output_datasets), ["model"]),
-    "get_environment": (lambda run, top: run.get_environment(), {"key": "0123"}),
+    "get_environment": (lambda run, top: run.get_environment().name, "default-environment"),
     "register_model": (
         lambda run, top: [file.name for file in run.register_model("m", "outputs/a").record.files],
         ["a"],
     ),
     # Those that must know what is there before they write.
     "add_properties": (lambda run, top: refused(lambda: run.add_properties({"seed": 4})), "RunStateError"),
-    "upload_file": (lambda run, top: refused(lambda: run.upload_file("outputs/a", __file__)), "RunStateError"),
-    "upload_files": (lambda run, top: refused(lambda: run.upload_files(["outputs/a"], [__file__])), "RunStateError"),
-    "upload_folder": (lambda run, top: refused(lambda: run.upload_folder("outputs", other_a(top))), "RunStateError"),
+    "upload_file": (lambda run, top: refused(lambda: run.upload_file("outputs/a", __file__)), "AzureMLException"),
+    "upload_files": (lambda run, top: refused(lambda: run.upload_files(["outputs/a"], [__file__])), "AzureMLException"),
+    "upload_folder": (lambda run, top: refused(lambda: run.upload_folder("outputs", other_a(top))), "AzureMLException"),
     # The record itself, as the engine tells of it.
     "status": (lambda run, top: run.status, states.RUNNING),
     "get_status": (lambda run, top: run.get_status(), states.RUNNING),
@@ -241,12 +248,13 @@ NO_READS = {
         "cancel",
         "delete",
     ),
+    *("clean", "get_secret", "get_secrets", "get_submitted_run", "take_snapshot"),
     *("child_run", "create_children", "submit_child", "exec", "wait_for_completion"),
 }
 
 
 def refused(call):
-    with pytest.raises(RunStateError) as error:
+    with pytest.raises((RunStateError, AzureMLException)) as error:
         call()
     return type(error.value).__name__
 

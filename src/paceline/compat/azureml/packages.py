@@ -156,7 +156,7 @@ def _interpreter(python: Any) -> str | None:
         return None
     import shutil
 
-    found = shutil.which(path)
+    found = shutil.which(str(path))
     if found is None:
         raise UserErrorException(f"python.interpreter_path={path!r} can't be run: there is no such program here.")
     return found

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.workspace import Experiment, Workspace
+
+
+@pytest.fixture
+def experiment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return Experiment(Workspace(tmp_path / ".paceline"), "e")
+
+
+def test_what_appears_in_outputs_and_logs_while_the_run_runs_is_kept(experiment):
+    Path("outputs").mkdir()
+    Path("outputs/before.txt").write_text("of another run")
+    with experiment.start_logging() as run:
+        Path("outputs/deep").mkdir()
+        Path("outputs/deep/model.txt").write_text("1")
+        Path("logs").mkdir()
+        Path("logs/mine.log").write_text("line")
+        assert run.get_file_names() == ["logs/mine.log", "outputs/deep/model.txt"]
+        Path("outputs/deep/model.txt").write_text("12")
+        os.symlink("/etc/passwd", "outputs/link")
+        os.mkfifo("outputs/pipe")
+    assert run.get_file_names() == ["logs/mine.log", "outputs/deep/model.txt"]
+    assert Path(run.download_file("outputs/deep/model.txt", "copy.txt")).read_text() == "12"
+
+
+def test_outputs_is_made_unless_it_is_not_wanted(experiment):
+    with experiment.start_logging(outputs=False):
+        pass
+    assert not Path("outputs").exists()
+    with experiment.start_logging(outputs="kept") as run:
+        Path("kept/a.txt").write_text("1")
+    assert run.get_file_names() == ["outputs/a.txt"]
+
+
+def test_a_file_that_was_uploaded_by_hand_as_well_is_there_once(experiment):
+    with experiment.start_logging() as run:
+        Path("outputs/a.txt").write_text("1")
+        run.upload_file("outputs/a.txt", "outputs/a.txt")
+    assert run.get_file_names() == ["outputs/a.txt"]
+
+
+def test_a_run_gets_the_id_that_is_asked_for(experiment):
+    assert experiment.start_logging(outputs=False, run_id="mine_1").id == "mine_1"
