@@ -171,13 +171,13 @@ class Workspace:
     ) -> Pruned:
         """Remove what is wanted no longer, and nothing that a living run uses; what is gone.
 
-        Something goes if every criterion lets it. Runs with the tag `keep` stay.
+        Something goes if every criterion lets it. Runs with the tag `keep`, and those that made a model, stay.
 
         older_than: "30d", "12h", seconds or a timedelta since a run ended, or an environment or file was last used.
         keep_last: the newest so many runs of each experiment stay. max_size: "20GB" or bytes, of each kind; the oldest go.
         status, experiment: runs of these alone.
-        kinds: of "runs", "snapshots", "environments" and "data", these alone; default: snapshots that no run uses, runs if
-            a criterion says which, and the others if an age or a size is given.
+        kinds: of "runs", "snapshots", "environments", "data" and "models", these alone; default: snapshots that no run uses,
+            contents that no model has, runs if a criterion says which, and the others if an age or a size is given.
         dry_run: remove nothing.
 
         Raises:

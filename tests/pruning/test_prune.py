@@ -12,6 +12,8 @@ from paceline.data.transfer.cache import DataCache
 from paceline.environments.environment import Environment
 from paceline.environments.store import EnvironmentStore
 from paceline.errors import DataError, UserError, WorkspaceError
+from paceline.models import check, registry, sources, staging
+from paceline.models.record import ModelRecord
 from paceline.pruning import Pruned, Wish, environments, prune
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -278,3 +280,43 @@ def test_a_workspace_is_pruned_with_durations_and_sizes_as_people_write_them(tmp
     with pytest.raises(DataError, match="'much' is no size"):
         workspace.prune(max_size="much")
     assert gone(workspace.prune(older_than="30d", kinds=["runs"])) == [old]
+
+
+# --- models
+
+
+def registered(workspace: Path, content: str, run_id: str | None = None) -> ModelRecord:
+    run = {"run_id": run_id, "snapshot_id": "a" * 64} if run_id else None
+    source = write_tree(workspace / "made", {"weights": content})
+    return registry.add(workspace, "digits", sources.local(source), run=run)
+
+
+def test_a_run_that_made_a_model_stays_and_so_does_its_snapshot(tmp_path):
+    maker, other = make(tmp_path, 1, days=40), make(tmp_path, 2, days=40)
+    for name in ("a" * 64, "b" * 64):
+        write_tree(tmp_path / "snapshots" / name, {"train.py": "x"})
+        os.utime(tmp_path / "snapshots" / name, (time.time() - DAY,) * 2)
+    record = registered(tmp_path, "1", maker)
+    found = prune(tmp_path, Wish(older_than_s=DAY), ["runs", "snapshots"])
+    assert gone(found) == [other]
+    assert [one.name for one in found.snapshots] == ["b" * 64]
+    registry.remove(tmp_path, record)
+    found = prune(tmp_path, Wish(older_than_s=DAY), ["runs", "snapshots"])
+    assert (gone(found), [one.name for one in found.snapshots]) == ([maker], ["a" * 64])
+
+
+def test_contents_of_no_version_and_killed_registrations_go_and_versions_stay(tmp_path, monkeypatch):
+    first, second = registered(tmp_path, "1" * 500), registered(tmp_path, "2" * 300)
+    # As a process that was killed between the two steps of a removal leaves it, and one that was killed while it copied.
+    registry.versions_of(tmp_path).take_away("digits", first.version, registry.parts_dir(tmp_path) / "gone-1")
+    write_tree(registry.parts_dir(tmp_path), {"0000aaaa-1/files/part": "p" * 7})
+    monkeypatch.setattr(staging, "_ABANDONED_S", -1.0)
+
+    looked = prune(tmp_path, Wish(), ["models"], dry_run=True)
+    assert looked.models_bytes >= 500
+    assert registry.parts_dir(tmp_path).joinpath("gone-1").exists()
+    assert prune(tmp_path, Wish()).models_bytes >= 507
+    assert os.listdir(registry.parts_dir(tmp_path)) == []
+    assert [path.stat().st_size for path in registry.blobs_dir(tmp_path).glob("*/*")] == [300]
+    assert check.changes(registry.files_dir(tmp_path, second), second) == []
+    assert not prune(tmp_path, Wish())

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from paceline.system.registry import Documents, Versions, name_rule
+from paceline.system.registry import Documents, VersionFolders, Versions, name_rule
 
 RULE = name_rule("_-", 8)
 
@@ -151,3 +151,45 @@ def test_many_processes_and_one_that_is_killed_leave_whole_documents(registry):
     for version in registry.versions("mine"):
         assert registry.read("mine", version)[0] == version
     assert add(registry) == max(registry.versions("mine"))
+
+
+# --- versions that are folders
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return VersionFolders(tmp_path / "versions", RULE, "it.json")
+
+
+def add_folder(folders, tmp_path, content="a"):
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "file").write_text(content)
+    with folders.locked():
+        return folders.add_folder("mine", made, lambda version: {"number": version})
+
+
+def test_a_folder_becomes_the_next_version_with_its_document(folders, tmp_path):
+    assert [add_folder(folders, tmp_path, text) for text in "ab"] == [1, 2]
+    assert not (tmp_path / "made").exists()
+    assert folders.names() == ["mine"]
+    assert (folders.versions("mine"), folders.read("mine", 2)) == ([1, 2], {"number": 2})
+    assert (folders.path("mine", 2) / "file").read_text() == "b"
+
+
+def test_a_folder_never_takes_the_place_of_another_s(folders, tmp_path):
+    """As on a file system whose locks hold for one machine alone."""
+    other = folders.path("mine", 1)
+    other.mkdir(parents=True)
+    (other / "file").write_text("theirs")
+    assert add_folder(folders, tmp_path) == 2
+    assert (other / "file").read_text() == "theirs"
+    assert folders.versions("mine") == [2], "one without a document is none"
+
+
+def test_the_number_of_a_folder_that_is_gone_is_not_given_again(folders, tmp_path):
+    add_folder(folders, tmp_path)
+    folders.take_away("mine", 1, tmp_path / "away")
+    assert (tmp_path / "away/file").read_text() == "a"
+    assert folders.names() == []
+    assert add_folder(folders, tmp_path) == 2

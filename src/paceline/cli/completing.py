@@ -85,6 +85,27 @@ def datastores(workspace: Workspace) -> Iterable[str]:
 
 
 @_quietly
+def model_names(workspace: Workspace) -> Iterable[str]:
+    from paceline.models.registry import versions_of
+
+    return versions_of(workspace.path).names()
+
+
+@_quietly
+def models(workspace: Workspace) -> Iterable[str]:
+    """Names, then versions, the latest first, then aliases."""
+    from paceline.models import aliases
+    from paceline.models.registry import versions_of
+
+    versions = versions_of(workspace.path)
+    names = versions.names()
+    yield from names
+    for name in names:
+        yield from (f"{name}:{version}" for version in reversed(versions.versions(name)))
+        yield from (f"{name}@{alias}" for alias in aliases.current(versions, name))
+
+
+@_quietly
 def variables(workspace: Workspace) -> Iterable[str]:
     """Of the shell: `--env NAME` takes one's value."""
     return sorted(os.environ)

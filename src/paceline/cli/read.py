@@ -167,6 +167,7 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> int:
         ("Tags", _tags_text(found["tags"])),
         ("Properties", ", ".join(f"{key}={value}" for key, value in found["properties"].items())),
         ("Attempts", [*map(_attempt, record.attempts)] if len(record.attempts) > 1 else ""),
+        ("Models", ", ".join(found["models"])),
         ("Left out", left_out.lines(record, limit=left_out.LIMIT)),
         ("Disk", size_text(found["size_bytes"])),
         ("Folder", str(folder.path)),

@@ -67,7 +67,7 @@ def rm(
         names = [run.name for run in removed]
         more = ", ..." if len(names) > _NAMED else ""
         which = f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs ({', '.join(names[:_NAMED])}{more})"
-        if not _confirmed(f"Remove {which}, {_total(removed)}, for good?", yes=yes, as_json=as_json):
+        if not confirmed(f"Remove {which}, {_total(removed)}, for good?", yes=yes, as_json=as_json):
             return _DECLINED
         removed = [run for folder, run in zip(folders, removed, strict=True) if _remove(folder, force=force)]
     if as_json:
@@ -106,12 +106,15 @@ def prune(
     snapshots: Annotated[bool, typer.Option("--snapshots", help="Snapshots that no run uses.")] = False,
     environments: Annotated[bool, typer.Option("--environments", help="Environments, those on images too.")] = False,
     data: Annotated[bool, typer.Option("--data", help="This machine's copies of stores' files.")] = False,
+    models: Annotated[
+        bool, typer.Option("--models", help="Contents that no version of a model has; versions stay.")
+    ] = False,
     yes: Yes = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
     """Remove what is needed no longer: old runs, snapshots and environments that no run uses, cached data. Never what a
-    living run uses, nor a run with the tag `keep`."""
+    living run uses, nor a run with the tag `keep`, nor one that made a model."""
     wish = Wish(
         older_than_s=older_than_s,
         keep_last=keep_last,
@@ -119,7 +122,7 @@ def prune(
         status=state_named(status) if status is not None else None,
         experiment=experiment,
     )
-    named = {"runs": runs, "snapshots": snapshots, "environments": environments, "data": data}
+    named = {"runs": runs, "snapshots": snapshots, "environments": environments, "data": data, "models": models}
     kinds = [kind for kind, is_named in named.items() if is_named]
     workspace_dir = Workspace.from_config(create=False).path
     # Tried out first: the question says what would go.
@@ -130,7 +133,7 @@ def prune(
         if found:
             if not as_json:
                 _print_removed(found)
-            if not _confirmed(f"Remove {_summary(found)}, for good?", yes=False, as_json=as_json):
+            if not confirmed(f"Remove {_summary(found)}, for good?", yes=False, as_json=as_json):
                 return _DECLINED
     # Looked for anew, for runs may have begun to use something while somebody thought about the answer.
     found = prune_workspace(workspace_dir, wish, kinds)
@@ -167,7 +170,7 @@ def _below(folders: list[RunFolder]) -> list[RunFolder]:
     return [RunFolder(runs_dir / record.run_id) for record in records if record.run_id in parents - named]
 
 
-def _confirmed(question: str, *, yes: bool, as_json: bool) -> bool:
+def confirmed(question: str, *, yes: bool, as_json: bool) -> bool:
     """Ask; return True where the answer is yes.
 
     Raises:
@@ -205,6 +208,8 @@ def _print_removed(found: Pruned) -> None:
     ]
     if found.data_bytes:
         rows.append(("data", "cached files", size_text(found.data_bytes)))
+    if found.models_bytes:
+        rows.append(("models", "contents of no version", size_text(found.models_bytes)))
     if rows:
         print_table(("KIND", "NAME", "SIZE"), rows)
 
@@ -222,6 +227,8 @@ def _summary(found: Pruned) -> str:
     ]
     if found.data_bytes:
         parts.append(f"{size_text(found.data_bytes)} of cached data")
+    if found.models_bytes:
+        parts.append(f"{size_text(found.models_bytes)} of no model")
     return ", ".join(parts) + (f": {size_text(found.size_bytes)}" if len(parts) > 1 else "")
 
 

@@ -11,6 +11,14 @@ from paceline.runs.record import RunRecord
 from paceline.system.files import read_json, tree_size
 
 
+def models_of(folder: RunFolder) -> list[str]:
+    """The versions of models that came of this run, "digits:3", the newest first."""
+    # Here, for `paceline run` has this module and no use for models.
+    from paceline.models import registry
+
+    return [record.id for record in registry.records(folder.path.parent.parent) if record.run_id == folder.run_id]
+
+
 def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any]:
     """The keys of `status`, `list`, `submit` and `run`. record: the run's, if it was read already."""
     record = read.record(folder) if record is None else record
@@ -60,6 +68,7 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "data": read_json(folder.data) or {},
         "attempt_records": [attempt.to_json() for attempt in record.attempts],
         "failure": record.failure.to_json() if record.failure else None,
+        "models": models_of(folder),
         "metrics": metrics.read(folder.metrics),
         "files": names(folder),
         "size_bytes": tree_size(folder.path),

@@ -34,7 +34,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "prune": (
         "remove",
         "Remove what is needed no longer: old runs, snapshots and environments that no run uses, cached data. "
-        "Never what a living run uses, nor a run with the tag `keep`.",
+        "Never what a living run uses, nor a run with the tag `keep`, nor one that made a model.",
     ),
     "cancel": (
         "cancel",
@@ -44,6 +44,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "execute",
         "Run a command on a worker's node, in its working folder and container, with its environment variables.",
     ),
+    "model": ("model", "Models: register, list, show, alias, check and copy what runs made."),
     "sweep": ("sweep", "Sweeps: hyperparameters tuned over runs."),
     "env": ("env", "Environments: list, show, build and prune them."),
     "data": ("data", "Datastores: list, add and remove them, move files; the cache."),

@@ -162,7 +162,7 @@ def remove(workspace_dir: Path, record: ModelRecord) -> int:
         ModelError: an alias points at it, or it can't be removed.
     """
     versions, parts = versions_of(workspace_dir), parts_dir(workspace_dir)
-    gone = parts / f"gone-{secrets.token_hex(8)}"
+    gone = parts / f"{staging.GONE}{secrets.token_hex(8)}"
     try:
         parts.mkdir(parents=True, exist_ok=True)
         with versions.locked():

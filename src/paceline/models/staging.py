@@ -2,6 +2,7 @@
 
     <models>/.parts/<boot id>-<token>/lock      held by the process that works here
     <models>/.parts/<boot id>-<token>/files/    files that come
+    <models>/.parts/gone-<token>/               a version that is being removed
 
 A folder is gone once its process is: it removes it, or becomes a version, or whoever registers or prunes next removes it.
 """
@@ -19,6 +20,8 @@ from paceline.models.record import FILES
 from paceline.system import locks, processes
 from paceline.system.files import remove_tree, tree_size
 
+#: With what the name of a version begins that is being removed: whoever meets it goes on with that.
+GONE = "gone-"
 _LOCK = "lock"
 #: From a folder's making to its lock it takes moments.
 _FRESH_S = 60.0
@@ -71,6 +74,8 @@ def sweep(parts: Path) -> int:
 
 
 def _is_abandoned(path: Path) -> bool:
+    if path.name.startswith(GONE):
+        return True
     if locks.is_held(path / _LOCK):
         return False
     quiet_s = time.time() - _last_change_s(path)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.pruning.models import made_by
 from paceline.pruning.wish import Wish
 from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -52,7 +53,7 @@ def families(runs_dir: Path) -> list[Family]:
 
 
 def unwanted(runs_dir: Path, wish: Wish) -> list[Family]:
-    """The families that are wanted no longer, the oldest first; none of them lives, or is to be kept."""
+    """The families that are wanted no longer, the oldest first; none of them lives, is to be kept, or made a model."""
     if not wish.is_for_runs:
         return []
     there = families(runs_dir)
@@ -61,10 +62,11 @@ def unwanted(runs_dir: Path, wish: Wish) -> list[Family]:
     if wish.keep_last is not None:
         asked = _but_the_last(asked, wish.keep_last)
     latest = time.time() - (wish.older_than_s or 0.0)
+    makers = made_by(runs_dir.parent)
     found = [
         family
         for family in asked
-        if family.is_over and family.ended_s <= latest and not _is_kept(family.folders(runs_dir))
+        if family.is_over and family.ended_s <= latest and not _is_kept(family.folders(runs_dir), makers)
     ]
     found.sort(key=lambda family: family.ended_s)
     return found if wish.max_bytes is None else _excess(runs_dir, there, found, wish.max_bytes)
@@ -94,8 +96,9 @@ def _but_the_last(found: Iterable[Family], count: int) -> list[Family]:
     return rest
 
 
-def _is_kept(folders: Iterable[RunFolder]) -> bool:
-    return any(KEEP_TAG in tags_and_properties.read(folder.notes).tags for folder in folders)
+def _is_kept(folders: Iterable[RunFolder], makers: Container[str]) -> bool:
+    """True if one of them has the tag, or made a model, which could not be made again without it."""
+    return any(folder.run_id in makers or KEEP_TAG in tags_and_properties.read(folder.notes).tags for folder in folders)
 
 
 def _excess(runs_dir: Path, there: list[Family], found: list[Family], max_bytes: int) -> list[Family]:

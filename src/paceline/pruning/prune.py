@@ -1,4 +1,5 @@
-"""All kinds in one go, in the order in which one frees another: runs, then their snapshots, environments, cached data."""
+"""All kinds in one go, in the order in which one frees another: runs, then their snapshots, environments, cached data,
+and contents of models."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, UserError
-from paceline.pruning import environments, snapshots
+from paceline.pruning import environments, models, snapshots
 from paceline.pruning.families import unwanted
 from paceline.pruning.wish import Wish
 from paceline.runs import removal
 from paceline.system.files import tree_size
 
-KINDS = ("runs", "snapshots", "environments", "data")
+KINDS = ("runs", "snapshots", "environments", "data", "models")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,21 +29,27 @@ class Removed:
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """The things that are gone, or would be. data_bytes: of cached files. failed: why a run that was to go is still there."""
+    """The things that are gone, or would be. data_bytes: of cached files. models_bytes: of contents that no version of a model
+    has, and of registrations that were killed. failed: why a run that was to go is still there."""
 
     runs: tuple[Removed, ...] = ()
     snapshots: tuple[Removed, ...] = ()
     environments: tuple[Removed, ...] = ()
     data_bytes: int = 0
+    models_bytes: int = 0
     failed: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
         """All of it."""
-        return self.data_bytes + sum(one.size_bytes for one in (*self.runs, *self.snapshots, *self.environments))
+        return (
+            self.data_bytes
+            + self.models_bytes
+            + sum(one.size_bytes for one in (*self.runs, *self.snapshots, *self.environments))
+        )
 
     def __bool__(self) -> bool:
-        return bool(self.runs or self.snapshots or self.environments or self.data_bytes)
+        return bool(self.runs or self.snapshots or self.environments or self.data_bytes or self.models_bytes)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -50,6 +57,7 @@ class Pruned:
             "snapshots": [{"snapshot_id": one.name, "size_bytes": one.size_bytes} for one in self.snapshots],
             "environments": [{"key": one.name, "size_bytes": one.size_bytes} for one in self.environments],
             "data_bytes": self.data_bytes,
+            "models_bytes": self.models_bytes,
             "size_bytes": self.size_bytes,
             "failed": list(self.failed),
         }
@@ -58,8 +66,8 @@ class Pruned:
 def prune(workspace_dir: Path, wish: Wish, kinds: Collection[str] = (), *, dry_run: bool = False) -> Pruned:
     """Remove what is wanted no longer, and nothing that a living run uses; what is gone.
 
-    kinds: of `KINDS`, these alone. Without: snapshots that no run uses; runs, if a criterion says which; environments and
-    cached data, if they are given an age or a size. dry_run: remove nothing.
+    kinds: of `KINDS`, these alone. Without: snapshots that no run uses and contents that no model has; runs, if a criterion
+    says which; environments and cached data, if they are given an age or a size. dry_run: remove nothing.
 
     Raises:
         UserError: no such kind; or runs alone are asked for, and no criterion says which.
@@ -72,7 +80,7 @@ def prune(workspace_dir: Path, wish: Wish, kinds: Collection[str] = (), *, dry_r
             "(older_than=, keep_last=, max_size=, status=, experiment=). A single run goes with `paceline rm RUN`."
         )
     if not kinds:
-        kinds = KINDS if wish.is_for_all else ("runs", "snapshots")
+        kinds = KINDS if wish.is_for_all else ("runs", "snapshots", "models")
     if not dry_run:
         # What a killed removal or submission has left belongs to nobody, so it goes whatever was asked for.
         removal.sweep(workspace_dir / "runs")
@@ -85,6 +93,7 @@ def prune(workspace_dir: Path, wish: Wish, kinds: Collection[str] = (), *, dry_r
         snapshots=_prune_snapshots(workspace_dir, runs, dry_run) if "snapshots" in kinds else (),
         environments=_prune_environments(workspace_dir, wish, dry_run) if "environments" in kinds else (),
         data_bytes=_prune_data(wish, dry_run) if "data" in kinds else 0,
+        models_bytes=models.prune(workspace_dir, dry_run=dry_run) if "models" in kinds else 0,
     )
 
 

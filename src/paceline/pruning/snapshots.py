@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from paceline.pruning.models import made_by
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json, remove_tree
@@ -21,12 +22,14 @@ _GONE, _NEW = ".gone-", ".new-"
 
 
 def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str, int]]:
-    """(id, bytes) of each snapshot that no run has and that was not taken or asked for just now.
+    """(id, bytes) of each snapshot that no run and no model has and that was not taken or asked for just now.
 
     without: runs that count as gone. bytes: what its removal frees; files that it shares with others are counted where the
     last of their names goes.
     """
     used = {name for run_id, name in _used(workspace_dir / "runs") if run_id not in without}
+    # Of a model whose run is gone the source is still there to be looked at.
+    used |= {name for name in made_by(workspace_dir).values() if name is not None}
     found = []
     for path in _snapshots(workspace_dir):
         if path.name not in used and _age_s(path) > _FRESH_S:

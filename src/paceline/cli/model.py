@@ -1,0 +1,361 @@
+"""model register, list, show, alias, download, verify, delete: what runs made, kept under a name and a number."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli import completing
+from paceline.cli.common import age, folder_of, print_fields, print_json, print_table, warn
+from paceline.cli.remove import Yes, confirmed
+from paceline.cli.shared_options import Json
+from paceline.data.transfer.progress import Meter, size_text, terminal_bar
+from paceline.errors import ModelChangedError, ModelError
+from paceline.models import check, described, registry
+from paceline.models.model import Model, register_of_run
+from paceline.models.names import check_version, parse
+from paceline.runs.visible import visible
+from paceline.workspace import Workspace
+
+#: Tensors that `show` lists without --tensors.
+_TENSORS = 8
+_DECLINED = _CHANGED = 1
+
+Reference = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS.", autocompletion=completing.models),
+]
+References = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL...", help="NAME:VERSION or NAME@ALIAS.", autocompletion=completing.models),
+]
+Name = Annotated[str, typer.Argument(help="The model's name.", autocompletion=completing.model_names)]
+Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="KEY[=VALUE]", help="Tag; may be repeated.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    verbs.command("register")(register)
+    verbs.command("list")(list_models)
+    verbs.command("show")(show)
+    verbs.command("alias")(alias)
+    verbs.command("download")(download)
+    verbs.command("verify")(verify)
+    verbs.command("delete")(delete)
+    app.add_typer(verbs, name="model", help="Models: register, list, show, alias, check and copy what runs made.")
+
+
+def register(
+    name: Name,
+    path: Annotated[
+        str | None,
+        typer.Argument(help="A file or folder of this machine; with --run its name in the run; default: NAME."),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", metavar="RUN", help="Take it from this run.", autocompletion=completing.run_ids),
+    ] = None,
+    made_by: Annotated[
+        str | None,
+        typer.Option(
+            "--made-by",
+            metavar="RUN",
+            help="PATH is of this machine, and this run made it.",
+            autocompletion=completing.run_ids,
+        ),
+    ] = None,
+    tag: Tags = None,
+    prop: Annotated[
+        list[str] | None,
+        typer.Option("--property", metavar="KEY=VALUE", help="Property, which never changes; may be repeated."),
+    ] = None,
+    description: Annotated[str | None, typer.Option("--description", metavar="TEXT", help="What it is.")] = None,
+    framework: Annotated[
+        str | None, typer.Option("--framework", help="Such as sklearn; default: seen from the files and the run.")
+    ] = None,
+    framework_version: Annotated[str | None, typer.Option("--framework-version", metavar="VERSION")] = None,
+    as_json: Json = False,
+) -> int:
+    """Keep a file or a folder as the next version of a model. It is copied; the same content takes its space once."""
+    if run is not None and made_by is not None:
+        raise ModelError("--run and --made-by: give one of the two.")
+    given: dict[str, Any] = {
+        "tags": {key: value if equals else None for key, equals, value in map(_parts, tag or ())},
+        "properties": dict(_pair(word) for word in prop or ()),
+        "description": description,
+        "model_framework": framework,
+        "model_framework_version": framework_version,
+    }
+    if run is not None:
+        folder = folder_of(run)
+        model = register_of_run(Workspace(folder.path.parent.parent), folder, name, path, **given)
+    else:
+        maker = folder_of(made_by).run_id if made_by is not None else None
+        model = Model.register(Workspace.from_config(), path if path is not None else name, name, run=maker, **given)
+    if as_json:
+        print_json(described.summary(model))
+        return 0
+    print(model.id)
+    record = model.record
+    print(
+        f"{_counted(len(record.files), 'file')}, {size_text(record.size_bytes)}{_framework(model)}\n"
+        f"See it:      paceline model show {model.id}\nPoint at it: paceline model alias {model.name} production "
+        f"{model.version}",
+        file=sys.stderr,
+    )
+    _warn_of_pickles(model)
+    return 0
+
+
+def list_models(
+    name: Annotated[
+        str | None, typer.Argument(help="This model's versions alone.", autocompletion=completing.model_names)
+    ] = None,
+    latest: Annotated[bool, typer.Option("--latest", help="Of each model the latest version alone.")] = False,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Of this run.", autocompletion=completing.run_ids)
+    ] = None,
+    tag: Tags = None,
+    as_json: Json = False,
+) -> int:
+    """The models of the workspace with their versions, newest first."""
+    workspace = Workspace.from_config(create=False)
+    run_id = folder_of(run).run_id if run is not None else None
+    tags = [(key, value) if equals else key for key, equals, value in map(_parts, tag or ())]
+    found = Model.list(workspace, name, tags=tags, run_id=run_id, latest=latest)
+    if as_json:
+        print_json([described.summary(model) for model in found])
+        return 0
+    if not found:
+        print(f"No {'such ' if name or run or tag else ''}models in {workspace.path}.")
+        return 0
+    print_table(
+        ("MODEL", "ALIASES", "FRAMEWORK", "SIZE", "RUN", "REGISTERED"),
+        [
+            (
+                model.id,
+                ", ".join(model.aliases) or "-",
+                " ".join(filter(None, (model.framework, model.framework_version))) or "-",
+                size_text(model.record.size_bytes),
+                model.run_id or "-",
+                age(model.created_utc),
+            )
+            for model in found
+        ],
+    )
+    return 0
+
+
+def show(
+    reference: Reference,
+    tensors: Annotated[bool, typer.Option("--tensors", help="All tensors of safetensors files.")] = False,
+    as_json: Json = False,
+) -> int:
+    """All that is known of a version: its files, what is in them, and the run that made it."""
+    model = Model(Workspace.from_config(create=False), reference)
+    found = described.details(model)
+    if as_json:
+        print_json(found)
+        return 0
+    run = found["run"]
+    environment = run.get("environment") or {}
+    print_fields(
+        [
+            ("Model", model.id),
+            ("Aliases", ", ".join(found["aliases"])),
+            ("Description", found["description"] or ""),
+            ("Framework", " ".join(filter(None, (model.framework, model.framework_version)))),
+            ("Registered", f"{model.created_utc} by {found['registered_by']}"),
+            ("Run", run.get("run_id") or "none is named"),
+            ("Snapshot", run.get("snapshot_id") or ""),
+            ("Git", " ".join(str(run["git"].get(key, "")) for key in ("commit", "branch")) if run.get("git") else ""),
+            ("Command", " ".join([*run.get("entry", ()), *run.get("arguments", ())])),
+            ("Topology", _topology(run.get("topology") or {})),
+            ("Environment", _environment(environment)),
+            ("Data", described.data_texts(model)),
+            ("Tags", _texts(found["tags"])),
+            ("Properties", _texts(found["properties"])),
+            ("Files", f"{_counted(len(found['files']), 'file')}, {size_text(found['size_bytes'])}"),
+            ("Folder", found["path"]),
+            ("Make again", f"paceline rerun {run['run_id']}" if found["can_be_made_again"] else ""),
+        ]
+    )
+    if run.get("metrics"):
+        print("\nMetrics:")
+        for name, one in run["metrics"].items():
+            print(f"  {visible(name)}: {visible(str(one['last']))}{_range(one)}")
+    print("\nFiles:")
+    for file in found["files"]:
+        print(f"  {size_text(file['size_bytes']):>9}  {file['sha256'][:12]}  {visible(file['name'])}{_kind(file)}")
+    _print_tensors(found["files"], everything=tensors)
+    _warn_of_pickles(model)
+    return 0
+
+
+def alias(
+    name: Name,
+    word: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="Such as production.")] = None,
+    version: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="The version to point at.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Let the alias point nowhere.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Point an alias at a version; without a version, who pointed it where, and when."""
+    workspace = Workspace.from_config(create=False)
+    if word is not None and remove and version is None:
+        Model(workspace, name, alias=word).remove_alias(word)
+    elif word is not None and version is not None and not remove:
+        was = Model(workspace, name, version=check_version(version)).set_alias(word)
+        if not as_json:
+            print(f"{name}@{word}: {name}:{version}{f', before it {name}:{was}' if was else ''}")
+            return 0
+    elif remove or version is not None:
+        raise ModelError("give NAME ALIAS VERSION to point an alias at a version, or NAME ALIAS --remove.")
+    model = Model(workspace, name)
+    changes = model.alias_history(word)
+    if as_json:
+        print_json(changes)
+        return 0
+    if word is not None and not changes:
+        Model(workspace, name, alias=word)  # says which there are
+    print_table(
+        ("WHEN", "WHO", "ALIAS", "VERSION", "BEFORE"),
+        [
+            (one["time_utc"], one["by"], one["alias"], str(one["version"] or "-"), str(one["was"] or "-"))
+            for one in changes
+        ],
+    )
+    return 0
+
+
+def download(
+    reference: Reference,
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder to copy into.")] = Path(),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what has its name there.")] = False,
+) -> int:
+    """Copy a version's file or folder, under its own name; each file is checked on the way."""
+    print(Model(Workspace.from_config(create=False), reference).download(to, exist_ok=overwrite))
+    return 0
+
+
+def verify(
+    references: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL]...", help="Versions; default: all.", autocompletion=completing.models),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Read every byte of every file, and say which are not as they were registered. Exits with 1 if some are not."""
+    workspace = Workspace.from_config(create=False)
+    chosen = [Model(workspace, each) for each in references or ()] or Model.list(workspace)
+    meter = Meter(
+        terminal_bar("reading"),
+        sum(model.record.size_bytes for model in chosen),
+        sum(len(m.record.files) for m in chosen),
+    )
+    results = []
+    for model in chosen:
+        record = model.record
+        found = check.changes(registry.files_dir(workspace.path, record), record, came=meter.add)
+        results.append({"id": model.id, "changed": [{"name": one.name, "why": one.why} for one in found]})
+        if as_json:
+            continue
+        try:
+            check.refuse(record, found)
+            print(f"{model.id}: {_counted(len(record.files), 'file')} as registered, {size_text(record.size_bytes)}")
+        except ModelChangedError as error:
+            warn(f"paceline: error: {error}")
+    if as_json:
+        print_json(results)
+    return _CHANGED if any(one["changed"] for one in results) else 0
+
+
+def delete(references: References, yes: Yes = False) -> int:
+    """Remove versions for good. Their numbers are never used again; a version that an alias points at stays."""
+    workspace = Workspace.from_config(create=False)
+    for each in references:
+        if parse(each) == parse(parse(each).name):
+            raise ModelError(f"{each!r}: say which version, such as {each}:{Model(workspace, each).version}.")
+    chosen = list(dict.fromkeys(Model(workspace, each) for each in references))
+    named = ", ".join(model.id for model in chosen)
+    if not confirmed(f"Remove {named}, for good?", yes=yes, as_json=False):
+        return _DECLINED
+    for model in chosen:
+        freed = registry.remove(workspace.path, model.record)
+        print(f"{model.id}: removed, {size_text(freed)} freed")
+    return 0
+
+
+def _print_tensors(files: Sequence[dict[str, Any]], *, everything: bool) -> None:
+    for file in files:
+        if not (header := file.get("safetensors")):
+            continue
+        shown = header["tensors"] if everything else header["tensors"][:_TENSORS]
+        print(
+            f"\n{visible(file['name'])}: {_counted(len(header['tensors']), 'tensor')}, {header['parameters']:,} parameters"
+        )
+        for tensor in shown:
+            shape = "x".join(map(str, tensor["shape"])) or "scalar"
+            print(f"  {tensor['dtype']:<8} {shape:<16} {visible(tensor['name'])}")
+        if len(shown) < len(header["tensors"]):
+            print(f"  ... and {len(header['tensors']) - len(shown)} more (--tensors)")
+
+
+def _warn_of_pickles(model: Model) -> None:
+    if names := described.pickles(model.record):
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        warn(
+            f"paceline: warning: {', '.join(names[:5])}{more}: a pickle runs code of its author's when it is loaded. Paceline "
+            "never loads one; load it only if you trust who made it. safetensors, ONNX and skops hold none."
+        )
+
+
+def _kind(file: dict[str, Any]) -> str:
+    return f"  [{file['kind']}]" if file["kind"] else ""
+
+
+def _framework(model: Model) -> str:
+    return f", {model.framework} {model.framework_version or ''}".rstrip() if model.framework else ""
+
+
+def _topology(found: dict[str, Any]) -> str:
+    if not found:
+        return ""
+    size = f"{found['node_count']}x{found['process_count_per_node']}" if "node_count" in found else ""
+    parts = [size, found.get("distributed_backend") or "", f"on {found['target']}" if found.get("target") else ""]
+    return " ".join(filter(None, parts))
+
+
+def _environment(found: dict[str, Any]) -> str:
+    packages = found.get("packages") or found.get("pip") or ()
+    if not packages:
+        return ""
+    python = f"Python {found['python_version']}, " if found.get("python_version") else ""
+    seen = f", seen {found['seen']}" if found.get("seen") else ""
+    return f"{python}{_counted(len(packages), 'package')} with exact versions{seen} (--json lists them)"
+
+
+def _range(one: dict[str, Any]) -> str:
+    return f" ({one['min']} to {one['max']} in {one['count']} values)" if one["count"] > 1 else ""
+
+
+def _texts(found: dict[str, Any]) -> str:
+    return ", ".join(key if value is None else f"{key}={value}" for key, value in found.items())
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _parts(word: str) -> tuple[str, str, str]:
+    return word.partition("=")
+
+
+def _pair(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals or not key:
+        raise ModelError(f"--property {word!r} is not KEY=VALUE.")
+    return key, value

@@ -1,0 +1,101 @@
+"""A version as `--json` prints it, and the words about it that several callers say. The keys only ever grow."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paceline.models import registry, safetensors
+from paceline.models.formats import HOLDS_PICKLE, TITLES
+from paceline.models.model import Model
+from paceline.models.record import ModelFile, ModelRecord
+from paceline.system.files import read_json
+
+
+def summary(model: Model) -> dict[str, Any]:
+    """The keys of `list` and `register`."""
+    record = model.record
+    return {
+        "id": model.id,
+        "name": model.name,
+        "version": model.version,
+        "aliases": model.aliases,
+        "framework": model.framework,
+        "framework_version": model.framework_version,
+        "size_bytes": record.size_bytes,
+        "digest": record.digest,
+        "run_id": model.run_id,
+        "created_utc": model.created_utc,
+        "registered_by": record.registered_by,
+        "tags": model.tags,
+        "properties": model.properties,
+        "description": model.description,
+        "path": str(_folder(model)),
+    }
+
+
+def details(model: Model) -> dict[str, Any]:
+    """The keys of `show`: those of `summary`, and all the rest there is."""
+    record = model.record
+    return {
+        **summary(model),
+        "top": record.top,
+        "is_folder": record.is_folder,
+        "files": [_file(_folder(model), file) for file in record.files],
+        "pickles": pickles(record),
+        "run": dict(record.run),
+        "can_be_made_again": can_be_made_again(model),
+        "datasets": [dict(one) for one in record.datasets],
+        "alias_history": model.alias_history(),
+    }
+
+
+def pickles(record: ModelRecord) -> list[str]:
+    """The files that hold a pickle."""
+    return [file.name for file in record.files if file.format in HOLDS_PICKLE]
+
+
+def can_be_made_again(model: Model) -> bool:
+    """True if `paceline rerun` of its run has what it needs: the run's record, a job in it, and the snapshot."""
+    workspace = Path(model.workspace.path)
+    run = read_json(workspace / "runs" / str(model.run_id) / "run.json") if model.run_id else None
+    if not isinstance(run, dict) or not run.get("job") or not run.get("snapshot_id"):
+        return False
+    return (workspace / "snapshots" / str(run["snapshot_id"])).is_dir()
+
+
+def data_texts(model: Model) -> list[str]:
+    """A line for each dataset or input that it was trained on."""
+    lines = []
+    for one in model.record.run.get("datasets") or ():
+        place = one.get("dataset") or ", ".join(
+            f"{source['datastore']}:{source['path']}" if source.get("datastore") else str(source.get("path"))
+            for source in one.get("sources") or ()
+        )
+        fingerprint = one.get("content") or one.get("fingerprint") or ""
+        lines.append(f"{one['name']}: {place}{f', fingerprint {fingerprint[:16]}' if fingerprint else ''}")
+    for one in model.record.datasets:
+        fingerprint = one.get("fingerprint") or ""
+        lines.append(f"{one['purpose']}: {one['dataset']}{f', fingerprint {fingerprint[:16]}' if fingerprint else ''}")
+    return lines
+
+
+def _file(folder: Path, file: ModelFile) -> dict[str, Any]:
+    found: dict[str, Any] = {**asdict(file), "kind": TITLES.get(file.format, file.format)}
+    if file.format == "safetensors":
+        try:
+            header = safetensors.header(folder / file.name)
+        except OSError:
+            header = None
+        if header is not None:
+            found["safetensors"] = {
+                "parameters": header.parameters,
+                "tensors": [asdict(tensor) for tensor in header.tensors],
+                "metadata": dict(header.metadata),
+            }
+    return found
+
+
+def _folder(model: Model) -> Path:
+    return registry.files_dir(Path(model.workspace.path), model.record)

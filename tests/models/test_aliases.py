@@ -1,0 +1,88 @@
+"""Aliases: moved in one step by whoever, with who and when, and never onto a version that is not there."""
+
+from __future__ import annotations
+
+import getpass
+
+import pytest
+
+from paceline.errors import ModelError, ModelNotFoundError
+from paceline.models import aliases, registry, resolve, sources
+from tests.helpers import start_python, write_tree
+
+MOVE = """
+import sys
+from pathlib import Path
+from paceline.models import aliases, registry
+versions = registry.versions_of(Path(sys.argv[1]))
+for number in range(20):
+    aliases.move(versions, "digits", "production", 1 + (number + int(sys.argv[2])) % 3)
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    for number in range(3):
+        registry.add(tmp_path / "ws", "digits", sources.local(write_tree(tmp_path / "made", {"a": str(number)})))
+    return tmp_path / "ws"
+
+
+@pytest.fixture
+def versions(workspace):
+    return registry.versions_of(workspace)
+
+
+def test_each_change_is_kept_with_who_and_when(workspace, versions):
+    assert aliases.move(versions, "digits", "production", 1) is None
+    assert aliases.move(versions, "digits", "candidate", 3) is None
+    assert aliases.move(versions, "digits", "production", 2) == 1
+    assert aliases.move(versions, "digits", "production", 2) == 2, "no change, and no line"
+    assert aliases.move(versions, "digits", "candidate", None) == 3
+    assert aliases.current(versions, "digits") == {"production": 2}
+    changes = aliases.history(versions, "digits")
+    assert [(one["alias"], one["version"], one["was"]) for one in changes] == [
+        ("production", 1, None),
+        ("candidate", 3, None),
+        ("production", 2, 1),
+        ("candidate", None, 3),
+    ]
+    assert {one["by"] for one in changes} == {getpass.getuser()}
+    assert [one["time_utc"] for one in changes] == sorted(one["time_utc"] for one in changes)
+    assert len(aliases.history(versions, "digits", "candidate")) == 2
+    assert resolve(workspace, "digits@production").version == 2
+
+
+def test_of_many_who_move_it_at_once_each_has_seen_what_the_one_before_left(workspace, versions):
+    started = [start_python(MOVE, workspace, number) for number in range(4)]
+    assert [process.wait(timeout=60) for process in started] == [0] * 4
+    for process in started:
+        process.communicate()
+    changes = aliases.history(versions, "digits")
+    assert [one["was"] for one in changes[1:]] == [one["version"] for one in changes[:-1]]
+    assert aliases.current(versions, "digits") == {"production": changes[-1]["version"]}
+
+
+def test_a_change_that_was_cut_short_never_was(workspace, versions):
+    aliases.move(versions, "digits", "production", 1)
+    with open(workspace / "models/digits/aliases.jsonl", "a") as file:
+        file.write('{"alias": "production", "ver')
+    assert aliases.current(versions, "digits") == {"production": 1}
+    aliases.move(versions, "digits", "production", 2)
+    assert aliases.current(versions, "digits") == {"production": 2}
+
+
+@pytest.mark.parametrize(
+    "alias", ["", "3", "v3", "V3", "1.0", "latest", "LATEST", "a b", "a@b", "a:b", "../a", "ä", None, "x" * 65]
+)
+def test_a_word_that_is_no_alias_is_refused(versions, alias):
+    with pytest.raises(ModelError, match=r"the alias .*(looks like a version|give letters)"):
+        aliases.move(versions, "digits", alias, 1)
+
+
+def test_an_alias_never_points_at_what_is_not_there(versions):
+    with pytest.raises(
+        ModelNotFoundError, match=r"has no version 4, so 'production' can't point at it\. It has: 1, 2, 3\."
+    ):
+        aliases.move(versions, "digits", "production", 4)
+    with pytest.raises(ModelNotFoundError, match=r"has no alias 'production'\. It has: none\."):
+        aliases.move(versions, "digits", "production", None)

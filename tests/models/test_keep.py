@@ -1,0 +1,168 @@
+"""Files kept by content: what space they take, and what becomes of them when others write, or are killed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+
+import pytest
+
+from paceline.errors import ModelError
+from paceline.models import keep
+from paceline.models.sources import ModelSourceFile
+
+LARGE = 3 * keep._CHUNK + 17
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Keep a file of this content, as the next one: (what came of it, its path)."""
+    made = []
+
+    def kept(content, path=None):
+        source = path or tmp_path / "source"
+        if path is None:
+            source.write_bytes(content)
+        target = tmp_path / "kept" / str(len(made))
+        target.parent.mkdir(exist_ok=True)
+        made.append(target)
+        return keep.keep(ModelSourceFile(name="a", path=source), tmp_path / "blobs", target), target
+
+    return kept
+
+
+def blobs(tmp_path):
+    return sorted((tmp_path / "blobs").glob("*/*"))
+
+
+@pytest.mark.parametrize("size", [0, 1, keep._CHUNK, LARGE])
+def test_a_content_is_kept_once_and_is_another_file_than_its_source(kept, tmp_path, size):
+    content = os.urandom(size)
+    first, one = kept(content)
+    again, other = kept(content)
+    assert first.sha256 == again.sha256 == hashlib.sha256(content).hexdigest()
+    assert (first.is_new, again.is_new) == (True, False)
+    assert one.read_bytes() == content
+    assert os.path.samefile(one, other)
+    assert not os.path.samefile(one, tmp_path / "source")
+    assert [path.name for path in blobs(tmp_path)] == [first.sha256]
+    assert os.lstat(one).st_nlink == 3
+    assert os.lstat(one).st_mode & 0o777 == 0o444
+    assert keep.sha256_of(one) == first.sha256
+
+
+def test_a_second_time_nothing_is_written(kept, monkeypatch):
+    content = os.urandom(LARGE)
+    kept(content)
+    monkeypatch.setattr(keep, "_copy", lambda *given: pytest.fail("it was copied"))
+    result, _ = kept(content)
+    assert not result.is_new
+
+
+def test_contents_that_begin_and_end_alike_are_two(kept, tmp_path):
+    content = bytearray(os.urandom(LARGE))
+    kept(content)
+    content[keep._SAMPLE + 1] ^= 1
+    result, path = kept(content)
+    assert result.is_new
+    assert path.read_bytes() == content
+    assert len(blobs(tmp_path)) == 2
+
+
+def test_a_content_that_somebody_wrote_into_is_not_given_to_the_next(kept, tmp_path):
+    content = os.urandom(100_000)
+    _, spoilt = kept(content)
+    spoilt.chmod(0o644)
+    with open(spoilt, "r+b") as file:
+        file.seek(70_000)
+        file.write(b"spoilt")
+    result, path = kept(content)
+    assert path.read_bytes() == content
+    assert keep.sha256_of(path) == result.sha256
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
+def test_without_hard_links_each_has_a_copy_of_its_own(kept, tmp_path, monkeypatch, number):
+    def refused(*given, **values):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refused)
+    content = b"weights"
+    for _ in range(2):
+        result, path = kept(content)
+        assert (path.read_bytes(), result.is_new) == (content, True)
+    assert blobs(tmp_path) == []
+
+
+def test_a_source_that_changes_while_it_is_read_is_read_again(kept, tmp_path, monkeypatch):
+    pump, times = keep._pump, []
+
+    def meanwhile(*given):
+        result = pump(*given)
+        if len(times) < 2:
+            (tmp_path / "source").write_bytes(b"changed" * (1 + len(times)))
+        times.append(1)
+        return result
+
+    monkeypatch.setattr(keep, "_clone", lambda *given: False)
+    monkeypatch.setattr(keep, "_pump", meanwhile)
+    result, path = kept(b"weights")
+    assert path.read_bytes() == b"changedchanged"
+    assert result.sha256 == hashlib.sha256(b"changedchanged").hexdigest()
+    assert len(times) == 3
+
+
+def test_a_source_that_keeps_changing_is_named(kept, tmp_path, monkeypatch):
+    stamps = iter(range(100))
+    monkeypatch.setattr(keep, "_stamp", lambda found: next(stamps))
+    with pytest.raises(ModelError, match=r"source' changed each of 3 times it was read\. Register it once"):
+        kept(b"weights")
+    assert os.listdir(tmp_path / "kept") == []
+
+
+def test_a_disk_without_room_leaves_no_part(kept, tmp_path, monkeypatch):
+    def full(*given):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(keep, "_clone", lambda *given: False)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        kept(b"weights")
+    monkeypatch.undo()
+    assert os.listdir(tmp_path / "kept") == []
+    assert blobs(tmp_path) == []
+
+
+def test_a_pipe_that_has_come_in_the_place_of_a_file_keeps_nobody_waiting(kept, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is no file any more"):
+        kept(b"", tmp_path / "pipe")
+
+
+def test_only_what_no_version_has_is_dropped(kept, tmp_path):
+    _, one = kept(b"a" * 10)
+    _, other = kept(b"b" * 10)
+    one.unlink()
+    found = dict(keep.unneeded(tmp_path / "blobs"))
+    assert list(found.values()) == [10]
+    assert [keep.drop(path) for path in blobs(tmp_path)].count(10) == 1
+    assert other.read_bytes() == b"b" * 10
+    assert len(blobs(tmp_path)) == 1
+    other.unlink()
+    assert keep.drop(blobs(tmp_path)[0]) == 10
+    assert os.listdir(tmp_path / "blobs") == []
+
+
+def test_a_clone_takes_the_place_of_a_copy_where_the_file_system_can(kept, monkeypatch):
+    """Tried on whatever the tests' disk is: what a clone does is done here by a copy, and the hash is that of the clone."""
+
+    def clone(fd, out):
+        os.write(out, b"cloned")
+        os.lseek(out, 0, os.SEEK_SET)
+        return True
+
+    monkeypatch.setattr(keep, "_clone", clone)
+    result, path = kept(b"weights")
+    assert path.read_bytes() == b"cloned"
+    assert result.sha256 == hashlib.sha256(b"cloned").hexdigest()

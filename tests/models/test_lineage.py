@@ -1,0 +1,124 @@
+"""What a model knows of the run that made it, by real runs of this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+import paceline as pl
+from paceline.errors import ModelError
+from paceline.models import packages
+from paceline.runs import states
+from paceline.runs.context import WorkerContext
+from paceline.system.files import write_json
+from tests.helpers import make_job, make_run, write_tree
+
+SCRIPT = """
+import os, sys
+from paceline import Run
+run = Run.get_context()
+os.makedirs("outputs/model")
+with open("outputs/model/weights", "w") as file:
+    file.write("1")
+run.log("accuracy", 0.5)
+if "register" in sys.argv:
+    print("made", run.register_model("inside", "outputs/model").id)
+"""
+
+
+@pytest.fixture
+def finished(tmp_path, monkeypatch):
+    """(workspace, a run of this machine that has ended): it has registered a model itself."""
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    workspace = pl.Workspace(tmp_path / "ws")
+    write_tree(tmp_path / "source", {"train.py": SCRIPT})
+    estimator = pl.Estimator(
+        source_directory=str(tmp_path / "source"), entry_script="train.py", arguments=["--epochs", 3, "register"]
+    )
+    run = pl.Experiment(workspace, "digits").submit(estimator)
+    run.wait_for_completion()
+    return workspace, run
+
+
+def test_a_model_says_what_made_it_from_inside_the_script_and_afterwards(finished):
+    workspace, run = finished
+    inside = pl.Model(workspace, "inside")
+    after = run.register_model("after", "outputs/model")
+    assert inside.run_id == after.run_id == run.id
+    assert inside.record.digest == after.record.digest
+    for model, status, seen in ((inside, "Running", "in the run"), (after, "Completed", "at registration")):
+        told = model.record.run
+        assert (told["status"], told["environment"]["seen"]) == (status, seen)
+        assert told["snapshot_id"] == run.record().snapshot_id
+        assert (told["entry"], told["arguments"]) == (["train.py"], ["--epochs", "3", "register"])
+        assert told["topology"]["world_size"] == 1
+        assert told["topology"]["target"] == "local"
+        assert told["environment"]["python"] == sys.executable
+        assert any(package.startswith("pytest==") for package in told["environment"]["packages"])
+        assert told["metrics"]["accuracy"]["last"] == 0.5
+    assert [model.id for model in run.models] == ["after:1", "inside:1"]
+
+
+def test_datasets_come_with_their_fingerprints_and_nodes_count_once(tmp_path):
+    folder, fd = make_run(
+        tmp_path / "ws/runs", status=states.RUNNING, job=make_job(node_count=2, distributed_backend="gloo")
+    )
+    write_tree(folder.path, {"outputs/m": "1"})
+    told = {
+        "name": "train",
+        "dataset": "digits:3",
+        "content": "0a1b",
+        "sources": [],
+        "path": "/x",
+        "files": 2,
+        "bytes": 9,
+    }
+    write_json(folder.data, {"inputs": [{**told, "node_rank": 0}, {**told, "node_rank": 1, "files": 1}]})
+    write_json(
+        folder.environment,
+        {"key": "k", "python": "/gone/python", "locked": {"locked_pip": ["a==1"]}, "pip": ["a==1"], "conda": []},
+    )
+    run = pl.Workspace(tmp_path / "ws").get_run(folder.run_id)
+    record = run.register_model("m", "outputs/m", datasets=[("validation", "digits-test")]).record
+    os.close(fd)
+    assert record.run["datasets"] == [
+        {"name": "train", "dataset": "digits:3", "content": "0a1b", "files": 2, "bytes": 9}
+    ]
+    assert record.datasets == ({"purpose": "validation", "dataset": "digits-test", "fingerprint": None},)
+    assert record.run["environment"]["locked"] == {"locked_pip": ["a==1"]}
+    assert record.run["environment"]["pip"] == ["a==1"]
+    assert "packages" not in record.run["environment"], "that interpreter is gone"
+    assert record.run["topology"]["node_count"] == 2
+
+
+def test_a_process_that_sees_a_copy_of_the_run_s_folder_is_told_where_to_register(tmp_path, monkeypatch):
+    folder, fd = make_run(tmp_path / "ws/runs", status=states.RUNNING)
+    os.close(fd)
+    write_tree(folder.path, {"outputs/m": "1"})
+    folder.lock.unlink()  # as on a node that the folder was brought to
+    for name, value in {"RUN_DIR": folder.path, "RUN_ID": folder.run_id, "ATTEMPT": 1}.items():
+        monkeypatch.setenv(f"PACELINE_{name}", str(value))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert WorkerContext.from_environment() is not None
+    with pytest.raises(
+        ModelError, match=rf"sees a copy of run .* paceline model register NAME PATH --run {folder.run_id}"
+    ):
+        pl.Run.get_context().register_model("m", "outputs/m")
+    assert not (tmp_path / "ws/models").exists()
+
+
+def test_outside_of_a_run_a_script_is_told_what_it_would_do(capsys):
+    pl.Run.get_context().register_model("digits", "outputs/model", tags={"a": 1})
+    assert capsys.readouterr().out == "Attempted to register model digits\n"
+
+
+def test_another_interpreter_is_asked_what_it_has(tmp_path):
+    found = packages.ask(sys.executable, {"PACELINE_ASKED": "1"})
+    assert found["packages"] == packages.installed_here()["packages"]
+    assert packages.ask(str(tmp_path / "gone"), {}) == {}
+    write_tree(tmp_path, {"fails": "#!/bin/sh\nexit 3\n"})
+    (tmp_path / "fails").chmod(0o755)
+    assert packages.ask(str(tmp_path / "fails"), {}) == {}

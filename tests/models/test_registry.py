@@ -1,0 +1,185 @@
+"""Versions on disk: added by many at once and by processes that are killed, removed, and swept up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ModelError, ModelNotFoundError
+from paceline.models import check, keep, registry, sources, staging
+from paceline.system.files import tree_size
+from tests.helpers import start_python, wait_until, write_tree
+
+REGISTER = """
+import sys
+from pathlib import Path
+from paceline.models import registry, sources
+workspace, path, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(count):
+    print(registry.add(workspace, "digits", sources.local(path), tags={"by": path}).version, flush=True)
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path) -> Path:
+    return tmp_path / "ws"
+
+
+def add(workspace, tmp_path, files, name="digits"):
+    return registry.add(workspace, name, sources.local(write_tree(tmp_path / "made", files)))
+
+
+def start(workspace, path, count):
+    return start_python(REGISTER, workspace, path, count, stdin=-1)
+
+
+def whole(workspace):
+    """Every version is as it says, and nothing lies beside them."""
+    found = list(registry.records(workspace))
+    for record in found:
+        assert check.changes(registry.files_dir(workspace, record), record) == []
+    return found
+
+
+def test_twenty_processes_at_once_get_twenty_numbers(workspace, tmp_path):
+    write_tree(tmp_path, {f"made/{number % 4}/weights": str(number % 4) * 100_000 for number in range(20)})
+    started = [start(workspace, tmp_path / f"made/{number % 4}", 2) for number in range(20)]
+    for process in started:
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    given = [int(number) for process in started for number in process.communicate(timeout=120)[0].split()]
+    assert [process.returncode for process in started] == [0] * 20
+    assert sorted(given) == list(range(1, 41))
+    found = whole(workspace)
+    assert [record.version for record in found] == list(range(40, 0, -1))
+    # Of four contents, each once.
+    contents = {os.lstat(registry.files_dir(workspace, one) / one.files[0].name).st_ino for one in found}
+    assert len(contents) == 4
+    assert len([*(workspace / "models/.blobs").glob("*/*")]) == 4
+    assert os.listdir(registry.parts_dir(workspace)) == []
+
+
+def test_a_content_is_there_once_however_often_it_was_registered(workspace, tmp_path):
+    add(workspace, tmp_path, {"weights": b"w" * 1_000_000})
+    before = tree_size(workspace / "models")
+    for _ in range(3):
+        add(workspace, tmp_path, {"weights": b"w" * 1_000_000})
+    assert tree_size(workspace / "models") - before < 50_000
+    assert len(whole(workspace)) == 4
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.05, 0.1, 0.2])
+def test_a_registration_that_is_killed_leaves_no_version_and_no_space_for_ever(
+    workspace, tmp_path, monkeypatch, pause_s
+):
+    path = tmp_path / "large"
+    with open(path, "wb") as file:
+        file.truncate(300_000_000)
+    process = start(workspace, path, 50)
+    assert process.stdout.readline() == "ready\n"
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    wait_until(lambda: registry.parts_dir(workspace).exists(), "a registration has begun")
+    time.sleep(pause_s)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=60)
+    process.communicate()
+    whole(workspace)
+    # As if it had been left for a while.
+    monkeypatch.setattr(staging, "_FRESH_S", -1.0)
+    versions = len([*registry.records(workspace)])
+    made = add(workspace, tmp_path, {"weights": b"small"})
+    assert made.version >= versions + 1
+    assert os.listdir(registry.parts_dir(workspace)) == []
+    whole(workspace)
+    for record in [*registry.records(workspace)]:
+        registry.remove(workspace, record)
+    # A copy that was whole, but no version's yet, is a content that nobody has.
+    for blob, _ in [*keep.unneeded(registry.blobs_dir(workspace))]:
+        keep.drop(blob)
+    assert tree_size(workspace / "models") < 10_000
+
+
+def test_what_a_living_registration_has_copied_is_nobody_s_to_remove(workspace, monkeypatch):
+    monkeypatch.setattr(staging, "_FRESH_S", -1.0)
+    parts = registry.parts_dir(workspace)
+    with staging.staged(parts) as files:
+        write_tree(files, {"a": "1"})
+        assert staging.sweep(parts) == 0
+        assert (files / "a").exists()
+    assert os.listdir(parts) == []
+
+
+def test_what_another_machine_has_begun_is_left_alone_for_an_hour(workspace, monkeypatch):
+    """Its locks may not be seen here, so only its age tells."""
+    parts = registry.parts_dir(workspace)
+    write_tree(parts, {"0000aaaa-1/files/a": "1"})
+    monkeypatch.setattr(staging, "_FRESH_S", -1.0)
+    assert staging.sweep(parts) == 0
+    monkeypatch.setattr(staging, "_ABANDONED_S", -1.0)
+    assert staging.sweep(parts) == 1
+
+
+def test_a_version_without_its_record_is_none(workspace, tmp_path):
+    add(workspace, tmp_path, {"a": "1"})
+    write_tree(workspace / "models/digits/2/files", {"a": "1"})
+    assert registry.versions_of(workspace).versions("digits") == [1]
+    assert add(workspace, tmp_path, {"a": "2"}).version == 3, "nobody's folder is replaced"
+
+
+def test_a_record_that_can_t_be_read_is_said_and_passed_over_in_lists(workspace, tmp_path):
+    add(workspace, tmp_path, {"a": "1"})
+    (workspace / "models/digits/1/model.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"model\.json' can't be read as a model"):
+        registry.load(workspace, "digits")
+    assert list(registry.records(workspace)) == []
+
+
+def test_a_record_of_a_newer_version_is_read_as_far_as_it_is_known(workspace, tmp_path):
+    made = add(workspace, tmp_path, {"a": "1"})
+    path = workspace / "models/digits/1/model.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "signature": "x", "files": [{**data["files"][0], "chunks": 3}]}))
+    assert registry.load(workspace, "digits") == made
+
+
+def test_removing_a_version_frees_what_no_other_has(workspace, tmp_path):
+    first = add(workspace, tmp_path, {"own": b"1" * 1000, "both": b"b" * 5000})
+    second = add(workspace, tmp_path, {"own": b"2" * 1000})
+    assert registry.remove(workspace, first) == 1000
+    with pytest.raises(ModelNotFoundError, match="digits:1 is there no more"):
+        registry.remove(workspace, first)
+    assert registry.remove(workspace, second) == 6000
+    assert registry.versions_of(workspace).names() == []
+    assert add(workspace, tmp_path, {"own": b"3"}).version == 3
+
+
+def test_equal_models_have_one_digest_and_others_have_not(workspace, tmp_path):
+    one, other = add(workspace, tmp_path, {"a": "1"}), add(workspace, tmp_path, {"a": "1"}, name="letters")
+    assert one.digest == other.digest
+    assert add(workspace, tmp_path, {"a": "2"}).digest != one.digest
+
+
+@pytest.mark.parametrize("name", ["", ".a", "a/b", "../a", "a b", "a:1", "ä", "a\n", "x" * 256, None, 3])
+def test_a_name_that_would_lead_elsewhere_is_refused_before_anything_is_made(workspace, tmp_path, name):
+    with pytest.raises(ModelError, match=r"the model name .*: give letters, digits"):
+        add(workspace, tmp_path, {"a": "1"}, name=name)
+    assert not workspace.exists()
+
+
+def test_a_folder_that_can_t_be_written_is_said_in_a_sentence(workspace, tmp_path, monkeypatch):
+    def refused(*given, **values):
+        raise PermissionError(13, "Permission denied", "models/.parts")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(ModelError, match=r"model 'digits' can't be registered: Permission denied: 'models/\.parts'\."):
+        registry.add(workspace, "digits", sources.ModelSource(top="a", is_folder=False, files=(), said="a"))

@@ -1,0 +1,167 @@
+"""What may become a model, and what is refused: each with one clear sentence."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from paceline.errors import ModelError
+from paceline.models import sources
+from paceline.runs import states
+from tests.helpers import make_run, write_tree
+
+
+@pytest.fixture
+def made(tmp_path):
+    return write_tree(tmp_path / "made", {"weights": "1", "sub/config": "2"})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder, fd = make_run(tmp_path / "runs", status=states.RUNNING)
+    os.close(fd)
+    write_tree(
+        folder.path, {"outputs/model/a": "1", "outputs/best.bin": "2", "checkpoints/step-9/w": "3", "work/x": "4"}
+    )
+    return folder
+
+
+def names(source):
+    return [file.name for file in source.files]
+
+
+def test_a_folder_is_taken_with_its_name_and_all_below_it(made):
+    source = sources.local(made)
+    assert (source.top, source.is_folder, names(source)) == ("made", True, ["made/sub/config", "made/weights"])
+    assert sources.local(f"{made}/").top == "made"
+    assert names(sources.local(made / "weights")) == ["weights"]
+
+
+def test_the_working_directory_has_a_name_too(made, monkeypatch):
+    monkeypatch.chdir(made)
+    assert sources.local(".").top == "made"
+    assert names(sources.local("./weights")) == ["weights"]
+
+
+def test_links_in_a_folder_of_one_s_own_stand_for_what_they_lead_to(made, tmp_path):
+    """As libraries that keep files by content lay them out."""
+    write_tree(tmp_path, {"contents/0a1b": "tensor", "more/x": "1"})
+    (made / "model.safetensors").symlink_to("../contents/0a1b")
+    (made / "more").symlink_to(tmp_path / "more")
+    assert names(sources.local(made)) == ["made/model.safetensors", "made/more/x", "made/sub/config", "made/weights"]
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def unix_socket(path):
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (pipe, r"odd' is a pipe: a model keeps files alone\. Remove it"),
+        (unix_socket, r"odd' is a socket: a model keeps files alone"),
+        (lambda path: path.symlink_to("nowhere"), r"odd' is a link that leads nowhere\. Remove it"),
+        (lambda path: path.symlink_to(".."), r"sub' is a link to a folder that it lies in|odd' is a link to a folder"),
+        (lambda path: path.symlink_to("odd"), r"odd' is a link that leads nowhere"),
+    ],
+    ids=["pipe", "socket", "dead-link", "circle", "own-circle"],
+)
+def test_what_is_no_file_is_refused_by_name(made, tmp_path, monkeypatch, spoil, said):
+    monkeypatch.chdir(made)  # a socket's path may have 107 characters
+    spoil(type(made)("sub/odd"))
+    with pytest.raises(ModelError, match=said):
+        sources.local(made)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nix", r"there is no 'nix' here: No such file or directory\. Name the file or folder"),
+        ("", "the path '': give the path"),
+        (None, "the path None: give the path"),
+        (3, "the path 3: give the path"),
+        ("empty", r"there is no file in the folder 'empty'\. Name the one that holds the model"),
+        ("pipe", r"'pipe' is a pipe, and no file or folder"),
+        ("link", r"'link' is a link that leads nowhere"),
+        ("/", r"'/' is no model's folder"),
+        ("weights/x", r"there is no 'weights/x' here: Not a directory"),
+    ],
+)
+def test_a_path_that_is_no_model_is_refused(made, monkeypatch, path, said):
+    monkeypatch.chdir(made)
+    os.makedirs("empty/deep")
+    os.mkfifo("pipe")
+    os.symlink("nowhere", "link")
+    with pytest.raises(ModelError, match=said):
+        sources.local(path)
+
+
+def test_a_name_that_is_no_text_is_refused(made):
+    (made / os.fsdecode(b"\xff")).write_text("1")
+    with pytest.raises(ModelError, match=r"is no UTF-8 text\. Rename the file"):
+        sources.local(made)
+
+
+# --- of a run
+
+
+def test_a_run_s_folder_is_taken_by_its_name_there(folder):
+    assert names(sources.of_run(folder, "outputs/model")) == ["model/a"]
+    assert names(sources.of_run(folder, "./outputs//best.bin")) == ["best.bin"]
+    assert names(sources.of_run(folder, "outputs")) == ["outputs/best.bin", "outputs/model/a"]
+
+
+def test_a_link_to_another_of_the_run_s_files_stands_for_that(folder):
+    (folder.outputs / "model/latest").symlink_to("../../checkpoints/step-9")
+    (folder.outputs / "link.bin").symlink_to("best.bin")
+    assert names(sources.of_run(folder, "outputs/model")) == ["model/a", "model/latest/w"]
+    source = sources.of_run(folder, "outputs/link.bin")
+    assert names(source) == ["link.bin"]
+    fd = source.files[0].open()
+    assert os.read(fd, 9) == b"2"
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("outputs/nix", r"has no file or folder 'outputs/nix'\. Its files: outputs/best\.bin, outputs/model/a\."),
+        ("/etc/passwd", r"'/etc/passwd' is no file of run .* leaves the run's folder.* --run RUN\)"),
+        ("../../other", "leaves the run's folder"),
+        ("", "is no file of run"),
+        ("run.json", "has no file or folder 'run.json'"),
+        ("outputs/out", "is behind a link that leads out of the run, and no file of the run's"),
+        ("outputs/pipe", "is a pipe, and no file of the run's"),
+        ("outputs/empty", "there is no file in the folder 'outputs/empty'"),
+        (
+            "outputs/bad",
+            r"outputs/bad/out of run .* is a link that leads out of the run, .*: a model keeps files alone",
+        ),
+        ("outputs/bad2", r"outputs/bad2/pipe of run .* is a pipe: a model keeps files alone"),
+    ],
+)
+def test_what_is_no_file_of_the_run_s_is_refused(folder, tmp_path, name, said):
+    write_tree(tmp_path, {"secret": "1"})
+    for place in ("empty", "bad", "bad2"):
+        (folder.outputs / place).mkdir()
+    for place in ("out", "bad/out"):
+        (folder.outputs / place).symlink_to(tmp_path / "secret")
+    for place in ("pipe", "bad2/pipe"):
+        os.mkfifo(folder.outputs / place)
+    with pytest.raises(ModelError, match=said):
+        sources.of_run(folder, name)
+
+
+def test_a_link_that_comes_in_the_place_of_a_run_s_file_is_not_followed(folder, tmp_path):
+    (file,) = sources.of_run(folder, "outputs/best.bin").files
+    (folder.outputs / "best.bin").unlink()
+    (folder.outputs / "best.bin").symlink_to(write_tree(tmp_path, {"secret": "1"}) / "secret")
+    with pytest.raises(OSError, match="symbolic links"):
+        file.open()
