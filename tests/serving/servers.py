@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def run(data):
 class Server:
     """A server that runs. client: at its address."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pass_fds: Sequence[int] = ()) -> None:
         self.folder = folder
         self.log_file = folder / "log"
         with open(self.log_file, "ab") as log:
@@ -43,6 +43,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
+                pass_fds=pass_fds,
             )
         self._client: httpx.Client | None = None
         self._lock = threading.Lock()

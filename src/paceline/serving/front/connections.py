@@ -1,6 +1,6 @@
-"""Connections: how many there may be, and how long one may take to say something.
+"""Connections: how many there may be, how long one may take to say something, and how much before its body.
 
-uvicorn waits for ever for the rest of a request, and for a client that does not read its answer.
+uvicorn holds a head of any size, and waits for ever for the rest of a request, and for a client that does not read its answer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ HEAD_S, READ_S = 15.0, 60.0
 #: Seconds for a body, and one more for each of so many bytes that have come.
 BODY_S, BODY_BYTES_PER_S = 30.0, 64 << 10
 _LOOK_S = 1.0
+#: Bytes of a request's path and headers together; what is in hand of them is held in memory.
+HEAD_BYTES = 64 << 10
 
 
 def protocol(limit: int) -> type[asyncio.Protocol]:
@@ -36,7 +38,7 @@ def protocol(limit: int) -> type[asyncio.Protocol]:
 
     class Counted(base):  # type: ignore[misc]
         def connection_made(self, transport: Any) -> None:
-            self.heard = 0
+            self.heard, self.head = 0, 0
             super().connection_made(transport)
             if len(self.connections) > limit:
                 transport.write(full)
@@ -45,6 +47,14 @@ def protocol(limit: int) -> type[asyncio.Protocol]:
         def data_received(self, data: bytes) -> None:
             self.heard += len(data)
             super().data_received(data)
+            cycle = self.cycle
+            if cycle is not None and not cycle.response_complete:
+                self.head = 0
+                return
+            self.head += len(data)
+            if self.head > HEAD_BYTES and not self.transport.is_closing():
+                self.transport.write(_LARGE)
+                self.transport.close()
 
     return Counted
 
@@ -106,4 +116,5 @@ class _Slow(NamedTuple):
     heard: int
 
 
+_LARGE = raw_answer("431 Request Header Fields Too Large", f"path and headers have more than {HEAD_BYTES} bytes.")
 _LATE = raw_answer("408 Request Timeout", "the request did not come whole in time.")

@@ -238,11 +238,17 @@ class Group:
         self._server.stop_listening()
         quiet_since = time.monotonic()
         while time.monotonic() < deadline and self.app.connections:
-            if not self.pool.is_empty or any(map(_is_busy, self.app.connections)):
+            if not self.pool.is_empty() or any(map(_is_busy, self.app.connections)):
                 quiet_since = time.monotonic()
             elif time.monotonic() - quiet_since > _IDLE_S:
                 break
             await asyncio.sleep(0.01)
+        if not self.pool.is_empty():
+            self.pool.cut_off()
+            for _ in range(100):
+                if self.pool.is_empty() and not any(map(_is_busy, self.app.connections)):
+                    break
+                await asyncio.sleep(0.01)
 
     # The state
 

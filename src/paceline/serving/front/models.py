@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from pathlib import Path
 
 from paceline.errors import ServingError
 from paceline.serving.config import ServedModel, ServerConfig
 
 _PIECE = 1 << 20
+_TICK_NS = 2_000_000_000
+
+
+#: (device, inode, size, time of change) of a file -> its digest: what has not been touched since is not read again.
+_known: dict[tuple[int, ...], str] = {}
 
 
 def verify(model: ServedModel) -> None:
@@ -43,9 +49,21 @@ def digest(path: str) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
     found = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
+        stamp = _stamp(file.fileno())
+        if stamp in _known:
+            return _known[stamp]
         while piece := file.read(_PIECE):
             found.update(piece)
+        # One that was written to meanwhile, or within the clock's tick, is read anew the next time.
+        if _stamp(file.fileno()) == stamp and time.time_ns() - stamp[3] > _TICK_NS:
+            _known[stamp] = found.hexdigest()
     return found.hexdigest()
+
+
+def _stamp(fd: int) -> tuple[int, int, int, int]:
+    found = os.fstat(fd)
+    # ctime: whoever sets a file's mtime back changes it.
+    return (found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
 
 
 def lay_out(config: ServerConfig, folder: Path) -> str | None:

@@ -16,9 +16,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from paceline.errors import ServingError
 from paceline.serving import wire
 from paceline.serving.config import ServerConfig
 from paceline.serving.front import process
+from paceline.serving.front.models import verify
 from paceline.serving.front.process import ModelProcess, Started
 from paceline.serving.model.answers import error
 
@@ -79,6 +81,7 @@ class Pool:
         self._ticks = 0
         #: A process that has grown too large -> the one that takes its place when it is ready.
         self._successors: dict[ModelProcess, ModelProcess] = {}
+        self._starting: set[asyncio.Task[None]] = set()
 
     @property
     def processes(self) -> list[ModelProcess]:
@@ -115,7 +118,6 @@ class Pool:
     def in_hand(self) -> int:
         return len(self._in_hand)
 
-    @property
     def is_empty(self) -> bool:
         return not self.queue and not self._in_hand
 
@@ -180,9 +182,22 @@ class Pool:
         for _ in range(-extra):
             self._adopt(generation, Started(config, self._folder, generation.model_dir))
 
+    def cut_off(self) -> None:
+        """Answer what waits and what is in hand, for there is no more time; the processes that have it end."""
+        self.is_closing = True
+        for waiting in self.queue:
+            if not waiting.future.done():
+                waiting.future.set_result(error(503, "the server ends."))
+        self.queue.clear()
+        for each in self._alive:
+            if each.in_hand:
+                each.kill("the server ends")
+
     async def close(self) -> None:
         """End all processes, whatever they have in hand."""
         self.is_closing = True
+        for task in self._starting:
+            task.cancel()
         for each in self._alive:
             each.kill("the server ends")
         while self._alive:
@@ -236,10 +251,12 @@ class Pool:
         self._alive.discard(one)
         if one in generation.processes:
             generation.processes.remove(one)
-        if self._successors.pop(one, None) is not None:
-            # What was to take its place is being loaded already, and is one of the generation's.
-            pass
-        elif not self.is_closing and generation in (self.current, self.next):
+        for old, new in list(self._successors.items()):
+            if new is one:
+                del self._successors[old]
+        # What is to take its place may be there already, and is one of the generation's.
+        is_followed = self._successors.pop(one, None) is not None or one.is_retired
+        if not is_followed and not self.is_closing and generation in (self.current, self.next):
             self._replace(generation, one)
         self._changed()
 
@@ -253,18 +270,35 @@ class Pool:
             _log.warning("model process %d is replaced: %s", one.pid, one.reason)
         why = one.cause
         self.restarts[why] = self.restarts.get(why, 0) + 1
-        if one.error is None:
-            self._again(generation)
-            return
-        asyncio.get_running_loop().call_later(self._pause_s, self._again, generation)
-        self._pause_s = min(_LAST_PAUSE_S, self._pause_s * 2)
+        pause_s = 0.0
+        if one.error is not None:
+            pause_s, self._pause_s = self._pause_s, min(_LAST_PAUSE_S, self._pause_s * 2)
+        task = asyncio.ensure_future(self._again(generation, pause_s))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
 
-    def _again(self, generation: Generation) -> None:
-        if self.is_closing or generation not in (self.current, self.next):
+    async def _again(self, generation: Generation, pause_s: float) -> None:
+        """Start a process in place of one that has ended, as soon as the model's files are as they were registered."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(pause_s)
+            # Fewer may be asked for by now.
+            if (
+                self.is_closing
+                or generation not in (self.current, self.next)
+                or len(generation.processes) >= generation.config.workers
+            ):
+                return
+            try:
+                for model in generation.config.models:
+                    await loop.run_in_executor(None, verify, model)
+            except ServingError as error:
+                _log.error("a model process could not load: %s", error)
+                pause_s, self._pause_s = self._pause_s, min(_LAST_PAUSE_S, self._pause_s * 2)
+                continue
+            if len(generation.processes) < generation.config.workers and not self.is_closing:
+                self._adopt(generation, Started(generation.config, self._folder, generation.model_dir))
             return
-        # Fewer may be asked for by now.
-        if len(generation.processes) < generation.config.workers:
-            self._adopt(generation, Started(generation.config, self._folder, generation.model_dir))
 
     def _feed_all(self) -> None:
         for each in self.processes:

@@ -83,6 +83,8 @@ class ModelProcess(asyncio.Protocol):
         #: Why it is to end, where the front has decided that, and of which kind that is, for the metrics.
         self.reason: str | None = None
         self.cause = "died"
+        #: It ends by plan, and nothing takes its place.
+        self.is_retired = False
         #: Nobody has been told yet that it is ready.
         self.is_new = True
         self._told, self._answered = told, answered
@@ -108,7 +110,7 @@ class ModelProcess(asyncio.Protocol):
         """End it as soon as it has nothing in hand."""
         if self.state == ENDED:
             return
-        self.state, self.reason = RETIRING, self.reason or reason
+        self.state, self.reason, self.is_retired = RETIRING, self.reason or reason, True
         if not self.in_hand:
             self.kill(reason)
 

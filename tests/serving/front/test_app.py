@@ -1,0 +1,275 @@
+"""What comes from outside: right and wrong requests at a real server, which goes on after each."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serving.servers import PATIENCE_S, serving
+
+LIMIT = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    script = """
+    import json
+    def init():
+        pass
+    def run(data):
+        return {"size": len(data)}
+    """
+    with serving(tmp_path_factory.mktemp("front"), script, max_body_bytes=LIMIT) as server:
+        yield server
+        assert server.score("12").json() == {"size": 2}
+        assert server.state["workers"][0]["state"] == "ready"
+        assert "Traceback" not in server.log
+
+
+@contextlib.contextmanager
+def connection(server):
+    with socket.create_connection(("127.0.0.1", server.state["port"]), timeout=PATIENCE_S) as made:
+        yield made
+
+
+def answer_to(server, data: bytes) -> bytes:
+    """All that a server sends until it closes the connection."""
+    with connection(server) as made:
+        made.sendall(data)
+        return read_all(made)
+
+
+def read_all(made: socket.socket) -> bytes:
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while part := made.recv(65536):
+            found += part
+    return found
+
+
+def resident(server) -> int:
+    return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read(server):
+    answer = server.score(b"1" * (LIMIT + 1))
+    assert answer.status_code == 413
+    assert answer.json() == {"message": f"the body has more than {LIMIT} bytes, which is max_body_bytes."}
+    assert server.score(b"1" * LIMIT).json() == {"size": LIMIT}
+
+
+def test_a_body_of_a_gigabyte_is_never_held(server):
+    before = resident(server)
+    with connection(server) as made:
+        made.sendall(b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-length: 1073741824\r\n\r\n")
+        sent, piece = 0, b"1" * (1 << 20)
+        # As a client does that sends first and reads then, until it is stopped.
+        with contextlib.suppress(ConnectionError):
+            while sent < 64 << 20:
+                sent += made.send(piece)
+        assert b" 413 " in made.recv(65536)
+    assert resident(server) - before < 32 << 20
+
+
+def test_a_body_without_a_length_is_refused_at_the_limit(server):
+    def pieces():
+        for _ in range(100):
+            yield b"1" * (LIMIT // 10)
+
+    with httpx.Client(timeout=PATIENCE_S) as client:
+        try:
+            status = client.post(f"{server.url}/score", content=pieces()).status_code
+        except (httpx.WriteError, httpx.ReadError):
+            status = 413  # it was cut off while it sent
+    assert status == 413
+
+
+def test_a_body_that_is_packed_is_not_unpacked(server):
+    bomb = gzip.compress(b"0" * (100 << 20))
+    assert len(bomb) < LIMIT
+    answer = server.score(bomb, headers={"content-encoding": "gzip"})
+    assert answer.status_code == 415
+    assert answer.json() == {"message": "content-encoding 'gzip' is not unpacked here. Send the body as it is."}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\r\n\r\n",
+        b"no http at all\r\n\r\n",
+        b"POST /score HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+        b"POST /score HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n12",
+        b"POST /score HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"".join(b"x%d: y\r\n" % at for at in range(20_000)) + b"\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+    ids=["empty", "words", "minus", "two lengths", "chunk", "long path", "many headers", "tls"],
+)
+def test_what_is_no_request_is_refused(server, data):
+    with connection(server) as made:
+        with contextlib.suppress(ConnectionError):
+            made.sendall(data)
+        made.shutdown(socket.SHUT_WR)
+        found = read_all(made)
+    assert found == b"" or found.split(b" ")[1][:1] in (b"4", b"2")
+    assert server.score("1").status_code == 200
+
+
+def test_a_head_without_end_is_never_held(server):
+    before = resident(server)
+    with connection(server) as made:
+        with contextlib.suppress(ConnectionError):
+            made.sendall(b"GET / HTTP/1.1\r\nx: ")
+            for _ in range(64):
+                made.sendall(b"y" * (1 << 20))
+        found = read_all(made)
+    assert b" 431 " in found or found == b""  # reset before it was read
+    assert resident(server) - before < 32 << 20
+
+
+def test_half_a_request_holds_no_model_process(server):
+    with contextlib.ExitStack() as stack:
+        for half in (b"POST /sc", b"POST /score HTTP/1.1\r\ncontent-length: 100\r\n\r\nhalf"):
+            made = stack.enter_context(connection(server))
+            made.sendall(half)
+        assert server.score("1").json() == {"size": 1}
+
+
+def test_a_client_that_goes_before_its_answer_is_forgotten(server):
+    for _ in range(20):
+        with connection(server) as made:
+            made.sendall(b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n1")
+    assert server.score("1").json() == {"size": 1}
+
+
+def test_requests_one_after_the_other_without_waiting_are_all_answered(server):
+    one = b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n1"
+    found = answer_to(server, one * 4 + one.replace(b"host", b"connection: close\r\nhost"))
+    assert found.count(b'{"size": 1}') == 5
+
+
+def test_ten_thousand_connections_do_not_keep_it_from_answering(server):
+    """As many as this process may open; the server, which may open as many, answers beside them or says that it is full."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 10_000 if hard == resource.RLIM_INFINITY else min(10_000, hard - 1000)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted + 1000, hard)), hard))
+    made = []
+    try:
+        for _ in range(wanted):
+            made.append(socket.create_connection(("127.0.0.1", server.state["port"]), timeout=PATIENCE_S))
+        for one in made[:: max(1, wanted // 50)]:
+            one.sendall(b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n1")
+            assert one.recv(65536).startswith(b"HTTP/1.1 200")
+        assert server.score("1").status_code == 200
+    finally:
+        for one in made:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/score/../../etc/passwd",
+        "/..%2f..%2fetc%2fpasswd",
+        "/v2/models/..%2f..%2f/infer",
+        "/score%00",
+        "//score",
+        "/%0d%0aX:y",
+    ],
+    ids=range(6),
+)
+def test_a_path_that_is_none_of_ours_is_not_found(server, path):
+    with httpx.Client(timeout=PATIENCE_S) as client:
+        request = client.build_request("POST", server.url, content="1")
+        request.url = httpx.URL(server.url, raw_path=path.encode())
+        assert client.send(request).status_code == 404
+
+
+def test_no_client_writes_lines_of_its_own_into_the_log(server):
+    server.client.get("/%0aforged", headers={"x-request-id": "a\tb"})
+    answer_to(server, b"GET /\xc3\xa4\x1b[31m HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    deadline = time.monotonic() + PATIENCE_S
+    while "%0aforged" not in server.log and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "\nforged" not in server.log
+    assert "\x1b" not in server.log
+
+
+def test_each_request_has_a_line_with_its_id(server):
+    server.score("1", headers={"x-request-id": "my-own-id"})
+    deadline = time.monotonic() + PATIENCE_S
+    while "my-own-id" not in server.log and time.monotonic() < deadline:
+        time.sleep(0.05)
+    line = next(line for line in server.log.splitlines() if "my-own-id" in line)
+    assert " POST /score 200 11 " in line
+
+
+def test_metrics_are_counted(server):
+    def value(name: str) -> float:
+        text = server.client.get("/metrics").text
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+
+    name = 'paceline_requests_total{service="svc",path="/score",status="200"}'
+    before = value(name)
+    for _ in range(3):
+        server.score("1")
+    assert value(name) == before + 3
+    assert value('paceline_request_seconds_count{service="svc",path="/score"}') >= before + 3
+    assert value("paceline_model_processes_ready") == 1
+    assert value("paceline_model_process_resident_bytes") > 1 << 20
+
+
+def test_a_head_of_a_request_that_does_not_come_is_given_up(tmp_path, monkeypatch):
+    from paceline.serving.front import connections
+
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom paceline.serving.front import connections, start\n"
+        "connections.HEAD_S = connections.BODY_S = 0.2\nconnections._LOOK_S = 0.05\n"
+        "sys.exit(start.run(Path(sys.argv[1])))\n"
+    )
+    assert connections.HEAD_S > 5
+    import subprocess
+    import sys
+
+    from paceline.serving.state import read_state
+    from tests.serving.servers import ECHO, write_config
+
+    write_config(tmp_path, ECHO)
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "config.json")], cwd=tmp_path) as process:
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while (read_state(tmp_path) or {}).get("state") != "ready":
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            port = (read_state(tmp_path) or {})["port"]
+            for half in (b"", b"POST /sc", b"POST /score HTTP/1.1\r\ncontent-length: 100\r\n\r\nhalf"):
+                with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as made:
+                    made.sendall(half)
+                    assert b" 408 " in read_all(made)
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as made:
+                # One that has been answered may wait longer for its next request.
+                one = b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n1"
+                made.sendall(one)
+                assert b" 200 " in made.recv(65536)
+                time.sleep(0.6)
+                made.sendall(one)
+                assert b" 200 " in made.recv(65536)
+        finally:
+            process.terminate()
+            assert process.wait(PATIENCE_S) == 0
+
+
+def test_json_of_every_answer_is_json(server):
+    for path in ("/none", "/v2", "/livez", "/readyz", "/swagger.json"):
+        json.loads(server.client.get(path).text)

@@ -1,0 +1,232 @@
+"""Model processes: those that die, hang, grow, or have too much to do, while others answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from paceline.system.processes import is_alive
+from tests.serving.load import load
+from tests.serving.servers import PATIENCE_S, serving
+
+SLEEPS = """
+import json, os, time
+def init():
+    pass
+def run(data):
+    seconds = json.loads(data)
+    if seconds == "pid":
+        return os.getpid()
+    if seconds == "grow":
+        global kept
+        kept = bytearray(b"x") * (300 << 20)
+        return "grown"
+    time.sleep(seconds)
+    return seconds
+"""
+
+
+def pids(server) -> list[int]:
+    return [each["pid"] for each in server.state["workers"] if each["state"] == "ready"]
+
+
+def test_of_a_process_that_is_killed_only_what_it_had_in_hand_is_lost_and_answered(tmp_path):
+    with serving(tmp_path, SLEEPS, workers=2) as server:
+        server.wait(lambda state: len(pids(server)) == 2)
+        with load(server, 8, 0.002) as calls:
+            for _ in range(3):
+                calls.wait_for(50)
+                before = pids(server)
+                os.kill(before[0], signal.SIGKILL)
+                server.wait(lambda state, before=before: len(pids(server)) == 2 and before[0] not in pids(server))
+            calls.wait_for(50)
+        assert set(calls.outcomes) <= {200, 502}
+        # One request at a time is in a process's hand.
+        assert calls.outcomes[502] <= 3
+        text = server.client.get("/metrics").text
+    assert 'paceline_model_process_restarts_total{service="svc",reason="died"} 3' in text
+    assert "SIGKILL" in server.log
+
+
+def test_with_one_process_requests_wait_until_the_next_is_there(tmp_path):
+    with serving(tmp_path, SLEEPS) as server, ThreadPoolExecutor(4) as threads:
+        first = threads.submit(server.score, "60")
+        server.wait(lambda state: 'requests_running{service="svc"} 1' in server.client.get("/metrics").text)
+        others = [threads.submit(server.score, "0") for _ in range(3)]
+        os.kill(pids(server)[0], signal.SIGKILL)
+        answer = first.result(PATIENCE_S)
+        assert answer.status_code == 502
+        assert answer.json() == {
+            "message": "the model process ended while it had this request: it was ended by SIGKILL."
+        }
+        assert [other.result(PATIENCE_S).status_code for other in others] == [200] * 3
+
+
+def test_past_the_time_limit_the_answer_is_504_and_the_process_another_one(tmp_path):
+    with serving(tmp_path, SLEEPS, timeout_s=1.0) as server:
+        before = server.score('"pid"').json()
+        answer = server.score("100")
+        assert answer.status_code == 504
+        assert answer.json() == {"message": "Scoring timeout after 1000 ms"}
+        assert server.score('"pid"').json() != before
+        assert not is_alive(before)
+        assert 'reason="time-out"} 1' in server.client.get("/metrics").text
+
+
+def test_more_requests_than_may_wait_are_told_to_come_again(tmp_path):
+    with serving(tmp_path, SLEEPS, max_queue=2) as server:
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda _: server.score("0.5"), range(8)))
+        statuses = Counter(answer.status_code for answer in found)
+        assert set(statuses) == {200, 503}
+        assert statuses[200] >= 3
+        refused = next(answer for answer in found if answer.status_code == 503)
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json() == {"message": "2 requests wait already; come again."}
+
+
+def test_a_request_that_waits_too_long_is_told_to_come_again(tmp_path):
+    with serving(tmp_path, SLEEPS, timeout_s=1.0) as server:
+        with ThreadPoolExecutor(4) as threads:
+            found = [each.status_code for each in threads.map(lambda _: server.score("0.8"), range(4))]
+        assert set(found) == {200, 503}
+
+
+def test_a_process_that_has_grown_is_replaced_and_no_request_is_lost(tmp_path):
+    with serving(tmp_path, SLEEPS, memory_limit_bytes=250 << 20) as server:
+        before = server.score('"pid"').json()
+        with load(server, 4, 0.001) as calls:
+            assert server.score('"grow"').json() == "grown"
+            server.wait(lambda state: pids(server) and before not in pids(server))
+            calls.wait_for(20)
+        assert set(calls.outcomes) == {200}
+        assert "it has 3" in server.log
+        assert 'reason="memory"} 1' in server.client.get("/metrics").text
+
+
+def test_a_script_that_ends_its_process_is_answered_and_goes_on(tmp_path):
+    script = """
+    import os, json
+    def init():
+        pass
+    def run(data):
+        if json.loads(data) == 13:
+            os._exit(5)
+        return "fine"
+    """
+    with serving(tmp_path, script) as server:
+        answer = server.score("13")
+        assert (answer.status_code, "exit code 5" in answer.json()["message"]) == (502, True)
+        assert server.score("1").json() == "fine"
+
+
+def test_a_process_that_loads_no_more_is_tried_again_with_pauses(tmp_path):
+    script = """
+    import os
+    def init():
+        if os.path.exists("broken"):
+            raise RuntimeError("the file is broken")
+    def run(data):
+        return "fine"
+    """
+    with serving(tmp_path, script) as server:
+        (tmp_path / "src" / "broken").touch()
+        os.kill(pids(server)[0], signal.SIGKILL)
+        deadline = time.monotonic() + PATIENCE_S
+        while "could not load: RuntimeError: the file is broken" not in server.log:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert server.client.get("/readyz").status_code == 503
+        assert server.client.get("/livez").status_code == 200
+        server.wait(lambda state: state["state"] == "unready")
+        (tmp_path / "src" / "broken").unlink()
+        assert server.score("1").json() == "fine"
+
+
+def test_what_a_script_has_started_ends_with_it(tmp_path):
+    script = """
+    import subprocess
+    def init():
+        global child
+        child = subprocess.Popen(["sleep", "600"])
+    def run(data):
+        return child.pid
+    """
+    with serving(tmp_path, script) as server:
+        first = server.score("1").json()
+        before = pids(server)
+        os.kill(before[0], signal.SIGKILL)
+        server.wait(lambda state: pids(server) and pids(server) != before)
+        second = server.score("1").json()
+        assert (is_alive(first), is_alive(second)) == (False, True)
+    assert not is_alive(second)
+
+
+def test_model_processes_end_with_a_front_that_is_killed(tmp_path):
+    with serving(tmp_path, SLEEPS, workers=2) as server:
+        server.wait(lambda state: len(pids(server)) == 2)
+        left = pids(server)
+        thread = threading.Thread(target=_ignore, args=(server, "600"))
+        thread.start()
+        server.wait(lambda state: 'requests_running{service="svc"} 1' in server.client.get("/metrics").text)
+        server.process.kill()
+        server.process.wait()
+        deadline = time.monotonic() + PATIENCE_S
+        while any(map(is_alive, left)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        thread.join(PATIENCE_S)
+
+
+def _ignore(server, body) -> None:
+    import httpx
+
+    with contextlib.suppress(httpx.HTTPError):
+        server.score(body)
+
+
+@pytest.mark.parametrize("kind", ["sdk", "typed"])
+def test_scripts_that_take_batches_are_given_what_waits(tmp_path, kind):
+    script = {
+        "sdk": """
+        import json, time
+        sizes = []
+        def init(): pass
+        def run(data): raise AssertionError
+        def run_batch(texts):
+            time.sleep(0.1)
+            values = [json.loads(text) for text in texts]
+            if 13 in values: raise RuntimeError("unlucky")
+            sizes.append(len(texts))
+            return sizes and [max(sizes) if value == "most" else value for value in values]
+        """,
+        "typed": """
+        import time
+        from typing import Any
+        sizes = []
+        def predict(x: int): raise AssertionError
+        def predict_batch(calls):
+            time.sleep(0.1)
+            values = [call["x"] for call in calls]
+            if 13 in values: raise RuntimeError("unlucky")
+            sizes.append(len(calls))
+            return [max(sizes) if value == -1 else value for value in values]
+        """,
+    }[kind]
+    with serving(tmp_path, script, max_batch=4) as server:
+
+        def ask(value):
+            return server.score(value if kind == "sdk" else {"x": value})
+
+        with ThreadPoolExecutor(16) as threads:
+            found = list(threads.map(ask, range(16)))
+        assert [answer.status_code for answer in found] == [200] * 13 + [500] + [200] * 2
+        assert [answer.json() for answer in found[:13]] == list(range(13))
+        assert ask('"most"' if kind == "sdk" else -1).json() in (2, 3, 4)
