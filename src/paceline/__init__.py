@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from paceline.sweeps.policies.asha import ASHA, Hyperband
     from paceline.sweeps.policies.bandit import Bandit
     from paceline.sweeps.policies.median import MedianStopping
+    from paceline.sweeps.policies.population import PopulationBasedTraining
     from paceline.sweeps.policies.truncation import TruncationSelection
     from paceline.sweeps.sweep import Sweep
     from paceline.sweeps.sweep_run import SweepRun
@@ -78,6 +79,7 @@ _HOMES = {
     "paceline.sweeps.policies.asha": ("ASHA", "Hyperband"),
     "paceline.sweeps.policies.bandit": ("Bandit",),
     "paceline.sweeps.policies.median": ("MedianStopping",),
+    "paceline.sweeps.policies.population": ("PopulationBasedTraining",),
     "paceline.sweeps.policies.truncation": ("TruncationSelection",),
     "paceline.sweeps.sweep": ("Sweep",),
     "paceline.sweeps.sweep_run": ("SweepRun",),
@@ -101,6 +103,7 @@ __all__ = [
     "MedianStopping",
     "Model",
     "PipelineParallel",
+    "PopulationBasedTraining",
     "PyTorch",
     "Run",
     "RunRecord",

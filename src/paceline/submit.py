@@ -61,12 +61,14 @@ def submit(
     leave_out: Sequence[Path] = (),
     run_id: str | None = None,
     warnings: Sequence[str] = (),
+    checkpoints: Path | None = None,
 ) -> RunFolder:
     """Start a run of `job` and return its folder at once; the run goes on when this program ends.
 
     trial: what the record says of a sweep's child.
     values: of the job's secrets, in place of what lies at their places. leave_out: files that the snapshot is not to hold.
     run_id: of the new run; by default a fresh one. warnings: sentences that its record is to have from the start.
+    checkpoints: a folder whose copy the run finds as its own checkpoints.
 
     Raises:
         UserError: anything that can be known to be wrong before a process starts.
@@ -118,7 +120,7 @@ def submit(
     )
     # From here on readers see the run, and this process as the one that looks after it.
     try:
-        lock_fd = store.create(runs_dir, record, secrets)
+        lock_fd = store.create(runs_dir, record, secrets, checkpoints)
     except BaseException:
         # A supervisor that was loaded early waits for this run.
         target.release(runs_dir / run_id)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import FileNameError, WorkspaceError
-from paceline.runs.ids import check_experiment_name, check_run_id, new_run_id
+from paceline.runs.ids import age_key, check_experiment_name, check_run_id, is_trial, new_run_id
 
 
 def test_a_new_id_is_the_experiment_the_second_and_eight_hex_digits():
@@ -74,3 +74,10 @@ def test_the_longest_name_makes_an_id_that_is_one():
 def test_too_long_a_name_is_refused():
     with pytest.raises(WorkspaceError, match="at most 200"):
         check_experiment_name("a" * 201)
+
+
+def test_the_runs_of_trials_are_told_from_others_and_sort_behind_their_sweep():
+    sweep = "a_1_12345678_1700000000_12345678"
+    assert [is_trial(f"{sweep}{tail}") for tail in ("", "_3", "_3_2", "_3_2_1")] == [False, True, True, False]
+    names = [sweep, f"{sweep}_3", f"{sweep}_3_2", f"{sweep}_3_10", f"{sweep}_20"]
+    assert sorted([*names[2:], *names[:2]], key=age_key) == names

@@ -16,7 +16,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt
 from paceline.system import locks, processes
 from paceline.system.files import json_lines, read_json, write_json
-from tests.helpers import RUN_ID, fill_disk, make_record, make_run, start_python, wait_until
+from tests.helpers import RUN_ID, fill_disk, make_record, make_run, start_python, wait_until, write_tree
 
 LIVE = [status for status in states.ALL if status not in states.TERMINAL]
 
@@ -478,3 +478,15 @@ def test_who_may_read_a_workspace_sees_the_states_of_its_runs(runs_dir, is_alive
     assert done.stdout.split()[:1] == (["Running"] if is_alive else ["Failed"]), done.stderr
     if is_alive:
         os.close(fd)
+
+
+def test_a_run_finds_a_copy_of_the_checkpoints_that_it_is_given(runs_dir, tmp_path):
+    write_tree(tmp_path / "others", {"step_3/model.pt": "weights"})
+    os.close(store.create(runs_dir, make_record(), checkpoints=tmp_path / "others"))
+    assert (RunFolder(runs_dir / RUN_ID).checkpoints / "step_3/model.pt").read_text() == "weights"
+
+
+def test_checkpoints_that_can_not_be_copied_leave_nothing(runs_dir, tmp_path):
+    with pytest.raises(WorkspaceError, match="gone"):
+        store.create(runs_dir, make_record(), checkpoints=tmp_path / "gone")
+    assert os.listdir(runs_dir) == []

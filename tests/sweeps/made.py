@@ -10,6 +10,7 @@ from typing import Any
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
+from paceline.sweeps.children import child_id
 from paceline.sweeps.spec import SweepSpec
 from tests.helpers import make_record
 
@@ -30,25 +31,32 @@ def add_trial(
     *,
     chosen: dict[str, Any] | None = None,
     metric: str = "loss",
+    leg: int = 1,
+    first_step: int | None = None,
+    told: dict[str, Any] | None = None,
     **changes: Any,
 ) -> RunFolder:
-    """A child of the sweep in this state, which has logged this curve."""
+    """A child of the sweep in this state, which has logged this curve.
+
+    leg: which run of its trial. first_step: of the curve; None for values without steps. told: more of the record's trial.
+    """
     record = make_record(
-        f"{sweep.run_id}_{number}",
+        child_id(sweep.run_id, number, leg),
         parent_run_id=sweep.run_id,
-        trial={"number": number, "chosen": chosen or {}, "values": values},
+        trial={"number": number, "chosen": chosen or {}, "values": values, **(told or {})},
         started_utc="2026-01-01T00:00:00.000Z",
     )
     folder = _made(sweep.path.parent, record, status, ended_utc="2026-01-01T00:00:05.000Z", **changes)
-    log_values(folder, metric, curve)
+    log_values(folder, metric, curve, first_step)
     return folder
 
 
-def log_values(folder: RunFolder, metric: str, values: tuple[float, ...]) -> None:
+def log_values(folder: RunFolder, metric: str, values: tuple[float, ...], first_step: int | None = None) -> None:
     """Add values to what rank 0 of the run has logged."""
     with folder.metric_log(0).open("a") as log:
-        for value in values:
-            log.write(json.dumps({"name": metric, "value": value, "time": 0.0, "step": None}) + "\n")
+        for number, value in enumerate(values):
+            step = None if first_step is None else first_step + number
+            log.write(json.dumps({"name": metric, "value": value, "time": 0.0, "step": step}) + "\n")
 
 
 #: Locks of sweeps and trials that go on, held until this process ends.

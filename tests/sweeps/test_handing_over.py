@@ -66,7 +66,7 @@ def test_an_engine_that_takes_nothing_is_asked_ever_less_and_not_without_an_end(
         # The same point all the time: a sampler that is asked twice for a trial proposes something else.
         assert all(point == engine.points[0] for point in engine.points)
         assert "does not take trial 0: slurmctld" in str(store.stored(folder).waiting_for)
-        assert not sweep.folder_of(0).path.exists()
+        assert not sweep.next_folder(0).path.exists()
 
 
 def test_an_engine_that_takes_trials_again_is_forgiven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from paceline.system.files import append_line, json_lines, make_own, read_json, write_json, write_whole
+from paceline.system.files import append_line, copy_tree, json_lines, make_own, read_json, write_json, write_whole
 from tests.helpers import run_python, start_python
 
 
@@ -169,3 +169,23 @@ def test_a_folder_that_somebody_else_may_write_to_is_not_taken(tmp_path):
     for name, what in wrong.items():
         with pytest.raises(PermissionError, match=f"{name}' {what}.*so nothing is put there. Remove it"):
             make_own(tmp_path / name)
+
+
+def test_a_copied_tree_is_the_same_and_shares_nothing_that_is_written(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "model.pt").write_bytes(b"weights" * 1000)
+    os.chmod(source / "deep" / "model.pt", 0o640)
+    os.utime(source / "deep" / "model.pt", (1, 1_600_000_000))
+    (source / "latest").symlink_to("deep")
+    (source / "lost").symlink_to("nowhere")
+    target.mkdir()
+    copy_tree(source, target)
+    copied = target / "deep" / "model.pt"
+    assert copied.read_bytes() == b"weights" * 1000
+    assert (copied.stat().st_mode & 0o777, copied.stat().st_mtime) == (0o640, 1_600_000_000)
+    assert [os.readlink(target / name) for name in ("latest", "lost")] == ["deep", "nowhere"]
+    # A script writes into its checkpoint in place.
+    with copied.open("r+b") as file:
+        file.write(b"other")
+    assert (source / "deep" / "model.pt").read_bytes().startswith(b"weights")

@@ -32,9 +32,10 @@ from paceline.sweeps.live.board import Standing
 from paceline.sweeps.pictures import draw
 from paceline.sweeps.pictures import png as pngs
 from paceline.sweeps.points import ENVIRONMENT, WAYS, job_of, text_of, variable
+from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.spec import SweepSpec
-from paceline.sweeps.trial import Trial, ranked
+from paceline.sweeps.trial import SHOWN_PAUSED, Leg, Trial, ranked
 from paceline.workspace import Workspace
 
 #: Points that --dry-run shows.
@@ -111,15 +112,18 @@ def show(
     # 0 is for all, as a slice without an end is.
     order = ranked(trials, sweep.goal)[: top or None]
     if as_json:
-        print_json({**summary(folder, record), "sweep": sweep.to_json(), "trials": results.rows(order, sweep)})
+        runs = {"runs": results.lineage(trials, sweep)} if pausing(sweep.stop) else {}
+        print_json({**summary(folder, record), "sweep": sweep.to_json(), "trials": results.rows(order, sweep), **runs})
         return 0
-    over = sum(trial.is_over for trial in trials)
+    paused = sum(trial.shown == SHOWN_PAUSED for trial in trials)
+    over = sum(trial.is_over for trial in trials) - paused
+    running = f"{len(trials) - over - paused} running{f', {paused} paused' if paused else ''}"
     print_fields(
         [
             ("Sweep", record.run_id),
             ("Status", record.status),
             ("Metric", f"{sweep.metric}, to {sweep.goal}"),
-            ("Trials", f"{over} of {sweep.trials} ended, {len(trials) - over} running"),
+            ("Trials", f"{over} of {sweep.trials} ended, {running}"),
             *([("Waits for", record.waiting_for)] if record.waiting_for else []),
             *([("Why", str(record.failure.message))] if record.failure else []),
             *[("Warning", warning) for warning in record.warnings],
@@ -157,10 +161,11 @@ def best(run_id: SweepId, as_json: Json = False) -> int:
     if found is None:
         raise SweepError(f"no trial of {folder.run_id} has logged {sweep.metric!r} yet.")
     if as_json:
-        print_json(results.rows([found], sweep)[0])
+        print_json(results.best_row(found, sweep))
         return 0
-    print(found.run_id)
-    print(f"{sweep.metric} {found.best(sweep.goal):g}", *_said(found), sep="\n", file=sys.stderr)
+    leg = found.best_leg(sweep.goal)
+    print(leg.run_id)
+    print(f"{sweep.metric} {found.best(sweep.goal):g}", *_said(leg), sep="\n", file=sys.stderr)
     return 0
 
 
@@ -281,5 +286,5 @@ def _print_trials(trials: Sequence[Trial], sweep: SweepSpec) -> None:
     print_table(table.header(names, sweep), rows, status_column=table.STATUS)
 
 
-def _said(trial: Trial) -> list[str]:
+def _said(trial: Leg) -> list[str]:
     return [visible(f"{name.lstrip('-')} {table.number(value)}") for name, value in trial.values.items()]

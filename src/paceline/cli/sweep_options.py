@@ -41,7 +41,7 @@ SWEEP = (
     VerbOption(
         "--stop",
         "Policy that stops trials early: asha(first=3,eta=3), hyperband(last=81), bandit(slack_factor=0.1), median, "
-        "truncation(truncation_percentage=20).",
+        "truncation(truncation_percentage=20). From checkpoints: asha(promote=true), pbt(interval=5,last=50).",
         "POLICY",
     ),
     VerbOption("--seed", "What is proposed depends on it; default: drawn.", "N", int),

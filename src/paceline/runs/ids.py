@@ -13,8 +13,8 @@ from paceline.errors import FileNameError, WorkspaceError
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
-#: The time in an id: seconds, and their fraction; a sweep's trials have a number after it.
-_AGE = re.compile(r"_([0-9]+)_([0-9a-f]{8})(?:_([0-9]+))?$")
+#: The time in an id: seconds, and their fraction; a sweep's trials have a number after it, and one more from their second run on.
+_AGE = re.compile(r"_([0-9]+)_([0-9a-f]{8})(?:_([0-9]+)(?:_([0-9]{1,6}))?)?$")
 #: Longest file name that the usual file systems take is 255 bytes; an id adds 20 to the experiment's name.
 _EXPERIMENT_LENGTH = 200
 
@@ -58,11 +58,11 @@ def new_run_id(experiment: str) -> str:
     return f"{experiment}_{int(now)}_{int(now % 1 * (1 << 20)):05x}{os.urandom(2).hex()[1:]}"
 
 
-def age_key(run_id: str) -> tuple[int, str, int]:
+def age_key(run_id: str) -> tuple[int, str, int, int]:
     """Sorts ids by the time in them, a sweep's trials by their numbers; ids that were given by hand, without one, come first."""
     found = _AGE.search(run_id)
     # A sweep has no number behind its time, and stands before its trial 0.
-    return (int(found[1]), found[2], int(found[3] or -1)) if found else (0, run_id, -1)
+    return (int(found[1]), found[2], int(found[3] or -1), int(found[4] or 1)) if found else (0, run_id, -1, 1)
 
 
 def experiment_of(run_id: str) -> str | None:

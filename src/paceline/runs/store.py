@@ -26,19 +26,21 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import age_key, check_run_id
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks, processes
-from paceline.system.files import PRIVATE, append_line, read_json, write_json
+from paceline.system.files import PRIVATE, append_line, copy_tree, read_json, write_json
 
 _BALLAST_BYTES = 1 << 16
 
 
-def create(runs_dir: Path, record: RunRecord, secrets: Mapping[str, str] | None = None) -> int:
+def create(
+    runs_dir: Path, record: RunRecord, secrets: Mapping[str, str] | None = None, checkpoints: Path | None = None
+) -> int:
     """Make the folder of a new run and write its first record; the open file that holds its lock.
 
-    secrets: the values of its job's secrets.
+    secrets: the values of its job's secrets. checkpoints: a folder whose copy the run finds as its own checkpoints.
     The folder appears under its own name only once it is complete, so no reader meets half a run.
 
     Raises:
-        WorkspaceError: the workspace can't be written to, or its disk is full.
+        WorkspaceError: the workspace can't be written to, or its disk is full; the checkpoints can't be copied.
     """
     folder = RunFolder(runs_dir / check_run_id(record.run_id))
     # Lists pass over a name that begins with a dot, and `removal.sweep` finds it if this process is killed here.
@@ -50,7 +52,7 @@ def create(runs_dir: Path, record: RunRecord, secrets: Mapping[str, str] | None 
         try:
             # The lock is taken while the folder is hidden: under its own name there is no moment at which nobody looks after
             # the run.
-            fd = _fill(hidden, record, secrets or {})
+            fd = _fill(hidden, record, secrets or {}, checkpoints)
             # It fails where there is a folder with something in it: of two runs of one id the second stops here at the latest.
             os.rename(hidden.path, folder.path)
         except BaseException:
@@ -66,9 +68,16 @@ def create(runs_dir: Path, record: RunRecord, secrets: Mapping[str, str] | None 
     return fd
 
 
-def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str]) -> int:
+def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str], checkpoints: Path | None) -> int:
     for part in (folder.logs, folder.outputs, folder.metrics, folder.checkpoints):
         part.mkdir()
+    if checkpoints is not None:
+        try:
+            copy_tree(checkpoints, folder.checkpoints)
+        except OSError as error:
+            raise WorkspaceError(
+                f"the checkpoints in {str(checkpoints)!r} can't be copied: {error}. See that they are there, and free some space."
+            ) from error
     # Space for the last records, taken while there is some.
     folder.ballast.write_bytes(b"\0" * _BALLAST_BYTES)
     if secrets:

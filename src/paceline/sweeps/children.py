@@ -1,56 +1,141 @@
-"""The trials of a sweep, read from its children: they are its storage."""
+"""The trials of a sweep, read from its children: they are its storage.
+
+A trial is a child `<sweep>_<number>`. Where the sweep's policy pauses trials, what goes on with one is a child of its own,
+`<sweep>_<number>_2`, `_3` and so on, whose record says from whose checkpoints it starts, and why.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.errors import RunNotFoundError
-from paceline.runs import read
+from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
-from paceline.sweeps.curves import CurveReader
+from paceline.sweeps.curves import CurveReader, Series
+from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.spec import SweepSpec
-from paceline.sweeps.trial import Trial
+from paceline.sweeps.trial import Leg, Trial
+
+#: Tags of a child: why it was paused; beyond how many values it was let while it ran, and why; why it was stopped.
+PAUSED, RUNG, PROMOTED, STOPPED = "paused", "rung", "promoted", "stopped"
 
 
-def child_id(sweep_id: str, number: int) -> str:
-    """The run id of a trial, as the Azure SDK numbers them: `<sweep>_<number from 0>`."""
-    return f"{sweep_id}_{number}"
+def child_id(sweep_id: str, number: int, leg: int = 1) -> str:
+    """The run id of a trial, as the Azure SDK numbers them: `<sweep>_<number from 0>`. leg: which of its runs, from 1."""
+    return f"{sweep_id}_{number}" if leg == 1 else f"{sweep_id}_{number}_{leg}"
 
 
 def children(sweep: RunFolder, first: int = 0) -> Iterator[RunRecord]:
-    """The records of the sweep's children, in order of their numbers from `first` on, as they are now."""
-    runs_dir = sweep.path.parent
+    """The records of the trials' first runs, in order of their numbers from `first` on, as they are now."""
     # Numbers are given out in order, one after the other: the first that is not there is the end.
-    number = first
-    while True:
-        folder = RunFolder(runs_dir / child_id(sweep.run_id, number))
-        if not folder.record.exists():
-            return
-        try:
-            yield read.record(folder)
-        except RunNotFoundError:
-            # It was removed between the two looks.
-            return
-        number += 1
+    while (record := _record(sweep, child_id(sweep.run_id, first))) is not None:
+        yield record
+        first += 1
 
 
-def trial_of(record: RunRecord, runs_dir: Path, spec: SweepSpec) -> Trial:
-    """What samplers and policies are told of a child."""
-    told = record.trial or {}
+def all_runs(sweep: RunFolder, spec: SweepSpec | None = None, first: int = 0) -> Iterator[list[RunRecord]]:
+    """The records of each trial's runs, as `children`.
+
+    spec: with it, further runs are looked for only where its policy makes any.
+    """
+    may_be_several = spec is None or pausing(spec.stop) is not None
+    for record in children(sweep, first):
+        yield [record, *(_later(sweep, first) if may_be_several else ())]
+        first += 1
+
+
+def runs_of(sweep: RunFolder, number: int) -> list[RunRecord]:
+    """The records of one trial's runs; none where it was removed."""
+    first = _record(sweep, child_id(sweep.run_id, number))
+    return [] if first is None else [first, *_later(sweep, number)]
+
+
+def has_more(sweep: RunFolder, trial: Trial) -> bool:
+    """Whether a trial has a run after the one that is known as its last."""
+    later = child_id(sweep.run_id, trial.number, len(trial.earlier) + 2)
+    return RunFolder(sweep.path.parent / later).record.exists()
+
+
+def _later(sweep: RunFolder, number: int) -> Iterator[RunRecord]:
+    leg = 2
+    while (record := _record(sweep, child_id(sweep.run_id, number, leg))) is not None:
+        yield record
+        leg += 1
+
+
+def _record(sweep: RunFolder, run_id: str) -> RunRecord | None:
+    folder = RunFolder(sweep.path.parent / run_id)
+    if not folder.record.exists():
+        return None
+    try:
+        return read.record(folder)
+    except RunNotFoundError:
+        # It was removed between the two looks.
+        return None
+
+
+def trial_of(records: Sequence[RunRecord], runs_dir: Path, spec: SweepSpec) -> Trial:
+    """What samplers and policies are told of a trial. records: of its runs, in order."""
+    earlier: list[Leg] = []
+    series = Series()
+    for record in records[:-1]:
+        reader = CurveReader(RunFolder(runs_dir / record.run_id).metrics, spec.metric)
+        series = series.then(reader)
+        earlier.append(_leg(record, reader.look()))
+    folder = RunFolder(runs_dir / records[-1].run_id)
+    reader = CurveReader(folder.metrics, spec.metric)
+    own = reader.look()
+    head = series.before(reader.steps).values
+    last = _leg(records[-1], own)
+    told = records[-1].trial or {}
+    tags = tags_and_properties.read(folder.notes).tags if pausing(spec.stop) is not None else {}
     return Trial(
         number=int(told.get("number", -1)),
-        run_id=record.run_id,
-        chosen=told.get("chosen") or {},
-        values=told.get("values") or {},
-        status=record.status,
-        curve=CurveReader(RunFolder(runs_dir / record.run_id).metrics, spec.metric).look(),
-        started_utc=record.started_utc,
-        ended_utc=record.ended_utc,
+        run_id=last.run_id,
+        chosen=last.chosen,
+        values=last.values,
+        status=last.status,
+        curve=head + own,
+        earlier=tuple(earlier),
+        begin=len(head),
+        source=last.source,
+        why=last.why,
+        paused=tags.get(PAUSED),
+        stopped=tags.get(STOPPED),
+        rung=max(int(told.get("rung", 0)), _whole(tags.get(RUNG))),
+        started_utc=records[0].started_utc,
+        ended_utc=records[-1].ended_utc,
     )
+
+
+def series_of(trial: Trial, runs_dir: Path, metric: str) -> Series:
+    """What all runs of a trial but the last have logged."""
+    series = Series()
+    for leg in trial.earlier:
+        series = series.then(CurveReader(RunFolder(runs_dir / leg.run_id).metrics, metric))
+    return series
 
 
 def trials(sweep: RunFolder, spec: SweepSpec) -> list[Trial]:
     """All trials of the sweep, in order of their numbers."""
-    return [trial_of(record, sweep.path.parent, spec) for record in children(sweep)]
+    return [trial_of(records, sweep.path.parent, spec) for records in all_runs(sweep, spec)]
+
+
+def _leg(record: RunRecord, curve: tuple[float, ...]) -> Leg:
+    told = record.trial or {}
+    return Leg(
+        run_id=record.run_id,
+        chosen=told.get("chosen") or {},
+        values=told.get("values") or {},
+        status=record.status,
+        curve=curve,
+        source=told.get("from"),
+        why=told.get("why"),
+    )
+
+
+def _whole(tag: str | None) -> int:
+    # People may write tags too.
+    return int(tag) if tag is not None and tag.isdigit() else 0

@@ -57,7 +57,7 @@ class Controller:
                 if changed:
                     self._stopping.judge()
                 self._handing_over.fill()
-                if not sweep.live and sweep.is_done:
+                if not sweep.live and sweep.is_done and not self._handing_over.is_waiting:
                     break
             time.sleep(_LOOK_S)
         ending.write(sweep)
@@ -69,7 +69,7 @@ class Controller:
         sweep = self.sweep
         value = trial.best(sweep.spec.goal)
         what = f"{sweep.spec.metric} {value:g}" if value is not None else f"no {sweep.spec.metric}"
-        say(f"trial {trial.number} is {trial.status}: {what}")
+        say(f"trial {trial.number} is {trial.shown}: {what}")
         # One warning is enough; the trials that come after lack the metric for the same reason.
         if trial.status == states.COMPLETED and not trial.curve and not sweep.record.warnings:
             sweep.warn(sweep.no_metric(trial))

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.runs import metrics
 from paceline.runs.folder import metric_logs
+
+
+@dataclass(frozen=True)
+class Series:
+    """A trial's values so far, and the steps with which they were logged; None for one without."""
+
+    values: tuple[float, ...] = ()
+    steps: tuple[float | None, ...] = ()
+
+    def before(self, steps: Sequence[float | None]) -> Series:
+        """What of it stays when a later run has logged these steps: as attempts of one run are put together, all before the first
+        of them. A value without a step has no place that could be compared, and stays."""
+        first = min((step for step in steps if step is not None), default=math.inf)
+        kept = [(v, s) for v, s in zip(self.values, self.steps, strict=True) if s is None or s < first]
+        return Series(tuple(v for v, _ in kept), tuple(s for _, s in kept))
+
+    def then(self, reader: CurveReader) -> Series:
+        """It, followed by what a later run has logged by its last look."""
+        values, steps = reader.look(), reader.steps
+        head = self.before(steps)
+        return Series(head.values + values, head.steps + steps)
 
 
 class CurveReader:
@@ -26,6 +49,8 @@ class CurveReader:
         self._needle = json.dumps(metric).encode()
         self._read: dict[Path, int] = {}
         self._series: dict[int, list[float]] = {}
+        #: The steps that were logged with them.
+        self._steps: dict[int, list[float | None]] = {}
 
     def look(self) -> tuple[float, ...]:
         """The curve as it is now: numbers in order of their logging; what is no number is left out."""
@@ -38,11 +63,19 @@ class CurveReader:
             for rank, paths in logs.items():
                 for path in paths.values():
                     self._read_on(rank, path)
-        for rank in sorted(self._series):
-            # A lower rank that logs the metric later takes over; one with an empty series does not count.
-            if self._series[rank]:
-                return tuple(self._series[rank])
-        return ()
+        chosen = self._rank
+        return () if chosen is None else tuple(self._series[chosen])
+
+    @property
+    def steps(self) -> tuple[float | None, ...]:
+        """The steps with which the values of the last look were logged; None for one without."""
+        rank = self._rank
+        return () if rank is None else tuple(self._steps[rank])
+
+    @property
+    def _rank(self) -> int | None:
+        # A lower rank that logs the metric later takes over; one with an empty series does not count.
+        return min((rank for rank, series in self._series.items() if series), default=None)
 
     @property
     def names(self) -> set[str]:
@@ -61,18 +94,22 @@ class CurveReader:
             return
         whole = data.rfind(b"\n") + 1  # a line without its end is being written
         self._read[path] = begin + whole
-        series = self._series.setdefault(rank, [])
         for line in data[:whole].split(b"\n"):
             if self._needle in line:
-                self._take(line, series)
+                self._take(line, rank)
 
-    def _take(self, line: bytes, series: list[float]) -> None:
+    def _take(self, line: bytes, rank: int) -> None:
         try:
             entry = json.loads(line)
         except ValueError:
             return  # cut short by a kill
-        if isinstance(entry, dict) and entry.get("name") == self._metric and (number := _number(entry)) is not None:
-            series.append(number)
+        if isinstance(entry, dict) and entry.get("name") == self._metric:
+            self._add(entry, rank)
+
+    def _add(self, entry: Mapping[str, Any], rank: int) -> None:
+        if (number := _number(entry)) is not None:
+            self._series.setdefault(rank, []).append(number)
+            self._steps.setdefault(rank, []).append(_step(entry))
 
     def _read_again(self, logs: dict[int, dict[int, Path]]) -> None:
         sizes = {path: path.stat().st_size for paths in logs.values() for path in paths.values()}
@@ -80,16 +117,10 @@ class CurveReader:
         if sizes == self._read:
             return
         self._read = sizes
-        self._series = {
-            rank: [
-                number
-                for entry in metrics.entries_by_name(self._directory, name=self._metric, rank=rank).get(
-                    self._metric, ()
-                )
-                if (number := _number(entry)) is not None
-            ]
-            for rank in logs
-        }
+        self._series, self._steps = {}, {}
+        for rank in logs:
+            for entry in metrics.entries_by_name(self._directory, name=self._metric, rank=rank).get(self._metric, ()):
+                self._add(entry, rank)
 
 
 def _number(entry: Mapping[str, Any]) -> float | None:
@@ -98,3 +129,8 @@ def _number(entry: Mapping[str, Any]) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or entry.get("kind"):
         return None
     return float(value)
+
+
+def _step(entry: Mapping[str, Any]) -> float | None:
+    step = entry.get("step")
+    return step if isinstance(step, (int, float)) and math.isfinite(step) else None

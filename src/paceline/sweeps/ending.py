@@ -12,8 +12,8 @@ from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import parse_utc, utc_now
 from paceline.supervisor.logs import say
-from paceline.sweeps import results
-from paceline.sweeps.children import children
+from paceline.sweeps import continuing, results
+from paceline.sweeps.children import all_runs
 from paceline.sweeps.pictures import run as pictures
 from paceline.sweeps.stopping import Canceling
 from paceline.sweeps.sweep_state import SweepState
@@ -40,6 +40,7 @@ def write(sweep: SweepState) -> None:
     """Write down the end of a sweep none of whose trials runs any more."""
     # Readers must not take the sweep for ended before its table lies in the outputs.
     sweep.record = store.change(sweep.folder, sweep.record, states.FINALIZING)
+    continuing.end(sweep)
     results.write_table(sweep.folder, sweep.spec, sweep.trials)
     # Without a single value there is nothing to see.
     if any(trial.curve for trial in sweep.trials):
@@ -63,7 +64,7 @@ def give_up(folder: RunFolder, error: Exception) -> None:
     say(message)
     # By the records alone: what the controller knew of the trials may be what has failed.
     canceling = Canceling(folder.run_id)
-    while left := [record for record in children(folder) if not record.is_terminal]:
+    while left := [records[-1] for records in all_runs(folder) if not records[-1].is_terminal]:
         for record in left:
             canceling.ask(RunFolder(folder.path.parent / record.run_id), message)
         canceling.again()
@@ -88,6 +89,8 @@ def _failure(sweep: SweepState) -> str | None:
     # The 3 is lowered for a sweep of one or two trials, which could never come to three.
     if len(completed) >= min(_WITHOUT_METRIC, sweep.spec.trials) and not any(trial.curve for trial in sweep.trials):
         return f"{len(completed)} trials have ended, and none has logged the primary metric. {sweep.no_metric(completed[0])}"
+    if nothing := continuing.without_checkpoints(sweep):
+        return nothing
     # While trials run one of them may still complete.
     if failed and sweep.is_done and not sweep.live and len(failed) == len(sweep.trials):
         return f"all trials have failed. {_common(sweep, failed)}"

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import io
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from paceline.runs.folder import RunFolder
 from paceline.sweeps.columns import AFTER, BEFORE, metric_column, parameter_column
+from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.spec import SweepSpec
-from paceline.sweeps.trial import Trial, ranked
+from paceline.sweeps.trial import Trial, best, ranked
 from paceline.system.files import write_whole
 
 #: In the sweep's folder while more trials are asked for than it was made with.
 MORE = "more.json"
 #: In the sweep's outputs.
-TABLE = "trials.csv"
+TABLE, LINEAGE = "trials.csv", "lineage.csv"
+#: Columns of the second beside those of the first.
+_LINEAGE = ("from", "why", "best", "last")
 
 
 def best_trial(trials: Sequence[Trial], spec: SweepSpec) -> Trial | None:
@@ -34,7 +39,7 @@ def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
         {
             "trial": trial.number,
             "run_id": trial.run_id,
-            "status": trial.status,
+            "status": trial.shown,
             metric_column(spec.metric): trial.best(spec.goal),
             "intervals": len(trial.curve),
             "started_utc": trial.started_utc,
@@ -42,6 +47,32 @@ def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
             **{parameter_column(name, (spec.metric,)): value for name, value in trial.values.items()},
         }
         for trial in trials
+    ]
+
+
+def best_row(trial: Trial, spec: SweepSpec) -> dict[str, Any]:
+    """The row of a trial, with the run that logged its best value, and the hyperparameters that this one had."""
+    leg = trial.best_leg(spec.goal)
+    return rows([dataclasses.replace(trial, run_id=leg.run_id, values=leg.values)], spec)[0]
+
+
+def lineage(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
+    """A mapping for each run of each trial: trial, run_id, from (the run whose checkpoints it was given), why, status, the best
+    and the last value that it logged itself, intervals (how many), and each hyperparameter."""
+    return [
+        {
+            "trial": trial.number,
+            "run_id": leg.run_id,
+            "from": leg.source,
+            "why": leg.why,
+            "status": trial.shown if leg.run_id == trial.run_id else leg.status,
+            "best": best(leg.curve, spec.goal),
+            "last": leg.curve[-1] if leg.curve else None,
+            "intervals": len(leg.curve),
+            **{parameter_column(name, _LINEAGE): value for name, value in leg.values.items()},
+        }
+        for trial in trials
+        for leg in trial.legs
     ]
 
 
@@ -53,14 +84,24 @@ def column_names(rows: Sequence[Mapping[str, Any]], spec: SweepSpec) -> list[str
 
 
 def write_table(folder: RunFolder, spec: SweepSpec, trials: Sequence[Trial]) -> None:
-    """Write `outputs/trials.csv`. A full disk is no reason for a sweep to fail."""
+    """Write `outputs/trials.csv`, and `lineage.csv` where trials have several runs.
+
+    A full disk is no reason for a sweep to fail.
+    """
     table = rows(trials, spec)
+    _write(folder.outputs / TABLE, column_names(table, spec), table)
+    if pausing(spec.stop):
+        runs = lineage(trials, spec)
+        _write(folder.outputs / LINEAGE, list(dict.fromkeys(name for row in runs for name in row)), runs)
+
+
+def _write(path: Path, columns: Sequence[str], table: Sequence[Mapping[str, Any]]) -> None:
     text = io.StringIO()
-    writer = csv.DictWriter(text, column_names(table, spec), restval="")
+    writer = csv.DictWriter(text, columns, restval="")
     writer.writeheader()
     writer.writerows({name: _cell(value) for name, value in row.items()} for row in table)
     with contextlib.suppress(OSError):
-        write_whole(folder.outputs / TABLE, text.getvalue())
+        write_whole(path, text.getvalue())
 
 
 def _cell(value: Any) -> Any:

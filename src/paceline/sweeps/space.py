@@ -118,6 +118,11 @@ class Space:
         return chosen
 
     @property
+    def names(self) -> list[str]:
+        """What the script calls them, those of all branches; without the choices that only lead to branches."""
+        return list(dict.fromkeys(d.name for d in _all(self.dimensions) if not d.branches))
+
+    @property
     def size(self) -> int | None:
         """How many points there are; None for a continuum."""
         return _size(self.dimensions)

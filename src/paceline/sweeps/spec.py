@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from paceline.errors import SweepError
 from paceline.sweeps.points import ARGUMENTS, check_way
+from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.policies.policies import policy_from_json
 from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.space import Space
@@ -68,7 +69,15 @@ class SweepSpec:
             raise SweepError(f"max_duration_seconds={limit!r} is no time above 0.")
         if self.stop is not None and not isinstance(self.stop, Policy):
             raise SweepError(
-                f"stop={self.stop!r} is no policy. Give Bandit, MedianStopping, TruncationSelection, ASHA or Hyperband."
+                f"stop={self.stop!r} is no policy. Give Bandit, MedianStopping, TruncationSelection, ASHA, Hyperband or "
+                "PopulationBasedTraining."
+            )
+        policy = pausing(self.stop)
+        argument = None if policy is None else policy.argument(0)
+        if argument is not None and argument[0].lstrip("-") in (name.lstrip("-") for name in self.space.names):
+            raise SweepError(
+                f"budget={argument[0]!r} is a hyperparameter of the space as well: the policy says how long a trial lasts. "
+                "Take it out of one of them."
             )
         check_way(self.pass_as, self.space)
         for point in self.points:

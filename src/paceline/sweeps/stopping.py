@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import time
 
 from paceline.errors import PacelineError
 from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.logs import say
+from paceline.sweeps.children import PAUSED, PROMOTED, RUNG, STOPPED
+from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.sweep_state import SweepState
 
 #: After the engine of a trial that is to end has not answered.
@@ -20,34 +24,37 @@ class Canceling:
     def __init__(self, sweep_id: str) -> None:
         self._by = f"sweep {sweep_id}"
         self._asked: set[str] = set()
-        self._untold: dict[str, tuple[RunFolder, str]] = {}
+        self._untold: dict[str, tuple[RunFolder, str, str]] = {}
         self._again_at = 0.0
 
-    def ask(self, trial: RunFolder, reason: str) -> bool:
-        """Whether it is asked for only now."""
+    def ask(self, trial: RunFolder, reason: str, tag: str = STOPPED) -> bool:
+        """Whether it is asked for only now. tag: what the trial's notes call the reason."""
         if trial.run_id in self._asked:
             return False
         self._asked.add(trial.run_id)
         # Who canceled the trial by hand keeps that as its reason.
         if not trial.cancel_request.exists():
-            self._tell(trial, reason)
+            self._tell(trial, reason, tag)
         return True
+
+    def is_asked(self, trial: RunFolder) -> bool:
+        return trial.run_id in self._asked
 
     def again(self) -> None:
         """Ask once more for what nobody could be told; to be called now and then."""
         if self._untold and time.monotonic() >= self._again_at:
-            for trial, reason in list(self._untold.values()):
-                self._tell(trial, reason)
+            for trial, reason, tag in list(self._untold.values()):
+                self._tell(trial, reason, tag)
 
-    def _tell(self, trial: RunFolder, reason: str) -> None:
+    def _tell(self, trial: RunFolder, reason: str, tag: str) -> None:
         self._untold.pop(trial.run_id, None)
         try:
             # The tag goes first, so that whoever sees the trial end can read why.
-            tags_and_properties.set_tags(trial.notes, {"stopped": reason})
+            tags_and_properties.set_tags(trial.notes, {tag: reason})
             read.request_cancel(trial, by=self._by, reason=reason)
         except (PacelineError, OSError):
             if trial.record.exists():
-                self._untold[trial.run_id] = trial, reason
+                self._untold[trial.run_id] = trial, reason, tag
                 self._again_at = time.monotonic() + _AGAIN_S
 
 
@@ -67,6 +74,13 @@ class Stopping:
         for number, reason in sweep.spec.stop.stops(sweep.trials, sweep.spec.goal).items():
             if self._stop(number, reason):
                 say(f"trial {number} is stopped: {reason}")
+        if (policy := pausing(sweep.spec.stop)) is None:
+            return
+        for number, verdict in policy.judge(sweep.trials, sweep.spec.goal).items():
+            if verdict.rung is None:
+                self._pause(number, verdict.why)
+            elif not self._canceling.is_asked(sweep.folder_of(number)):
+                self._let_on(number, verdict.rung, verdict.why)
 
     def all(self, reason: str) -> None:
         """Stop all that run."""
@@ -76,6 +90,25 @@ class Stopping:
     def again(self) -> None:
         """As `Canceling.again`."""
         self._canceling.again()
+
+    def _pause(self, number: int, why: str) -> None:
+        sweep = self._sweep
+        folder = sweep.folder_of(number)
+        # One that is canceled by hand ends for good.
+        if not folder.cancel_request.exists() and self._canceling.ask(folder, why, PAUSED):
+            sweep.trials[number] = dataclasses.replace(sweep.trials[number], paused=why)
+            say(f"trial {number} is paused: {why}")
+
+    def _let_on(self, number: int, rung: int, why: str) -> None:
+        """Let a trial go on beyond a rung while it runs; its notes say so, for a controller that takes over."""
+        sweep = self._sweep
+        folder = sweep.folder_of(number)
+        with contextlib.suppress(OSError):
+            # An earlier controller may have died when it had written that it is paused, and had not told it.
+            tags_and_properties.remove_tags(folder.notes, [PAUSED])
+            tags_and_properties.set_tags(folder.notes, {RUNG: rung, PROMOTED: why})
+        sweep.trials[number] = dataclasses.replace(sweep.trials[number], rung=rung, paused=None)
+        say(f"trial {number} runs on: {why}")
 
     def _stop(self, number: int, reason: str) -> bool:
         # One that ended in the meantime is not touched: what it has reached stands as it is.

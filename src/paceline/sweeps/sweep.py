@@ -36,7 +36,8 @@ class Sweep:
     trials: in all (default 20). concurrent: at a time (default 4).
     sampler: "random", "grid", "tpe", "cmaes", "gp", or "module:function" of one of the source's own that makes an Optuna
         sampler of a seed.
-    stop: a policy that stops trials early: `Bandit`, `MedianStopping`, `TruncationSelection`, `ASHA`, `Hyperband`.
+    stop: a policy that stops trials early: `Bandit`, `MedianStopping`, `TruncationSelection`, `ASHA`, `Hyperband`;
+        or one that pauses them and goes on from checkpoints: `ASHA(promote=True)`, `PopulationBasedTraining`.
     seed: what is proposed depends on it, on a trial's number and on what is known by then; default: drawn, and recorded.
     points: tried first, each name -> value.
     pass_as: how the script gets the values: "arguments" (`--lr 0.1`), "assignments" (`lr=0.1`), "environment" (a variable lr), or

@@ -79,15 +79,22 @@ class SweepRun(Run):
         """The same as a list of mappings."""
         return results.rows(self._trials(), self.spec)
 
+    def lineage(self) -> list[dict[str, Any]]:
+        """The runs of all trials: trial, run_id, from (the run whose checkpoints it was given), why, status, values.
+
+        A trial has several where the policy pauses it: `ASHA(promote=True)`, `PopulationBasedTraining`."""
+        return results.lineage(self._trials(), self.spec)
+
     def best_child(self) -> Run | None:
-        """The trial whose primary metric has been the best at any time; None where none has logged it."""
+        """The trial whose primary metric has been the best at any time, and of its runs the one that logged that; None where none
+        has logged it."""
         best = results.best_trial(self._trials(), self.spec)
-        return None if best is None else Run(self._experiment, best.run_id)
+        return None if best is None else Run(self._experiment, best.best_leg(self.spec.goal).run_id)
 
     def best_point(self) -> dict[str, Any] | None:
         """The values of the best trial, name -> value."""
         best = results.best_trial(self._trials(), self.spec)
-        return None if best is None else dict(best.values)
+        return None if best is None else dict(best.best_leg(self.spec.goal).values)
 
     def draw(self, folder: str | os.PathLike[str]) -> list[str]:
         """Draw the sweep as it is now into a folder, which is made: history, parallel coordinates and importance as one HTML file

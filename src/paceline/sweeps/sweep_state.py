@@ -10,7 +10,7 @@ from paceline.runs import removal, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.supervisor.logs import say
-from paceline.sweeps.children import child_id, children, trial_of
+from paceline.sweeps.children import all_runs, child_id, series_of, trial_of
 from paceline.sweeps.curves import CurveReader
 from paceline.sweeps.expressions import Raw
 from paceline.sweeps.spec import SweepSpec
@@ -37,10 +37,17 @@ class SweepState:
         self.pending: dict[str, Raw] | None = None
         # A sampler that has nothing left stays so: of a grid or a small space every point has been proposed.
         self.is_exhausted = False
+        #: Of runs that were paused, whether they have left a checkpoint.
+        self.has_checkpoint: dict[str, bool] = {}
 
     def folder_of(self, number: int) -> RunFolder:
-        """The folder of a trial, also of one that is not there yet."""
-        return RunFolder(self.runs_dir / child_id(self.folder.run_id, number))
+        """The folder of a trial's last run."""
+        return RunFolder(self.runs_dir / self.trials[number].run_id)
+
+    def next_folder(self, number: int) -> RunFolder:
+        """The folder of a trial's next run, of its first one too."""
+        leg = len(self.trials[number].earlier) + 2 if number < len(self.trials) else 1
+        return RunFolder(self.runs_dir / child_id(self.folder.run_id, number, leg))
 
     @property
     def runs_dir(self) -> Path:
@@ -53,25 +60,38 @@ class SweepState:
 
     def take_up(self) -> None:
         """Read the children that are there; of one that was being made when an earlier controller died, remove what there is."""
-        records = list(children(self.folder))
         # A kill in the midst of a submission leaves the hidden folder, and `store.create` refuses to make one that is there.
-        shutil.rmtree(self.runs_dir / f".new-{child_id(self.folder.run_id, len(records))}", ignore_errors=True)
-        # Only the last one can be such a child, for the next number is given out after a submission has returned.
-        if records and _never_began(records[-1]):
-            begun = records.pop()
-            self.pending = dict((begun.trial or {}).get("chosen") or {}) or None
-            removal.remove(RunFolder(self.runs_dir / begun.run_id))
-        for record in records:
-            self.add(trial_of(record, self.runs_dir, self.spec))
-        if records:
-            say(f"going on with {len(records)} trials, of which {len(self.live)} run")
+        for hidden in self.runs_dir.glob(f"{removal.NEW}{self.folder.run_id}_*"):
+            shutil.rmtree(hidden, ignore_errors=True)
+        last: list[RunRecord] = []
+        for last in all_runs(self.folder, self.spec):
+            # Only the last run of a trial can be such a child: what follows it is made after its submission has returned.
+            if len(last) > 1 and _never_began(last[-1]):
+                removal.remove(RunFolder(self.runs_dir / last.pop().run_id))
+            self.add(trial_of(last, self.runs_dir, self.spec))
+        # And the last trial's first run, for the next number is given out after its submission has returned.
+        if len(last) == 1 and _never_began(last[0]):
+            self.pending = dict((last[0].trial or {}).get("chosen") or {}) or None
+            removal.remove(RunFolder(self.runs_dir / last[0].run_id))
+            self.trials.pop()
+        if self.trials:
+            say(f"going on with {len(self.trials)} trials, of which {len(self.live)} run")
 
     def add(self, trial: Trial) -> None:
         """A trial that is there from now on."""
         assert trial.number == len(self.trials), "numbers are given out one after the other"
         self.trials.append(trial)
+        self._watch(trial)
+
+    def go_on(self, trial: Trial) -> None:
+        """A trial that has one more run from now on."""
+        self.trials[trial.number] = trial
+        self._watch(trial)
+
+    def _watch(self, trial: Trial) -> None:
         if not trial.is_over:
-            self.live[trial.number] = Watch(self.folder_of(trial.number), self.spec.metric)
+            earlier = series_of(trial, self.runs_dir, self.spec.metric)
+            self.live[trial.number] = Watch(self.folder_of(trial.number), self.spec.metric, earlier)
 
     def look(self) -> list[Trial]:
         """Bring the trials up to date; those whose curve or state has changed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from paceline.runs import states
@@ -13,14 +13,52 @@ from paceline.sweeps.expressions import Raw
 
 Goal: TypeAlias = Literal["maximize", "minimize"]
 
+SHOWN_PAUSED = "Paused"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """One run of a trial, of those that were paused and gone on from.
+
+    chosen, values, status: as a trial's. curve: the values that this run has logged itself.
+    source: run id of the one whose checkpoints it was given; None for a trial's first. why: it was started, in a sentence.
+    """
+
+    run_id: str
+    chosen: Mapping[str, Raw] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    status: str = states.NOT_STARTED
+    curve: tuple[float, ...] = ()
+    source: str | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Next:
+    """The next run of a paused trial.
+
+    number: the trial's. source: run id of the one whose checkpoints it starts from. chosen: its point, key -> raw value.
+    rung: it is not judged at so many values or fewer. why: a sentence.
+    """
+
+    number: int
+    source: str
+    chosen: Mapping[str, Raw]
+    rung: int
+    why: str
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One child of a sweep.
+    """One trial of a sweep: a run, or several one after the other where its policy pauses and goes on with it.
 
-    number: from 0. chosen: key -> raw value of its point. values: name -> value, as its script got them.
+    number: from 0. run_id: its only, or last, run; so are chosen, values, status, source and why.
+    chosen: key -> raw value of its point. values: name -> value, as its script got them.
     curve: the primary metric's values in the order of their logging: one is one interval. values that are no finite numbers
-        are in it as they came.
+        are in it as they came. Of several runs it is one series, as that of several attempts.
+    earlier: the runs before the last, in order. begin: how many values of the curve come from them.
+    paused: why its policy has paused the last run; None where it has not. stopped: why it was ended for good.
+    rung: how many values its last run may go beyond without being judged again.
     started_utc, ended_utc: when its processes began and ended; None where they have not.
     """
 
@@ -32,6 +70,13 @@ class Trial:
     curve: tuple[float, ...] = ()
     started_utc: str | None = None
     ended_utc: str | None = None
+    earlier: tuple[Leg, ...] = ()
+    begin: int = 0
+    source: str | None = None
+    why: str | None = None
+    paused: str | None = None
+    stopped: str | None = None
+    rung: int = 0
 
     @property
     def duration_s(self) -> float | None:
@@ -41,6 +86,57 @@ class Trial:
     @property
     def is_over(self) -> bool:
         return self.status in states.TERMINAL
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether its policy has ended its last run to go on with it later, maybe."""
+        # A script that came to its own end while it was told to pause has nothing left to do.
+        return self.paused is not None and self.status == states.CANCELED
+
+    @property
+    def shown(self) -> str:
+        """Its state for people: Paused while it may go on. Its last run is Canceled all the while."""
+        return SHOWN_PAUSED if self.is_paused and self.stopped is None else self.status
+
+    @property
+    def legs(self) -> tuple[Leg, ...]:
+        """All its runs, the last one too."""
+        last = Leg(
+            run_id=self.run_id,
+            chosen=self.chosen,
+            values=self.values,
+            status=self.status,
+            curve=self.curve[self.begin :],
+            source=self.source,
+            why=self.why,
+        )
+        return (*self.earlier, last)
+
+    def gone_on(self, run_id: str, following: Next, values: Mapping[str, Any]) -> Trial:
+        """The trial with one more run, which has these values."""
+        return replace(
+            self,
+            run_id=run_id,
+            chosen=following.chosen,
+            values=values,
+            status=states.NOT_STARTED,
+            ended_utc=None,
+            earlier=self.legs,
+            begin=len(self.curve),
+            source=following.source,
+            why=following.why,
+            paused=None,
+            stopped=None,
+            rung=following.rung,
+        )
+
+    def best_leg(self, goal: Goal) -> Leg:
+        """The run that has logged the best value; of equal ones, and of none, the last."""
+        sign = 1 if goal == "maximize" else -1
+        known = [
+            (sign * value, place) for place, leg in enumerate(self.legs) if (value := best(leg.curve, goal)) is not None
+        ]
+        return self.legs[max(known)[1]] if known else self.legs[-1]
 
     def best(self, goal: Goal, interval: int | None = None) -> float | None:
         """The best finite value of the first `interval` ones (default: of all); None where there is none."""

@@ -10,18 +10,23 @@ from paceline.errors import PacelineError
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
-from paceline.sweeps.curves import CurveReader
+from paceline.sweeps.curves import CurveReader, Series
 from paceline.sweeps.trial import Trial
 
 #: How often a record that has not changed is read all the same, to see that somebody still looks after the trial.
 _RECORD_S = 1.0
+_NOTHING = Series()
 
 
 class Watch:
-    """Looks at one trial again and again. metric: the primary one."""
+    """Looks at one trial again and again.
 
-    def __init__(self, folder: RunFolder, metric: str) -> None:
+    folder: of its last run. metric: the primary one. earlier: what its runs before have logged.
+    """
+
+    def __init__(self, folder: RunFolder, metric: str, earlier: Series = _NOTHING) -> None:
         self._folder = folder
+        self._earlier = earlier
         self._curve = CurveReader(folder.metrics, metric)
         self._stamp: tuple[int, int] | None = None
         # So long ago that the first look reads the record at any rate.
@@ -31,12 +36,14 @@ class Watch:
         """The trial as it is now; the same object where nothing has changed."""
         record = self._changed_record()
         if record is not None and record.status != trial.status:
-            trial = dataclasses.replace(
-                trial, status=record.status, started_utc=record.started_utc, ended_utc=record.ended_utc
-            )
+            started = trial.started_utc if trial.earlier else record.started_utc
+            trial = dataclasses.replace(trial, status=record.status, started_utc=started, ended_utc=record.ended_utc)
         # After the record: what was logged before a run's end is in the curve that is seen with it.
-        curve = self._curve.look()
-        return trial if len(curve) == len(trial.curve) else dataclasses.replace(trial, curve=curve)
+        own = self._curve.look()
+        if len(own) == len(trial.curve) - trial.begin:
+            return trial
+        head = self._earlier.before(self._curve.steps).values if self._earlier.values else ()
+        return dataclasses.replace(trial, curve=head + own, begin=len(head))
 
     def _changed_record(self) -> RunRecord | None:
         try:

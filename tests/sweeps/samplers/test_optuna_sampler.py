@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from typing import Any
@@ -115,3 +116,24 @@ def test_names_that_are_none_are_told() -> None:
         with pytest.raises(SweepError, match="write one of random, grid, tpe"):
             check_sampler(name, BRANIN)
     assert isinstance(make_sampler("random", BRANIN, 0, ("minimize",)), RandomSampler)
+
+
+def test_a_trial_that_goes_on_after_it_was_paused_is_told_anew() -> None:
+    """A study can't be told twice: one that lives on has to propose what one that is made anew does."""
+    space = Space({"x": pl.uniform(0, 1)})
+
+    def of(number: int, curve: tuple[float, ...], status: str, legs: int = 1) -> Trial:
+        trial = Trial(number=number, run_id="s", chosen={"x": number / 30}, status=status, curve=curve)
+        return dataclasses.replace(trial, earlier=trial.legs * (legs - 1), begin=len(curve[: 2 * (legs - 1)]))
+
+    lives_on = make_sampler("tpe", space, 1, ("maximize",))
+    known = [of(number, (0.1 * number, 0.2), states.CANCELED) for number in range(20)]
+    lives_on.propose(20, known)
+    # Trial 3 has gone on to much more, trial 4 runs and counts with what it had come to when it was paused.
+    known[3] = of(3, (0.3, 0.2, 9.0), states.CANCELED, legs=2)
+    known[4] = of(4, (0.4, 0.2, 7.0), states.RUNNING, legs=2)
+    anew = make_sampler("tpe", space, 1, ("maximize",))
+    assert lives_on.propose(21, known) == anew.propose(21, known)
+    assert lives_on.propose(21, known) != make_sampler("tpe", space, 1, ("maximize",)).propose(
+        21, known[:3] + known[5:]
+    )

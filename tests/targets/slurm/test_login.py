@@ -469,3 +469,16 @@ def test_what_is_said_to_commands_is_not_mirrored(home: Path, tmp_path: Path) ->
     make_login().pull(here, str(folder.path))
     assert (here.path / "attempts/1/rank_0.log").exists()
     assert not [path for path in here.path.rglob("*") if "exec" in path.name]
+
+
+def test_the_checkpoints_that_a_run_goes_on_from_are_sent_with_it(tmp_path: Path, home: Path):
+    folder, login = submitted(tmp_path), make_login()
+    write_tree(folder.checkpoints, {"step_3/model.pt": "weights"})
+    there = login.push(folder, library(tmp_path))
+    far = RunFolder(Path(there.run_dir))
+    assert (far.checkpoints / "step_3/model.pt").read_text() == "weights"
+    # They come back as they are, and with what the run adds.
+    write_tree(far.checkpoints, {"step_4/model.pt": "more"})
+    store.change(far, store.stored(far), states.COMPLETED, exit_code=0)
+    login.pull(folder, there.run_dir)
+    assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["step_3", "step_4"]

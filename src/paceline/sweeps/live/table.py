@@ -12,7 +12,7 @@ from paceline.runs.follow import duration_text
 from paceline.sweeps.live.board import Standing
 from paceline.sweeps.results import best_trial
 from paceline.sweeps.spec import SweepSpec
-from paceline.sweeps.trial import Trial, ranked
+from paceline.sweeps.trial import SHOWN_PAUSED, Trial, ranked
 
 #: Column of the states in `header` and `cells`.
 STATUS = 1
@@ -51,12 +51,14 @@ def shown(standing: Standing, most: int) -> Shown:
 def lines(standing: Standing) -> tuple[str, ...]:
     """How far the sweep is, its best trial, and what there is to be warned of."""
     record, spec, trials = standing.record, standing.spec, standing.trials
-    over = sum(trial.is_over for trial in trials)
+    paused = sum(trial.shown == SHOWN_PAUSED for trial in trials)
+    over = sum(trial.is_over for trial in trials) - paused
     failed = sum(trial.status == states.FAILED for trial in trials)
-    stopped = sum(trial.status == states.CANCELED for trial in trials)
+    stopped = sum(trial.shown == states.CANCELED for trial in trials)
     parts = [f"{over} of {spec.trials} trials ended"]
     parts += [f"{count} {word}" for count, word in ((failed, "failed"), (stopped, "stopped")) if count]
-    parts += [f"{len(trials) - over} running"] if len(trials) > over else []
+    running = len(trials) - over - paused
+    parts += [f"{count} {word}" for count, word in ((paused, "paused"), (running, "running")) if count]
     took = f" for {duration_text(record.duration_s)}" if record.duration_s is not None else ""
     took = took.replace(" for ", " in ") if record.is_terminal else took
     found = [f"Sweep {record.run_id} is {record.status}{took}: {', '.join(parts)}"]
@@ -82,7 +84,7 @@ def cells(trial: Trial, names: Sequence[str], spec: SweepSpec) -> tuple[str, ...
     took = trial.duration_s
     return (
         str(trial.number),
-        trial.status,
+        trial.shown,
         number(trial.best(spec.goal)),
         str(len(trial.curve)),
         duration_text(took) if took is not None else "-",

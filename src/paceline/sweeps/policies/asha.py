@@ -9,28 +9,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline.errors import SweepError
+from paceline.runs import states
+from paceline.sweeps.policies import promotion
+from paceline.sweeps.policies.pausing import Verdict, check_budget
 from paceline.sweeps.policies.policy import check_whole
-from paceline.sweeps.trial import Goal, Trial
+from paceline.sweeps.policies.promotion import Ladder
+from paceline.sweeps.space import Space
+from paceline.sweeps.trial import Goal, Next, Trial
 
 
 @dataclass(frozen=True, kw_only=True)
 class ASHA:
-    """Stops a trial that, where it comes to a rung, is not among the best 1 / eta of those that have come there.
+    """Stops a trial that, where it comes to a rung, is not among the best 1 / eta of those that have come there; with promote,
+    pauses it, and goes on with it from its checkpoints once it is among them.
 
         rungs  first, first * eta, first * eta^2, ... below last        first 3, eta 3, last 81:  3  9  27
 
     first: the interval of the first rung; a rung of 1 picks wrongly where curves cross early. eta: 2 or more.
     last: trials end by themselves after so many intervals; None where that is not known.
     bracket: so many rungs are left out at the beginning, as in Hyperband's brackets.
+    promote: needs a script that goes on from what it finds in `PACELINE_CHECKPOINT_DIR`.
+    budget: with promote, name of the script's argument, such as "--epochs", that says after how many values in all it ends: each
+        run then ends by itself at its rung, and nothing is trained in vain. Needs last.
 
     Raises:
-        SweepError: numbers that can't be.
+        SweepError: numbers that can't be; a budget without promote or without last.
     """
 
     first: int = 3
     eta: int = 3
     last: int | None = None
     bracket: int = 0
+    promote: bool = False
+    budget: str | None = None
 
     def __post_init__(self) -> None:
         check_whole("ASHA", "first", self.first, at_least=1)
@@ -38,12 +50,19 @@ class ASHA:
         check_whole("ASHA", "bracket", self.bracket, at_least=0)
         if self.last is not None:
             check_whole("ASHA", "last", self.last, at_least=self.first)
+        if not isinstance(self.promote, bool):
+            raise SweepError(f"ASHA: promote={self.promote!r}: write true or false.")
+        if self.budget is not None and not self.promote:
+            raise SweepError(
+                f"ASHA: budget={self.budget!r} needs promote=True: only then does a trial go on after its end."
+            )
+        check_budget("ASHA", self.budget, self.last)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Trial number -> why it is to be stopped."""
         found: dict[int, str] = {}
         for trial in trials:
-            if trial.is_over:
+            if trial.is_over or self.promote:
                 continue
             # Every rung again and not the last alone: better trials that came later may have pushed it out of an early one.
             for rung in self._rungs(len(trial.curve)):
@@ -76,6 +95,36 @@ class ASHA:
             f"ASHA: its best of {own:g} after {rung} values is not among the best {keep} of {len(there)} trials "
             f"that came so far"
         )
+
+    @property
+    def pauses(self) -> bool:
+        return self.promote
+
+    def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Verdict]:
+        """Trial number -> whether it waits at its rung or goes on beyond it. None where the script knows its budget."""
+        return {} if self.budget else promotion.judge(self._ladder, trials, goal)
+
+    def next(
+        self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
+    ) -> Next | None:
+        """The trial that is promoted next, from the top rung down."""
+        return promotion.following(self._ladder, trials, goal, self.waits, is_last=is_last, without=without)
+
+    def waits(self, trial: Trial) -> bool:
+        """Whether it may be promoted yet: it was paused, or has ended by itself where its budget was."""
+        has_ended = self.budget is not None and trial.status == states.COMPLETED
+        return trial.is_paused or (has_ended and self.last is not None and len(trial.curve) < self.last)
+
+    def argument(self, rung: int) -> tuple[str, int] | None:
+        end = self._ladder.above(rung)
+        return (self.budget, end) if self.budget and end else None
+
+    def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
+        return promotion.left_behind(self._ladder, trial, trials, goal)
+
+    @property
+    def _ladder(self) -> Ladder:
+        return Ladder(first=self.first * self.eta**self.bracket, eta=self.eta, last=self.last)
 
     def to_json(self) -> dict[str, Any]:
         return {"name": "asha", **asdict(self)}

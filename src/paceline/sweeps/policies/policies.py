@@ -12,6 +12,7 @@ from paceline.sweeps.policies.asha import ASHA, Hyperband
 from paceline.sweeps.policies.bandit import Bandit
 from paceline.sweeps.policies.median import MedianStopping
 from paceline.sweeps.policies.policy import Policy
+from paceline.sweeps.policies.population import PopulationBasedTraining
 from paceline.sweeps.policies.truncation import TruncationSelection
 
 POLICIES: dict[str, type[Any]] = {
@@ -20,6 +21,7 @@ POLICIES: dict[str, type[Any]] = {
     "truncation": TruncationSelection,
     "asha": ASHA,
     "hyperband": Hyperband,
+    "pbt": PopulationBasedTraining,
 }
 
 

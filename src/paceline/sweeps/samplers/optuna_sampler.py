@@ -46,14 +46,19 @@ class OptunaSampler:
         self._space = space
         self._seed = seed
         self._goal = goals[0]
+        self._goals = list(goals)
         self._make = make
         self._study = optuna.create_study(directions=list(goals), sampler=self._made(seed))
-        #: Number of a trial of ours -> the study's; and those that the study knows the end of.
+        #: Number of a trial of ours -> the study's; and what the study was told of those that it knows the end of.
         self._asked: dict[int, OptunaTrial] = {}
-        self._told: set[int] = set()
+        self._told: dict[int, float | None] = {}
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Mapping[str, Raw] | None:
         """Key -> raw value."""
+        # A trial that was paused has gone on and comes to more. A study can't be told twice, so it is made anew.
+        if any(trial.number in self._told and self._told[trial.number] != self._known(trial) for trial in trials):
+            self._study = _optuna().create_study(directions=self._goals, sampler=self._made(self._seed))
+            self._asked, self._told = {}, {}
         for trial in trials:
             self._tell(trial)
         self._study.sampler = self._made(seed_of(self._seed, number))
@@ -77,15 +82,22 @@ class OptunaSampler:
             known = self._asked[trial.number] = self._study.ask()
             self._space.draw(functools.partial(_suggest, known))
         # Optuna knows it as running from here on; TPE's constant liar then proposes points away from it.
-        if not trial.is_over:
+        if not trial.is_over and not trial.earlier:
             return
-        self._told.add(trial.number)
-        value = trial.best(self._goal)
-        # A trial that a policy stopped is canceled, and tells what it reached; what a failed one logged is not trusted.
-        if value is None or trial.status == states.FAILED:
+        value = self._told[trial.number] = self._known(trial)
+        if value is None:
             self._study.tell(self._asked[trial.number], state=optuna.trial.TrialState.FAIL)
         else:
             self._study.tell(self._asked[trial.number], value)
+
+    def _known(self, trial: Trial) -> float | None:
+        """What a trial came to, of one that goes on what it had come to before; None where it failed or has no finite value.
+
+        A trial that a policy stopped is canceled, and tells what it reached; what a failed one logged is not trusted.
+        """
+        if trial.status == states.FAILED:
+            return None
+        return trial.best(self._goal) if trial.is_over else trial.best(self._goal, trial.begin)
 
 
 def tpe(space: Space, seed: int, goals: Sequence[Goal]) -> OptunaSampler:

@@ -253,6 +253,9 @@ def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str, packed:
         item = tarfile.TarInfo(f"{top}/{name}")
         item.type, item.mode = tarfile.DIRTYPE, 0o755
         archive.addfile(item)
+    # Of a run that goes on from another's.
+    if any(folder.checkpoints.iterdir()):
+        archive.add(folder.checkpoints, f"{top}/checkpoints")
     for name in _SENT:
         if (folder.path / name).is_file():
             archive.add(folder.path / name, f"{top}/{name}")

@@ -1,0 +1,208 @@
+"""Population-based training: all trials train in step, and where the worst take over the best one's checkpoints.
+
+    generation   1     2     3          a generation is a run of `interval` values for each trial;
+    trial 0      0.5 - 0.7 - 0.8        when all have ended theirs, the worst go on from a checkpoint
+    trial 1      0.6 - 0.8 - 0.9        of one of the best, with its hyperparameters changed a little,
+    trial 2      0.2 -'0.7 - 0.8        the others from their own
+
+Jaderberg et al., Population Based Training of Neural Networks, 2017; each generation a trial's run of its own as in Li et al., A
+Generalized Framework for Population Based Training, KDD 2019.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.errors import SweepError
+from paceline.runs import states
+from paceline.sweeps.explore import explored
+from paceline.sweeps.expressions import Raw
+from paceline.sweeps.policies.pausing import Verdict, check_budget
+from paceline.sweeps.policies.policy import check_whole
+from paceline.sweeps.samplers.sampler import seed_of
+from paceline.sweeps.space import Space
+from paceline.sweeps.trial import Goal, Next, Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class PopulationBasedTraining:
+    """Trains all of the sweep's trials, its population, in step; each `interval` values the worst become changed copies of the
+    best. Needs a script that goes on from what it finds in `PACELINE_CHECKPOINT_DIR`, with the hyperparameters that it gets.
+
+    interval: values between two exchanges. last: values after which trials end by themselves.
+    quantile: the share that is replaced, and the share that is copied; up to 0.5. A trial counts by its last value.
+    factors: a hyperparameter of a copy is multiplied by one of them (`paceline.sweeps.explore` says what that means).
+    resample: how likely it is drawn from the space anew instead.
+    mutate: names of those that change; None for all. A copy has the others, such as a number of layers, as its source has them.
+    budget: name of the script's argument, such as "--epochs", that says after how many values in all it ends; without it, a trial
+        gets SIGTERM when it has come so far.
+
+    Raises:
+        SweepError: numbers that can't be.
+    """
+
+    interval: int
+    last: int
+    quantile: float = 0.25
+    factors: Sequence[float] = (0.8, 1.2)
+    resample: float = 0.25
+    mutate: Sequence[str] | str | None = None
+    budget: str | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("PBT", "interval", self.interval, at_least=1)
+        check_whole("PBT", "last", self.last, at_least=self.interval)
+        if not _is_number(self.quantile) or not 0 < self.quantile <= 0.5:
+            raise SweepError(f"PBT: quantile={self.quantile!r} is no share above 0 and up to 0.5.")
+        if not _is_number(self.resample) or not 0 <= self.resample <= 1:
+            raise SweepError(f"PBT: resample={self.resample!r} is no probability from 0 to 1.")
+        if (
+            not isinstance(self.factors, (list, tuple))
+            or not self.factors
+            or not all(_is_number(factor) and factor > 0 for factor in self.factors)
+        ):
+            raise SweepError(f"PBT: factors={self.factors!r} are no numbers above 0. Give such as [0.8, 1.2].")
+        if self.mutate is not None and (not self.mutate or not all(isinstance(name, str) for name in self.mutate)):
+            raise SweepError(f"PBT: mutate={self.mutate!r} are no names of hyperparameters. Give such as ['lr'].")
+        check_budget("PBT", self.budget, self.last)
+
+    @property
+    def pauses(self) -> bool:
+        return True
+
+    def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
+        """None: what falls behind is replaced."""
+        return {}
+
+    def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Verdict]:
+        """Trial number -> that it waits for the others, where it has come to its generation's end.
+
+        None where the script knows its budget."""
+        found: dict[int, Verdict] = {}
+        for trial in trials:
+            end = self._end(len(trial.legs))
+            # A script that ends by itself at `last` need not be told.
+            if not self.budget and not trial.is_over and len(trial.curve) >= end and end < self.last:
+                found[trial.number] = Verdict(why=f"PBT: the end of generation {len(trial.legs)}, at {end} values")
+        return found
+
+    def next(
+        self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
+    ) -> Next | None:
+        """The next trial of a generation that may begin, in order of their numbers."""
+        if not is_last:
+            return None
+        for generation in sorted({len(trial.legs) for trial in trials}):
+            there = [trial for trial in trials if len(trial.legs) >= generation]
+            # All judge by the same results, whichever was there first: so a seed says what a sweep does.
+            if any(len(trial.legs) == generation and not trial.is_over for trial in there):
+                return None
+            for trial in there:
+                if len(trial.legs) == generation and self._goes_on(trial):
+                    found = self._following(trial, there, generation, goal, space, seed, without)
+                    if found is not None:
+                        return found
+        return None
+
+    def waits(self, trial: Trial) -> bool:
+        """Whether its next generation is still to come."""
+        has_ended = self.budget is not None and trial.status == states.COMPLETED
+        return trial.is_paused or (has_ended and self._end(len(trial.legs)) < self.last)
+
+    def argument(self, rung: int) -> tuple[str, int] | None:
+        return (self.budget, min(rung + self.interval, self.last)) if self.budget else None
+
+    def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
+        return f"PBT: the sweep has ended before generation {len(trial.legs) + 1} of it began"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": "pbt", **asdict(self), "factors": list(self.factors)}
+
+    def _end(self, generation: int) -> int:
+        return generation * self.interval
+
+    def _goes_on(self, trial: Trial) -> bool:
+        # A member that has failed is the worst of all, and is replaced as they are.
+        return self.waits(trial) or (trial.status == states.FAILED and self._end(len(trial.legs)) < self.last)
+
+    def _following(
+        self,
+        trial: Trial,
+        there: Sequence[Trial],
+        generation: int,
+        goal: Goal,
+        space: Space,
+        seed: int,
+        without: frozenset[str],
+    ) -> Next | None:
+        order = _ranked(there, generation, goal)
+        place = order.index(trial) + 1
+        count = min(math.ceil(len(order) * self.quantile), len(order) // 2)
+        own = _result(trial, generation, goal)
+        # Of equal ones none is worse than the other.
+        best = [
+            other
+            for other in order[:count]
+            if (value := _result(other, generation, goal)) is not None
+            and value != own
+            and other.legs[generation - 1].run_id not in without
+        ]
+        rung = self._end(generation)
+        has_own = trial.status != states.FAILED and trial.run_id not in without
+        said = "no finite number" if own is None else f"{own:g}"
+        if has_own and (place <= len(order) - count or not best):
+            why = f"PBT: goes on: {said} is number {place} of {len(order)}"
+            return Next(number=trial.number, source=trial.run_id, chosen=trial.chosen, rung=rung, why=why)
+        if not best:
+            return None
+        source = random.Random(seed_of(seed_of(seed, trial.number), generation))
+        taken = source.choice(best)
+        leg = taken.legs[generation - 1]
+        chosen = explored(space, leg.chosen, source, factors=self.factors, resample=self.resample, mutate=self._mutated)
+        why = (
+            f"PBT: a copy of trial {taken.number}, number {order.index(taken) + 1} of {len(order)} with "
+            f"{_result(taken, generation, goal):g}, for {said} is number {place}{_changes(space, leg.chosen, chosen)}"
+        )
+        return Next(number=trial.number, source=leg.run_id, chosen=chosen, rung=rung, why=why)
+
+    @property
+    def _mutated(self) -> Sequence[str] | None:
+        return [self.mutate] if isinstance(self.mutate, str) else self.mutate
+
+
+def _result(trial: Trial, generation: int, goal: Goal) -> float | None:
+    """What a trial came to in a generation: its last value there; None where it failed or the value is no finite number."""
+    leg = trial.legs[generation - 1]
+    if leg.status == states.FAILED or not leg.curve or not math.isfinite(leg.curve[-1]):
+        return None
+    return leg.curve[-1]
+
+
+def _ranked(trials: Sequence[Trial], generation: int, goal: Goal) -> list[Trial]:
+    sign = -1 if goal == "maximize" else 1
+
+    def key(trial: Trial) -> tuple[bool, float, int]:
+        value = _result(trial, generation, goal)
+        return value is None, sign * value if value is not None else 0.0, trial.number
+
+    return sorted(trials, key=key)
+
+
+def _changes(space: Space, before: Mapping[str, Raw], after: Mapping[str, Raw]) -> str:
+    old, new = space.values(before), space.values(after)
+    changed = [
+        f"{name.lstrip('-')} {_short(old[name])} -> {_short(new[name])}" for name in new if old[name] != new[name]
+    ]
+    return f"; {', '.join(changed)}" if changed else ""
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

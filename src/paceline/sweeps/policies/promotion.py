@@ -1,0 +1,173 @@
+"""Promotion between the rungs of successive halving: who waits at its rung, and who goes on when there is room.
+
+    rung  27                                             a trial that comes to a rung is paused there, unless it is
+           9            *                                among the best floor(n / eta) of the n that came so far
+           3   * . * . . * . . .       * promoted        room is given from the top rung down, then to new trials
+
+Li et al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.runs import states
+from paceline.sweeps.policies.pausing import TO_ITS_END, Verdict
+from paceline.sweeps.trial import Goal, Next, Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """The rungs first, first * eta, ... below last, of which each promotes one in eta."""
+
+    first: int
+    eta: int
+    last: int | None
+
+    def reached(self, trial: Trial) -> int:
+        """The highest rung that a trial has come to; 0 for none."""
+        return max(self.up_to(len(trial.curve)), default=0)
+
+    def up_to(self, count: int) -> list[int]:
+        rungs, rung = [], self.first
+        while rung <= count and (self.last is None or rung < self.last):
+            rungs.append(rung)
+            rung *= self.eta
+        return rungs
+
+    def above(self, rung: int) -> int | None:
+        """The next rung; `last` behind the highest, and None where that is not known."""
+        if rung >= TO_ITS_END:
+            return self.last
+        found = self.first
+        while found <= rung:
+            found *= self.eta
+        return found if self.last is None else min(found, self.last)
+
+
+def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Verdict]:
+    """What becomes of each trial that runs and has come to a rung at which it was not judged yet."""
+    found: dict[int, Verdict] = {}
+    known = {trial.number: trial for trial in trials}
+    # The best of those that come at once has the first right to a place.
+    for trial in sorted(trials, key=lambda trial: _order(trial, ladder.reached(trial), goal)):
+        rung = ladder.reached(trial)
+        if trial.is_over or rung <= trial.rung:
+            continue
+        there = _ranked(list(known.values()), rung, goal)
+        keep = len(there) // ladder.eta
+        said = _said(trial, rung, goal)
+        is_among = any(other.number == trial.number for other in there[:keep])
+        # One that would be promoted at once need not give back its nodes and queue for them again.
+        if is_among and _promoted(ladder, there, rung) < keep:
+            found[trial.number] = Verdict(rung=rung, why=f"ASHA: {said} is among the best {keep} of {len(there)}")
+            known[trial.number] = dataclasses.replace(trial, rung=rung)
+        else:
+            why = f"is among the best {keep}" if is_among else f"is not among the best {keep}"
+            taken = ", whose places are taken" if is_among else ""
+            found[trial.number] = Verdict(why=f"ASHA: {said} {why} of {len(there)} so far{taken}")
+    return found
+
+
+def following(
+    ladder: Ladder,
+    trials: Sequence[Trial],
+    goal: Goal,
+    waits: Callable[[Trial], bool],
+    *,
+    is_last: bool,
+    without: frozenset[str],
+) -> Next | None:
+    """The trial that is promoted next.
+
+    The paper promotes whoever is among the best at the moment, so more than one in eta go on where better ones come later. Here a
+    rung promotes no more than that while trials may still come to it. Once none can, those go on that belong there and had no
+    place.
+
+    When nothing is left to begin and nobody can be promoted, the best of those that wait goes on to its own end, unless a trial
+    has come there: fewer than eta at a rung can't be told from the best, and a sweep is to end with a trained model.
+    """
+    usable = [trial for trial in trials if trial.run_id not in without]
+    rungs = ladder.up_to(max((len(trial.curve) for trial in usable), default=0))
+    for rung in reversed(rungs):
+        there = _ranked(usable, rung, goal)
+        if _promoted(ladder, there, rung) < len(there) // ladder.eta and (
+            found := _promotable(ladder, there, rung, goal, waits)
+        ):
+            return found
+    if not is_last:
+        return None
+    for rung in rungs:
+        # A trial that may come to this rung may change who is among its best, and so do all that come from below.
+        if any(not trial.is_over and trial.rung < rung for trial in trials):
+            return None
+        if found := _promotable(ladder, _ranked(usable, rung, goal), rung, goal, waits):
+            return found
+    if any(not trial.is_over or _is_through(trial, waits) for trial in trials):
+        return None
+    waiting = [trial for trial in usable if waits(trial) and ladder.reached(trial) > trial.rung]
+    top = max((ladder.reached(trial) for trial in waiting), default=0)
+    for trial in _ranked([trial for trial in waiting if ladder.reached(trial) == top], top, goal):
+        why = f"ASHA: goes on to its end: {_said(trial, top, goal)} is the best of the highest rung"
+        return Next(number=trial.number, source=trial.run_id, chosen=trial.chosen, rung=TO_ITS_END, why=why)
+    return None
+
+
+def _promotable(
+    ladder: Ladder, there: Sequence[Trial], rung: int, goal: Goal, waits: Callable[[Trial], bool]
+) -> Next | None:
+    """The best of those at a rung that are among its best and wait there."""
+    keep = len(there) // ladder.eta
+    for trial in there[:keep]:
+        if waits(trial) and ladder.reached(trial) == rung and trial.rung < rung:
+            why = f"ASHA: {_said(trial, rung, goal)} is among the best {keep} of {len(there)}"
+            return Next(number=trial.number, source=trial.run_id, chosen=trial.chosen, rung=rung, why=why)
+    return None
+
+
+def _promoted(ladder: Ladder, there: Sequence[Trial], rung: int) -> int:
+    """How many have gone on from a rung."""
+    return sum(trial.rung >= rung or ladder.reached(trial) > rung for trial in there)
+
+
+def left_behind(ladder: Ladder, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
+    """Why a trial that waits was not promoted."""
+    rung = ladder.reached(trial)
+    there = _ranked(trials, rung, goal)
+    return (
+        f"ASHA: {_said(trial, rung, goal)} is not among the best {len(there) // ladder.eta} of {len(there)} "
+        f"that came so far"
+    )
+
+
+def _is_through(trial: Trial, waits: Callable[[Trial], bool]) -> bool:
+    return trial.status == states.COMPLETED and not waits(trial)
+
+
+def _ranked(trials: Sequence[Trial], rung: int, goal: Goal) -> list[Trial]:
+    """Those with a result at the rung, the best first; of equal ones the first to have begun.
+
+    What failed, or was ended by hand, takes nobody's place.
+    """
+    there = [
+        trial for trial in trials if len(trial.curve) >= rung and _counts(trial) and trial.best(goal, rung) is not None
+    ]
+    return sorted(there, key=lambda trial: _order(trial, rung, goal))
+
+
+def _order(trial: Trial, rung: int, goal: Goal) -> tuple[float, int]:
+    value = trial.best(goal, rung)
+    return math.inf if value is None else value if goal == "minimize" else -value, trial.number
+
+
+def _counts(trial: Trial) -> bool:
+    return trial.status == states.COMPLETED or trial.is_paused or not trial.is_over
+
+
+def _said(trial: Trial, rung: int, goal: Goal) -> str:
+    value = trial.best(goal, rung)
+    best = "no finite number" if value is None else f"its best of {value:g}"
+    return f"{best} after {rung} values"

@@ -1,0 +1,223 @@
+"""Trials that are paused and go on from their checkpoints, on this machine."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.runs import states
+from paceline.sweeps.children import PROMOTED, RUNG
+from tests.sweeps.helpers import until
+
+#: Its checkpoint has the run and the x of each epoch. It writes it before it logs, for whoever sees a value may end it.
+SCRIPT = """
+import argparse, json, os, time
+import paceline
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--x", type=float)
+parser.add_argument("--epochs", type=int, default=6)
+parser.add_argument("--pause", type=float, default=0.2)
+parser.add_argument("--forgets", action="store_true")
+parser.add_argument("--stays-at", type=int, nargs="*", default=[])
+given = parser.parse_args()
+run = paceline.Run.get_context()
+path = os.path.join(os.environ["PACELINE_CHECKPOINT_DIR"], "state.json")
+seen = json.load(open(path)) if os.path.exists(path) else []
+for epoch in range(len(seen), given.epochs):
+    seen.append([run.id, given.x])
+    if not given.forgets:
+        with open(path + ".new", "w") as file:
+            json.dump(seen, file)
+        os.replace(path + ".new", path)
+    os.makedirs("outputs", exist_ok=True)
+    open("outputs/epoch", "w").write(str(epoch))
+    run.log("score", given.x + epoch / 100, step=epoch)
+    # Where it is sure to be told to end: a slow machine then changes nothing of what comes of it.
+    time.sleep(60 if epoch + 1 in given.stays_at else given.pause)
+"""
+
+
+@pytest.fixture
+def sweep(submit: Any, tmp_path: Path) -> Any:
+    (tmp_path / "source" / "train.py").write_text(SCRIPT)
+    return submit
+
+
+def of(run: Any, name: str) -> Any:
+    return pl.Run(run.experiment, name)
+
+
+def seen(run: Any, name: str) -> list[list[Any]]:
+    """What the checkpoint of a run says: the run and the x of each epoch."""
+    found: list[list[Any]] = json.loads((of(run, name).folder.checkpoints / "state.json").read_text())
+    return found
+
+
+def test_trials_wait_at_their_rungs_and_the_best_go_on_from_their_checkpoints(sweep: Any) -> None:
+    run = sweep(
+        {"x": pl.choice(0.4, 0.3, 0.2, 0.1)},
+        sampler="grid",
+        concurrent=1,
+        stop=pl.ASHA(first=2, eta=2, last=6, promote=True),
+        arguments=("--pause", "0", "--stays-at", "2", "4"),
+    )
+    assert run.wait_for_completion().status == states.COMPLETED
+    s = run.id
+    # Trial 0 is best of two at 2, waits at 4 for a second one, which comes when two of four may go on from 2.
+    lineage = run.lineage()
+    assert [(row["run_id"], row["from"], row["status"]) for row in lineage] == [
+        (f"{s}_0", None, states.CANCELED),
+        (f"{s}_0_2", f"{s}_0", states.CANCELED),
+        (f"{s}_0_3", f"{s}_0_2", states.COMPLETED),
+        (f"{s}_1", None, states.CANCELED),
+        (f"{s}_1_2", f"{s}_1", states.CANCELED),
+        (f"{s}_2", None, states.CANCELED),
+        (f"{s}_3", None, states.CANCELED),
+    ]
+    assert lineage[1]["why"] == "ASHA: its best of 0.41 after 2 values is among the best 1 of 2"
+    # No epoch was trained twice.
+    assert [name for name, _ in seen(run, f"{s}_0_3")] == [f"{s}_0"] * 2 + [f"{s}_0_2"] * 2 + [f"{s}_0_3"] * 2
+    rows = run.trial_rows()
+    assert [(row["trial"], row["run_id"], row["status"]) for row in rows] == [
+        *((0, f"{s}_0_3", states.COMPLETED), (1, f"{s}_1_2", states.CANCELED)),
+        *((2, f"{s}_2", states.CANCELED), (3, f"{s}_3", states.CANCELED)),
+    ]
+    assert rows[0]["intervals"] == 6
+    assert rows[0]["score"] == 0.45
+    assert run.best_child().id == f"{s}_0_3"
+    # What the records say: paused is not failed, and what never went on is told why.
+    paused = of(run, f"{s}_1")
+    assert paused.tags["paused"].startswith("ASHA: its best of 0.3")
+    assert "stopped" not in paused.tags
+    assert (paused.record().canceled_by, paused.record().failure) == (f"sweep {s}", None)
+    assert "is not among the best 1 of 2 that came so far" in of(run, f"{s}_1_2").tags["stopped"]
+    assert "is not among the best 2 of 4 that came so far" in of(run, f"{s}_3").tags["stopped"]
+    assert (of(run, f"{s}_3").folder.outputs / "epoch").exists()
+    with (run.folder.outputs / "lineage.csv").open() as file:
+        assert [row["run_id"] for row in csv.DictReader(file)] == [row["run_id"] for row in lineage]
+    # All of them are children, and none of them is the latest run.
+    assert len(list(run.get_children())) == 7
+
+
+def test_the_best_of_those_that_come_at_once_runs_on_and_its_notes_say_so(sweep: Any) -> None:
+    run = sweep(
+        {"x": pl.choice(0.4, 0.3)},
+        sampler="grid",
+        trials=2,
+        concurrent=2,
+        stop=pl.ASHA(first=2, eta=2, last=4, promote=True),
+        arguments=("--epochs", "30", "--pause", "0.3"),
+    )
+    until(lambda: any(row["status"] == "Paused" for row in run.trial_rows()))
+    until(lambda: any(row["intervals"] > 3 for row in run.trial_rows()))
+    leader = of(run, run.trial_rows()[0]["run_id"])
+    # Under load the first one may have come to its rung alone, and wait for the other there.
+    assert leader.tags.get(RUNG) == "2" or leader.id.endswith("_0_2")
+    assert PROMOTED in leader.tags or run.lineage()[1]["why"].endswith("best 1 of 2")
+    run.cancel()
+    until(lambda: run.record().is_terminal)
+    assert [row["status"] for row in run.trial_rows()] == [states.CANCELED] * 2
+
+
+def test_a_controller_that_is_killed_promotes_where_it_was(sweep: Any) -> None:
+    run = sweep(
+        {"x": pl.choice(0.6, 0.5, 0.4, 0.3, 0.2, 0.1)},
+        sampler="grid",
+        concurrent=2,
+        stop=pl.ASHA(first=2, eta=2, last=6, promote=True),
+    )
+    killed: set[int] = set()
+
+    def is_over() -> bool:
+        record = run.record()
+        pid = record.owner["pid"]
+        if len(killed) < 8 and pid not in {os.getpid(), *killed} and not record.is_terminal:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        return bool(record.is_terminal)
+
+    until(is_over)
+    assert len(killed) >= 3
+    assert run.status == states.COMPLETED
+    rows, lineage = run.trial_rows(), run.lineage()
+    assert [row["trial"] for row in rows] == list(range(6))
+    assert rows[0]["status"] == states.COMPLETED
+    assert rows[0]["intervals"] == 6
+    # Each run goes on from the one before it, and from nothing else; none was started twice, none is left.
+    assert [row["run_id"] for row in lineage] == sorted({row["run_id"] for row in lineage})
+    for row in lineage:
+        runs = list(dict.fromkeys(name for name, _ in seen(run, row["run_id"])))
+        assert runs == [other["run_id"] for other in lineage if other["trial"] == row["trial"]][: len(runs)]
+        assert of(run, row["run_id"]).status in (states.CANCELED, states.COMPLETED)
+    assert not list(run.folder.path.parent.glob(".new-*"))
+
+
+def test_a_script_without_a_checkpoint_is_told_in_one_sentence(sweep: Any) -> None:
+    run = sweep(
+        {"x": pl.uniform(0, 1)},
+        trials=20,
+        concurrent=2,
+        stop=pl.ASHA(first=2, eta=2, last=6, promote=True),
+        arguments=("--forgets",),
+    )
+    with pytest.raises(
+        pl.errors.RunFailedError, match="none has written a checkpoint to the folder PACELINE_CHECKPOINT_DIR"
+    ):
+        run.wait_for_completion()
+    assert "it can't go on" in run.record().warnings[0]
+    assert len(run.trial_rows()) < 20
+
+
+def test_a_script_that_is_told_its_budget_ends_by_itself_at_its_rung(sweep: Any) -> None:
+    run = sweep(
+        {"x": pl.choice(0.4, 0.3)},
+        sampler="grid",
+        concurrent=1,
+        stop=pl.ASHA(first=2, eta=2, last=5, promote=True, budget="--epochs"),
+        arguments=("--epochs", "9", "--pause", "0"),
+    )
+    assert run.wait_for_completion().status == states.COMPLETED
+    assert [(row["run_id"], row["status"], row["intervals"]) for row in run.lineage()] == [
+        *((f"{run.id}_0", states.COMPLETED, 2), (f"{run.id}_0_2", states.COMPLETED, 2)),
+        *((f"{run.id}_0_3", states.COMPLETED, 1), (f"{run.id}_1", states.COMPLETED, 2)),
+    ]
+    words = [of(run, row["run_id"]).record().job.arguments for row in run.lineage()]
+    assert words[0] == ("--pause", "0", "--x", "0.4", "--epochs", "2")
+    assert [word[-1] for word in words] == ["2", "4", "5", "2"]
+
+
+def test_a_population_trains_in_step_and_its_worst_take_over_the_best_ones_checkpoints(sweep: Any) -> None:
+    run = sweep(
+        {"x": pl.loguniform(0.001, 10)},
+        points=[{"x": 0.001}, {"x": 1}, {"x": 0.1}, {"x": 0.01}],
+        trials=4,
+        concurrent=4,
+        stop=pl.PopulationBasedTraining(interval=2, last=6, resample=0),
+        arguments=("--pause", "0", "--stays-at", "2", "4"),
+    )
+    assert run.wait_for_completion().status == states.COMPLETED
+    lineage, s = run.lineage(), run.id
+    assert [row["run_id"] for row in lineage] == [
+        f"{s}_{number}{leg}" for number in range(4) for leg in ("", "_2", "_3")
+    ]
+    by_id = {row["run_id"]: row for row in lineage}
+    assert by_id[f"{s}_0_2"]["from"] == f"{s}_1"
+    assert "a copy of trial 1, number 1 of 4 with 1.01, for 0.011 is number 4; x 1 -> " in by_id[f"{s}_0_2"]["why"]
+    assert by_id[f"{s}_0_2"]["x"] in (0.8, 1.2)
+    assert [by_id[f"{s}_{number}_2"]["from"] for number in (1, 2, 3)] == [f"{s}_{number}" for number in (1, 2, 3)]
+    # The copy has trained what its source had, and then with its own value.
+    x = by_id[f"{s}_0_2"]["x"]
+    assert seen(run, f"{s}_0_2") == [[f"{s}_1", 1.0]] * 2 + [[f"{s}_0_2", x]] * 2
+    assert [row["intervals"] for row in run.trial_rows()] == [6] * 4
+    assert [by_id[f"{s}_{number}_3"]["status"] for number in range(4)] == [states.COMPLETED] * 4
+    # Two generations after its first exchange the best one is 1 or what was made of it.
+    assert run.best_point()["x"] >= 0.8
+    assert run.best_child().id.endswith("_3")
