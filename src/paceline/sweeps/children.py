@@ -14,6 +14,7 @@ from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.sweeps.curves import CurveReader, Series
+from paceline.sweeps.ended import EndedTrials
 from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Leg, Trial
@@ -120,7 +121,17 @@ def series_of(trial: Trial, runs_dir: Path, metric: str) -> Series:
 
 def trials(sweep: RunFolder, spec: SweepSpec) -> list[Trial]:
     """All trials of the sweep, in order of their numbers."""
-    return [trial_of(records, sweep.path.parent, spec) for records in all_runs(sweep, spec)]
+    # A trial that was paused may go on in another run, so it is read each time.
+    ended = EndedTrials(sweep) if pausing(spec.stop) is None else None
+    found: list[Trial] = []
+    while True:
+        trial = ended.get(len(found)) if ended is not None else None
+        if trial is None:
+            records = next(all_runs(sweep, spec, len(found)), None)
+            if records is None:
+                return found
+            trial = trial_of(records, sweep.path.parent, spec)
+        found.append(trial)
 
 
 def _leg(record: RunRecord, curve: tuple[float, ...]) -> Leg:

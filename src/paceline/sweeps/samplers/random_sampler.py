@@ -25,22 +25,39 @@ class RandomSampler:
         self._seed = seed
         size = space.size
         self._is_small = not repeats and size is not None and size <= _SMALL
+        # What was said of the trials that were told before, so that a proposal does not cost more the longer a sweep is.
+        self._known: set[str] = set()
+        self._told = 0
+        self._left: dict[str, Mapping[str, Raw]] | None = None
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Mapping[str, Raw] | None:
         """Key -> raw value; None where each point of the space has been proposed."""
         source = random.Random(seed_of(self._seed, number))
         if not self._is_small:
             return self._drawn(source)
-        # By their values: of a quantised range, many raw values are one for the script.
-        known = {self._said(trial.chosen) for trial in trials}
+        self._tell(trials)
         # Draw at first, for that costs nothing; near the end of a space nearly all draws have been there.
         for _ in range(10):
             drawn = self._drawn(source)
-            if self._said(drawn) not in known:
+            if self._said(drawn) not in self._known:
                 return drawn
         # Sampled from what is left, so that the last points of a space come in a bounded time.
-        left = [point for point in self._space.grid() if self._said(point) not in known]
-        return source.choice(left) if left else None
+        if self._left is None:
+            every = {self._said(point): point for point in self._space.grid()}
+            self._left = {said: point for said, point in every.items() if said not in self._known}
+        return source.choice(list(self._left.values())) if self._left else None
+
+    def _tell(self, trials: Sequence[Trial]) -> None:
+        # Trials are only ever added; a list that is no longer than the last one is another sweep's.
+        if len(trials) < self._told:
+            self._known, self._told, self._left = set(), 0, None
+        for trial in trials[self._told :]:
+            # By their values: of a quantised range, many raw values are one for the script.
+            said = self._said(trial.chosen)
+            self._known.add(said)
+            if self._left is not None:
+                self._left.pop(said, None)
+        self._told = len(trials)
 
     def _said(self, chosen: Mapping[str, Raw]) -> str:
         return repr(sorted(self._space.values(chosen).items()))
