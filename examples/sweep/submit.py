@@ -15,7 +15,7 @@ sweep = pl.Sweep(
     goal="maximize",
     trials=6,
     concurrent=2,
-    stop=pl.ASHA(first=2, eta=2),
+    stop=pl.ASHA(first=2, eta=2, last=8),
     seed=1,
 )
 run = pl.Experiment(pl.Workspace.from_config(), "digits").submit(sweep)

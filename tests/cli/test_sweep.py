@@ -56,6 +56,12 @@ def test_a_sweep_from_its_dry_run_to_its_best(cli: Any) -> None:
     assert cli("sweep", "show", sweep, "--html", "drawn.html").stdout == "drawn.html\n"
     assert f"Sweep {sweep}" in (cli.folder / "drawn.html").read_text()
     assert "can't be written" in cli("sweep", "show", sweep, "--html", "nowhere/drawn.html", code=2).stderr
+    assert "is a folder" in cli("sweep", "show", sweep, "--html", ".", code=2).stderr
+    # The latest sweep, where none is named; and every verb as JSON.
+    assert cli("sweep", "best").stdout == best.stdout
+    assert cli("sweep", "show").stdout == cli("sweep", "show", sweep).stdout
+    for words in (("stop", sweep), ("resume", sweep)):
+        assert (cli.json("sweep", *words)["run_id"], cli.json("sweep", *words)["status"]) == (sweep, "Completed")
     assert "--top -1" in cli("sweep", "show", sweep, "--top", -1, code=2).stderr
 
 
@@ -138,3 +144,15 @@ def test_on_a_terminal_the_trials_are_a_table_and_ctrl_c_says_how_to_come_back(c
         assert again.exit_code() == 143
     finally:
         again.close()
+
+
+def test_the_example_in_a_file_is_the_one_that_the_program_submits(cli: Any) -> None:
+    source = Path(__file__).parents[2] / "examples" / "sweep"
+    shown = cli.json("sweep", "run", source / "sweep.yaml", "--dry-run")
+    program = (source / "submit.py").read_text()
+    stop = shown["sweep"]["stop"]
+    assert f"ASHA(first={stop['first']}, eta={stop['eta']}, last={stop['last']})" in program
+    for name in ("trials", "concurrent", "seed"):
+        assert f"{name}={shown['sweep'][name]}," in program
+    assert len(shown["points"]) == 6
+    assert "there is no sweep in" in cli("sweep", "show", code=2).stderr

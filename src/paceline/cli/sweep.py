@@ -20,8 +20,9 @@ from paceline.cli.summary import summary
 from paceline.cli.sweep_options import SWEEP, spec
 from paceline.errors import SweepError
 from paceline.job.job import Job
-from paceline.runs import read, states
+from paceline.runs import read, states, store
 from paceline.runs.folder import RunFolder
+from paceline.runs.ids import is_trial
 from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible, visible_line
 from paceline.submit import SourceCopy, check
@@ -42,6 +43,9 @@ from paceline.workspace import Workspace
 _SHOWN = 10
 
 SweepId = Annotated[str, typer.Argument(metavar="RUN", help="Sweep, or the beginning of its id.")]
+AnySweep = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="Sweep, or the beginning of its id; default: the latest.")
+]
 Top = Annotated[int, typer.Option("--top", metavar="N", help="The best N trials alone; 0 for all.")]
 Follow = Annotated[bool, typer.Option("-f", "--follow", help="Until the sweep has ended.")]
 Html = Annotated[
@@ -98,7 +102,12 @@ def run(**given: Any) -> int:
 
 
 def show(
-    run_id: SweepId, top: Top = 0, follow: Follow = False, html: Html = None, png: Png = None, as_json: Json = False
+    run_id: AnySweep = None,
+    top: Top = 0,
+    follow: Follow = False,
+    html: Html = None,
+    png: Png = None,
+    as_json: Json = False,
 ) -> int:
     """How a sweep stands: its trials, the best first."""
     if top < 0:
@@ -140,6 +149,8 @@ def _draw(folder: RunFolder, sweep: SweepSpec, html: Path | None, png: Path | No
         raise SweepError(why)
     drawn = draw.sketched(f"Sweep {folder.run_id}", sweep, children.trials(folder, sweep))
     try:
+        if html is not None and html.is_dir():
+            raise SweepError(f"--html {str(html)!r} is a folder. Name a file, such as sweep.html.")
         if html is not None:
             draw.write_page(html, drawn)
             print(html)
@@ -154,7 +165,7 @@ def _draw(folder: RunFolder, sweep: SweepSpec, html: Path | None, png: Path | No
     return 0
 
 
-def best(run_id: SweepId, as_json: Json = False) -> int:
+def best(run_id: AnySweep = None, as_json: Json = False) -> int:
     """The best trial: its run, its value and its hyperparameters."""
     folder, _, sweep = _sweep(run_id)
     found = results.best_trial(children.trials(folder, sweep), sweep)
@@ -169,37 +180,51 @@ def best(run_id: SweepId, as_json: Json = False) -> int:
     return 0
 
 
-def stop(run_id: SweepId) -> int:
+def stop(run_id: SweepId, as_json: Json = False) -> int:
     """End a sweep: its trials get SIGTERM and their grace, and keep what they have made."""
     folder, record, _ = _sweep(run_id)
     if not record.is_terminal:
         read.request_cancel(folder, by=user_name(), reason="paceline sweep stop")
-    print(f"{folder.run_id} is {record.status if record.is_terminal else states.CANCEL_REQUESTED}.", file=sys.stderr)
-    return 0
+    return _told(folder, f"is {record.status if record.is_terminal else states.CANCEL_REQUESTED}.", as_json=as_json)
 
 
-def more(run_id: SweepId, trials: Trials) -> int:
+def more(run_id: SweepId, trials: Trials, as_json: Json = False) -> int:
     """Ask for more trials of a sweep that runs, or let one that has ended go on."""
     folder, _, _ = _sweep(run_id)
     start.more(folder, trials)
-    print(f"{folder.run_id} goes on. Follow it: paceline sweep show {folder.run_id}", file=sys.stderr)
-    return 0
+    return _told(folder, f"goes on. Follow it: paceline sweep show -f {folder.run_id}", as_json=as_json)
 
 
-def resume(run_id: SweepId) -> int:
+def resume(run_id: SweepId, as_json: Json = False) -> int:
     """Let a sweep go on whose controller was killed. Whoever looks at it does the same."""
     # Whoever reads the record of a sweep without a controller starts one (`paceline.runs.read`).
     folder, record, _ = _sweep(run_id)
-    print(f"{folder.run_id} is {record.status}.", file=sys.stderr)
+    return _told(folder, f"is {record.status}.", as_json=as_json)
+
+
+def _told(folder: RunFolder, what: str, *, as_json: bool) -> int:
+    if as_json:
+        print_json(summary(folder))
+    else:
+        print(f"{folder.run_id} {what}", file=sys.stderr)
     return 0
 
 
-def _sweep(run_id: str) -> tuple[RunFolder, RunRecord, SweepSpec]:
-    folder = folder_of(run_id)
+def _sweep(run_id: str | None) -> tuple[RunFolder, RunRecord, SweepSpec]:
+    folder = folder_of(run_id) if run_id is not None else _latest()
     record = read.record(folder)
     if record.sweep is None:
         raise SweepError(f"run {folder.run_id} is no sweep. `paceline sweep run` starts one.")
     return folder, record, SweepSpec.from_json(record.sweep)
+
+
+def _latest() -> RunFolder:
+    runs_dir = Workspace.from_config(create=False).runs_dir
+    for run_id in store.ids(runs_dir):
+        # Of a run that is no sweep this is as cheap as a look can be.
+        if not is_trial(run_id) and (raw := read.raw(RunFolder(runs_dir / run_id))) and raw.get("sweep"):
+            return RunFolder(runs_dir / run_id)
+    raise SweepError(f"there is no sweep in {str(runs_dir.parent)!r} yet. `paceline sweep run` starts one.")
 
 
 def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
@@ -222,8 +247,9 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
         print_json({"sweep": sweep.to_json(), "points": points, "arguments": [list(job.arguments) for job in jobs]})
         return 0
     size = sweep.space.size
+    there = "no end of points" if size is None else f"{size} point{'' if size == 1 else 's'}"
     print(
-        f"{size if size is not None else 'no end of'} points; the first {len(points)} of {sweep.trials} trials:",
+        f"{there}; the first {len(points)} of {sweep.trials} trials:",
         file=sys.stderr,
     )
     for job, values in zip(jobs, points, strict=True):
@@ -275,6 +301,8 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN)
             line(f"and {len(order) - top} more: paceline sweep show {folder.run_id}")
         for text in table.lines(Standing(record=record, spec=sweep, trials=tuple(trials))):
             line(text)
+        if (page := folder.outputs / draw.PAGE).exists():
+            line(f"Pictures: {page}")
     if record.failure is not None and (quiet or as_json):
         print(visible(record.failure.message), file=sys.stderr)
     return record.exit_code if record.exit_code is not None else 1

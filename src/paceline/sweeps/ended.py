@@ -69,5 +69,3 @@ def stamp(runs_dir: Path, run_id: object) -> list[int] | None:
 def _read(name: str, value: Any) -> Any:
     # JSON knows no tuples; a field of another version is no field, and Trial says so.
     return tuple(value) if isinstance(_DEFAULTS.get(name), tuple) else value
-
-

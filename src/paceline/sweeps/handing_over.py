@@ -14,6 +14,7 @@ from paceline.submit import SourceCopy, submit
 from paceline.supervisor.logs import say
 from paceline.sweeps import continuing
 from paceline.sweeps.expressions import Raw
+from paceline.sweeps.live.table import number as short
 from paceline.sweeps.points import job_of
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.sweep_state import SweepState
@@ -134,7 +135,7 @@ class HandingOver:
             say(f"trial {number} goes on as {folder.run_id}: {following.why}")
             return
         sweep.add(Trial(number=number, run_id=folder.run_id, chosen=chosen, values=values))
-        said = ", ".join(f"{name.lstrip('-')}={value}" for name, value in values.items())
+        said = ", ".join(f"{name.lstrip('-')}={short(value)}" for name, value in values.items())
         say(f"trial {number} begins: {said}")
 
     def _source(self) -> SourceCopy:

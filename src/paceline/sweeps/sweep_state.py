@@ -12,6 +12,7 @@ from paceline.runs.record import RunRecord
 from paceline.supervisor.logs import say
 from paceline.sweeps.children import all_runs, child_id, series_of, trial_of
 from paceline.sweeps.curves import CurveReader
+from paceline.sweeps.ended import keep
 from paceline.sweeps.expressions import Raw
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
@@ -105,6 +106,7 @@ class SweepState:
             self.trials[number] = after
             if after.is_over:
                 del self.live[number]
+                keep(self.folder, after)
         return changed
 
     def warn(self, text: str) -> None:
