@@ -60,11 +60,13 @@ def rosenbrock5(x: Mapping[str, Any]) -> float:
 
 
 def mixed(x: Mapping[str, Any]) -> float:
-    """The loss of a made-up training with two rates, a share, a count and two choices. A wrong choice costs about what a rate does
-    that is off by a power of ten."""
+    """The loss of a made-up training with two rates, a share, a count and two choices. A wrong choice costs about what a rate
+    does that is off by a power of ten."""
     rates = 0.3 * (math.log10(x["lr"]) + 3) ** 2 + 0.1 * (math.log10(x["decay"]) + 4) ** 2
     size = 0.02 * (x["layers"] - 4) ** 2 + (x["dropout"] - 0.2) ** 2
-    return rates + size + {"sgd": 0.5, "adam": 0, "rmsprop": 0.2}[x["optimizer"]] + {32: 0.2, 64: 0, 128: 0.3}[x["batch"]]
+    return (
+        rates + size + {"sgd": 0.5, "adam": 0, "rmsprop": 0.2}[x["optimizer"]] + {32: 0.2, 64: 0, 128: 0.3}[x["batch"]]
+    )
 
 
 PROBLEMS: dict[str, tuple[Callable[[Mapping[str, Any]], float], dict[str, Any]]] = {
