@@ -138,6 +138,10 @@ class ServingError(UserError):
     """What a server is to serve, how it is to serve it, or its scoring script is wrong."""
 
 
+class ServiceError(UserError):
+    """What a service is asked to be, or to do, is wrong."""
+
+
 class MetricError(UserError):
     """The value can't be logged as this kind of metric."""
 
@@ -162,6 +166,21 @@ class RunNotFoundError(PacelineError, LookupError):
 
 class ModelChangedError(PacelineError, RuntimeError):
     """The files of a model's version are not those that were registered; the message names them."""
+
+
+class ServiceNotFoundError(PacelineError, LookupError):
+    """There is no such service in the workspace."""
+
+
+class ServiceFailedError(PacelineError, RuntimeError):
+    """A service could not be started, or has answered a request with an error; the message has its own reason.
+
+    status: of the answer (HTTP), None where there was none.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class EnvironmentBuildError(PacelineError, RuntimeError):

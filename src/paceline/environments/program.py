@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import re
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from paceline.errors import EnvironmentBuildError
+from paceline.system import processes
 
 #: Called with each line of a build's output.
 Say: TypeAlias = "Callable[[str], None]"
 
-_PR_SET_PDEATHSIG = 1
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CREDENTIALS = re.compile(r"(://)[^/@\s:]*(:[^@\s]*)?@")
 
@@ -39,20 +35,6 @@ def run(
     Raises:
         EnvironmentBuildError: it could not be started.
     """
-    on_linux = sys.platform.startswith("linux")
-    libc = ctypes.CDLL(None) if on_linux else None
-    parent = os.getpid()
-
-    def end_with_parent() -> None:
-        # A build that goes on behind a killed parent would write into what the next one makes.
-        if libc is not None:
-            # The kernel takes the thread that started the program for its parent. That is this one, which stays until the
-            # program has ended.
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            # The parent may have died before prctl was called: then no signal will come any more.
-            if os.getppid() != parent:
-                os._exit(1)
-
     mask = masker(secrets)
     try:
         process = subprocess.Popen(
@@ -67,8 +49,9 @@ def run(
             errors="replace",
             # The lock is of the open file, so it stays held while any program of the build has it open.
             pass_fds=() if lock_fd is None else (lock_fd,),
-            # It calls two functions of the C library and takes no lock, so other threads are no danger to it.
-            preexec_fn=end_with_parent if on_linux else None,  # noqa: PLW1509
+            # A build that goes on behind a killed parent would write into what the next one makes. It calls two functions of
+            # the C library and takes no lock, so other threads are no danger to it; and this one stays until the program ends.
+            preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
         )
     except OSError as error:
         raise EnvironmentBuildError(f"{command[0]!r} could not be started: {error.strerror}.") from error

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paceline.job.data_reference import PATH_VARIABLES
 from paceline.job.job import RANK_VARIABLES
-from paceline.job.plan import Command, Launch, RankSlot
+from paceline.job.plan import Command, Launch, NodeSetup, RankSlot
 
 #: Given to the submitting process by a launcher above it: a Slurm step, an mpirun, a torchrun, Paceline.
 _FOREIGN_PREFIXES = (
@@ -159,14 +159,22 @@ def with_paths(command: Command, launch: Launch, shell: Mapping[str, str]) -> Co
     """The command with `PYTHONPATH`: the folder that holds `paceline` alone, then the user's own; and with what the
     environment that was made for the script needs: its variables, and its programs first on `PATH`."""
     prepared, users = launch.prepared[command.node_rank], launch.job.environment_variables
+    values = of_interpreter(prepared, users, launch.library_dir, shell)
+    return replace(command, environment=command.environment | values)
+
+
+def of_interpreter(
+    prepared: NodeSetup, users: Mapping[str, str], library_dir: Path, shell: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables that the environment's interpreter needs. users: the user's own, which stand over these."""
     own = users.get("PYTHONPATH", None if prepared.is_isolated else shell.get("PYTHONPATH"))
-    path = os.pathsep.join([str(launch.library_dir), own] if own else [str(launch.library_dir)])
+    path = os.pathsep.join([str(library_dir), own] if own else [str(library_dir)])
     values = {"PYTHONPATH": path, **{name: text for name, text in prepared.variables.items() if name not in users}}
     if prepared.is_isolated and "PYTHONNOUSERSITE" not in users:
         values["PYTHONNOUSERSITE"] = "1"
     if prepared.bin_dir and "PATH" not in users:
         values["PATH"] = os.pathsep.join(part for part in (prepared.bin_dir, shell.get("PATH", os.defpath)) if part)
-    return replace(command, environment=command.environment | values)
+    return values
 
 
 def tf_config(launch: Launch, place: RankSlot) -> str:

@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _LINUX = sys.platform.startswith("linux")
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 #: Marks a supervisor, in the environment it was started with: it belongs to its own run, whoever its parent is.
@@ -30,6 +31,28 @@ def become_subreaper() -> None:
 
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def ends_with_parent(number: int = signal.SIGKILL) -> Callable[[], None] | None:
+    """What a child calls before its program starts (`preexec_fn`), to be sent this signal when this process ends; None where
+    the system has no such thing.
+
+    The kernel takes the thread that starts the program for its parent: that has to be one that stays.
+    """
+    if not _LINUX:
+        return None
+    import ctypes
+
+    # Loaded here: between fork and exec nothing may be imported.
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        # The parent may have died before prctl was called: then no signal will come any more.
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
 
 
 def with_home(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,160 @@
+"""`python -m paceline.services SERVICE_DIR [FD]`: look after one service.
+
+Two processes: the guardian, which holds the service's lock and its socket and does nothing but wait, and its child, which does
+everything. A child that was killed is started again; until then, clients wait at the socket.
+
+    deploying program, or systemd ── guardian ── supervisor ── server ── model processes
+                                     lock, socket
+
+FD: the service's open lock. Without it systemd has started this (`paceline service unit`): it waits for the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from paceline.errors import PacelineError, ServiceError, ServiceNotFoundError
+from paceline.runs.failure import signal_name
+from paceline.services import states, store
+from paceline.services.folder import ServiceFolder
+from paceline.services.listener import open_listener
+from paceline.services.record import UP
+from paceline.services.server import MARK
+from paceline.services.supervise import run
+from paceline.supervisor.logs import say
+from paceline.system import locks, processes
+
+_PAUSE_S = 1.0
+#: What is left of a supervisor that was killed has this long to answer its requests.
+_DRAIN_S = 30.0
+
+
+class Guardian:
+    def __init__(self, folder: ServiceFolder) -> None:
+        self.folder = folder
+        self.child = 0
+        self.is_ended = False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._end)
+
+    def _end(self, number: int, frame: object) -> None:
+        self.is_ended = True
+        if self.child:
+            processes.send(self.child, signal.SIGTERM)
+
+    def run(self) -> int:
+        """Look after the service until it is stopped; the exit code of the process."""
+        # What a former supervisor has left: its processes had this process's socket.
+        self._clear()
+        listener = self._listener()
+        if listener is None:
+            return 0
+        with listener:
+            while True:
+                status = self._supervise(listener)
+                if status == 0 or self.is_ended:
+                    self._clear()
+                    return 0
+                code = os.waitstatus_to_exitcode(status)
+                how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+                say(f"the supervisor {how}; it is started again")
+                self._clear()
+                if code >= 0:
+                    time.sleep(_PAUSE_S)  # an error of its own may come again at once
+
+    def _supervise(self, listener: socket.socket) -> int:
+        """The wait status of a supervisor that was started and has ended."""
+        ends_with_guardian = processes.ends_with_parent(signal.SIGTERM)
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                if ends_with_guardian is not None:
+                    ends_with_guardian()
+                run(self.folder, listener)
+                code = 0
+            except ServiceNotFoundError:
+                code = 0  # deleted
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    traceback.print_exc()
+            finally:
+                with contextlib.suppress(OSError):
+                    sys.stdout.flush()
+                os._exit(code)
+        self.child = child
+        if self.is_ended:  # the signal came before the child was known
+            processes.send(child, signal.SIGTERM)
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            if pid == child:
+                self.child = 0
+                return status
+
+    def _listener(self) -> socket.socket | None:
+        """The service's socket; None where there is none to be had, or nobody wants it any more."""
+        told = False
+        while True:
+            record = store.stored(self.folder)
+            wanted = store.wanted(self.folder)
+            try:
+                return open_listener(record.host, record.port)
+            except ServiceError as error:
+                if not told:
+                    say(str(error))
+                    told = True
+                changes = {"failure": str(error), "settled": wanted.serial}
+                if not record.served:
+                    store.change(self.folder, record, state=states.FAILED, **changes)
+                    return None
+                store.change(self.folder, record, state=states.UNHEALTHY, failure=str(error))
+            if wanted.state != UP or self.is_ended:
+                # Whoever looks next ends what is wanted to be ended.
+                return None
+            time.sleep(_PAUSE_S)
+
+    def _clear(self) -> None:
+        """End all processes of servers: gently at first, for they may have requests."""
+        deadline = time.monotonic() + _DRAIN_S
+        is_told = False
+        while left := [*processes.descendants(os.getpid()), *processes.with_variable(MARK, str(self.folder.path))]:
+            if not is_told or time.monotonic() > deadline:
+                for pid in left:
+                    processes.send(pid, signal.SIGKILL if is_told else signal.SIGTERM)
+                is_told = True
+            processes.reap()
+            time.sleep(0.02)
+        processes.reap()
+
+
+def main(argv: list[str]) -> int:
+    folder = ServiceFolder(Path(argv[0]))
+    if len(argv) > 1:
+        # A server that inherited it would keep the service's lock after all of us were killed.
+        os.set_inheritable(int(argv[1]), False)
+    else:
+        _wait_for_lock(folder)
+    processes.become_subreaper()
+    try:
+        return Guardian(folder).run()
+    except ServiceNotFoundError:
+        return 0
+    except PacelineError as error:
+        say(str(error))
+        return 1
+
+
+def _wait_for_lock(folder: ServiceFolder) -> None:
+    while locks.take(folder.lock) is None:
+        time.sleep(_PAUSE_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,304 @@
+"""A service made, and what is asked of one that is there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ServiceError, ServiceFailedError, ServiceNotFoundError
+from paceline.runs import store as runs_store
+from paceline.runs.record import user_name, utc_now
+from paceline.services import keys, read, revise, states, store
+from paceline.services.asked import Asked, check_workers
+from paceline.services.folder import ServiceFolder
+from paceline.services.listener import check_free
+from paceline.services.record import DOWN, GONE, UP, Revision, ServiceRecord, Wanted
+from paceline.serving.config import is_loopback
+from paceline.system import locks
+from paceline.system.files import write_json
+
+_PAUSE_S = 0.05
+
+
+def deploy(
+    workspace_dir: Path,
+    name: str,
+    asked: Asked,
+    *,
+    workers: int = 1,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    auth: bool | None = None,
+    tls: tuple[str, str] | None = None,
+    target: str = "local",
+    overwrite: bool = False,
+    tags: Mapping[str, Any] | None = None,
+    description: str = "",
+    progress: revise.Progress | None = None,
+) -> ServiceFolder:
+    """Make a service and start it; returns at once.
+
+    port: None or 0 for a free one, which it keeps. auth: ask for a key; default: where other machines can reach the host.
+    tls: files of certificate and key. overwrite: one of this name becomes this one: what it is asked keeps its address.
+
+    Raises:
+        UserError: anything that can be known to be wrong before a process starts.
+    """
+    store.check_name(name)
+    check_workers(workers)
+    port = _checked_port(port)
+    needs_keys = not is_loopback(host) if auth is None else auth
+    if not needs_keys and not is_loopback(host):
+        raise ServiceError(
+            f"host={host!r} can be reached from other machines: a service there asks for a key. Leave out auth=False, or "
+            "listen at 127.0.0.1."
+        )
+    tls_cert, tls_key = _checked_tls(tls)
+    folder = ServiceFolder(store.services_dir(workspace_dir) / name)
+    if folder.record.exists():
+        if not overwrite:
+            raise ServiceError(
+                f"there is a service {name!r} already. Change it by `paceline service update {name}`, delete it by `paceline "
+                f"service delete {name}`, or deploy with overwrite=True (`--overwrite`)."
+            )
+        return _overwrite(folder, asked, workers=workers, port=port, auth=auth, progress=progress)
+    _check_server()
+    if port:
+        check_free(host, port)
+    record = ServiceRecord(
+        name=name,
+        created_utc=utc_now(),
+        since_utc=utc_now(),
+        deployed_by=user_name(),
+        target=target,
+        host=host,
+        port=port,
+        scheme="http" if tls is None else "https",
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        has_keys=needs_keys,
+        tags={str(key): str(value) for key, value in (tags or {}).items()},
+        description=description,
+        owner=runs_store.owner(),
+    )
+    _make(folder, record, asked, workers, progress)
+    return folder
+
+
+def update(
+    folder: ServiceFolder,
+    asked: Asked,
+    *,
+    workers: int | None = None,
+    why: str,
+    source_of: Revision | None = None,
+    progress: revise.Progress | None = None,
+) -> Wanted:
+    """Ask for a new revision. The one that is served goes on until the new one is ready, and for good if that fails.
+
+    source_of: the source of this revision is taken again; by default it is copied as it is now.
+    """
+    if workers is not None:
+        check_workers(workers)
+    with store.asking(folder):
+        made = revise.write(folder, asked, why=why, source_of=source_of, progress=progress)
+        more = {} if workers is None else {"workers": workers}
+        wanted = store.want(folder, state=UP, revision=made.number, why=why, **more)
+    read.record(folder)
+    return wanted
+
+
+def scale(folder: ServiceFolder, workers: int) -> Wanted:
+    """Ask for another number of model processes."""
+    check_workers(workers)
+    return _want(folder, workers=workers, why=f"{workers} workers")
+
+
+def rollback(folder: ServiceFolder, number: int | None = None) -> Wanted:
+    """Ask for a revision of before; by default the last one before the present that has been served.
+
+    Raises:
+        ServiceError: there is none.
+    """
+    found = store.stored(folder)
+    if number is None:
+        before = [each for each in found.served if each < (found.revision or 0)]
+        if not before:
+            raise ServiceError(
+                f"service {folder.name!r} has no revision before {found.revision} that was served. "
+                f"`paceline service show {folder.name}` lists its revisions."
+            )
+        number = before[-1]
+    store.revision(folder, number)
+    return _want(folder, state=UP, revision=number, why=f"rollback to revision {number}")
+
+
+def stop(folder: ServiceFolder) -> Wanted:
+    """Ask for its end: the requests that it has are answered. `begin` starts it again."""
+    return _want(folder, state=DOWN)
+
+
+def begin(folder: ServiceFolder) -> Wanted:
+    """Ask for a stopped or failed service to be started."""
+    return _want(folder, state=UP)
+
+
+def delete(folder: ServiceFolder) -> Wanted:
+    """Ask for its end, after which nothing of it is left."""
+    return _want(folder, state=GONE)
+
+
+def wait(
+    folder: ServiceFolder,
+    serial: int,
+    *,
+    timeout_s: float | None = None,
+    on_look: Callable[[ServiceRecord], object] | None = None,
+) -> ServiceRecord:
+    """Block until this wish is settled, or a later one has taken its place; the record then.
+
+    Raises:
+        ServiceFailedError: it came to nothing, or has not been settled in time; the message has the reason.
+        ServiceNotFoundError: the service was deleted, which is what a wish for its end waits for.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        record = read.record(folder)
+        if on_look is not None:
+            on_look(record)
+        if record.settled >= serial:
+            if record.failure is not None and record.settled == serial:
+                raise ServiceFailedError(_failure_text(folder, record))
+            return record
+        if record.state == states.NOT_RESPONDING:
+            raise ServiceFailedError(f"service {folder.name!r}: {record.failure}.")
+        if deadline is not None and time.monotonic() > deadline:
+            raise ServiceFailedError(
+                f"service {folder.name!r} is {record.state} after {timeout_s:g} s; it goes on. "
+                f"`paceline service logs {folder.name}` shows what it does."
+            )
+        time.sleep(_PAUSE_S)
+
+
+def wait_for_end(folder: ServiceFolder, timeout_s: float | None = None) -> None:
+    """Block until a service that was asked to end has ended.
+
+    Raises:
+        ServiceFailedError: not in time.
+    """
+    with contextlib.suppress(ServiceNotFoundError):
+        wait(folder, store.wanted(folder).serial, timeout_s=timeout_s)
+
+
+def _failure_text(folder: ServiceFolder, record: ServiceRecord) -> str:
+    if record.revision is not None and record.state == states.HEALTHY:
+        before = f" Revision {record.revision} goes on being served."
+    else:
+        before = ""
+    text = (record.failure or "").rstrip()
+    return (
+        f"service {folder.name!r}: {text}{'' if text.endswith(('.', '?', '!')) else '.'}{before} "
+        f"`paceline service logs {folder.name}` has more."
+    )
+
+
+def _want(folder: ServiceFolder, **changes: Any) -> Wanted:
+    with store.asking(folder):
+        wanted = store.want(folder, **changes)
+    with contextlib.suppress(ServiceNotFoundError):
+        read.record(folder)
+    return wanted
+
+
+def _make(
+    folder: ServiceFolder, record: ServiceRecord, asked: Asked, workers: int, progress: revise.Progress | None
+) -> None:
+    """Write the folder under a hidden name, and start the supervisor once it has its own."""
+    hidden = ServiceFolder(folder.path.with_name(f".new-{folder.name}-{os.getpid()}-{os.urandom(3).hex()}"))
+    try:
+        hidden.logs.mkdir(parents=True)
+        hidden.revisions.mkdir()
+        revise.write(hidden, asked, why="deployed", progress=progress)
+        if record.has_keys:
+            keys.make(hidden)
+        write_json(
+            hidden.wanted,
+            Wanted(workers=workers, by=record.deployed_by, time_utc=record.created_utc, why="deployed").to_json(),
+        )
+        write_json(hidden.record, record.to_json())
+        lock_fd = locks.take(hidden.lock)
+        assert lock_fd is not None, "nobody else knows of this file"
+        try:
+            # It fails where there is a folder of this name with something in it: of two at once the second stops here.
+            os.rename(hidden.path, folder.path)
+            read.start(folder, lock_fd)
+        finally:
+            os.close(lock_fd)
+    except OSError as error:
+        if isinstance(error, (ServiceError, ServiceNotFoundError)):
+            raise
+        if folder.record.exists() and hidden.path.exists():
+            raise ServiceError(f"there is a service {folder.name!r} already: it was deployed just now.") from error
+        raise ServiceError(
+            f"the service can't be written to {str(folder.path.parent)!r}: {error.strerror or error}. Free some space, or name "
+            "another workspace (PACELINE_WORKSPACE)."
+        ) from error
+    finally:
+        shutil.rmtree(hidden.path, ignore_errors=True)
+
+
+def _overwrite(
+    folder: ServiceFolder,
+    asked: Asked,
+    *,
+    workers: int,
+    port: int,
+    auth: bool | None,
+    progress: revise.Progress | None,
+) -> ServiceFolder:
+    found = store.stored(folder)
+    if port and port != found.port:
+        raise ServiceError(
+            f"service {folder.name!r} listens at port {found.port}, and keeps it. To have it at {port}, delete it first: "
+            f"`paceline service delete {folder.name}`."
+        )
+    if auth is not None and auth != found.has_keys:
+        raise ServiceError(
+            f"service {folder.name!r} asks for {'a' if found.has_keys else 'no'} key, and keeps to it. To change that, delete it "
+            f"first: `paceline service delete {folder.name}`."
+        )
+    update(folder, asked, workers=workers, why="deployed again", progress=progress)
+    return folder
+
+
+def _checked_port(port: Any) -> int:
+    if port is None:
+        return 0
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+        raise ServiceError(f"port={port!r} is no port. Give 1 to 65535, or 0 for a free one.")
+    return port
+
+
+def _checked_tls(tls: tuple[str, str] | None) -> tuple[str | None, str | None]:
+    if tls is None:
+        return None, None
+    for path in tls:
+        if not os.path.isfile(os.path.expanduser(path)):
+            raise ServiceError(f"tls: there is no file {path!r}. Give the PEM files of certificate and key.")
+    cert, key = (os.path.abspath(os.path.expanduser(path)) for path in tls)
+    return cert, key
+
+
+def _check_server() -> None:
+    import importlib.util
+
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ServiceError(
+            f"{' and '.join(missing)} is not installed here. Services need: pip install 'paceline[serve]'."
+        )

@@ -1,0 +1,56 @@
+"""The two keys of a service, either of which a request may bring: one is used while the other is changed."""
+
+from __future__ import annotations
+
+import secrets
+
+from paceline.errors import ServiceError
+from paceline.services.folder import ServiceFolder
+from paceline.system.files import PRIVATE, read_json, write_json
+
+NAMES = ("primary", "secondary")
+
+
+def new() -> str:
+    """A key of 256 random bits, in letters, digits, `-` and `_`."""
+    return secrets.token_urlsafe(32)
+
+
+def make(folder: ServiceFolder) -> None:
+    """Write two new keys, for the service's user alone, unless there are some."""
+    if not folder.keys.exists():
+        write_json(folder.keys, {name: new() for name in NAMES}, mode=PRIVATE)
+
+
+def read(folder: ServiceFolder) -> tuple[str, str]:
+    """(primary, secondary).
+
+    Raises:
+        ServiceError: the service asks for none, or they are another user's to read.
+    """
+    found = read_json(folder.keys)
+    if not isinstance(found, dict):
+        if folder.keys.exists():
+            raise ServiceError(
+                f"the keys of service {folder.name!r} can't be read from {str(folder.keys)!r}. Ask its owner."
+            )
+        raise ServiceError(f"service {folder.name!r} asks for no key. Deploy it with auth=True (`--auth`) for some.")
+    return found["primary"], found["secondary"]
+
+
+def change(folder: ServiceFolder, which: str, value: str | None = None) -> str:
+    """Replace one key, by a new one unless it is given; the key. Within `store.asking`.
+
+    Raises:
+        ServiceError: there are none, or `which` is neither "primary" nor "secondary".
+    """
+    if not isinstance(which, str) or which.lower() not in NAMES:
+        raise ServiceError(f"there is no key {which!r}. There are 'primary' and 'secondary'.")
+    both = dict(zip(NAMES, read(folder), strict=True))
+    if value is not None and (len(value) < 16 or not value.isascii() or not value.isprintable() or " " in value):
+        raise ServiceError(
+            "a key has 16 characters or more, printable ASCII without blanks. Leave it out for a random one."
+        )
+    both[which.lower()] = value or new()
+    write_json(folder.keys, both, mode=PRIVATE)
+    return both[which.lower()]

@@ -1,0 +1,54 @@
+"""The socket at which a service listens. It is held beside the servers, so that clients wait, and are not refused, while there is
+none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+from paceline.errors import ServiceError
+
+#: Connections that wait to be taken; the kernel's own limit (net.core.somaxconn) may be lower.
+_BACKLOG = 4096
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """A socket that listens there. port: 0 for a free one.
+
+    Raises:
+        ServiceError: the port is taken or may not be, or the host is none of this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ServiceError(f"host={host!r}: {error.strerror or error}. Name an address of this machine.") from error
+    try:
+        # Connections that have ended keep a port for a minute; without this a service could not come back for as long.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ServiceError(_reason(error, host, port)) from error
+    return listener
+
+
+def check_free(host: str, port: int) -> None:
+    """Refuse a port that a service could not have, before anything of it is there.
+
+    Raises:
+        ServiceError: as for `open_listener`.
+    """
+    open_listener(host, port).close()
+
+
+def _reason(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port={port} of {host} is taken by another program. Name another port, or 0 for a free one."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"port={port} of {host} is not for user {os.geteuid()}. Name one from 1024 on, or 0 for a free one."
+    return f"{host}, port {port}: {error.strerror or error}. Name an address of this machine."

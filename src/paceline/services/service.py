@@ -1,0 +1,336 @@
+"""The handle on a service, with the Azure SDK's calls."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from paceline.errors import ServiceError, ServiceNotFoundError
+from paceline.job.environment import EnvironmentSpec
+from paceline.services import asked as asking
+from paceline.services import client, deploy, keys, log, read, revise, states, store
+from paceline.services.record import Revision, ServiceRecord
+
+# `list` is a method of the class.
+_Revisions: TypeAlias = "list[Revision]"
+
+
+class Service:
+    """A service of the workspace.
+
+    Raises:
+        ServiceError: a name that can't be one. ServiceNotFoundError: there is none of this name.
+    """
+
+    def __init__(self, workspace: Any, name: str) -> None:
+        self._workspace = workspace
+        self._folder = store.folder_of(_path(workspace), name)
+
+    def __repr__(self) -> str:
+        return f"Service({self._workspace!r}, {self.name!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Service) and other._folder == self._folder
+
+    def __hash__(self) -> int:
+        return hash(self._folder)
+
+    @classmethod
+    def deploy(
+        cls,
+        workspace: Any,
+        name: str,
+        models: Any,
+        *,
+        entry_script: str | os.PathLike[str] | None = None,
+        source_directory: str | os.PathLike[str] | None = None,
+        environment: EnvironmentSpec | None = None,
+        environment_variables: Mapping[str, Any] | None = None,
+        workers: int = 1,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        auth: bool | None = None,
+        tls: tuple[str, str] | None = None,
+        target: str = "local",
+        overwrite: bool = False,
+        tags: Mapping[str, Any] | None = None,
+        description: str = "",
+        **settings: Any,
+    ) -> Service:
+        """Make a service and start it; returns at once with its handle (`wait_for_deployment`).
+
+        models: registered models, references such as "digits:3", or paths of files and folders; one or several.
+        entry_script: with init() and run(); relative to source_directory, or a path, whose folder is the source then. None: the
+            one model is served as it is.
+        environment: in which the script runs; default: that of the run that made the first model, in its exact versions, else
+            this interpreter.
+        workers: model processes. host: "0.0.0.0" for all of this machine's addresses. port: default a free one; it is kept.
+        auth: ask for a key; default: where other machines can reach the host. tls: PEM files of certificate and key.
+        overwrite: make a service of this name, if there is one, into this one, without a lost request.
+        settings: max_batch, max_queue, max_body_bytes, timeout_s, load_timeout_s, memory_limit_bytes, drain_s, threads,
+            log_level.
+
+        Raises:
+            UserError: anything that can be known to be wrong before a process starts.
+        """
+        wish = asking.asked(
+            models,
+            entry_script=entry_script,
+            source_directory=source_directory,
+            environment=environment,
+            environment_variables=environment_variables,
+            settings=settings,
+        )
+        deploy.deploy(
+            _path(workspace),
+            name,
+            wish,
+            workers=workers,
+            host=host,
+            port=port,
+            auth=auth,
+            tls=tls,
+            target=target,
+            overwrite=overwrite,
+            tags=tags,
+            description=description,
+        )
+        return cls(workspace, name)
+
+    @staticmethod
+    def list(workspace: Any) -> dict[str, Service]:
+        """Name -> service, for all of the workspace."""
+        return {folder.name: Service(workspace, folder.name) for folder in store.all_folders(_path(workspace))}
+
+    @property
+    def name(self) -> str:
+        return self._folder.name
+
+    @property
+    def workspace(self) -> Any:
+        return self._workspace
+
+    def record(self) -> ServiceRecord:
+        """All that is known of it now. One that nobody looks after, though it should be up, is started again by this.
+
+        Raises:
+            ServiceNotFoundError: it has been deleted.
+        """
+        return read.record(self._folder)
+
+    @property
+    def state(self) -> str:
+        """ "Transitioning", "Healthy", "Unhealthy", "Failed", "Stopped" or "NotResponding"."""
+        return self.record().state
+
+    @property
+    def error(self) -> str | None:
+        """Why its start or last update failed; None where it did not."""
+        return self.record().failure
+
+    @property
+    def scoring_uri(self) -> str | None:
+        """Where it is called (POST); None while that is not known."""
+        return self.record().scoring_uri
+
+    @property
+    def swagger_uri(self) -> str | None:
+        """Where it describes itself."""
+        url = self.record().url
+        return None if url is None else f"{url}/swagger.json"
+
+    @property
+    def tags(self) -> dict[str, str]:
+        return dict(self.record().tags)
+
+    @property
+    def revisions(self) -> _Revisions:
+        """All that it has been or was to be, oldest first."""
+        return store.revisions(self._folder)
+
+    def wait_for_deployment(self, show_output: bool = False, timeout_sec: float | None = None) -> ServiceRecord:
+        """Block until what was asked for last is being served; its record then.
+
+        show_output: print what its supervisor and its server say meanwhile. timeout_sec: default: for ever.
+
+        Raises:
+            ServiceFailedError: it can't be served; the message has the reason. An update that fails leaves the revision before.
+        """
+        at = 0
+
+        def show(record: ServiceRecord) -> None:
+            nonlocal at
+            try:
+                with open(self._folder.log, "rb") as file:
+                    file.seek(at)
+                    data = file.read()
+            except OSError:
+                return
+            at += len(data)
+            sys.stdout.write(data.decode("utf-8", errors="replace"))
+            sys.stdout.flush()
+
+        serial = store.wanted(self._folder).serial
+        try:
+            return deploy.wait(self._folder, serial, timeout_s=timeout_sec, on_look=show if show_output else None)
+        finally:
+            if show_output:
+                show(store.stored(self._folder))
+
+    def run(self, input_data: Any, timeout_s: float = 60.0) -> Any:
+        """What the model answers: JSON as Python values.
+
+        input_data: text or bytes go as they are, anything else as JSON. One that is being started is waited for.
+
+        Raises:
+            ServiceFailedError: it answered with an error, whose number is in `status`; or it can't be started.
+            EngineError: it does not answer.
+        """
+        record = self.record()
+        if record.state == states.TRANSITIONING:
+            record = self.wait_for_deployment()
+        if record.state == states.STOPPED:
+            raise ServiceError(f"service {self.name!r} is stopped. `paceline service start {self.name}` starts it.")
+        if record.scoring_uri is None:
+            raise ServiceError(f"service {self.name!r} has not been served yet: {record.failure or record.state}")
+        key = keys.read(self._folder)[0] if record.has_keys else None
+        return client.call(record.scoring_uri, input_data, key=key, timeout_s=timeout_s, certificate=record.tls_cert)
+
+    def get_logs(self, num_lines: int = 5000) -> str:
+        """The last lines that its supervisor said and its servers printed."""
+        return log.last_lines(self._folder, num_lines)
+
+    def get_keys(self) -> tuple[str, str]:
+        """(primary, secondary): a request brings either as `Authorization: Bearer KEY`.
+
+        Raises:
+            ServiceError: it asks for none, or they are not yours to read.
+        """
+        return keys.read(self._folder)
+
+    def regen_key(self, key: str, set_key: str | None = None) -> str:
+        """Replace a key, "primary" or "secondary", by a new one, or by this one; the key. The other one goes on being good.
+
+        Raises:
+            ServiceError: there is no such key, or set_key is too short.
+        """
+        with store.asking(self._folder):
+            return keys.change(self._folder, key, set_key)
+
+    def update(
+        self,
+        models: Any = None,
+        *,
+        entry_script: str | os.PathLike[str] | None = None,
+        source_directory: str | os.PathLike[str] | None = None,
+        environment: EnvironmentSpec | None = None,
+        environment_variables: Mapping[str, Any] | None = None,
+        workers: int | None = None,
+        wait: bool = True,
+        **settings: Any,
+    ) -> ServiceRecord:
+        """Serve something else from now on, without a lost request; what is not named stays as it is.
+
+        The source is copied anew if its script or folder is named. wait: until it is being served.
+
+        Raises:
+            UserError: a wrong value; nothing has changed.
+            ServiceFailedError: it can't be served; the message says why, and the revision before goes on.
+        """
+        present = self._present()
+        changes: dict[str, Any] = {}
+        if models is not None:
+            changes["models"] = asking.as_models(models)
+        if entry_script is not None or source_directory is not None:
+            found = asking.asked(
+                "any", entry_script=entry_script or present.entry_script, source_directory=source_directory
+            )
+            changes |= {"entry_script": found.entry_script, "source_directory": found.source_directory}
+        if environment is not None:
+            asking.check_environment(environment)
+            changes["environment"] = environment
+        if environment_variables is not None:
+            changes["variables"] = asking.as_variables(environment_variables)
+        if not (changes or settings or workers is not None):
+            raise ServiceError("nothing to update. Name models, a script, an environment, workers or a setting.")
+        wish = asking.changed(revise.as_asked(self._folder, present), settings=settings, **changes)
+        keep = None if "source_directory" in changes else present
+        deploy.update(self._folder, wish, workers=workers, why=_why(changes, settings, workers), source_of=keep)
+        return self.wait_for_deployment() if wait else self.record()
+
+    def reload(self, wait: bool = True) -> ServiceRecord:
+        """Serve the same models by the script and the files beside it as they are now.
+
+        Raises:
+            ServiceError: the folder that they came from is gone.
+            ServiceFailedError: they can't be served; what was served goes on.
+        """
+        present = self._present()
+        wish = revise.as_asked(self._folder, present)
+        if wish.source_directory is not None:
+            found = asking.asked("any", entry_script=wish.entry_script, source_directory=wish.source_directory)
+            assert found.source_directory == wish.source_directory
+        deploy.update(self._folder, wish, why="reload")
+        return self.wait_for_deployment() if wait else self.record()
+
+    def scale(self, workers: int, wait: bool = True) -> ServiceRecord:
+        """Serve by so many model processes."""
+        deploy.scale(self._folder, workers)
+        return self.wait_for_deployment() if wait else self.record()
+
+    def rollback(self, revision: int | None = None, wait: bool = True) -> ServiceRecord:
+        """Serve a revision of before; by default the last one before the present that has been served.
+
+        Raises:
+            ServiceError: there is none.
+        """
+        deploy.rollback(self._folder, revision)
+        return self.wait_for_deployment() if wait else self.record()
+
+    def stop(self, wait: bool = True) -> None:
+        """End it, once the requests that it has are answered. Its port is free then; `start` takes the same again."""
+        deploy.stop(self._folder)
+        if wait:
+            deploy.wait_for_end(self._folder)
+
+    def start(self, wait: bool = True) -> ServiceRecord:
+        """Start it again, after it was stopped or has failed."""
+        deploy.begin(self._folder)
+        return self.wait_for_deployment() if wait else self.record()
+
+    def delete(self, wait: bool = True) -> None:
+        """End it, and remove all of it. One that is gone already is no error."""
+        try:
+            deploy.delete(self._folder)
+        except ServiceNotFoundError:
+            return
+        if wait:
+            deploy.wait_for_end(self._folder)
+
+    def _present(self) -> Revision:
+        """The revision that is served; before any was, the one that is wanted."""
+        found = store.stored(self._folder)
+        return store.revision(self._folder, found.revision or store.wanted(self._folder).revision)
+
+
+def _path(workspace: Any) -> Path:
+    path = getattr(workspace, "path", None)
+    if not isinstance(path, Path):
+        raise ServiceError(f"{workspace!r} is not a workspace. Give Workspace.from_config(), or Workspace(folder).")
+    return path
+
+
+def _why(changes: Mapping[str, Any], settings: Mapping[str, Any], workers: int | None) -> str:
+    words = []
+    if "models" in changes:
+        words.append("models " + ", ".join(str(getattr(each, "id", each)) for each in changes["models"]))
+    if "entry_script" in changes:
+        words.append(f"script {changes['entry_script']}")
+    words += [name for name in ("environment", "variables") if name in changes]
+    words += [f"{name}={value}" for name, value in settings.items()]
+    if workers is not None:
+        words.append(f"{workers} workers")
+    return ", ".join(words)

@@ -1,0 +1,269 @@
+"""Keep one service as it is wanted: started, updated without a lost request, started again when it has died, ended.
+
+Each look does one small step and never waits, so that a wish, a death and the end of a build are seen whatever goes on:
+
+    wish ── prepare the environment ── server runs? ── yes: new configuration, SIGHUP ── ready or refused ── settled
+                                                 └── no: start it ─────────────────── ready or ended ───── settled
+
+A server takes a new revision in itself: it goes on with the old one until the new one is ready, and for good where that can't
+be had. So the socket never changes hands, and requests see nothing of it.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+from paceline.errors import PacelineError
+from paceline.runs import store as runs_store
+from paceline.services import states, store
+from paceline.services.folder import ServiceFolder
+from paceline.services.log import shorten
+from paceline.services.preparation import Preparation
+from paceline.services.record import GONE, UP, Revision, Wanted
+from paceline.services.server import Server
+from paceline.serving.state import READY
+from paceline.supervisor.logs import say
+from paceline.supervisor.signals import Wake
+from paceline.system.files import remove_tree
+
+_PAUSE_S = 0.2
+_PAUSE_WHILE_CHANGING_S = 0.03
+#: Waits between two starts of a server that dies; the last one for all further.
+_BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+#: A server that has served for so long has not died at its start.
+_STEADY_S = 60.0
+_SHORTEN_S = 30.0
+
+
+@dataclass
+class _Change:
+    """A revision on its way to being served. serial: of the wish for it; None for one that was served before."""
+
+    revision: Revision
+    workers: int
+    serial: int | None
+    preparation: Preparation
+    is_told: bool = False
+    tag: str = ""
+
+
+class Supervisor:
+    """Looks after one service. The caller holds its lock, and the socket."""
+
+    def __init__(self, folder: ServiceFolder, listener: socket.socket) -> None:
+        self.folder = folder
+        self.wake = Wake()
+        self.server = Server(folder, listener)
+        self.change: _Change | None = None
+        #: What the environment of the revision that is served is held by.
+        self.serving: Preparation | None = None
+        self.deaths = 0
+        self.tags = 0
+        self.ready_s: float | None = None
+        self.next_start_s = 0.0
+        self.next_shorten_s = 0.0
+        self.keys_time = self._keys_time()
+        owner = {**runs_store.owner(), "python": sys.executable}
+        self.record = store.change(
+            folder, store.stored(folder), owner=owner, port=listener.getsockname()[1], updating=None, server_pid=None
+        )
+
+    def run(self) -> None:
+        """See the service to the end that somebody asks for, or to that of its first start."""
+        while True:
+            wanted = store.wanted(self.folder)
+            if wanted.state != UP or self.wake.stopped_by is not None:
+                return self._end(wanted)
+            self._look(wanted)
+            if self.record.state == states.FAILED and self.record.settled == store.wanted(self.folder).serial:
+                return self._close()
+            self._shorten()
+            self.wake.sleep(_PAUSE_S if self.change is None else _PAUSE_WHILE_CHANGING_S)
+
+    def _look(self, wanted: Wanted) -> None:
+        if self.server.pid is not None and (how := self.server.ended()) is not None:
+            self._died(how)
+        if self.change is not None:
+            # A newer wish takes the place of one whose environment is still being built.
+            if not self.change.is_told and self.change.serial not in (None, wanted.serial):
+                self._drop()
+            else:
+                self._go_on()
+            return
+        if self.server.pid is None:
+            if time.monotonic() >= self.next_start_s:
+                self._begin_start(wanted)
+        elif wanted.serial != self.record.settled:
+            self._begin(wanted.revision, wanted.workers, wanted.serial)
+        else:
+            self._watch()
+
+    def _begin_start(self, wanted: Wanted) -> None:
+        """Start what was served before, and where there is no such thing, or it does not start, what is wanted."""
+        known = self.record.revision
+        is_new = wanted.serial != self.record.settled
+        if known is None or (is_new and self.deaths % 2):
+            self._begin(wanted.revision, wanted.workers, wanted.serial)
+        else:
+            self._begin(known, self.record.workers or 1, None)
+
+    def _begin(self, number: int, workers: int, serial: int | None) -> None:
+        try:
+            revision = store.revision(self.folder, number)
+        except PacelineError as error:
+            return self._settle_failed(serial, str(error))
+        say(f"revision {number} with {workers} workers is being made ready: {', '.join(revision.model_names)}")
+        if serial is not None:
+            self.record = store.change(self.folder, self.record, updating=number)
+        self.change = _Change(revision, workers, serial, Preparation(self.folder, revision))
+
+    def _go_on(self) -> None:
+        change = self.change
+        assert change is not None
+        if not change.is_told:
+            if not change.preparation.poll():
+                return
+            if change.preparation.failure is not None:
+                return self._failed(change.preparation.failure)
+            self._tell(change)
+        elif self.server.is_ready(change.tag):
+            self._served(change)
+        elif (reason := self.server.refusal(change.tag)) is not None:
+            self._failed(reason)
+            # What the server reads next, for new keys or after it was killed, is what it serves.
+            self._restore()
+
+    def _tell(self, change: _Change) -> None:
+        self.tags += 1
+        change.tag, change.is_told = f"{change.revision.number}.{self.tags}", True
+        assert change.preparation.setup is not None
+        what = (change.tag, self.record, change.revision, change.workers, change.preparation.setup)
+        try:
+            if self.server.pid is None:
+                self.server.start(*what)
+                self.record = store.change(self.folder, self.record, server_pid=self.server.pid)
+            else:
+                self.server.tell(*what)
+                self.server.reload()
+        except (PacelineError, OSError) as error:
+            self._failed(str(error))
+
+    def _served(self, change: _Change) -> None:
+        if self.serving is not None:
+            self.serving.stop()
+        self.change, self.serving = None, change.preparation
+        number = change.revision.number
+        say(f"revision {number} is being served at {self.record.url}")
+        self.ready_s = time.monotonic()
+        self.record = store.change(
+            self.folder,
+            self.record,
+            state=states.HEALTHY,
+            revision=number,
+            workers=change.workers,
+            served=tuple(sorted({*self.record.served, number})),
+            settled=self.record.settled if change.serial is None else change.serial,
+            failure=None,
+            updating=None,
+        )
+
+    def _failed(self, reason: str) -> None:
+        """The change has come to nothing. What was served before is served still, or is started next."""
+        change = self.change
+        assert change is not None
+        self._drop()
+        say(f"revision {change.revision.number} can't be served: {reason}")
+        if self.server.pid is None:
+            self._wait_longer()
+        self._settle_failed(change.serial, reason)
+
+    def _settle_failed(self, serial: int | None, reason: str) -> None:
+        if self.server.pid is not None:
+            state = self.record.state
+        else:
+            state = states.FAILED if self.record.revision is None else states.UNHEALTHY
+        settled = self.record.settled if serial is None else serial
+        self.record = store.change(
+            self.folder, self.record, state=state, settled=settled, failure=reason, updating=None
+        )
+
+    def _restore(self) -> None:
+        if self.serving is None or self.serving.setup is None or self.record.revision is None:
+            return
+        revision = store.revision(self.folder, self.record.revision)
+        tag = str(self.server.state().get("revision"))
+        self.server.tell(tag, self.record, revision, self.record.workers or 1, self.serving.setup)
+
+    def _drop(self) -> None:
+        change, self.change = self.change, None
+        if change is not None:
+            change.preparation.stop()
+
+    def _died(self, how: str) -> None:
+        say(how)
+        self.server.clear()
+        if self.ready_s is not None and time.monotonic() - self.ready_s > _STEADY_S:
+            self.deaths = 0
+        self.ready_s = None
+        if self.change is not None and self.change.is_told:
+            self._failed(how)
+        else:
+            self._wait_longer()
+        self.record = store.change(
+            self.folder,
+            self.record,
+            server_pid=None,
+            state=states.FAILED if self.record.revision is None else states.UNHEALTHY,
+            restarts=self.record.restarts + (self.record.revision is not None),
+            last_end=how,
+        )
+
+    def _wait_longer(self) -> None:
+        self.next_start_s = time.monotonic() + _BACKOFF_S[min(self.deaths, len(_BACKOFF_S) - 1)]
+        self.deaths += 1
+
+    def _watch(self) -> None:
+        """Note whether the server answers, and let it know of new keys."""
+        is_ready = self.server.state().get("state") == READY
+        state = states.HEALTHY if is_ready else states.UNHEALTHY
+        if state != self.record.state:
+            self.record = store.change(self.folder, self.record, state=state)
+        if (changed := self._keys_time()) != self.keys_time:
+            self.keys_time = changed
+            self.server.reload()
+
+    def _keys_time(self) -> int:
+        try:
+            return self.folder.keys.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def _shorten(self) -> None:
+        if time.monotonic() >= self.next_shorten_s:
+            self.next_shorten_s = time.monotonic() + _SHORTEN_S
+            shorten(self.folder)
+
+    def _end(self, wanted: Wanted) -> None:
+        say(f"the service ends: {'asked by ' + (wanted.by or '?') if wanted.state != UP else 'by a signal'}")
+        self._close()
+        if wanted.state == GONE:
+            remove_tree(self.folder.path)
+        elif wanted.state != UP:
+            self.record = store.change(
+                self.folder, self.record, state=states.STOPPED, settled=wanted.serial, failure=None, server_pid=None
+            )
+
+    def _close(self) -> None:
+        self._drop()
+        self.server.stop()
+        if self.serving is not None:
+            self.serving.stop()
+        self.record = store.change(self.folder, self.record, server_pid=None)
+
+
+def run(folder: ServiceFolder, listener: socket.socket) -> None:
+    """See the service through. The caller holds its lock."""
+    Supervisor(folder, listener).run()
