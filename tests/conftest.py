@@ -138,7 +138,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_process_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No supervisor or worker that a test started outlives the tests; seen in the environment it was started with."""
+    """No supervisor, worker or server that a test started outlives the tests; seen in the environment it was started with."""
     base = tmp_path_factory.getbasetemp()
     yield
     if not sys.platform.startswith("linux"):
@@ -152,15 +152,18 @@ def no_process_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     assert not left, f"processes of runs were left behind (and are killed now): {left}"
 
 
+_MARKS = (b"PACELINE_RUN_DIR=", b"PACELINE_SUPERVISOR=", b"PACELINE_SERVICE_DIR=")
+
+
 def _of_runs_below(base: Path) -> dict[int, str]:
-    """pid -> command line of each living process that belongs to a run below `base`."""
+    """pid -> command line of each living process that belongs to a run or a service below `base`."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
             environment = (entry / "environ").read_bytes()
-            if b"PACELINE_RUN_DIR=" not in environment and b"PACELINE_SUPERVISOR=" not in environment:
+            if not any(mark in environment for mark in _MARKS):
                 continue
             if os.fsencode(base) in environment:
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel, TensorParallel
     from paceline.runs.failure import FailureReport
     from paceline.runs.record import RunRecord
+    from paceline.services.service import Service
     from paceline.sweeps.expressions import (
         choice,
         fixed,
@@ -63,6 +64,7 @@ _HOMES = {
     "paceline.runs.failure": ("FailureReport",),
     "paceline.runs.record": ("RunRecord",),
     "paceline.job.secret_values": ("secret",),
+    "paceline.services.service": ("Service",),
     "paceline.sweeps.expressions": (
         "choice",
         "fixed",
@@ -108,6 +110,7 @@ __all__ = [
     "Run",
     "RunRecord",
     "SKLearn",
+    "Service",
     "Sweep",
     "SweepRun",
     "TensorFlow",

@@ -18,6 +18,7 @@ classes in all source files.
     │   ├── ModelError                    a model's name, version, alias or files
     │   │   └── ModelNotFoundError (also LookupError)   no such model, version or alias
     │   ├── ServingError                  what a server is to serve, or a scoring script
+    │   ├── ServiceError                  what a service is asked to be, or to do
     │   ├── MetricError                   a value that can't be logged
     │   ├── FileNameError                 a run id or a file name that leaves the run's folder
     │   ├── ArgumentError                 collectives.errors: an operation that can't be right on any rank
@@ -31,6 +32,8 @@ classes in all source files.
     │   └── StoreUnreachableError (also TransferError)   data.stores.failures: a datastore, or what a URL names
     ├── RunNotFoundError (also LookupError)   no such run, or no such file in it
     ├── ModelChangedError (also RuntimeError)   a model's files are not those that were registered
+    ├── ServiceNotFoundError (also LookupError)   no such service
+    ├── ServiceFailedError (also RuntimeError)    a service can't be started, or answered with an error
     ├── EnvironmentBuildError (also RuntimeError)   an environment could not be built; the resolver's own reason
     ├── TransferError (also RuntimeError)     data could not be read from, or written to, where it lies
     ├── RunStateError (also RuntimeError)     the run is not in a state in which this can be done

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.job.data_reference import DataReference
     from paceline.models.model import Model
     from paceline.pruning import Pruned
+    from paceline.services.service import Service
     from paceline.snapshot import Progress
     from paceline.targets.configured import Configured
 
@@ -115,6 +116,13 @@ class Workspace:
         from paceline.targets.named import ComputeTargets
 
         return ComputeTargets(self._path)
+
+    @property
+    def services(self) -> dict[str, Service]:
+        """Name -> service, for all that were deployed and not deleted."""
+        from paceline.services.service import Service
+
+        return Service.list(self)
 
     @property
     def environments(self) -> dict[str, Environment]:

@@ -54,6 +54,13 @@ def targets(workspace: Workspace) -> Iterable[str]:
 
 
 @_quietly
+def services(workspace: Workspace) -> Iterable[str]:
+    from paceline.services.store import all_folders
+
+    return (folder.name for folder in all_folders(workspace.path))
+
+
+@_quietly
 def backends(workspace: Workspace) -> Iterable[str]:
     return BACKENDS
 

@@ -47,7 +47,14 @@ def _log_to_standard_error() -> None:
 
 
 def _exit_code() -> int:
-    from paceline.errors import EngineError, EnvironmentBuildError, PacelineError, RunStateError, TransferError
+    from paceline.errors import (
+        EngineError,
+        EnvironmentBuildError,
+        PacelineError,
+        RunStateError,
+        ServiceFailedError,
+        TransferError,
+    )
 
     try:
         result = _call(sys.argv[1:])
@@ -61,7 +68,8 @@ def _exit_code() -> int:
         _say(str(error))
         if isinstance(error, EngineError):
             return EXIT_UNAVAILABLE
-        return 1 if isinstance(error, (RunStateError, EnvironmentBuildError, TransferError)) else EXIT_WRONG_CALL
+        failed = (RunStateError, EnvironmentBuildError, TransferError, ServiceFailedError)
+        return 1 if isinstance(error, failed) else EXIT_WRONG_CALL
     except Exception as error:
         code = _usage_error(error)
         if code is not None:

@@ -46,6 +46,7 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "model": ("model", "Models: register, list, show, alias, check and copy what runs made."),
     "sweep": ("sweep", "Sweeps: hyperparameters tuned over runs."),
+    "service": ("service", "Services: models that answer requests."),
     "env": ("env", "Environments: list, show, build and prune them."),
     "data": ("data", "Datastores: list, add and remove them, move files; the cache."),
     "compute": ("compute", "Compute targets: add, list, show, remove and examine them."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,7 +68,17 @@ def start(folder: ServiceFolder, lock_fd: int, python: str | None = None) -> Non
     Raises:
         OSError: no process can be started.
     """
-    detached.start(_MODULE, folder.path, folder.name, lock_fd, library_dir(folder.workspace_dir), folder.log, python)
+    with open(folder.log, "ab") as log:
+        detached.start(
+            _MODULE,
+            folder.path,
+            lock_fd,
+            python=python or sys.executable,
+            library_dir=library_dir(folder.workspace_dir),
+            cwd=folder.path,
+            stdout=log,
+            stderr=log,
+        )
 
 
 def _was_here(found: ServiceRecord) -> bool:

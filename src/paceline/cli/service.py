@@ -1,0 +1,348 @@
+"""service deploy, list, show, logs, call, update and so on: models that answer requests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli import completing, service_options
+from paceline.cli.common import age, print_fields, print_json, print_table, warn
+from paceline.cli.options import takes
+from paceline.cli.service_options import DEPLOY, UPDATE
+from paceline.cli.shared_options import Json
+from paceline.errors import ServiceError, ServiceNotFoundError
+from paceline.runs.visible import visible
+from paceline.services import keys as key_file
+from paceline.services import log, read, states, store, unit_file
+from paceline.services.folder import ServiceFolder
+from paceline.services.record import ServiceRecord
+from paceline.services.service import Service
+from paceline.workspace import Workspace
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the service.", autocompletion=completing.services)
+]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
+
+_STATE_COLOURS = {states.HEALTHY: 32, states.FAILED: 31, states.UNHEALTHY: 31, states.STOPPED: 33}
+
+
+def add_to(app: typer.Typer) -> None:
+    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    verbs.command("deploy")(takes(*DEPLOY)(deploy))
+    verbs.command("list")(list_services)
+    verbs.command("show")(show)
+    verbs.command("logs")(logs)
+    verbs.command("call")(call)
+    verbs.command("update")(takes(*UPDATE)(update))
+    verbs.command("reload")(reload)
+    verbs.command("scale")(scale)
+    verbs.command("rollback")(rollback)
+    verbs.command("keys")(keys)
+    verbs.command("stop")(stop)
+    verbs.command("start")(start)
+    verbs.command("delete")(delete)
+    verbs.command("unit")(unit)
+    app.add_typer(verbs, name="service", help="Services: models that answer requests.")
+
+
+def deploy(**given: Any) -> int:
+    """Serve a model, and keep it served when this terminal is closed. Prints where it is called."""
+    workspace = Workspace.from_config()
+    service = Service.deploy(
+        workspace,
+        given["service"],
+        given["model"],
+        entry_script=given["entry"],
+        source_directory=given["source"],
+        environment=service_options.environment(given),
+        environment_variables=service_options.variables(given["env"]),
+        workers=1 if given["workers"] is None else given["workers"],
+        host=given["host"] or "127.0.0.1",
+        port=given["port"],
+        auth=given["auth"],
+        tls=service_options.tls(given),
+        target=given["compute"] or "local",
+        overwrite=given["overwrite"],
+        tags=service_options.tags(given["tag"]),
+        **service_options.settings(given),
+    )
+    return _settled(service, wait=not given["no_wait"], as_json=given["json"])
+
+
+def list_services(as_json: Json = False) -> int:
+    """The services of the workspace. Those that nobody looks after, though they should be up, are started again."""
+    workspace = Workspace.from_config(create=False)
+    found = list(read.all_records(workspace.path))
+    if as_json:
+        print_json([_shown(workspace, record) for record in found])
+        return 0
+    if not found:
+        print(f"No services in {workspace.path}. `paceline service deploy NAME --model MODEL` makes one.")
+        return 0
+    rows = [
+        [
+            record.name,
+            record.state,
+            "-" if record.revision is None else str(record.revision),
+            ", ".join(_models(workspace, record)),
+            "-" if record.workers is None else str(record.workers),
+            record.target,
+            record.scoring_uri or "-",
+            age(record.since_utc),
+        ]
+        for record in found
+    ]
+    print_table(
+        ("NAME", "STATE", "REVISION", "MODELS", "WORKERS", "TARGET", "URI", "SINCE"),
+        rows,
+        status_column=1,
+    )
+    return 0
+
+
+def show(name: Name, as_json: Json = False) -> int:
+    """How a service stands, what it serves, and what it served before."""
+    workspace = Workspace.from_config(create=False)
+    folder = store.folder_of(workspace.path, name)
+    record = read.record(folder)
+    revisions = store.revisions(folder)
+    if as_json:
+        # Values of variables may be secrets.
+        print_json(
+            {
+                **_shown(workspace, record),
+                "revisions": [{**each.to_json(), "variables": sorted(each.variables)} for each in revisions],
+            }
+        )
+        return 0
+    print_fields(
+        [
+            ("Service", record.name),
+            ("State", f"{record.state} since {record.since_utc}"),
+            ("URI", record.scoring_uri or ""),
+            ("Where", record.note or ""),
+            ("Target", record.target),
+            ("Workers", str(record.workers or "")),
+            ("Keys", "asked for: paceline service keys " + record.name if record.has_keys else "none"),
+            ("Deployed", f"{record.created_utc} by {record.deployed_by}"),
+            ("Failure", (record.failure or "").splitlines()),
+            ("Restarts", f"{record.restarts}" if record.restarts else ""),
+            ("Last end", (record.last_end or "").splitlines()),
+            *[(f"Tag {key}", value) for key, value in record.tags.items()],
+        ],
+        **{record.state: _STATE_COLOURS.get(record.state)},
+    )
+    print()
+    print_table(
+        ("", "REVISION", "MODELS", "SCRIPT", "BY", "MADE", "WHY"),
+        [
+            [
+                "*" if each.number == record.revision else "+" if each.number == record.updating else "",
+                str(each.number),
+                ", ".join(each.model_names),
+                each.entry_script or "-",
+                each.created_by,
+                age(each.created_utc),
+                each.why,
+            ]
+            for each in revisions
+        ],
+    )
+    return 0
+
+
+def logs(
+    name: Name,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the service ends.")] = False,
+    tail: Annotated[int, typer.Option("-n", "--tail", metavar="N", min=0, help="The last N lines.")] = 200,
+    as_json: Json = False,
+) -> int:
+    """What a service's supervisor says and its servers print."""
+    folder = store.folder_of(Workspace.from_config(create=False).path, name)
+    text = log.last_lines(folder, tail)
+    if as_json:
+        if follow:
+            raise ServiceError("--follow and --json: JSON is one value. Leave one of them out.")
+        print_json({"name": name, "lines": text.splitlines()})
+        return 0
+
+    def is_over() -> bool:
+        try:
+            return read.record(folder).state in states.AT_REST
+        except ServiceNotFoundError:
+            return True
+
+    sys.stdout.write(visible(text, lines=True))
+    if follow:
+        for more in log.follow(folder, is_over):
+            sys.stdout.write(visible(more, lines=True))
+            sys.stdout.flush()
+    return 0
+
+
+def call(
+    name: Name,
+    data: Annotated[str, typer.Argument(metavar="DATA", help="What is sent: text, @FILE, or - for standard input.")] = "-",
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the answer.")] = 60.0,
+    as_json: Json = False,
+) -> int:
+    """Send one request, with the service's key; prints the answer."""
+    service = Service(Workspace.from_config(create=False), name)
+    if data == "-":
+        body = sys.stdin.buffer.read()
+    elif data.startswith("@"):
+        try:
+            body = Path(data[1:]).read_bytes()
+        except OSError as error:
+            raise ServiceError(f"{data[1:]!r} can't be read: {error.strerror}.") from error
+    else:
+        body = data.encode()
+    answer = service.run(body, timeout_s=timeout)
+    # Text is printed as it is, unless JSON is asked for.
+    print(json.dumps(answer) if as_json or not isinstance(answer, str) else visible(answer, lines=True))
+    return 0
+
+
+def update(**given: Any) -> int:
+    """Serve another model, script or environment, without a lost request. What can't be served leaves what is."""
+    service = Service(Workspace.from_config(create=False), given["service"])
+    service.update(
+        given["model"] or None,
+        entry_script=given["entry"],
+        source_directory=given["source"],
+        environment=service_options.environment(given),
+        environment_variables=service_options.variables(given["env"]) if given["env"] else None,
+        workers=given["workers"],
+        wait=False,
+        **service_options.settings(given),
+    )
+    return _settled(service, wait=not given["no_wait"], as_json=given["json"])
+
+
+def reload(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
+    """Serve the same models by the script and the files beside it as they are now."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.reload(wait=False)
+    return _settled(service, wait=not no_wait, as_json=as_json)
+
+
+def scale(
+    name: Name,
+    workers: Annotated[int, typer.Argument(metavar="WORKERS", help="Model processes.")],
+    no_wait: NoWait = False,
+    as_json: Json = False,
+) -> int:
+    """Serve by more or fewer model processes."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.scale(workers, wait=False)
+    return _settled(service, wait=not no_wait, as_json=as_json)
+
+
+def rollback(
+    name: Name,
+    to: Annotated[
+        int | None, typer.Option("--to", metavar="N", help="Revision; default: the last served before the present one.")
+    ] = None,
+    no_wait: NoWait = False,
+    as_json: Json = False,
+) -> int:
+    """Serve a revision of before."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.rollback(to, wait=False)
+    return _settled(service, wait=not no_wait, as_json=as_json)
+
+
+def keys(
+    name: Name,
+    regenerate: Annotated[
+        str | None,
+        typer.Option("--regenerate", metavar="primary|secondary", help="Replace this key; the other goes on being good."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """The two keys of a service, either of which a request may bring: `Authorization: Bearer KEY`."""
+    folder = store.folder_of(Workspace.from_config(create=False).path, name)
+    if regenerate is not None:
+        with store.asking(folder):
+            key_file.change(folder, regenerate)
+    primary, secondary = key_file.read(folder)
+    if as_json:
+        print_json({"primary": primary, "secondary": secondary})
+    else:
+        print_fields([("primary", primary), ("secondary", secondary)])
+    return 0
+
+
+def stop(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
+    """End a service once the requests that it has are answered. `start` starts it again, at the same port."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.stop(wait=not no_wait)
+    return _print(service, as_json=as_json)
+
+
+def start(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
+    """Start a service that was stopped or has failed."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.start(wait=False)
+    return _settled(service, wait=not no_wait, as_json=as_json)
+
+
+def delete(name: Name, as_json: Json = False) -> int:
+    """End a service and remove all of it. Registered models stay."""
+    Service(Workspace.from_config(create=False), name).delete()
+    if as_json:
+        print_json({"name": name, "deleted": True})
+    else:
+        print(f"{name} is deleted")
+    return 0
+
+
+def unit(name: Name, as_json: Json = False) -> int:
+    """A systemd user unit that keeps a service up after a reboot. Standard error says where to put it."""
+    folder = store.folder_of(Workspace.from_config(create=False).path, name)
+    text, path = unit_file.text(folder), unit_file.path(folder)
+    if as_json:
+        print_json({"path": str(path), "text": text})
+        return 0
+    sys.stdout.write(text)
+    warn("\n".join(unit_file.instructions(folder)))
+    return 0
+
+
+def _settled(service: Service, *, wait: bool, as_json: bool) -> int:
+    if wait:
+        service.wait_for_deployment()
+    return _print(service, as_json=as_json)
+
+
+def _print(service: Service, *, as_json: bool) -> int:
+    record = service.record()
+    if as_json:
+        print_json(_shown(service.workspace, record))
+        return 0
+    if record.state == states.STOPPED:
+        print(f"{record.name} is stopped")
+        return 0
+    print(record.scoring_uri or record.state)
+    revision = "" if record.revision is None else f", revision {record.revision}"
+    warn(f"{record.name} is {record.state}{revision}. `paceline service logs -f {record.name}` follows it.")
+    if record.note:
+        warn(record.note)
+    return 0
+
+
+def _shown(workspace: Workspace, record: ServiceRecord) -> dict[str, Any]:
+    return {**record.to_json(), "models": _models(workspace, record)}
+
+
+def _models(workspace: Workspace, record: ServiceRecord) -> list[str]:
+    folder = ServiceFolder(store.services_dir(workspace.path) / record.name)
+    try:
+        return store.revision(folder, record.revision or store.wanted(folder).revision).model_names
+    except ServiceError:
+        return []

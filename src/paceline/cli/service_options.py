@@ -1,0 +1,157 @@
+"""The options of `service deploy` and `service update`, and what they come to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.options import JSON, VerbOption
+from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON, one_file
+from paceline.environments.environment import Environment
+from paceline.environments.from_parameters import described
+from paceline.errors import ServiceError
+from paceline.estimator import interpreter
+from paceline.job.environment import EnvironmentSpec
+from paceline.system import sizes
+from paceline.workspace import Workspace
+
+#: The settings of `paceline.services.record.Settings` that have options.
+_SETTINGS = {
+    "max_batch": "max_batch",
+    "max_queue": "max_queue",
+    "max_body": "max_body_bytes",
+    "timeout": "timeout_s",
+    "load_timeout": "load_timeout_s",
+    "memory_limit": "memory_limit_bytes",
+    "drain": "drain_s",
+    "threads": "threads",
+}
+_SIZES = ("max_body", "memory_limit")
+
+SERVICE_NAME = VerbOption("service", "Name of the service.", "NAME", complete="services", needed=True)
+_WHAT = (
+    VerbOption(
+        "--model -m", "Registered model, NAME:VERSION or NAME@ALIAS, or path of a file or folder; may be repeated.", "MODEL", list
+    ),
+    VerbOption(
+        "--entry", "Scoring script, with init() and run(); without one, the model is served as it is.", "SCRIPT", str
+    ),
+    VerbOption("--source", "Folder to copy; default: the script's. The script runs in a copy of it.", "FOLDER"),
+    VerbOption("--environment", "Registered environment; default: that of the run that made the model.", "NAME"),
+    *PACKAGES,
+    PYTHON,
+    ISOLATED,
+    VerbOption("--env", "Variable for the script; may be repeated. Without a value: the shell's.", "NAME[=VALUE]", list),
+    VerbOption("--workers", "Model processes; default: 1.", "N", int),
+    VerbOption("--max-batch", "Requests given to the model together, where it takes several; default: 16.", "N", int),
+    VerbOption("--max-queue", "Requests that wait; one more is answered 503. Default: 256.", "N", int),
+    VerbOption("--max-body", "Largest request, such as 10MB; default: 64MiB.", "SIZE"),
+    VerbOption("--timeout", "For the model to answer, then 504; default: 60s.", type=float),
+    VerbOption("--load-timeout", "For init(); default: 10m.", type=float),
+    VerbOption("--memory-limit", "Of a model process, which is replaced beyond it, such as 2GB.", "SIZE"),
+    VerbOption("--drain", "For requests to end in when the service ends; default: 30s.", type=float),
+    VerbOption("--threads", "Of a model process; default: the cores divided by the workers.", "N", int),
+    VerbOption("--no-wait", "Return at once.", type=bool),
+    JSON,
+)
+
+UPDATE = (SERVICE_NAME, *_WHAT)
+DEPLOY = (
+    VerbOption("service", "Name of the service: 3 to 32 of a-z, 0-9 and -.", "NAME", needed=True),
+    *_WHAT[:-2],
+    VerbOption("--host", "Address to listen at; default: 127.0.0.1. 0.0.0.0: all of this machine's.", "ADDRESS"),
+    VerbOption("--port", "Default: a free one, which the service keeps.", "N", int),
+    VerbOption("--auth/--no-auth", "Ask for a key; default: where other machines can reach it.", type=bool),
+    VerbOption("--tls-cert", "Certificate (PEM), for https.", "FILE"),
+    VerbOption("--tls-key", "Its key (PEM).", "FILE"),
+    VerbOption("--compute", "Compute target; default: local.", "TARGET", complete="targets"),
+    VerbOption("--tag", "Tag; may be repeated.", "KEY=VALUE", list),
+    VerbOption("--overwrite", "Make a service of this name, if there is one, into this one.", type=bool),
+    *_WHAT[-2:],
+)
+
+
+def settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that were given.
+
+    Raises:
+        ServiceError: a size that is none.
+    """
+    found: dict[str, Any] = {}
+    for option, name in _SETTINGS.items():
+        if (value := given[option]) is None:
+            continue
+        if option in _SIZES:
+            try:
+                value = sizes.size_bytes(value)
+            except ValueError as error:
+                raise ServiceError(f"--{option.replace('_', '-')}: {error}") from None
+        found[name] = value
+    return found
+
+
+def variables(words: Sequence[str] | None) -> dict[str, str]:
+    """The variables of these words; those without a value have the shell's.
+
+    Raises:
+        ServiceError: the shell has none of such a name.
+    """
+    found = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not equals:
+            if name not in os.environ:
+                raise ServiceError(f"--env {name}: the shell has no such variable. Write --env {name}=VALUE.")
+            value = os.environ[name]
+        found[name] = value
+    return found
+
+
+def environment(given: Mapping[str, Any]) -> EnvironmentSpec | None:
+    """The environment that was asked for; None for the model's own.
+
+    Raises:
+        UserError: it is unknown, or what was given contradicts itself.
+    """
+    packages = any(given[option.name] for option in PACKAGES)
+    if given["environment"] is not None:
+        if packages or given["python"] is not None or given["isolated"] is not None:
+            raise ServiceError(f"--environment {given['environment']} says it all. Leave out the packages and --python, or it.")
+        return Environment.get(Workspace.from_config(create=False), given["environment"])
+    if not packages and given["python"] is None:
+        if given["isolated"] is not None:
+            raise ServiceError("--isolated and --layered are for packages. Name some with --pip or --requirements.")
+        return None
+    return described(
+        definition=None,
+        source_directory=Path(given["source"] or Path.cwd()),
+        python=interpreter(given["python"]),
+        layered=not given["isolated"],
+        user_managed=False,
+        pip_packages=given["pip"],
+        pip_requirements_file=one_file(given["requirements"]),
+        conda_packages=given["conda"],
+        conda_channels=given["channel"],
+        conda_dependencies_file=given["conda_file"],
+        docker_image=None,
+        shm_size=None,
+    )
+
+
+def tags(words: Sequence[str] | None) -> dict[str, str]:
+    """Key -> value of these words."""
+    return {key: value for key, _, value in (word.partition("=") for word in words or ())}
+
+
+def tls(given: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The two files, or None.
+
+    Raises:
+        ServiceError: only one of them.
+    """
+    cert, key = given["tls_cert"], given["tls_key"]
+    if (cert is None) != (key is None):
+        raise ServiceError("--tls-cert and --tls-key go together: give both files, or neither.")
+    return None if cert is None else (cert, key)
