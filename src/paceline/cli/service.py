@@ -23,9 +23,7 @@ from paceline.services.record import ServiceRecord
 from paceline.services.service import Service
 from paceline.workspace import Workspace
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name of the service.", autocompletion=completing.services)
-]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the service.", autocompletion=completing.services)]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
 
 _STATE_COLOURS = {states.HEALTHY: 32, states.FAILED: 31, states.UNHEALTHY: 31, states.STOPPED: 33}
@@ -187,7 +185,9 @@ def logs(
 
 def call(
     name: Name,
-    data: Annotated[str, typer.Argument(metavar="DATA", help="What is sent: text, @FILE, or - for standard input.")] = "-",
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="What is sent: text, @FILE, or - for standard input.")
+    ] = "-",
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the answer.")] = 60.0,
     as_json: Json = False,
 ) -> int:
@@ -261,7 +261,9 @@ def keys(
     name: Name,
     regenerate: Annotated[
         str | None,
-        typer.Option("--regenerate", metavar="primary|secondary", help="Replace this key; the other goes on being good."),
+        typer.Option(
+            "--regenerate", metavar="primary|secondary", help="Replace this key; the other goes on being good."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> int:

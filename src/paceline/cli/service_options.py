@@ -33,7 +33,10 @@ _SIZES = ("max_body", "memory_limit")
 SERVICE_NAME = VerbOption("service", "Name of the service.", "NAME", complete="services", needed=True)
 _WHAT = (
     VerbOption(
-        "--model -m", "Registered model, NAME:VERSION or NAME@ALIAS, or path of a file or folder; may be repeated.", "MODEL", list
+        "--model -m",
+        "Registered model, NAME:VERSION or NAME@ALIAS, or path of a file or folder; may be repeated.",
+        "MODEL",
+        list,
     ),
     VerbOption(
         "--entry", "Scoring script, with init() and run(); without one, the model is served as it is.", "SCRIPT", str
@@ -43,7 +46,9 @@ _WHAT = (
     *PACKAGES,
     PYTHON,
     ISOLATED,
-    VerbOption("--env", "Variable for the script; may be repeated. Without a value: the shell's.", "NAME[=VALUE]", list),
+    VerbOption(
+        "--env", "Variable for the script; may be repeated. Without a value: the shell's.", "NAME[=VALUE]", list
+    ),
     VerbOption("--workers", "Model processes; default: 1.", "N", int),
     VerbOption("--max-batch", "Requests given to the model together, where it takes several; default: 16.", "N", int),
     VerbOption("--max-queue", "Requests that wait; one more is answered 503. Default: 256.", "N", int),
@@ -118,7 +123,9 @@ def environment(given: Mapping[str, Any]) -> EnvironmentSpec | None:
     packages = any(given[option.name] for option in PACKAGES)
     if given["environment"] is not None:
         if packages or given["python"] is not None or given["isolated"] is not None:
-            raise ServiceError(f"--environment {given['environment']} says it all. Leave out the packages and --python, or it.")
+            raise ServiceError(
+                f"--environment {given['environment']} says it all. Leave out the packages and --python, or it."
+            )
         return Environment.get(Workspace.from_config(create=False), given["environment"])
     if not packages and given["python"] is None:
         if given["isolated"] is not None:

@@ -31,7 +31,9 @@ from paceline.services.supervise import run
 from paceline.supervisor.logs import say
 from paceline.system import locks, processes
 
-_PAUSE_S = 1.0
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+#: One after the other that no kill explains: a service that was never served has failed by then.
+_MOST_CRASHES = 3
 #: What is left of a supervisor that was killed has this long to answer its requests.
 _DRAIN_S = 30.0
 
@@ -56,6 +58,7 @@ class Guardian:
         listener = self._listener()
         if listener is None:
             return 0
+        crashes = 0
         with listener:
             while True:
                 status = self._supervise(listener)
@@ -66,8 +69,11 @@ class Guardian:
                 how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
                 say(f"the supervisor {how}; it is started again")
                 self._clear()
-                if code >= 0:
-                    time.sleep(_PAUSE_S)  # an error of its own may come again at once
+                # An error of its own may come again at once.
+                crashes = 0 if code < 0 else crashes + 1
+                if crashes >= _MOST_CRASHES and self._give_up(how):
+                    return 1
+                time.sleep(min(crashes**2 * _PAUSE_S, _LONGEST_PAUSE_S))
 
     def _supervise(self, listener: socket.socket) -> int:
         """The wait status of a supervisor that was started and has ended."""
@@ -97,6 +103,17 @@ class Guardian:
             if pid == child:
                 self.child = 0
                 return status
+
+    def _give_up(self, how: str) -> bool:
+        """Note that a service can't be started at all; False where it was served before, and may be again."""
+        record = store.stored(self.folder)
+        if record.served:
+            return False
+        serial = store.wanted(self.folder).serial
+        store.change(
+            self.folder, record, state=states.FAILED, settled=serial, failure=f"its supervisor {how}", updating=None
+        )
+        return True
 
     def _listener(self) -> socket.socket | None:
         """The service's socket; None where there is none to be had, or nobody wants it any more."""

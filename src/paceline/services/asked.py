@@ -17,7 +17,7 @@ _MOST_WORKERS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class RevisionSpec:
     """A revision as it was asked for.
 
     models: references ("digits:3"), registered models, or paths of files and folders.
@@ -41,7 +41,7 @@ def asked(
     environment: EnvironmentSpec | None = None,
     environment_variables: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
-) -> Asked:
+) -> RevisionSpec:
     """The revision that these values describe, with the script found and its folder absolute.
 
     Raises:
@@ -50,7 +50,7 @@ def asked(
     script, folder = _script(entry_script, source_directory)
     if environment is not None:
         check_environment(environment)
-    return Asked(
+    return RevisionSpec(
         models=as_models(models),
         entry_script=script,
         source_directory=folder,
@@ -60,7 +60,7 @@ def asked(
     )
 
 
-def changed(before: Asked, *, settings: Mapping[str, Any] | None = None, **changes: Any) -> Asked:
+def changed(before: RevisionSpec, *, settings: Mapping[str, Any] | None = None, **changes: Any) -> RevisionSpec:
     """What was asked for with some of it changed. Settings that are not named stay."""
     both = {**before.settings.given(), **(settings or {})}
     return replace(before, settings=as_settings(both), **changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import time
@@ -14,7 +15,7 @@ from paceline.errors import ServiceError, ServiceFailedError, ServiceNotFoundErr
 from paceline.runs import store as runs_store
 from paceline.runs.record import user_name, utc_now
 from paceline.services import keys, read, revise, states, store
-from paceline.services.asked import Asked, check_workers
+from paceline.services.asked import RevisionSpec, check_workers
 from paceline.services.folder import ServiceFolder
 from paceline.services.listener import check_free
 from paceline.services.record import DOWN, GONE, UP, Revision, ServiceRecord, Wanted
@@ -28,7 +29,7 @@ _PAUSE_S = 0.05
 def deploy(
     workspace_dir: Path,
     name: str,
-    asked: Asked,
+    asked: RevisionSpec,
     *,
     workers: int = 1,
     host: str = "127.0.0.1",
@@ -92,7 +93,7 @@ def deploy(
 
 def update(
     folder: ServiceFolder,
-    asked: Asked,
+    asked: RevisionSpec,
     *,
     workers: int | None = None,
     why: str,
@@ -185,14 +186,26 @@ def wait(
         time.sleep(_PAUSE_S)
 
 
-def wait_for_end(folder: ServiceFolder, timeout_s: float | None = None) -> None:
-    """Block until a service that was asked to end has ended.
+def end(folder: ServiceFolder, ask: Callable[[ServiceFolder], Wanted], *, wait_s: float | None = None) -> None:
+    """Ask for a service's end (`stop`, `delete`) and block until nothing of it runs.
 
     Raises:
         ServiceFailedError: not in time.
     """
-    with contextlib.suppress(ServiceNotFoundError):
-        wait(folder, store.wanted(folder).serial, timeout_s=timeout_s)
+    # The open file outlives the folder, and is held until the last process that looks after the service has ended.
+    fd = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        serial = ask(folder).serial
+        with contextlib.suppress(ServiceNotFoundError):
+            wait(folder, serial, timeout_s=wait_s)
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(_PAUSE_S)
+    finally:
+        os.close(fd)
 
 
 def _failure_text(folder: ServiceFolder, record: ServiceRecord) -> str:
@@ -209,6 +222,10 @@ def _failure_text(folder: ServiceFolder, record: ServiceRecord) -> str:
 
 def _want(folder: ServiceFolder, **changes: Any) -> Wanted:
     with store.asking(folder):
+        found, last = store.stored(folder), store.wanted(folder)
+        # A revision that could not be served is not asked for again, unless by its number.
+        if found.settled == last.serial and found.revision is not None:
+            changes = {"revision": found.revision, "workers": found.workers or 1, **changes}
         wanted = store.want(folder, **changes)
     with contextlib.suppress(ServiceNotFoundError):
         read.record(folder)
@@ -216,10 +233,10 @@ def _want(folder: ServiceFolder, **changes: Any) -> Wanted:
 
 
 def _make(
-    folder: ServiceFolder, record: ServiceRecord, asked: Asked, workers: int, progress: revise.Progress | None
+    folder: ServiceFolder, record: ServiceRecord, asked: RevisionSpec, workers: int, progress: revise.Progress | None
 ) -> None:
     """Write the folder under a hidden name, and start the supervisor once it has its own."""
-    hidden = ServiceFolder(folder.path.with_name(f".new-{folder.name}-{os.getpid()}-{os.urandom(3).hex()}"))
+    hidden = ServiceFolder(folder.path.with_name(f".new-{folder.name}-{os.urandom(4).hex()}"), folder.name)
     try:
         hidden.logs.mkdir(parents=True)
         hidden.revisions.mkdir()
@@ -254,7 +271,7 @@ def _make(
 
 def _overwrite(
     folder: ServiceFolder,
-    asked: Asked,
+    asked: RevisionSpec,
     *,
     workers: int,
     port: int,

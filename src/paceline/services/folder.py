@@ -21,13 +21,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ServiceFolder:
-    """The folder of one service."""
+    """The folder of one service. called: its name, while the folder has another."""
 
     path: Path
+    called: str | None = None
 
     @property
     def name(self) -> str:
-        return self.path.name
+        return self.called or self.path.name
 
     @property
     def workspace_dir(self) -> Path:

@@ -3,14 +3,17 @@ none."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
+import sys
 
 from paceline.errors import ServiceError
 
 #: Connections that wait to be taken; the kernel's own limit (net.core.somaxconn) may be lower.
 _BACKLOG = 4096
+_SO_DETACH_FILTER = 27
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -35,6 +38,14 @@ def open_listener(host: str, port: int) -> socket.socket:
         listener.close()
         raise ServiceError(_reason(error, host, port)) from error
     return listener
+
+
+def let_in(listener: socket.socket) -> None:
+    """Let connections come to the socket again, after a server that shared it has ended: it has kept them away, so that none was
+    lost with it (`paceline.serving.front.listening`). A client that came meanwhile asks again by itself, after a second."""
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError):  # it was not kept away
+            listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
 
 def check_free(host: str, port: int) -> None:

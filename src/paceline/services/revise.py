@@ -12,7 +12,7 @@ from paceline.errors import ServiceError, ServingError
 from paceline.job.environment import EnvironmentSpec
 from paceline.runs.record import user_name, utc_now
 from paceline.services import model_files, store
-from paceline.services.asked import Asked
+from paceline.services.asked import RevisionSpec
 from paceline.services.folder import RevisionFolder, ServiceFolder
 from paceline.services.model_files import FoundModel
 from paceline.services.record import Revision, Settings
@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]
 
 def write(
     folder: ServiceFolder,
-    asked: Asked,
+    asked: RevisionSpec,
     *,
     why: str,
     source_of: Revision | None = None,
@@ -63,7 +63,7 @@ def write(
 def _fill(
     folder: ServiceFolder,
     place: RevisionFolder,
-    asked: Asked,
+    asked: RevisionSpec,
     *,
     why: str,
     source_of: Revision | None,
@@ -93,9 +93,9 @@ def _fill(
     )
 
 
-def as_asked(folder: ServiceFolder, revision: Revision) -> Asked:
+def as_asked(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
     """What was asked for by a revision that is there, for one that differs in something."""
-    return Asked(
+    return RevisionSpec(
         models=tuple(
             model.get("id") or next(folder.revision(revision.number).model(index).iterdir())
             for index, model in enumerate(revision.models)
@@ -134,7 +134,7 @@ def _model(place: RevisionFolder, index: int, found: FoundModel) -> dict[str, An
     return said
 
 
-def _copy_source(folder: ServiceFolder, place: RevisionFolder, asked: Asked, progress: Progress | None) -> str:
+def _copy_source(folder: ServiceFolder, place: RevisionFolder, asked: RevisionSpec, progress: Progress | None) -> str:
     assert asked.source_directory is not None
     snapshots = folder.workspace_dir / "snapshots"
     taken = snapshot.take(Path(asked.source_directory), snapshots, folder.workspace_dir, progress)

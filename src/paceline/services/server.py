@@ -15,6 +15,7 @@ from paceline.job.plan import NodeSetup
 from paceline.launchers.environment import inherited, of_interpreter
 from paceline.runs.failure import signal_name
 from paceline.services.folder import ServiceFolder
+from paceline.services.listener import let_in
 from paceline.services.record import Revision, ServiceRecord
 from paceline.services.server_config import config_of
 from paceline.serving.state import READY, read_state
@@ -53,6 +54,7 @@ class Server:
         folder.server.mkdir(mode=0o700)
         self.tell(tag, record, revision, workers, setup)
         self._log_start = folder.log.stat().st_size if folder.log.exists() else 0
+        let_in(self._listener)
         variables = {name: text for name, text in os.environ.items() if name != processes.SUPERVISOR_VARIABLE}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.serving", str(folder.server_config)],

@@ -14,6 +14,7 @@ from paceline.serving.config import ServedModel, ServerConfig
 def config_of(
     folder: ServiceFolder,
     revision: Revision,
+    /,
     *,
     workers: int,
     python: str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -292,9 +293,10 @@ class Service:
 
     def stop(self, wait: bool = True) -> None:
         """End it, once the requests that it has are answered. Its port is free then; `start` takes the same again."""
-        deploy.stop(self._folder)
         if wait:
-            deploy.wait_for_end(self._folder)
+            deploy.end(self._folder, deploy.stop)
+        else:
+            deploy.stop(self._folder)
 
     def start(self, wait: bool = True) -> ServiceRecord:
         """Start it again, after it was stopped or has failed."""
@@ -303,12 +305,11 @@ class Service:
 
     def delete(self, wait: bool = True) -> None:
         """End it, and remove all of it. One that is gone already is no error."""
-        try:
-            deploy.delete(self._folder)
-        except ServiceNotFoundError:
-            return
-        if wait:
-            deploy.wait_for_end(self._folder)
+        with contextlib.suppress(ServiceNotFoundError, FileNotFoundError):
+            if wait:
+                deploy.end(self._folder, deploy.delete)
+            else:
+                deploy.delete(self._folder)
 
     def _present(self) -> Revision:
         """The revision that is served; before any was, the one that is wanted."""

@@ -1,0 +1,77 @@
+"""A workspace whose services end with the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.services import store
+from paceline.services.server import MARK
+from paceline.services.service import Service
+from paceline.system import processes
+from paceline.workspace import Workspace
+from tests.helpers import wait_until, write_tree
+
+SCRIPT = """
+import json, os, pathlib, time
+
+def init():
+    global factor
+    [path] = pathlib.Path(os.environ["AZUREML_MODEL_DIR"]).iterdir()
+    factor = float(path.read_text())
+
+def run(data):
+    asked = json.loads(data)
+    time.sleep(asked.get("sleep", 0))
+    return {"y": [factor * x for x in asked.get("x", ())], "pid": os.getpid()}
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """score.py and two models, which multiply by 2 and by 3."""
+    return write_tree(tmp_path / "src", {"score.py": SCRIPT, "two.txt": "2", "three.txt": "3"})
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Iterator[Workspace]:
+    found = Workspace(tmp_path / "ws")
+    yield found
+    for folder in store.all_folders(found.path):
+        Service(found, folder.name).delete()
+        assert not folder.path.exists()
+        assert processes.with_variable(MARK, str(folder.path)) == []
+        assert processes.with_variable(processes.SUPERVISOR_VARIABLE, folder.name) == []
+
+
+def deployed(
+    workspace: Workspace, source: Path, name: str = "digits", model: str = "two.txt", **more: object
+) -> Service:
+    """A service that answers."""
+    service = Service.deploy(
+        workspace,
+        name,
+        source / model,
+        entry_script=source / "score.py",
+        **more,  # type: ignore[arg-type]
+    )
+    service.wait_for_deployment(timeout_sec=120)
+    return service
+
+
+def supervisors(service: Service) -> list[int]:
+    """The guardian and its child, in this order."""
+
+    def found() -> list[int]:
+        path = str(store.folder_of(service.workspace.path, service.name).path).encode()
+        return [
+            pid
+            for pid in processes.with_variable(processes.SUPERVISOR_VARIABLE, service.name)
+            if path in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+
+    wait_until(lambda: len(found()) == 2, "two processes that look after the service")
+    child = service.record().owner["pid"]
+    return sorted(found(), key=lambda pid: pid == child)

@@ -1,0 +1,180 @@
+"""A service goes on whatever is killed, and ends whatever it is doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.environments.environment import Environment
+from paceline.errors import ServiceFailedError
+from paceline.services import states, store
+from paceline.services.server import MARK
+from paceline.services.service import Service
+from paceline.system import processes
+from paceline.workspace import Workspace
+from tests.engines.packages import make_source
+from tests.helpers import wait_until
+from tests.services.conftest import deployed, supervisors
+
+
+def test_a_killed_server_is_started_again_and_says_why_it_died(workspace: Workspace, source: Path) -> None:
+    service = deployed(workspace, source)
+    before = service.record()
+    os.kill(before.server_pid or 0, signal.SIGKILL)
+    wait_until(lambda: service.record().restarts == 1, "its death is seen")
+    wait_until(lambda: service.state == states.HEALTHY, "it is served again")
+    after = service.record()
+    assert after.server_pid != before.server_pid
+    assert "killed by SIGKILL" in str(after.last_end)
+    assert after.port == before.port
+    assert service.run({"x": [1]})["y"] == [2]
+
+
+def test_a_killed_model_process_is_replaced_while_the_server_goes_on(workspace: Workspace, source: Path) -> None:
+    service = deployed(workspace, source, workers=2)
+    before = service.record()
+    os.kill(service.run({"x": []})["pid"], signal.SIGKILL)
+    # The other one answers meanwhile.
+    assert service.run({"x": [1]})["y"] == [2]
+    assert service.record().server_pid == before.server_pid
+    assert service.record().restarts == 0
+
+
+def test_a_killed_supervisor_is_started_again_and_no_client_is_refused(workspace: Workspace, source: Path) -> None:
+    service = deployed(workspace, source)
+    _, child = supervisors(service)
+    slow: list[object] = []
+    thread = threading.Thread(target=lambda: slow.append(service.run({"x": [1], "sleep": 1})["y"]))
+    thread.start()
+    wait_until(lambda: _is_busy(service), "a request is in hand")
+    os.kill(child, signal.SIGKILL)
+    # What was in hand is answered.
+    thread.join()
+    assert slow == [[2.0]]
+    wait_until(lambda: service.record().owner["pid"] != child, "another one looks after it")
+    wait_until(lambda: service.record().server_pid is not None and _answers(service), "it is served again")
+    assert service.run({"x": [1]})["y"] == [2]
+    assert len(supervisors(service)) == 2
+
+
+def test_whoever_looks_next_starts_a_service_whose_processes_were_all_killed(
+    workspace: Workspace, source: Path
+) -> None:
+    service = deployed(workspace, source)
+    folder, port = service._folder, service.record().port
+    for pid in supervisors(service):
+        os.kill(pid, signal.SIGKILL)
+    # The server ends with them: nothing is left that nobody looks after.
+    wait_until(lambda: not processes.with_variable(MARK, str(folder.path)), "the server ends")
+    assert store.stored(folder).state == states.HEALTHY
+    service.state  # noqa: B018 - a look
+    wait_until(lambda: _answers(service), "it is served again")
+    assert service.record().port == port
+    assert service.run({"x": [1]})["y"] == [2]
+
+
+def test_a_server_that_dies_again_and_again_is_started_ever_later_until_an_update_mends_it(
+    workspace: Workspace, source: Path
+) -> None:
+    service = deployed(workspace, source)
+    [model] = service._folder.revision(1).model(0).iterdir()
+    model.unlink()
+    os.kill(service.record().server_pid or 0, signal.SIGKILL)
+    wait_until(lambda: service.record().restarts > 1, "it is tried more than once")
+    record = service.record()
+    assert record.state == states.UNHEALTHY
+    assert record.failure
+    assert service.update(source / "three.txt").state == states.HEALTHY
+    assert service.run({"x": [1]})["y"] == [3]
+    assert service.error is None
+
+
+def test_a_build_is_cut_short_by_a_newer_wish_and_by_the_end(
+    workspace: Workspace, source: Path, tmp_path: Path
+) -> None:
+    service = deployed(workspace, source)
+    slow = tmp_path / "slow"
+    package = make_source(slow, "slowpoke")
+    (slow / "hold").touch()
+    environment = Environment(pip_packages=[str(package)], layered=True)  # type: ignore[arg-type]
+    service.update(environment=environment, wait=False)
+    wait_until((slow / "started").exists, "the build is on its way", 120)
+    # What is served goes on meanwhile.
+    assert service.run({"x": [1]})["y"] == [2]
+    assert service.record().updating == 2
+    assert service.rollback(1).updating is None
+    wait_until(lambda: not _mentions(str(slow)), "the build has ended")
+    (slow / "started").unlink()
+    service.update(environment=environment, wait=False)
+    wait_until((slow / "started").exists, "the build is on its way again", 120)
+    service.stop()
+    assert service.state == states.STOPPED
+    wait_until(lambda: not _mentions(str(slow)), "the build has ended")
+
+
+def test_a_service_that_is_deleted_at_once_leaves_nothing(workspace: Workspace, source: Path) -> None:
+    service = Service.deploy(workspace, "digits", source / "two.txt", entry_script=source / "score.py")
+    service.delete()
+    assert not service._folder.path.exists()
+    assert processes.with_variable(MARK, str(service._folder.path)) == []
+    assert list(store.services_dir(workspace.path).iterdir()) == []
+
+
+def test_a_taken_port_is_named_and_waited_for(workspace: Workspace, source: Path) -> None:
+    import socket
+
+    service = deployed(workspace, source)
+    port = service.record().port
+    service.stop()
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        service.start(wait=False)
+        wait_until(lambda: "is taken by another program" in str(service.error), "the port is named")
+        assert service.state == states.UNHEALTHY
+    wait_until(lambda: service.state == states.HEALTHY, "it has the port")
+    assert service.run({"x": [1]})["y"] == [2]
+
+
+def test_a_wait_that_is_too_long_says_how_it_stands(workspace: Workspace, source: Path) -> None:
+    (source / "slow.py").write_text("import time\ndef init(): time.sleep(600)\ndef run(data): return 1\n")
+    service = Service.deploy(workspace, "digits", source / "two.txt", entry_script=source / "slow.py")
+    with pytest.raises(ServiceFailedError, match=r"is Transitioning after 0\.2 s; it goes on"):
+        service.wait_for_deployment(timeout_sec=0.2)
+    # A loading that hangs does not keep a service from its end.
+    began = time.monotonic()
+    service.delete()
+    assert time.monotonic() - began < 300
+
+
+def _answers(service: Service) -> bool:
+    try:
+        return bool(service.run({"x": [1]})["y"] == [2])
+    except (ServiceFailedError, ConnectionError):
+        return False
+
+
+def _is_busy(service: Service) -> bool:
+    """True once a client's connection to the service is there."""
+    port = service.record().port
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(row[1].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
+
+
+def _mentions(text: str) -> list[bytes]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if text.encode() in line:
+                found.append(line)
+    return found
