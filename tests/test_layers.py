@@ -57,12 +57,14 @@ MAY_IMPORT = {
     # Children are runs like all others; a sweep's controller submits them.
     "sweeps": f"{UP_TO_SUBMIT} estimator",
     "workspace_dir": "errors",
-    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps models",
+    # A supervisor of its own, which starts a server by a command line and tells it what to serve by a file.
+    "services": f"{UP_TO_SUBMIT} models serving",
+    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps models services",
     # It runs in a service's own environment, with what a service needs.
     "serving": "errors system",
     # What the author of a target runs; nothing imports it.
     "testing": f"{UP_TO_SUBMIT} estimator workspace",
-    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor sweeps models serving",
+    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor sweeps models serving services",
     "__main__": "cli",
 }
 

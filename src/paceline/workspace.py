@@ -124,6 +124,12 @@ class Workspace:
 
         return Service.list(self)
 
+    def deploy(self, name: str, models: Any, **options: Any) -> Service:
+        """A new service of one model or several; options as `Service.deploy` takes them."""
+        from paceline.services.service import Service
+
+        return Service.deploy(self, name, models, **options)
+
     @property
     def environments(self) -> dict[str, Environment]:
         """Name -> registered environment, in its latest version."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.services import store
-from paceline.services.server import MARK
+from paceline.services.folder import MARK
 from paceline.services.service import Service
 from paceline.system import processes
 from paceline.workspace import Workspace

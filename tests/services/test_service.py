@@ -19,7 +19,7 @@ from paceline.environments.environment import Environment
 from paceline.errors import ServiceError, ServiceFailedError, ServiceNotFoundError
 from paceline.models.model import Model
 from paceline.services import states, store
-from paceline.services.server import MARK
+from paceline.services.folder import MARK
 from paceline.services.service import Service
 from paceline.system import processes
 from paceline.workspace import Workspace

@@ -13,7 +13,7 @@ import pytest
 from paceline.environments.environment import Environment
 from paceline.errors import ServiceFailedError
 from paceline.services import states, store
-from paceline.services.server import MARK
+from paceline.services.folder import MARK
 from paceline.services.service import Service
 from paceline.system import processes
 from paceline.workspace import Workspace

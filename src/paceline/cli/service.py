@@ -26,8 +26,6 @@ from paceline.workspace import Workspace
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the service.", autocompletion=completing.services)]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
 
-_STATE_COLOURS = {states.HEALTHY: 32, states.FAILED: 31, states.UNHEALTHY: 31, states.STOPPED: 33}
-
 
 def add_to(app: typer.Typer) -> None:
     verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -133,7 +131,6 @@ def show(name: Name, as_json: Json = False) -> int:
             ("Last end", (record.last_end or "").splitlines()),
             *[(f"Tag {key}", value) for key, value in record.tags.items()],
         ],
-        **{record.state: _STATE_COLOURS.get(record.state)},
     )
     print()
     print_table(

@@ -117,6 +117,16 @@ class Model:
             found.append(Model._of(workspace, record))
         return sorted(found, key=lambda model: (model.record.created_utc, model.version), reverse=True)
 
+    def deploy(self, workspace: Any, name: str, **options: Any) -> Any:
+        """A new service of this model: the `Service`, at once (`wait_for_deployment`).
+
+        options: entry_script, environment, workers, port and so on, as `Service.deploy` takes them.
+
+        Raises:
+            UserError: anything that can be known to be wrong before a process starts.
+        """
+        return workspace.deploy(name, self, **options)
+
     # --- what it is
 
     def __repr__(self) -> str:

@@ -23,10 +23,9 @@ from pathlib import Path
 from paceline.errors import PacelineError, ServiceError, ServiceNotFoundError
 from paceline.runs.failure import signal_name
 from paceline.services import states, store
-from paceline.services.folder import ServiceFolder
+from paceline.services.folder import MARK, ServiceFolder
 from paceline.services.listener import open_listener
 from paceline.services.record import UP
-from paceline.services.server import MARK
 from paceline.services.supervise import run
 from paceline.supervisor.logs import say
 from paceline.system import locks, processes
@@ -84,6 +83,7 @@ class Guardian:
             try:
                 if ends_with_guardian is not None:
                     ends_with_guardian()
+                processes.become_subreaper()  # the kernel does not hand this down
                 run(self.folder, listener)
                 code = 0
             except ServiceNotFoundError:

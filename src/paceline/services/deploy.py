@@ -22,6 +22,7 @@ from paceline.services.record import DOWN, GONE, UP, Revision, ServiceRecord, Wa
 from paceline.serving.config import is_loopback
 from paceline.system import locks
 from paceline.system.files import write_json
+from paceline.targets import configured
 
 _PAUSE_S = 0.05
 
@@ -69,8 +70,8 @@ def deploy(
             )
         return _overwrite(folder, asked, workers=workers, port=port, auth=auth, progress=progress)
     _check_server()
-    if port:
-        check_free(host, port)
+    _check_target(workspace_dir, target)
+    check_free(host, port)
     record = ServiceRecord(
         name=name,
         created_utc=utc_now(),
@@ -309,6 +310,15 @@ def _checked_tls(tls: tuple[str, str] | None) -> tuple[str | None, str | None]:
             raise ServiceError(f"tls: there is no file {path!r}. Give the PEM files of certificate and key.")
     cert, key = (os.path.abspath(os.path.expanduser(path)) for path in tls)
     return cert, key
+
+
+def _check_target(workspace_dir: Path, target: str) -> None:
+    kind = configured.read(workspace_dir, target).kind
+    if kind != configured.LOCAL:
+        raise ServiceError(
+            f"target {target!r} is of the kind {kind!r}, and services run on 'local' alone. To serve elsewhere, write a folder "
+            "that does not need this workspace: paceline package MODEL --entry SCRIPT -o DIR."
+        )
 
 
 def _check_server() -> None:

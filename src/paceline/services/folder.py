@@ -18,6 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+#: In the environment of all that a service's supervisor starts, with the service's folder.
+MARK = "PACELINE_SERVICE_DIR"
+
 
 @dataclass(frozen=True)
 class ServiceFolder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from paceline.environments.store import EnvironmentStore
 from paceline.errors import EnvironmentBuildError
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.plan import NodeSetup
-from paceline.services.folder import ServiceFolder
+from paceline.services.folder import MARK, ServiceFolder
 from paceline.services.record import Revision
 from paceline.system import processes
 from paceline.system.files import read_json
@@ -56,9 +57,15 @@ class Preparation:
                 return False
         return True
 
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
     def stop(self) -> None:
         """End it, and let go of what it has built."""
         if self._process is not None:
+            # The builders of packages first: they hold the environment's lock, and are nobody's once their parents are gone.
+            processes.kill_descendants(self._process.pid)
             self._process.kill()
             self._process.wait()
             self._process = None
@@ -68,6 +75,9 @@ class Preparation:
         self._folder.revision(self._number).prepared.unlink(missing_ok=True)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.services.prepare", str(self._folder.path), str(self._number)],
+            # Without the mark of supervisors, by which these are spared where a build is cut short.
+            env={name: text for name, text in os.environ.items() if name != processes.SUPERVISOR_VARIABLE}
+            | {MARK: str(self._folder.path)},
             stdin=subprocess.DEVNULL,
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509 - no lock is taken between fork and exec
         )

@@ -12,9 +12,8 @@ from pathlib import Path
 from paceline.errors import ServiceNotFoundError
 from paceline.runs import store as runs_store
 from paceline.services import states, store
-from paceline.services.folder import ServiceFolder
+from paceline.services.folder import MARK, ServiceFolder
 from paceline.services.record import GONE, UP, ServiceRecord
-from paceline.services.server import MARK
 from paceline.system import detached, locks, processes
 from paceline.system.files import remove_tree
 from paceline.system.library import library_dir
@@ -82,7 +81,7 @@ def start(folder: ServiceFolder, lock_fd: int, python: str | None = None) -> Non
 
 
 def _was_here(found: ServiceRecord) -> bool:
-    return found.owner.get("host") == runs_store.owner()["host"]
+    return bool(found.owner.get("host") == runs_store.owner()["host"])
 
 
 def _needs_somebody(folder: ServiceFolder, found: ServiceRecord) -> bool:

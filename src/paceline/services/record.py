@@ -55,7 +55,7 @@ class Revision(_Data):
     """What is served: models, script, environment, settings. Never changed once it is written.
 
     models: {"id", "name", "version", "framework"} of each. id: the version's in the registry ("digits:3"); None for files that
-        were given by a path, of which the revision's folder has a copy.
+        were given by a path, of which the revision's folder has a copy, under the name "file".
     source_directory: where the script's folder lay; `source/` of the revision's folder has the copy. snapshot_id: of it.
     environment: of `paceline.job.environment.EnvironmentSpec`, as JSON. variables: for the script's processes.
     why: in words, such as "models digits:4" or "reload".

@@ -97,7 +97,7 @@ def as_asked(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
     """What was asked for by a revision that is there, for one that differs in something."""
     return RevisionSpec(
         models=tuple(
-            model.get("id") or next(folder.revision(revision.number).model(index).iterdir())
+            model["id"] or folder.revision(revision.number).model(index) / model["file"]
             for index, model in enumerate(revision.models)
         ),
         entry_script=revision.entry_script,
@@ -126,6 +126,7 @@ def _model(place: RevisionFolder, index: int, found: FoundModel) -> dict[str, An
     """What the revision says of a model. One that is in no registry is copied; of others, the server compares the bytes."""
     said = {"id": found.id, "name": found.name, "version": found.version, "framework": found.framework}
     if found.id is None:
+        said["file"] = found.path.name
         _copy(found.path, place.model(index) / found.path.name)
         return said
     place.hashes(index).parent.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from typing import Any
 from paceline.job.plan import NodeSetup
 from paceline.launchers.environment import inherited, of_interpreter
 from paceline.runs.failure import signal_name
-from paceline.services.folder import ServiceFolder
+from paceline.services.folder import MARK, ServiceFolder
 from paceline.services.listener import let_in
 from paceline.services.record import Revision, ServiceRecord
 from paceline.services.server_config import config_of
@@ -153,10 +153,6 @@ class Server:
         except OSError:
             return ""
         return "\n".join(f"  {line}" for line in lines[-_LINES:])
-
-
-#: In the environment of every process of a server, with the service's folder.
-MARK = "PACELINE_SERVICE_DIR"
 
 
 def _kill_group(pid: int) -> None:

@@ -11,6 +11,7 @@ be had. So the socket never changes hands, and requests see nothing of it.
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -27,6 +28,7 @@ from paceline.services.server import Server
 from paceline.serving.state import READY
 from paceline.supervisor.logs import say
 from paceline.supervisor.signals import Wake
+from paceline.system import processes
 from paceline.system.files import remove_tree
 
 _PAUSE_S = 0.2
@@ -80,7 +82,7 @@ class Supervisor:
             self._look(wanted)
             if self.record.state == states.FAILED and self.record.settled == store.wanted(self.folder).serial:
                 return self._close()
-            self._shorten()
+            self._tidy()
             self.wake.sleep(_PAUSE_S if self.change is None else _PAUSE_WHILE_CHANGING_S)
 
     def _look(self, wanted: Wanted) -> None:
@@ -241,7 +243,11 @@ class Supervisor:
         except OSError:
             return 0
 
-    def _shorten(self) -> None:
+    def _tidy(self) -> None:
+        # Orphans come to this process. Its own children are waited for by whoever has started them, with their exit codes.
+        own = (self.server.pid, self.change.preparation.pid if self.change is not None else None)
+        while (pid := processes.ended_child()) is not None and pid not in own:
+            os.waitpid(pid, 0)
         if time.monotonic() >= self.next_shorten_s:
             self.next_shorten_s = time.monotonic() + _SHORTEN_S
             shorten(self.folder)

@@ -183,6 +183,15 @@ def reap() -> list[tuple[int, int]]:
         ended.append((pid, status))
 
 
+def ended_child() -> int | None:
+    """A child of this process that has ended and was not yet waited for, and which this leaves so; None where there is none."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return found.si_pid if found is not None else None
+
+
 def shell_exit_code(wait_status: int) -> int:
     """The exit code as a shell gives it: 128+n for a process that signal n ended."""
     code = os.waitstatus_to_exitcode(wait_status)

@@ -1,0 +1,95 @@
+"""`paceline service`, as a user types it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.helpers import write_tree
+from tests.services.conftest import SCRIPT
+
+
+@pytest.fixture
+def services(cli: Any) -> Iterator[Any]:
+    """`paceline`, with a script and two models in its working directory; its services end with the test."""
+    write_tree(cli.folder, {"score.py": SCRIPT, "two.txt": "2", "three.txt": "3"})
+    yield cli
+    for service in cli.json("service", "list"):
+        cli("service", "delete", service["name"])
+
+
+def test_a_service_from_its_deployment_to_its_end(services: Any) -> None:
+    assert "paceline service deploy NAME" in services("service", "list").stdout
+    done = services(
+        "service", "deploy", "digits", "--model", "./two.txt", "--entry", "score.py", "--env", "A=1", "--auth"
+    )
+    uri = done.stdout.strip()
+    assert uri.startswith("http://127.0.0.1:")
+    assert uri.endswith("/score")
+    assert "digits is Healthy, revision 1" in done.stderr
+    assert services.json("service", "call", "digits", '{"x": [1]}')["y"] == [2]
+    (services.folder / "asked.json").write_text('{"x": [4]}')
+    assert '"y": [8.0]' in services("service", "call", "digits", "@asked.json").stdout
+
+    assert services.json("service", "update", "digits", "--model", "./three.txt", "--max-body", "1MB")["revision"] == 2
+    assert services.json("service", "call", "digits", '{"x": [1]}')["y"] == [3]
+    shown = services.json("service", "show", "digits")
+    assert [each["number"] for each in shown["revisions"]] == [1, 2]
+    assert shown["revisions"][1]["settings"] == {"max_body_bytes": 1_000_000}
+    assert shown["revisions"][1]["variables"] == ["A"]
+    assert (shown["state"], shown["models"]) == ("Healthy", ["three.txt"])
+    text = services("service", "show", "digits").stdout
+    assert "* 2 three.txt score.py" in " ".join(text.split())
+    assert services.json("service", "scale", "digits", 2)["workers"] == 2
+    assert services.json("service", "rollback", "digits")["revision"] == 1
+    assert services.json("service", "reload", "digits")["revision"] == 3
+    assert [one["name"] for one in services.json("service", "list")] == ["digits"]
+    assert "Healthy" in services("service", "list").stdout
+
+    before = services.json("service", "keys", "digits")
+    after = services.json("service", "keys", "digits", "--regenerate", "secondary")
+    assert after["primary"] == before["primary"]
+    assert after["secondary"] != before["secondary"]
+    assert "is being served" in services("service", "logs", "digits").stdout
+    assert len(services.json("service", "logs", "digits", "-n", 2)["lines"]) == 2
+    unit = services("service", "unit", "digits")
+    assert "ExecStart=" in unit.stdout
+    assert "systemctl --user enable --now paceline-digits.service" in unit.stderr
+
+    follower = services.start("service", "logs", "-f", "digits")
+    assert services("service", "stop", "digits").stdout == "digits is stopped\n"
+    # It ends with the service.
+    assert "the service ends" in follower.communicate(timeout=100)[0]
+    assert services("service", "start", "digits").stdout.strip() == uri
+    services("service", "delete", "digits")
+    assert services.json("service", "list") == []
+
+
+def test_what_fails_is_told_in_a_sentence_with_its_exit_code(services: Any) -> None:
+    write_tree(services.folder, {"bad.py": "import nothing_of_this_name\n"})
+    done = services("service", "deploy", "digits", "--model", "./two.txt", "--entry", "bad.py", code=1)
+    assert "No module named 'nothing_of_this_name'" in done.stderr
+    assert services.json("service", "list")[0]["state"] == "Failed"
+    assert "has not been served yet" in services("service", "call", "digits", "{}", code=2).stderr
+    services("service", "update", "digits", "--entry", "score.py")
+    assert "answered 500" in services("service", "call", "digits", "no JSON", code=1).stderr
+    for words, text in (
+        (("deploy", "digits", "--model", "./two.txt"), "there is a service 'digits' already"),
+        (("deploy", "other"), "a service needs a model"),
+        (("deploy", "other", "--model", "none"), "there is no model 'none'"),
+        (("deploy", "other", "--model", "./two.txt", "--max-body", "much"), "--max-body: 'much' is no size"),
+        (("deploy", "other", "--model", "./two.txt", "--tls-cert", "a"), "go together"),
+        (("deploy", "other", "--model", "./two.txt", "--env", "NOT_THERE"), "Write --env NOT_THERE=VALUE"),
+        (("deploy", "other", "--model", "./two.txt", "--environment", "none"), "none"),
+        (("deploy", "other", "--model", "./two.txt", "--isolated"), "Name some with --pip"),
+        (("update", "digits"), "nothing to update"),
+        (("scale", "digits", "0"), "paceline service stop"),
+        (("rollback", "digits", "--to", "9"), "no revision 9"),
+        (("keys", "digits"), "--auth"),
+        (("logs", "digits", "-f", "--json"), "Leave one of them out"),
+        (("call", "digits", "@none.json"), "can't be read"),
+        (("show", "none"), "There are digits"),
+    ):
+        assert text in services("service", *words, code=2).stderr, words

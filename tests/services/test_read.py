@@ -1,0 +1,43 @@
+"""What a reader sees of a service that nobody looks after, and cannot be by this reader."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+from paceline.services import states, store
+from paceline.services.folder import MARK
+from paceline.system import processes
+from paceline.system.files import write_json
+from paceline.workspace import Workspace
+from tests.helpers import wait_until
+from tests.services.conftest import deployed, supervisors
+
+
+def test_a_service_of_another_machine_is_left_to_that(workspace: Workspace, source: Path) -> None:
+    service = deployed(workspace, source)
+    folder = service._folder
+    for pid in supervisors(service):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not processes.with_variable(MARK, str(folder.path)), "all of it ends")
+    own = store.stored(folder)
+    write_json(folder.record, dataclasses.replace(own, owner={**own.owner, "host": "elsewhere"}).to_json())
+    assert service.state == states.NOT_RESPONDING
+    assert "elsewhere" in str(service.error)
+    write_json(folder.record, own.to_json())
+
+
+def test_a_supervisor_that_never_begins_is_not_started_by_every_look(workspace: Workspace, source: Path) -> None:
+    service = deployed(workspace, source)
+    folder = service._folder
+    for pid in supervisors(service):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not processes.with_variable(MARK, str(folder.path)), "all of it ends")
+    record = store.stored(folder)
+    write_json(folder.record, dataclasses.replace(record, owner={**record.owner, "starts": 3}).to_json())
+    assert service.state == states.FAILED
+    assert "ended 3 times before it could begin" in str(service.error)
+    # Somebody who asks for it gets it.
+    assert service.start().state == states.HEALTHY

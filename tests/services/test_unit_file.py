@@ -1,0 +1,87 @@
+"""The systemd unit of a service: it is one, and its command keeps the service alive."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paceline.services import states, store, unit_file
+from paceline.services.folder import ServiceFolder
+from paceline.workspace import Workspace
+from tests.helpers import wait_until
+from tests.services.conftest import deployed
+
+
+def test_what_the_unit_starts_takes_over_when_nobody_else_looks_after_the_service(
+    workspace: Workspace, source: Path
+) -> None:
+    service = deployed(workspace, source)
+    folder = service._folder
+    lines = dict(line.partition("=")[::2] for line in unit_file.text(folder).splitlines() if "=" in line)
+    variables = [
+        shlex.split(line.partition("=")[2])[0]
+        for line in unit_file.text(folder).splitlines()
+        if line[:12] == "Environment="
+    ]
+    with open(folder.log, "ab") as log:
+        unit = subprocess.Popen(
+            shlex.split(lines["ExecStart"]),
+            env={"PATH": os.environ["PATH"], **dict(each.split("=", 1) for each in variables)},
+            cwd=lines["WorkingDirectory"],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        # It waits while somebody does.
+        first = [pid for pid in supervisors_of(service) if pid != unit.pid]
+        assert len(first) == 2
+        for pid in first:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: store.stored(folder).owner["pid"] not in first, "the unit's process takes over")
+        wait_until(lambda: store.stored(folder).server_pid is not None, "there is a server")
+        assert service.run({"x": [1]})["y"] == [2]
+        # systemd's own stop.
+        unit.send_signal(signal.SIGTERM)
+        assert unit.wait(timeout=120) == 0
+        # A stop of ours ends it with 0, by which systemd lets it be.
+        assert service.state in (states.HEALTHY, states.UNHEALTHY)
+        service.stop()
+    finally:
+        unit.kill()
+        unit.wait()
+
+
+def supervisors_of(service: object) -> list[int]:
+    wait_until(lambda: len(found(service)) == 3, "the unit's process is there")
+    return found(service)
+
+
+def found(service: object) -> list[int]:
+    from paceline.system import processes
+
+    path = str(service._folder.path).encode()  # type: ignore[attr-defined]
+    return [
+        pid
+        for pid in processes.with_variable(processes.SUPERVISOR_VARIABLE, service.name)  # type: ignore[attr-defined]
+        if path in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def test_it_is_a_unit_whatever_characters_the_path_has(tmp_path: Path) -> None:
+    folder = ServiceFolder(tmp_path / 'a 100% "team" $HOME' / "services" / "digits")
+    folder.path.mkdir(parents=True)
+    text = unit_file.text(folder)
+    start = next(line for line in text.splitlines() if line.startswith("ExecStart="))
+    assert 'a 100%% \\"team\\" $$HOME/services/digits"' in start
+    if (verify := shutil.which("systemd-analyze")) is None:
+        pytest.skip("needs systemd-analyze")
+    path = tmp_path / unit_file.name(folder)
+    path.write_text(text)
+    done = subprocess.run([verify, "verify", "--user", str(path)], capture_output=True, text=True, check=False)
+    assert "paceline-digits.service:" not in done.stderr
