@@ -44,7 +44,7 @@ def test_what_the_unit_starts_takes_over_when_nobody_else_looks_after_the_servic
         for pid in first:
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: store.stored(folder).owner["pid"] not in first, "the unit's process takes over")
-        wait_until(lambda: store.stored(folder).server_pid is not None, "there is a server")
+        wait_until(lambda: store.stored(folder).state == states.HEALTHY, "it is served again")
         assert service.run({"x": [1]})["y"] == [2]
         # systemd's own stop.
         unit.send_signal(signal.SIGTERM)

@@ -17,7 +17,7 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.system import sizes
 from paceline.workspace import Workspace
 
-#: The settings of `paceline.services.record.Settings` that have options.
+#: The settings of `paceline.services.record.ServiceSettings` that have options.
 _SETTINGS = {
     "max_batch": "max_batch",
     "max_queue": "max_queue",

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import ServiceError
 from paceline.job.environment import EnvironmentSpec
-from paceline.services.record import Settings
+from paceline.services.record import ServiceSettings
 
 #: As many as anybody has cores for.
 _MOST_WORKERS = 1024
@@ -30,7 +30,7 @@ class RevisionSpec:
     source_directory: str | None = None
     environment: EnvironmentSpec | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
-    settings: Settings = field(default_factory=Settings)
+    settings: ServiceSettings = field(default_factory=ServiceSettings)
 
 
 def asked(
@@ -61,7 +61,7 @@ def asked(
 
 
 def changed(before: RevisionSpec, *, settings: Mapping[str, Any] | None = None, **changes: Any) -> RevisionSpec:
-    """What was asked for with some of it changed. Settings that are not named stay."""
+    """What was asked for with some of it changed. ServiceSettings that are not named stay."""
     both = {**before.settings.given(), **(settings or {})}
     return replace(before, settings=as_settings(both), **changes)
 
@@ -79,16 +79,16 @@ def as_models(models: Any) -> tuple[Any, ...]:
     return given
 
 
-def as_settings(values: Mapping[str, Any]) -> Settings:
+def as_settings(values: Mapping[str, Any]) -> ServiceSettings:
     """The settings with these values; None for the server's own.
 
     Raises:
         ServiceError: an unknown name. What the server would refuse is refused when the revision is written.
     """
-    known = [each.name for each in fields(Settings)]
+    known = [each.name for each in fields(ServiceSettings)]
     if unknown := sorted(set(values) - set(known)):
         raise ServiceError(f"there is no setting {unknown[0]!r} of a service. There are {', '.join(known)}.")
-    return Settings(**values)
+    return ServiceSettings(**values)
 
 
 def as_variables(values: Mapping[str, Any] | None) -> dict[str, str]:

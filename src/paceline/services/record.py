@@ -32,7 +32,7 @@ class _Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(_Data):
+class ServiceSettings(_Data):
     """How a revision is served; the names are those of `paceline.serving.config.ServerConfig`. None: the server's default."""
 
     max_batch: int | None = None

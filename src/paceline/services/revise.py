@@ -15,7 +15,7 @@ from paceline.services import model_files, store
 from paceline.services.asked import RevisionSpec
 from paceline.services.folder import RevisionFolder, ServiceFolder
 from paceline.services.model_files import FoundModel
-from paceline.services.record import Revision, Settings
+from paceline.services.record import Revision, ServiceSettings
 from paceline.system.files import PRIVATE, copy_whole, remove_tree, write_json
 
 Progress = Callable[[int, int], None]
@@ -104,7 +104,7 @@ def as_asked(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
         source_directory=revision.source_directory,
         environment=EnvironmentSpec.from_json(dict(revision.environment)),
         variables=dict(revision.variables),
-        settings=Settings(**revision.settings),
+        settings=ServiceSettings(**revision.settings),
     )
 
 

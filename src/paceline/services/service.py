@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +18,8 @@ from paceline.services.record import Revision, ServiceRecord
 
 # `list` is a method of the class.
 _Revisions: TypeAlias = "list[Revision]"
+
+_PAUSE_S = 0.05
 
 
 class Service:
@@ -184,18 +187,21 @@ class Service:
     def run(self, input_data: Any, timeout_s: float = 60.0) -> Any:
         """What the model answers: JSON as Python values.
 
-        input_data: text or bytes go as they are, anything else as JSON. One that is being started is waited for.
+        input_data: text or bytes go as they are, anything else as JSON. timeout_s: for a service that is being started again,
+        and for its answer; its first start is waited for in any case.
 
         Raises:
             ServiceFailedError: it answered with an error, whose number is in `status`; or it can't be started.
             EngineError: it does not answer.
         """
-        record = self.record()
+        deadline = time.monotonic() + timeout_s
+        while (record := self.record()).state == states.UNHEALTHY and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
         if record.state == states.TRANSITIONING:
             record = self.wait_for_deployment()
         if record.state == states.STOPPED:
             raise ServiceError(f"service {self.name!r} is stopped. `paceline service start {self.name}` starts it.")
-        if record.scoring_uri is None:
+        if record.state == states.FAILED or record.scoring_uri is None:
             raise ServiceError(f"service {self.name!r} has not been served yet: {record.failure or record.state}")
         key = keys.read(self._folder)[0] if record.has_keys else None
         return client.call(record.scoring_uri, input_data, key=key, timeout_s=timeout_s, certificate=record.tls_cert)

@@ -68,9 +68,16 @@ class Supervisor:
         self.next_start_s = 0.0
         self.next_shorten_s = 0.0
         self.keys_time = self._keys_time()
-        owner = {**runs_store.owner(), "python": sys.executable}
+        record = store.stored(folder)
         self.record = store.change(
-            folder, store.stored(folder), owner=owner, port=listener.getsockname()[1], updating=None, server_pid=None
+            folder,
+            record,
+            # Of a supervisor before this one, which has ended with its server.
+            state=states.TRANSITIONING if record.revision is None else states.UNHEALTHY,
+            owner={**runs_store.owner(), "python": sys.executable},
+            port=listener.getsockname()[1],
+            updating=None,
+            server_pid=None,
         )
 
     def run(self) -> None:
