@@ -68,3 +68,22 @@ def test_what_is_over_and_what_is_no_number_is_not_judged() -> None:
 def test_wrong_parameters_are_told(wrong: dict[str, Any]) -> None:
     with pytest.raises(SweepError, match="Bandit"):
         Bandit(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("slack", "goal", "best", "stopped", "stays"),
+    [
+        ({"slack_factor": 0.25}, "maximize", 0.8, 0.63, 0.65),  # 0.8 / 1.25 = 0.64
+        ({"slack_factor": 0.25}, "maximize", -0.8, -1.01, -0.99),  # -0.8 * 1.25 = -1
+        ({"slack_factor": 0.25}, "minimize", 0.8, 1.01, 0.99),  # 0.8 * 1.25 = 1
+        ({"slack_factor": 0.25}, "minimize", -0.8, -0.63, -0.65),  # -0.8 / 1.25 = -0.64
+        ({"slack_amount": 0.25}, "maximize", -0.8, -1.06, -1.04),
+        ({"slack_amount": 0.25}, "minimize", -0.8, -0.54, -0.56),
+        ({"slack_factor": 0.25, "slack_amount": 0}, "maximize", 0.8, 0.63, 0.65),
+        # A ratio of nothing is nothing: what is not as good is stopped.
+        ({"slack_factor": 0.25}, "minimize", 0.0, 0.01, 0.0),
+    ],
+    ids=str,
+)
+def test_bounds_worked_by_hand(slack: Any, goal: Any, best: float, stopped: float, stays: float) -> None:
+    assert list(Bandit(**slack).stops(trials((best,), (stopped,), (stays,)), goal)) == [1]

@@ -35,3 +35,20 @@ def test_intervals_count_as_for_all_policies() -> None:
     curves = trials((0.9,) * 9, (0.1,) * 4, over=(0,))
     assert not MedianStopping(evaluation_interval=3, delay_evaluation=4).stops(curves, "maximize")
     assert list(MedianStopping(evaluation_interval=2, delay_evaluation=4).stops(curves, "maximize")) == [1]
+
+
+def test_below_zero_and_minimized() -> None:
+    # Averages of the first two: -2 and -4; their median is -3. Going up, -3.5 is worse and -2.5 better.
+    up = trials((-1.0, -3.0), (-3.0, -5.0), (-3.5, -9.0), (-2.5, -9.0), over=(0, 1))
+    assert list(MedianStopping().stops([*up[:2], up[2]], "maximize")) == [2]
+    assert not MedianStopping().stops([*up[:2], up[3]], "maximize")
+    assert not MedianStopping().stops([*up[:2], up[2]], "minimize")
+    down = trials((-1.0, -3.0), (-3.0, -5.0), (-2.5, 0.0), over=(0, 1))
+    assert list(MedianStopping().stops(down, "minimize")) == [2]
+
+
+def test_the_averages_are_those_up_to_the_interval_and_not_of_what_came_later() -> None:
+    # At interval 1 the others stand at 0.1 and 0.2, whatever they came to.
+    curves = trials((0.1, 0.9, 0.9), (0.2, 0.9, 0.9), (0.16,), over=(0, 1))
+    assert not MedianStopping().stops(curves, "maximize")
+    assert list(MedianStopping().stops([*curves[:2], *trials((), (), (0.14,))[2:]], "maximize")) == [2]
