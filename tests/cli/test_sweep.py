@@ -99,10 +99,18 @@ def test_wrong_calls_are_told_before_anything_starts(cli: Any, tmp_path: Path) -
         "is not NAME=VALUE": ("--metric", "loss", "--param", "x=uniform(0,1)", "--point", "0.5"),
         "pass_as='env'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--pass-as", "env"),
         "--y is none of its options": ("-e", "other", "--metric", "loss", "--param", "y=uniform(0,1)"),
+        "pbt needs interval and last, as in pbt(interval=..., last=...)": (
+            *("--metric", "loss", "--param", "x=uniform(0,1)", "--stop", "pbt"),
+        ),
+        "promote='yes': write true": ("--metric", "loss", "--param", "x=uniform(0,1)", "--stop", "asha(promote=yes)"),
+        "budget='--epochs': the space does not fit": (
+            *("-e", "other", "--metric", "loss", "--param", "x=uniform(0,1)"),
+            *("--stop", "asha(promote=true, last=9, budget=--epochs)"),
+        ),
         "trials=0": ("--metric", "loss", "--param", "x=uniform(0,1)", "--trials", "0"),
     }
     for message, words in wrong.items():
-        script = "parsed.py" if "options" in message else "train.py"
+        script = "parsed.py" if "-e" in words else "train.py"
         assert message in cli("sweep", "run", script, *words, code=2).stderr, message
     assert "is no sweep" in _of_a_run(cli)
     assert [run["type"] for run in cli.json("list")] == ["script"]

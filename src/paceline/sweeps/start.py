@@ -17,7 +17,9 @@ from paceline.snapshot import Progress, git_state
 from paceline.submit import SourceCopy, being_started, check, take_snapshot, values_of, warn_of_secrets
 from paceline.sweeps.fit.fit import check_script
 from paceline.sweeps.points import ARGUMENTS, job_of
+from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.results import MORE
+from paceline.sweeps.space import Space
 from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
 from paceline.system import locks
 from paceline.system.files import PRIVATE, read_json, write_json
@@ -81,6 +83,12 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> None:
     """
     if spec.pass_as == ARGUMENTS:
         check_script(spec.space, job, directory)
+        policy = pausing(spec.stop)
+        if policy is not None and (budget := policy.argument(0)) is not None:
+            try:
+                check_script(Space(dict([budget])), job, directory)
+            except SweepError as error:
+                raise SweepError(f"budget={budget[0]!r}: {error}") from None
     # A point from its middle shows whether the job takes what it will be given.
     first = spec.space.draw(lambda dimension: dimension.expression.raw_at(0.5))
     job_of(job, spec.space.values(first), spec.pass_as, directory)

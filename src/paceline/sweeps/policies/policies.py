@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from paceline.errors import SweepError
@@ -46,8 +46,10 @@ def parse_policy(text: str) -> Policy:
         if key not in known:
             raise SweepError(f"stop={text!r}: write each parameter as name=value; {name} has {', '.join(known)}.")
         given[key] = value
-    try:
-        policy: Policy = POLICIES[name](**given)
-    except TypeError:
-        raise SweepError(f"stop={text!r}: {name} needs {known[0]}, as in {name}({known[0]}=...).") from None
+    needed = [f.name for f in fields(POLICIES[name]) if f.default is MISSING]
+    if missing := [key for key in needed if key not in given]:
+        raise SweepError(
+            f"stop={text!r}: {name} needs {' and '.join(missing)}, as in {name}({', '.join(f'{key}=...' for key in needed)})."
+        )
+    policy: Policy = POLICIES[name](**given)
     return policy
