@@ -30,9 +30,11 @@ from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
+from paceline.system import locks
+from paceline.system.files import PRIVATE, write_json
 from paceline.system.library import library_dir
 from paceline.targets import Target, configured
-from paceline.targets.base import EarlyStart
+from paceline.targets.base import Alike, EarlyStart
 
 _log = logging.getLogger(__name__)
 
@@ -102,20 +104,14 @@ def submit(
         if early:
             target.release(runs_dir / run_id)
         raise
-    record = RunRecord(
+    record = _record(
+        job,
+        source,
+        taken,
         run_id=run_id,
         experiment=experiment,
         parent_run_id=parent_run_id,
         trial=trial,
-        created_utc=utc_now(),
-        submitted_by=user_name(),
-        target=job.compute_target,
-        source_directory=str(source.directory),
-        snapshot_id=taken.id,
-        # A rerun has that of the first run: the source folder may have changed since, or be gone.
-        git=source.git or snapshot.git_state(source.directory),
-        job=job,
-        owner=store.owner(),
         warnings=(*warnings, *left_out),
     )
     # From here on readers see the run, and this process as the one that looks after it.
@@ -139,6 +135,124 @@ def submit(
         target.release(folder.path)
         raise
     return folder
+
+
+def submit_alike(
+    trials: Sequence[tuple[str, Job, Mapping[str, Any]]],
+    source: SourceCopy,
+    workspace_dir: Path,
+    experiment: str,
+    *,
+    parent_run_id: str,
+    values: Mapping[str, str],
+    at_once: int,
+) -> list[RunFolder]:
+    """Start runs whose jobs differ in arguments alone, by one call of an engine that takes many (`targets.base.Alike`).
+
+    trials: run id, job and what the record says of it, each. at_once: how many may run at a time.
+
+    Raises:
+        UserError, TargetError: as for `submit`; none of them is started then.
+    """
+    job = trials[0][1]
+    environment, left_out = sdk_packages.without(job.environment)
+    described = configured.read(workspace_dir, job.compute_target)
+    target = described.make()
+    assert isinstance(target, Alike), "that is looked at when the sweep is submitted"
+    _check(job, workspace_dir, described, target)
+    taken = _taken(job, source, workspace_dir, None, (), is_here=False)
+    secrets = values_of(job, values)
+    folders: list[RunFolder] = []
+    try:
+        with contextlib.ExitStack() as starting:
+            for run_id, its_job, trial in trials:
+                record = _record(
+                    dataclasses.replace(its_job, environment=environment),
+                    source,
+                    taken,
+                    run_id=run_id,
+                    experiment=experiment,
+                    parent_run_id=parent_run_id,
+                    trial=trial,
+                    warnings=left_out,
+                )
+                lock_fd = store.create(workspace_dir / "runs", record, secrets)
+                folders.append(RunFolder(workspace_dir / "runs" / run_id))
+                starting.enter_context(being_started(folders[-1], record, lock_fd, taken, tags=None, display_name=None))
+                configured.keep_copy(folders[-1].path, described)
+            target.start_supervisors(
+                job, [folder.path for folder in folders], library_dir(workspace_dir), sys.executable, at_once
+            )
+    except PacelineError:
+        for folder in folders:
+            target.release(folder.path)
+        raise
+    return folders
+
+
+def submit_again(folder: RunFolder, values: Mapping[str, str]) -> None:
+    """Start a run whose submission was cut off, so that nothing of it has ever run. values: as for `submit`.
+
+    Raises:
+        TargetError: it can't be started now either.
+    """
+    lock_fd = locks.take(folder.lock)
+    if lock_fd is None:
+        return  # somebody else is at it
+    workspace_dir, record = folder.path.parents[1], store.stored(folder)
+    job = record.job
+    assert job is not None, "it was submitted"
+    described = configured.read(workspace_dir, job.compute_target)
+    target = described.make()
+    for path in (folder.engine, folder.gone, folder.snapshot):
+        path.unlink(missing_ok=True)
+    if job.secrets:
+        write_json(folder.secrets, dict(values), mode=PRIVATE)
+    record = dataclasses.replace(
+        record, status=states.NOT_STARTED, failure=None, exit_code=None, ended_utc=None, owner=store.owner()
+    )
+    store.write(folder, record)
+    source = SourceCopy(directory=Path(record.source_directory or "."), snapshot_id=record.snapshot_id)
+    taken = _taken(job, source, workspace_dir, None, (), is_here=False)
+    try:
+        with being_started(folder, record, lock_fd, taken, tags=None, display_name=None):
+            if described.kind != configured.LOCAL:
+                configured.keep_copy(folder.path, described)
+            target.enqueue(job, folder.path)
+            target.start_supervisor(folder.path, lock_fd, library_dir(workspace_dir), sys.executable)
+    except PacelineError:
+        target.release(folder.path)
+        raise
+
+
+def _record(
+    job: Job,
+    source: SourceCopy,
+    taken: snapshot.Snapshot,
+    *,
+    run_id: str,
+    experiment: str,
+    parent_run_id: str | None,
+    trial: Mapping[str, Any] | None,
+    warnings: Sequence[str] = (),
+) -> RunRecord:
+    """The first record of a new run."""
+    return RunRecord(
+        run_id=run_id,
+        experiment=experiment,
+        parent_run_id=parent_run_id,
+        trial=trial,
+        created_utc=utc_now(),
+        submitted_by=user_name(),
+        target=job.compute_target,
+        source_directory=str(source.directory),
+        snapshot_id=taken.id,
+        # A rerun has that of the first run: the source folder may have changed since, or be gone.
+        git=source.git or snapshot.git_state(source.directory),
+        job=job,
+        owner=store.owner(),
+        warnings=tuple(warnings),
+    )
 
 
 @contextlib.contextmanager

@@ -91,15 +91,64 @@ def test_an_engine_that_takes_trials_again_is_forgiven(tmp_path: Path, monkeypat
             engine.pass_time(handing, 20_000, 30_000)
 
 
-def test_a_trial_whose_submission_was_cut_off_gets_the_point_that_it_had(tmp_path: Path) -> None:
-    with sweep_on_disk(tmp_path, space={"x": pl.choice(*range(100))}, seed=1) as folder:
-        begun, fd = make_run(
-            folder.path.parent, f"{folder.run_id}_0", trial={"number": 0, "chosen": {"x": 77}, "values": {"x": 77}}
-        )
-
-        os.close(fd)
+def test_a_trial_whose_submission_was_cut_off_is_handed_over_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again: list[str] = []
+    monkeypatch.setattr(handing_over, "submit_again", lambda folder, values: again.append(folder.run_id))
+    with sweep_on_disk(tmp_path, space={"x": pl.choice(*range(100))}, seed=1, trials=2) as folder:
+        for number in range(2):
+            told = {"number": number, "chosen": {"x": 70 + number}, "values": {"x": 70 + number}}
+            os.close(make_run(folder.path.parent, f"{folder.run_id}_{number}", trial=told)[1])
         sweep = SweepState(folder)
         sweep.take_up()
-        assert sweep.trials == []
-        assert sweep.pending == {"x": 77}
-        assert not begun.path.exists()
+        assert [(trial.status, trial.chosen["x"]) for trial in sweep.trials] == [
+            (states.NOT_STARTED, x) for x in (70, 71)
+        ]
+        # As its record says, it has failed; but nothing of it has ever run.
+        assert sweep.look() == []
+        HandingOver(sweep).fill()
+        assert again == [f"{folder.run_id}_0", f"{folder.run_id}_1"]
+        # Where it does not start again, that is no kill any more.
+        assert [trial.status for trial in sweep.look()] == [states.FAILED] * 2
+        assert not sweep.live
+
+
+def test_trials_in_arrays_are_handed_over_together_and_one_array_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[list[int]] = []
+    is_up = True
+
+    def submit_alike(trials: Any, *_: Any, at_once: int, **__: Any) -> None:
+        for run_id, _, told in trials:
+            os.close(make_run(tmp_path / ".paceline" / "runs", run_id, trial=told)[1])
+        if not is_up:
+            raise EngineError("slurmctld is away.")
+        taken.append([told["chosen"]["x"] for _, _, told in trials])
+        assert at_once == 3
+
+    monkeypatch.setattr(handing_over, "submit_alike", submit_alike)
+    monkeypatch.setattr(handing_over, "ALIKE_SPAN", 8)
+    with sweep_on_disk(
+        tmp_path, space={"x": pl.choice(*range(12))}, sampler="grid", trials=11, concurrent=3, array_size=5
+    ) as folder:
+        sweep, now = SweepState(folder), 0.0
+        handing = HandingOver(sweep, clock=lambda: now)
+        handing.fill()
+        assert taken == [[0, 1, 2, 3, 4]]
+        sweep.live = {4: sweep.live[4]}
+        handing.fill()
+        assert len(taken) == 1, "an array of more than may run at a time waits for the end of the one before"
+        sweep.live.clear()
+        is_up = False
+        handing.fill()
+        assert not sweep.next_folder(5).path.exists()
+        is_up, now = True, 1000.0
+        handing.fill()
+        # Numbers of one array are of one span. A point that was refused once comes again.
+        assert taken[1:] == [[5, 6, 7]]
+        sweep.live.clear()
+        handing.fill()
+        assert taken[2:] == [[8, 9, 10]]
+        assert sweep.is_done

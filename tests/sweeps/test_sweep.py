@@ -155,6 +155,9 @@ def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None
         "is made of an Estimator": lambda: pl.Sweep("train.py", space, metric="score"),
         "metric='' is no name": lambda: pl.Sweep(estimator, space, metric=""),
         "goal='up'": lambda: pl.Sweep(estimator, space, metric="score", goal="up"),  # type: ignore[arg-type]
+        "array_size=1001 is no integer from 1 to 1000": lambda: pl.Sweep(
+            estimator, space, metric="score", array_size=1001
+        ),
         "trials=0": lambda: pl.Sweep(estimator, space, metric="score", trials=0),
         "concurrent=True": lambda: pl.Sweep(estimator, space, metric="score", concurrent=True),
         "has no end of values": lambda: pl.Sweep(estimator, space, metric="score", sampler="grid"),
@@ -171,4 +174,6 @@ def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None
     sweep = pl.Sweep(pl.Estimator(tmp_path, entry_script="train.py", compute_target="lab"), space, metric="score")
     with pytest.raises(pl.errors.TargetError, match="lab"):
         experiment.submit(sweep)
+    with pytest.raises(SweepError, match=r"array_size=8: compute target 'local' is of kind local.*Leave it out"):
+        experiment.submit(pl.Sweep(estimator, space, metric="score", array_size=8))
     assert not list(experiment.runs_dir.iterdir())

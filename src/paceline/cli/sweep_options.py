@@ -55,6 +55,7 @@ SWEEP = (
         "WAY",
     ),
     VerbOption("--repeats", "Let a point come twice in a space that has an end.", type=bool),
+    VerbOption("--array-size", "With a target of kind slurm: so many trials in one job array.", "N", int),
     VerbOption("-d --detach", "Return at once.", type=bool),
     VerbOption("--dry-run", "Print ten points of the space; start nothing.", type=bool),
     VerbOption("--json", "Print JSON.", type=bool),
@@ -64,7 +65,7 @@ SWEEP = (
 #: Keys of a file's section `sweep`, and those of `SweepSpec` that they become.
 _KEYS = (
     *("space", "metric", "goal", "trials", "concurrent", "sampler", "stop", "seed", "points", "max_failures"),
-    *("max_duration_seconds", "repeats", "pass_as"),
+    *("max_duration_seconds", "repeats", "pass_as", "array_size"),
 )
 
 
@@ -85,7 +86,7 @@ def spec(given: Mapping[str, Any], section: Mapping[str, Any], file: Path | None
     if not parts:
         raise SweepError("name what is to be tried: --param lr=loguniform(1e-4,1e-1), once for each hyperparameter.")
     found["space"] = Space(parts)
-    for name in ("metric", "trials", "concurrent", "sampler", "seed", "max_failures", "pass_as"):
+    for name in ("metric", "trials", "concurrent", "sampler", "seed", "max_failures", "pass_as", "array_size"):
         if given[name] is not None:
             found[name] = given[name]
     if given["maximize"] is not None:

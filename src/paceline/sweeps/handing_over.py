@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import EngineError
+from paceline.job.job import Job
 from paceline.runs import removal
 from paceline.runs.folder import RunFolder
-from paceline.submit import SourceCopy, submit
+from paceline.submit import SourceCopy, submit, submit_again, submit_alike
 from paceline.supervisor.logs import say
 from paceline.sweeps import continuing
-from paceline.sweeps.expressions import Raw
 from paceline.sweeps.live.table import number as short
 from paceline.sweeps.points import job_of
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Next, Trial
 from paceline.system.files import read_json
+from paceline.targets.base import ALIKE_SPAN
 
 #: After an engine has not taken a trial: the first pause. Each further one is twice as long, up to the longest.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
@@ -47,46 +49,77 @@ class HandingOver:
             PacelineError: a trial can't be submitted, or the engine has not taken any for an hour.
         """
         sweep = self._sweep
-        while len(sweep.live) < sweep.spec.concurrent and self._clock() >= self._not_before:
+        while self._clock() >= self._not_before:
+            if sweep.cut_off:
+                number = min(sweep.cut_off)
+                self._hand_over(number, functools.partial(self._start_again, number), [])
+                continue
+            if len(sweep.live) >= sweep.spec.concurrent:
+                return
             following = continuing.following(sweep)
             if following is not None:
-                self._hand_over(following.number, following.chosen, following)
-                continue
-            if sweep.is_done:
+                begun = [sweep.next_folder(following.number)]
+                self._hand_over(following.number, functools.partial(self._go_on, following), begun)
+            elif sweep.is_done:
                 self._taken()
                 return
-            number = len(sweep.trials)
-            # A point that the engine has not taken is kept: a sampler that is asked once more proposes another one.
-            chosen = sweep.pending = sweep.pending or self._proposals.propose(number, sweep.trials)
-            if chosen is None:
-                sweep.is_exhausted = True
-                say(f"the space has no further point: {number} trials in all")
-            else:
-                self._hand_over(number, chosen, None)
+            elif trials := self._next(count := self._count()):
+                begun = [sweep.next_folder(trial.number) for trial in trials]
+                self._hand_over(trials[0].number, functools.partial(self._start, trials), begun)
+            elif not count:
+                return
 
     @property
     def is_waiting(self) -> bool:
         """Whether a trial is to be handed over that the engine does not take yet."""
         return self._refused_since is not None
 
-    def _hand_over(self, number: int, chosen: Mapping[str, Raw], following: Next | None) -> None:
-        sweep = self._sweep
+    def _hand_over(self, number: int, start: Callable[[], None], begun: list[RunFolder]) -> None:
+        """begun: the folders that `start` makes."""
         try:
-            self._start(number, chosen, following)
+            start()
         except EngineError as error:
-            # The engine may answer again: nothing is wrong with the sweep. What was begun of the trial has no process yet.
-            begun = sweep.next_folder(number)
-            if begun.record.exists():
-                removal.remove(begun)
+            # The engine may answer again: nothing is wrong with the sweep. What was begun has no process yet. The last one first:
+            # a number that is not there is the end of a sweep's children.
+            for folder in reversed(begun):
+                if folder.record.exists():
+                    removal.remove(folder)
             self._refused(number, error)
         else:
             self._taken()
-            if following is None:
-                sweep.pending = None
 
     def _taken(self) -> None:
         self._pause, self._refused_since = 0.0, None
         self._sweep.wait_for(None)
+
+    def _count(self) -> int:
+        """How many trials may be handed over now; in arrays, as many as the next one has, or none."""
+        sweep = self._sweep
+        number, spec = len(sweep.trials), sweep.spec
+        if spec.array_size is None:
+            return 1
+        count = min(spec.array_size, spec.trials - number, ALIKE_SPAN - number % ALIKE_SPAN)
+        # An array that is larger than what may run at a time has its engine see to that, and no other beside it.
+        return count if not sweep.live or len(sweep.live) + count <= spec.concurrent else 0
+
+    def _next(self, count: int) -> list[Trial]:
+        """The next trials, so many or fewer where the space has no more points."""
+        sweep = self._sweep
+        known = list(sweep.trials)
+        for ahead in range(count):
+            number = len(known)
+            # Points that the engine has not taken are kept: a sampler that is asked once more proposes others.
+            if ahead == len(sweep.pending):
+                chosen = self._proposals.propose(number, known)
+                if chosen is None:
+                    sweep.is_exhausted = True
+                    say(f"the space has no further point: {number} trials in all")
+                    break
+                sweep.pending.append(chosen)
+            chosen = sweep.pending[ahead]
+            run_id, values = sweep.next_folder(number).run_id, sweep.spec.space.values(chosen)
+            known.append(Trial(number=number, run_id=run_id, chosen=chosen, values=values))
+        return known[len(sweep.trials) :]
 
     def _refused(self, number: int, error: EngineError) -> None:
         now = self._clock()
@@ -105,38 +138,72 @@ class HandingOver:
             f"compute target {self._sweep.record.target!r}, which does not take trial {number}: {error}"
         )
 
-    def _start(self, number: int, chosen: Mapping[str, Raw], following: Next | None) -> None:
-        """following: what a trial that is there goes on with; None for a new one."""
+    def _start(self, trials: list[Trial]) -> None:
+        """Hand new trials over: one, or an array of them."""
         sweep = self._sweep
-        values = sweep.spec.space.values(chosen)
-        told: dict[str, Any] = {"number": number, "chosen": dict(chosen), "values": values}
-        checkpoints = None
-        if following is not None:
-            told |= {"from": following.source, "rung": following.rung, "why": following.why}
-            checkpoints = RunFolder(sweep.runs_dir / following.source).checkpoints
+        made = []
+        for trial in trials:
+            job = self._job(trial.values, 0)
+            told = {"number": trial.number, "chosen": dict(trial.chosen), "values": dict(trial.values)}
+            made.append((trial.run_id, job, told))
+        workspace_dir, experiment, parent = sweep.runs_dir.parent, sweep.record.experiment, sweep.folder.run_id
+        if sweep.spec.array_size is not None:
+            submit_alike(
+                made,
+                self._source(),
+                workspace_dir,
+                experiment,
+                parent_run_id=parent,
+                values=self._secrets,
+                at_once=sweep.spec.concurrent,
+            )
+        else:
+            ((run_id, job, told),) = made
+            submit(
+                job,
+                self._source(),
+                workspace_dir,
+                experiment,
+                parent_run_id=parent,
+                run_id=run_id,
+                trial=told,
+                values=self._secrets,
+            )
+        sweep.pending.clear()
+        for trial in trials:
+            sweep.add(trial)
+            said = ", ".join(f"{name.lstrip('-')}={short(value)}" for name, value in trial.values.items())
+            say(f"trial {trial.number} begins: {said}")
+
+    def _go_on(self, following: Next) -> None:
+        """Hand over the next run of a trial that its policy goes on with."""
+        sweep, number = self._sweep, following.number
+        values = sweep.spec.space.values(following.chosen)
+        told: dict[str, Any] = {"number": number, "chosen": dict(following.chosen), "values": values}
         folder = submit(
-            job_of(
-                sweep.job,
-                values | continuing.budget(sweep, 0 if following is None else following.rung),
-                sweep.spec.pass_as,
-                self._snapshot,
-            ),
+            self._job(values, following.rung),
             self._source(),
             sweep.runs_dir.parent,
             sweep.record.experiment,
             parent_run_id=sweep.folder.run_id,
             run_id=sweep.next_folder(number).run_id,
-            trial=told,
+            trial=told | {"from": following.source, "rung": following.rung, "why": following.why},
             values=self._secrets,
-            checkpoints=checkpoints,
+            checkpoints=RunFolder(sweep.runs_dir / following.source).checkpoints,
         )
-        if following is not None:
-            sweep.go_on(sweep.trials[number].gone_on(folder.run_id, following, values))
-            say(f"trial {number} goes on as {folder.run_id}: {following.why}")
-            return
-        sweep.add(Trial(number=number, run_id=folder.run_id, chosen=chosen, values=values))
-        said = ", ".join(f"{name.lstrip('-')}={short(value)}" for name, value in values.items())
-        say(f"trial {number} begins: {said}")
+        sweep.go_on(sweep.trials[number].gone_on(folder.run_id, following, values))
+        say(f"trial {number} goes on as {folder.run_id}: {following.why}")
+
+    def _start_again(self, number: int) -> None:
+        """Hand over a trial whose submission was cut off."""
+        sweep = self._sweep
+        submit_again(sweep.folder_of(number), self._secrets)
+        sweep.cut_off.remove(number)
+        say(f"trial {number} begins: its submission was cut off before")
+
+    def _job(self, values: Mapping[str, Any], rung: int) -> Job:
+        sweep = self._sweep
+        return job_of(sweep.job, {**values, **continuing.budget(sweep, rung)}, sweep.spec.pass_as, self._snapshot)
 
     def _source(self) -> SourceCopy:
         record = self._sweep.record

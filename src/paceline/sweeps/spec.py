@@ -14,6 +14,7 @@ from paceline.sweeps.policies.policies import policy_from_json
 from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Goal
+from paceline.targets.base import ALIKE_SPAN
 
 #: The most trials of one sweep; a controller holds a curve of each.
 MOST_TRIALS = 10_000
@@ -27,6 +28,7 @@ class SweepSpec:
     sampler: a name, or "module:function" of a function of the sweep's source that makes one of Optuna's of a seed.
     stop: the policy, None for none. points: tried first, name -> value.
     max_failures: failed trials that end the sweep; None for as many as there are trials.
+    array_size: trials that are handed over by one call of their target's engine; None for one at a time.
     max_duration_seconds: from the sweep's start; None for no limit. repeats: let a point come twice where the space has an end.
     pass_as: how the script gets the values: "arguments", "assignments", "environment", or the name of a JSON file.
 
@@ -49,6 +51,7 @@ class SweepSpec:
     max_duration_seconds: float | None = None
     repeats: bool = False
     pass_as: str = ARGUMENTS
+    array_size: int | None = None
     version: int = field(default=1)
 
     def __post_init__(self) -> None:
@@ -62,6 +65,8 @@ class SweepSpec:
         _check_count("concurrent", self.concurrent, MOST_TRIALS)
         if self.max_failures is not None:
             _check_count("max_failures", self.max_failures, MOST_TRIALS)
+        if self.array_size is not None:
+            _check_count("array_size", self.array_size, ALIKE_SPAN)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise SweepError(f"seed={self.seed!r} is no integer.")
         limit = self.max_duration_seconds

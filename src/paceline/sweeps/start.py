@@ -23,6 +23,8 @@ from paceline.sweeps.space import Space
 from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
 from paceline.system import locks
 from paceline.system.files import PRIVATE, read_json, write_json
+from paceline.targets import configured
+from paceline.targets.base import Alike
 
 _LOCK_S = 10.0
 
@@ -51,6 +53,7 @@ def submit_sweep(
     secrets = values_of(job, values or {})
     warn_of_secrets(job)
     check(job, workspace_dir)
+    _check_array(job, spec, workspace_dir)
     check_points(job, spec, source.directory)
     taken = take_snapshot(job, source, workspace_dir, progress, leave_out)
     record = RunRecord(
@@ -92,6 +95,17 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> None:
     # A point from its middle shows whether the job takes what it will be given.
     first = spec.space.draw(lambda dimension: dimension.expression.raw_at(0.5))
     job_of(job, spec.space.values(first), spec.pass_as, directory)
+
+
+def _check_array(job: Job, spec: SweepSpec, workspace_dir: Path) -> None:
+    if spec.array_size is None:
+        return
+    target = configured.read(workspace_dir, job.compute_target)
+    if not isinstance(target.make(), Alike):
+        raise SweepError(
+            f"array_size={spec.array_size}: compute target {job.compute_target!r} is of kind {target.kind}, which takes trials "
+            "one by one; job arrays are Slurm's. Leave it out, or choose a target of kind slurm."
+        )
 
 
 def more(folder: RunFolder, trials: int) -> None:

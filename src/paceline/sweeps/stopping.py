@@ -84,6 +84,7 @@ class Stopping:
 
     def all(self, reason: str) -> None:
         """Stop all that run."""
+        self._sweep.give_up_cut_off()
         for number in self._sweep.live:
             self._stop(number, reason)
 

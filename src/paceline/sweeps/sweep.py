@@ -42,6 +42,7 @@ class Sweep:
     points: tried first, each name -> value.
     pass_as: how the script gets the values: "arguments" (`--lr 0.1`), "assignments" (`lr=0.1`), "environment" (a variable lr), or
         the name of a JSON file in its working directory, such as "parameters.json".
+    array_size: with a target of kind slurm: so many trials in one job array, each a task of it.
     max_failures: failed trials that end the sweep. max_duration_seconds: seconds, or "2h". repeats: let a point come twice.
 
     Raises:
@@ -63,6 +64,7 @@ class Sweep:
     max_duration_seconds: float | str | dt.timedelta | None = None
     repeats: bool = False
     pass_as: str = ARGUMENTS
+    array_size: int | None = None
 
     def __post_init__(self) -> None:
         if not is_estimator(self.estimator):
@@ -95,6 +97,7 @@ class Sweep:
             max_duration_seconds=limit,
             repeats=self.repeats,
             pass_as=self.pass_as,
+            array_size=self.array_size,
         )
         check_sampler(spec.sampler, spec.space)
         return spec

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
 
-from paceline.runs import removal, store
+from paceline.errors import PacelineError
+from paceline.runs import removal, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.supervisor.logs import say
@@ -22,8 +24,9 @@ from paceline.sweeps.watch import Watch
 class SweepState:
     """The sweep's record, and its trials as they were seen last. For the holder of its lock.
 
-    trials: by number. live: the numbers of those that are not over. pending: the point of the next trial, where that has been
-    proposed already. is_exhausted: there is no further point to try.
+    trials: by number. live: the numbers of those that are not over. cut_off: those of them that were never handed over, for
+    their submission was killed. pending: the points of the next trials, where they have been proposed already. is_exhausted:
+    there is no further point to try.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -35,7 +38,9 @@ class SweepState:
         self.job = self.record.job
         self.trials: list[Trial] = []
         self.live: dict[int, Watch] = {}
-        self.pending: dict[str, Raw] | None = None
+        self.cut_off: set[int] = set()
+        self._cut_off_once: set[int] = set()
+        self.pending: list[dict[str, Raw]] = []
         # A sampler that has nothing left stays so: of a grid or a small space every point has been proposed.
         self.is_exhausted = False
         #: Of runs that were paused, whether they have left a checkpoint.
@@ -60,27 +65,22 @@ class SweepState:
         return self.is_exhausted or len(self.trials) >= self.spec.trials
 
     def take_up(self) -> None:
-        """Read the children that are there; of one that was being made when an earlier controller died, remove what there is."""
+        """Read the children that are there; those that were being made when an earlier controller died are made again."""
         # A kill in the midst of a submission leaves the hidden folder, and `store.create` refuses to make one that is there.
         for hidden in self.runs_dir.glob(f"{removal.NEW}{self.folder.run_id}_*"):
             shutil.rmtree(hidden, ignore_errors=True)
-        last: list[RunRecord] = []
-        for last in all_runs(self.folder, self.spec):
-            # Only the last run of a trial can be such a child: what follows it is made after its submission has returned.
-            if len(last) > 1 and _never_began(last[-1]):
-                removal.remove(RunFolder(self.runs_dir / last.pop().run_id))
-            self.add(trial_of(last, self.runs_dir, self.spec))
-        # And the last trial's first run, for the next number is given out after its submission has returned.
-        if len(last) == 1 and _never_began(last[0]):
-            self.pending = dict((last[0].trial or {}).get("chosen") or {}) or None
-            removal.remove(RunFolder(self.runs_dir / last[0].run_id))
-            self.trials.pop()
+        for runs in all_runs(self.folder, self.spec):
+            self.add(trial_of(runs, self.runs_dir, self.spec), was_cut_off=_never_began(runs[-1]))
         if self.trials:
             say(f"going on with {len(self.trials)} trials, of which {len(self.live)} run")
 
-    def add(self, trial: Trial) -> None:
+    def add(self, trial: Trial, *, was_cut_off: bool = False) -> None:
         """A trial that is there from now on."""
         assert trial.number == len(self.trials), "numbers are given out one after the other"
+        if was_cut_off:
+            self._cut_off_once.add(trial.number)
+            self.cut_off.add(trial.number)
+            trial = dataclasses.replace(trial, status=states.NOT_STARTED)
         self.trials.append(trial)
         self._watch(trial)
 
@@ -99,8 +99,15 @@ class SweepState:
         changed: list[Trial] = []
         # Over a copy: trials that have ended are taken out on the way.
         for number, watch in list(self.live.items()):
+            if number in self.cut_off:
+                continue
             after = watch.look(self.trials[number])
             if after is self.trials[number]:
+                continue
+            # An engine may take a while to know that it was never given the run.
+            if after.status == states.FAILED and self._was_cut_off(number):
+                self._cut_off_once.add(number)
+                self.cut_off.add(number)
                 continue
             changed.append(after)
             self.trials[number] = after
@@ -108,6 +115,21 @@ class SweepState:
                 del self.live[number]
                 keep(self.folder, after)
         return changed
+
+    def give_up_cut_off(self) -> None:
+        """Let the trials that were never handed over be as their records say: the sweep ends."""
+        for number in self.cut_off:
+            self.trials[number] = dataclasses.replace(self.trials[number], status=states.FAILED)
+            del self.live[number]
+        self.cut_off.clear()
+
+    def _was_cut_off(self, number: int) -> bool:
+        folder = self.folder_of(number)
+        # A second time it is not a kill that keeps the run from its start.
+        if number not in self._cut_off_once and not folder.cancel_request.exists():
+            with contextlib.suppress(PacelineError):
+                return _never_began(store.stored(folder))
+        return False
 
     def warn(self, text: str) -> None:
         """Say it, and write it down in the sweep's record."""

@@ -3,10 +3,11 @@
 Target    what a job asks of the machines, the queue, the supervisor's start: for the submitting program
 Nodes     the machines that a run holds: for its supervisor, wherever that runs
 
-What more a target may do is in three protocols, each whole or not there (the conformance suite looks):
+What more a target may do is in four protocols, each whole or not there (the conformance suite looks):
 
 EarlyStart    a supervisor is loaded while the job is looked at
 Queued        an engine has a queue, and runs the supervisor in its job
+Alike         an engine takes many runs at once that differ in nothing that it is told
 Examined      `paceline compute` and the doctor may ask it
 
 Some members are looked for by themselves: OPTIONS and settings of a kind that can be configured, login of one that asks for
@@ -25,7 +26,7 @@ a password, script_python(links) of one whose nodes have interpreters of their o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -180,6 +181,23 @@ class Queued(Protocol):
         """The text that the engine would be given, which --dry-run prints; None where there is none that could be read."""
 
 
+#: The numbers of runs that are taken at once are from 0 to 999, or from 1000 to 1999, and so on.
+ALIKE_SPAN = 1000
+
+
+@runtime_checkable
+class Alike(Protocol):
+    """A target whose engine takes many runs with one call, such as a job array."""
+
+    def start_supervisors(
+        self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
+    ) -> None:
+        """In place of `enqueue` and `start_supervisor` for runs of jobs that differ in arguments alone.
+
+        run_dirs: of `<parent>_<n>` with numbers that follow each other, of one `ALIKE_SPAN`. at_once: how many may run at a time.
+        """
+
+
 @runtime_checkable
 class Examined(Protocol):
     """A target that tells of its nodes, for `paceline compute` and the doctor."""
@@ -200,4 +218,4 @@ class Examined(Protocol):
 
 
 #: What a target may do beyond `Target`.
-PARTS: tuple[type, ...] = (EarlyStart, Queued, Examined)
+PARTS: tuple[type, ...] = (EarlyStart, Queued, Alike, Examined)

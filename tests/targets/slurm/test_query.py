@@ -36,7 +36,7 @@ def test_200_queued_runs_cost_one_question(slurm: FakeSlurm, tmp_path: Path, clo
         job = make(tmp_path, clock).job(str(number), clock.now - 10)
         assert job is not None
         assert job.reason == "Priority"
-    assert slurm.calls == ["squeue -h -u 1000 -t all -o %i|%T|%r|%N|%j"]
+    assert slurm.calls == ["squeue -h -r -u 1000 -t all -o %i|%T|%r|%N|%j"]
     clock.now += 5.1
     make(tmp_path, clock).job("7", 0)
     assert slurm.count("squeue") == 2
@@ -95,8 +95,34 @@ def test_accounting_is_asked_once_for_all_that_squeue_lists_no_more(slurm: FakeS
     query.job("1", 0)
     # What has ended stays so: it is not asked for again.
     assert [call for call in slurm.calls if call.startswith("sacct")] == [
-        "sacct -X -j 1,2 -n -P -o JobIDRaw,State,ExitCode,Reason,NodeList,JobName"
+        "sacct -X -j 1,2 -n -P -o JobID,State,ExitCode,Reason,NodeList,JobName"
     ]
+
+
+def test_tasks_of_an_array_are_told_from_each_other_also_where_they_were_canceled_together(
+    slurm: FakeSlurm, tmp_path: Path, clock: Clock
+):
+    # As Slurm 22.05 lists an array of which the last two tasks were canceled while they waited.
+    slurm.say("squeue", "7|CANCELLED|Priority||paceline-r_0-3\n7_1|RUNNING|None|n1|paceline-r_0-3\n")
+    slurm.say("sacct", err=NO_ACCOUNTING, code=1)
+    query = make(tmp_path, clock)
+    query.remember("7", *(f"7_{task}" for task in range(4)))
+    states = {task: query.job(f"7_{task}", 0) for task in (1, 2, 3)}
+    assert {task: job and (job.job_id, job.state) for task, job in states.items()} == {
+        1: ("7_1", "RUNNING"),
+        2: ("7_2", "CANCELLED"),
+        3: ("7_3", "CANCELLED"),
+    }
+    # What squeue has forgotten is kept.
+    slurm.say("squeue", "7_1|RUNNING|None|n1|paceline-r_0-3\n")
+    clock.now += 60
+    job = query.job("7_3", 0)
+    assert job is not None
+    assert job.state == "CANCELLED"
+    assert query.job_named("paceline-r_0-3", 2) is None
+    named = query.job_named("paceline-r_0-3", 1)
+    assert named is not None
+    assert named.job_id == "7_1"
 
 
 def test_who_has_canceled_a_job_is_asked_again_while_accounting_is_behind_squeue(

@@ -6,6 +6,7 @@ submitting program ── sbatch ──> batch script on the first node: exec py
 
 settings    what a target of this kind can be told
 script      the batch script, a pure function of job and settings
+arrays      runs that are alike as tasks of one job array
 scheduler   the engine's programs, called here or through the login host, with patience for a controller that is away
 states      what squeue, sacct, scontrol and sinfo print, in each shape that their versions have
 reasons     why a job waits, in words

@@ -52,9 +52,11 @@ class Query:
             AwayError: the engine does not answer.
         """
         data = self._data(job_id)
-        found = data["jobs"].get(job_id) or data["ended"].get(job_id)
-        if found is not None:
-            return JobState.from_json(found)
+        # Tasks of an array that were canceled while they waited are listed as one, by the number of the array.
+        for key in (job_id, job_id.partition("_")[0]):
+            found = data["jobs"].get(key) or data["ended"].get(key)
+            if found is not None:
+                return JobState.from_json({**found, "job_id": job_id})
         if data["time"] <= since:
             return JobState(job_id=job_id, state="PENDING")
         if data["unaccounted"]:
@@ -62,21 +64,25 @@ class Query:
             raise AwayError(data["unaccounted"])
         return None
 
-    def job_named(self, name: str) -> JobState | None:
-        """The state of the newest job of this name; None where the last answer has none.
+    def job_named(self, name: str, task: int | None = None) -> JobState | None:
+        """The state of the newest job of this name; None where the last answer has none. task: of an array that is so named.
 
         Raises:
             AwayError: the engine does not answer.
         """
         data = self._data()
-        found = [job for job in data["jobs"].values() if job["name"] == name]
+        found = [
+            job
+            for job in data["jobs"].values()
+            if job["name"] == name and (task is None or job["job_id"].endswith(f"_{task}"))
+        ]
         return JobState.from_json(found[-1]) if found else None
 
-    def remember(self, job_id: str) -> None:
-        """Let later questions ask for this job too, so that one question serves all whose end nobody has seen."""
+    def remember(self, *job_ids: str) -> None:
+        """Let later questions ask for these jobs too, so that one question serves all whose end nobody has seen."""
         with locked(self._lock):
             data = self._read()
-            data["known"] = [*data["known"], job_id][-_KEPT:]
+            data["known"] = [*data["known"], *job_ids][-_KEPT:]
             self._write(data)
 
     def forget_answer(self) -> None:
@@ -141,7 +147,7 @@ class Query:
         }
 
     def _squeue(self) -> list[JobState]:
-        done = self._scheduler.call(["squeue", "-h", "-u", self._user, "-t", "all", "-o", SQUEUE_FORMAT])
+        done = self._scheduler.call(["squeue", "-h", "-r", "-u", self._user, "-t", "all", "-o", SQUEUE_FORMAT])
         if done.returncode != 0:
             raise AwayError(f"squeue can't say how jobs stand: {done.said}.")
         return parse_squeue(done.stdout)

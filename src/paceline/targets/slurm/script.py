@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from paceline.errors import TargetError
 from paceline.job.job import Job
 from paceline.job.plan import node_sizes
+from paceline.targets.slurm.arrays import Array
 from paceline.targets.slurm.settings import SlurmSettings
 
 #: Beside the workers' grace: for the last files to be written and fetched.
@@ -37,18 +38,54 @@ def sbatch_text(
     Raises:
         TargetError: a path that a line of sbatch's can't carry.
     """
-    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in sbatch_options(job, settings, run_id, run_dir))]
-    lines += [
+    options = sbatch_options(job, settings, run_id, run_dir)
+    return _text(options, settings, shlex.quote(run_id), shlex.quote(str(run_dir)), library_dir, python)
+
+
+def array_text(
+    job: Job,
+    settings: SlurmSettings,
+    array: Array,
+    *,
+    runs_dir: PurePosixPath,
+    library_dir: PurePosixPath,
+    python: str,
+) -> str:
+    """The whole script of runs that differ in nothing that Slurm is told, as tasks of an array. Paths as for `sbatch_text`.
+
+    Raises:
+        TargetError: a path that a line of sbatch's can't carry.
+    """
+    options = [
+        f"--job-name={job_name(array.name)}",
+        f"--comment=paceline runs {array.name}",
+        array.option,
+        # The tasks have one in common; each then goes to its own.
+        f"--chdir={runs_dir}",
+        f"--output={_literal(runs_dir)}/{array.file_pattern}/logs/driver.log",
+        *_options_of_job(job, settings),
+    ]
+    run_dir = f'{shlex.quote(str(runs_dir))}/"{array.shell_word}"'
+    return _text([_escaped(option) for option in options], settings, '"${PWD##*/}"', run_dir, library_dir, python)
+
+
+def _text(
+    options: list[str], settings: SlurmSettings, run_id: str, run_dir: str, library_dir: PurePosixPath, python: str
+) -> str:
+    """The script. run_id, run_dir: as bash reads them; run_id is read in the run's folder."""
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in options),
         "",
         *settings.setup,
-        f"cd {shlex.quote(str(run_dir))} || exit 1",
+        f"cd {run_dir} || exit 1",
         # What the workers' PYTHONPATH was, which the supervisor's stands in for.
         'export PACELINE_SHELL_PYTHONPATH="${PYTHONPATH-}"',
-        f"export PYTHONPATH={shlex.quote(str(library_dir))} PACELINE_SUPERVISOR={shlex.quote(run_id)}",
+        f"export PYTHONPATH={shlex.quote(str(library_dir))} PACELINE_SUPERVISOR={run_id}",
         # A worker that submits must not pass for its new run's.
         "unset PACELINE_RUN_DIR PACELINE_RUN_ID",
         # In the shell's place: Slurm's warning of the time limit goes to the script's own process alone.
-        f"exec {shlex.quote(python)} -m paceline.supervisor {shlex.quote(str(run_dir))}",
+        f"exec {shlex.quote(python)} -m paceline.supervisor {run_dir}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -67,16 +104,25 @@ def warning_s(job: Job, settings: SlurmSettings) -> int:
 
 
 def _options(job: Job, settings: SlurmSettings, run_id: str, run_dir: PurePosixPath) -> Iterator[str]:
-    if "\\" in str(run_dir):
-        raise TargetError(
-            f"the run's folder {str(run_dir)!r} has a backslash in its path, which Slurm takes out of names of output "
-            "files. Use a workspace elsewhere."
-        )
     yield f"--job-name={job_name(run_id)}"
     yield f"--comment=paceline run {run_id}"
     yield f"--chdir={run_dir}"
+    yield f"--output={_literal(run_dir / 'logs' / 'driver.log')}"
+    yield from _options_of_job(job, settings)
+
+
+def _literal(path: PurePosixPath) -> str:
+    """The path as sbatch's names of output files have it."""
+    if "\\" in str(path):
+        raise TargetError(
+            f"the run's folder {str(path)!r} has a backslash in its path, which Slurm takes out of names of output "
+            "files. Use a workspace elsewhere."
+        )
     # %% is a %; a lone one would be taken for the job's number or the like.
-    yield f"--output={str(run_dir / 'logs' / 'driver.log').replace('%', '%%')}"
+    return str(path).replace("%", "%%")
+
+
+def _options_of_job(job: Job, settings: SlurmSettings) -> Iterator[str]:
     yield "--open-mode=append"
     yield f"--nodes={job.node_count}"
     yield f"--ntasks-per-node={max(node_sizes(job))}"

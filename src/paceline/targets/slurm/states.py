@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: For `squeue -o`: what may hold any character comes last.
+#: For `squeue -r -o`: what may hold any character comes last. With -r the tasks of an array have a line each, `123_4`.
 SQUEUE_FORMAT = "%i|%T|%r|%N|%j"
 #: For `sacct -P -o`.
-SACCT_FORMAT = "JobIDRaw,State,ExitCode,Reason,NodeList,JobName"
+SACCT_FORMAT = "JobID,State,ExitCode,Reason,NodeList,JobName"
 #: For `sinfo -N -o` (see `sinfo_words`): each node once for each of its partitions.
 SINFO_FIELDS = (
     ("NodeList", 128),

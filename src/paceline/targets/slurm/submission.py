@@ -130,12 +130,13 @@ def environment(shell: Mapping[str, str], settings: SlurmSettings) -> dict[str, 
 
 
 def _find(scheduler: Scheduler, submission: Submission) -> str | None:
-    argv = ["squeue", "-h", "-u", submission.user, "-t", "all", f"--name={submission.name}", "-o", SQUEUE_FORMAT]
+    argv = ["squeue", "-h", "-r", "-u", submission.user, "-t", "all", f"--name={submission.name}", "-o", SQUEUE_FORMAT]
     done = scheduler.call(argv)
     if done.returncode != 0:
         raise AwayError(f"squeue can't say whether the job is there: {done.said}.")
     jobs = [job for job in parse_squeue(done.stdout) if job.name == submission.name]
-    return jobs[-1].job_id if jobs else None
+    # Of an array its tasks are listed.
+    return jobs[-1].job_id.partition("_")[0] if jobs else None
 
 
 def _refusal(title: str, done: CommandResult, script: str) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,11 +25,12 @@ from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.options import Option
 from paceline.targets.poll_cache import answers_dir
 from paceline.targets.slurm import submission
+from paceline.targets.slurm.arrays import Array, listed_id
 from paceline.targets.slurm.mpi import check_srun, starter
 from paceline.targets.slurm.query import Query
 from paceline.targets.slurm.reasons import has_ended, look_of
 from paceline.targets.slurm.scheduler import PATIENCE_S, Scheduler
-from paceline.targets.slurm.script import job_name, sbatch_text
+from paceline.targets.slurm.script import array_text, job_name, sbatch_text
 from paceline.targets.slurm.settings import OPTIONS, SlurmSettings
 from paceline.targets.slurm.states import parse_sinfo, sinfo_words
 from paceline.targets.status import NodeStatus, SettingError, Status
@@ -99,9 +100,12 @@ class SlurmTarget:
             run_id=run_id,
             run_dir=PurePosixPath(run_dir),
             library_dir=PurePosixPath(library_dir),
-            # Of this machine's interpreters a cluster behind a login host knows nothing.
-            python=self.settings.python or ("python3" if self.settings.login else python or sys.executable),
+            python=self._python(python),
         )
+
+    def _python(self, submitting: str | None = None) -> str:
+        # Of this machine's interpreters a cluster behind a login host knows nothing.
+        return self.settings.python or ("python3" if self.settings.login else submitting or sys.executable)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
         """Note that the run is Slurm's from here on; the job itself is made by `start_supervisor`."""
@@ -115,12 +119,7 @@ class SlurmTarget:
             TargetError: it refuses it, or was away for minutes.
         """
         folder = RunFolder(run_dir)
-        user, run_dir_there, library_there = self._user(), str(run_dir.absolute()), str(library_dir.absolute())
-        if self.settings.login is not None:
-            has_secrets = folder.secrets.exists()
-            there = self._login().push(folder, library_dir)
-            user, run_dir_there, library_there = there.user, there.run_dir, there.library_dir
-            self._note(folder, user=user, run_dir=run_dir_there, has_secrets=has_secrets, mirrored=True)
+        user, run_dir_there, library_there = self._place(folder, library_dir)
         script = self.script(
             self._job, run_id=folder.run_id, run_dir=run_dir_there, library_dir=library_there, python=python
         )
@@ -131,10 +130,48 @@ class SlurmTarget:
         self._query(folder, {"user": wanted.user}).remember(job_id)
         return 0
 
+    def start_supervisors(
+        self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
+    ) -> None:
+        """Give runs that are alike to Slurm as one job array.
+
+        Raises:
+            TargetError: it refuses it, or was away for minutes.
+        """
+        folders = [RunFolder(run_dir) for run_dir in run_dirs]
+        array = Array.of([folder.run_id for folder in folders], at_once)
+        for folder, task in zip(folders, array.tasks, strict=True):
+            self._note(folder, user=self._user(), submitting=time.time(), array=array.name, task=task)
+        placed = [self._place(folder, library_dir) for folder in folders]
+        user, run_dir_there, library_there = placed[0]
+        script = array_text(
+            job,
+            self.settings,
+            array,
+            runs_dir=PurePosixPath(run_dir_there).parent,
+            library_dir=PurePosixPath(library_there),
+            python=self._python(python),
+        )
+        wanted = submission.Submission(script=script, name=job_name(array.name), user=user)
+        array_id = submission.submit(self._scheduler, self._title, wanted, self.settings, tell=_tell)
+        job_ids = [f"{array_id}_{task}" for task in array.tasks]
+        for folder, job_id in zip(folders, job_ids, strict=True):
+            self._note(folder, job_id=job_id, submitted=time.time())
+        self._query(folders[0], {"user": user}).remember(array_id, *job_ids)
+
+    def _place(self, folder: RunFolder, library_dir: Path) -> tuple[str, str, str]:
+        """Put the run where the cluster sees it: the user's number, the run's folder and the library's there."""
+        if self.settings.login is None:
+            return self._user(), str(folder.path.absolute()), str(library_dir.absolute())
+        has_secrets = folder.secrets.exists()
+        there = self._login().push(folder, library_dir)
+        self._note(folder, user=there.user, run_dir=there.run_dir, has_secrets=has_secrets, mirrored=True)
+        return there.user, there.run_dir, there.library_dir
+
     def release(self, run_dir: Path) -> None:
         """Take a job back that could not be handed over. A supervisor's own job ends with it."""
         noted = engine(RunFolder(run_dir))
-        if noted.get("job_id") and noted["job_id"] != os.environ.get("SLURM_JOB_ID"):
+        if noted.get("job_id") and noted["job_id"] != listed_id(os.environ):
             with contextlib.suppress(TargetError, EngineError):
                 self._scheduler.call(["scancel", str(noted["job_id"])])
 
@@ -147,7 +184,7 @@ class SlurmTarget:
         query = self._query(folder, noted)
         job_id = noted.get("job_id")
         if not job_id:
-            return self._look_by_name(folder, query, float(noted.get("submitting") or 0.0))
+            return self._look_by_name(folder, query, noted)
         job = query.job(str(job_id), float(noted.get("submitted") or 0.0))
         # One that has only waited has written nothing: hundreds of them would be as many calls of ssh at each look.
         has_begun = bool(record.attempts) or job is None or look_of(job).state != QUEUED
@@ -166,8 +203,7 @@ class SlurmTarget:
         if not has_ended(job) and _is_newer(folder.record, query.answered_at):
             # The answer is some seconds old, and the run's supervisor has written since.
             return JobStatus(state=RUNNING)
-        python = self.settings.python or ("python3" if self.settings.login else sys.executable)
-        return look_of(job, python=python, run_dir=str(noted.get("run_dir") or folder.path))
+        return look_of(job, python=self._python(), run_dir=str(noted.get("run_dir") or folder.path))
 
     def _remove_secrets(self, folder: RunFolder, noted: Mapping[str, Any]) -> None:
         """Behind the login host, of a run whose job is gone; a supervisor that came to the run's end has done it there."""
@@ -184,6 +220,10 @@ class SlurmTarget:
             # Where the run's supervisor looks for it.
             self._login().put(f"{noted['run_dir']}/cancel.json", read_json(folder.cancel_request) or {})
         if noted.get("job_id"):
+            if "task" in noted:
+                # Tasks that wait are one job to Slurm, all of which scancel would end that is told of a state. A change to one of
+                # them, such as this, makes a job of its own of it.
+                self._scheduler.call(["scontrol", "hold", str(noted["job_id"])])
             # Of a job that waits nobody else would take notice; one that runs is not touched by it.
             done = self._scheduler.call(["scancel", "--state=PENDING", str(noted["job_id"])])
             if done.returncode != 0 and "Invalid job id" not in done.stderr:
@@ -204,12 +244,12 @@ class SlurmTarget:
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         from paceline.targets.slurm.allocation import AGAIN_S, OPEN_S, Allocation, LinkError, open_nodes
 
-        allocation = Allocation.of(os.environ)
+        allocation, job_id = Allocation.of(os.environ), listed_id(os.environ)
         # In the cluster there is no login host to go through.
         self._scheduler = Scheduler(self._title, replace(self.settings, login=None))
         folder = RunFolder(run_dir)
-        if engine(folder).get("job_id") != allocation.job_id:
-            self._note(folder, job_id=allocation.job_id, submitted=time.time())
+        if engine(folder).get("job_id") != job_id:
+            self._note(folder, job_id=job_id, submitted=time.time())
         workspace = run_dir.parent.parent
         try:
             # One that was lost is given a chance, a short one: it may be its agent alone that was killed.
@@ -311,12 +351,13 @@ class SlurmTarget:
 
         return Login(self._title, self.settings, self._scheduler)
 
-    def _look_by_name(self, folder: RunFolder, query: Query, since: float) -> JobStatus:
+    def _look_by_name(self, folder: RunFolder, query: Query, noted: Mapping[str, Any]) -> JobStatus:
         """A run whose number was not written down: it is being submitted, or its submitter was killed meanwhile."""
+        since = float(noted.get("submitting") or 0.0)
         waits = JobStatus(state=QUEUED, message="is being given to Slurm")
         if locks.is_held(folder.lock):
             return waits
-        job = query.job_named(job_name(folder.run_id))
+        job = query.job_named(job_name(noted.get("array") or folder.run_id), noted.get("task"))
         if job is not None:
             self._note(folder, job_id=job.job_id, submitted=since)
             return look_of(job, run_dir=str(folder.path))
