@@ -23,6 +23,7 @@ from paceline.workspace_dir import CONFIG_FILE, DEFAULT_FOLDER, WORKSPACE_VARIAB
 if TYPE_CHECKING:
     from paceline.data.stores.datastore import Datastore
     from paceline.job.data_reference import DataReference
+    from paceline.job.environment import EnvironmentSpec
     from paceline.models.model import Model
     from paceline.pruning import Pruned
     from paceline.services.service import Service
@@ -129,6 +130,42 @@ class Workspace:
         from paceline.services.service import Service
 
         return Service.deploy(self, name, models, **options)
+
+    def package(
+        self,
+        models: Any,
+        directory: str | os.PathLike[str],
+        *,
+        entry_script: str | os.PathLike[str] | None = None,
+        source_directory: str | os.PathLike[str] | None = None,
+        environment: EnvironmentSpec | None = None,
+        environment_variables: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        workers: int = 1,
+        base: str | None = None,
+        overwrite: bool = False,
+        **settings: Any,
+    ) -> Path:
+        """Write a folder that serves models away from here, in a container or by hand; its path.
+
+        base: image to build on; default: python, in the version of the run that made the first model. The others are those of
+        `Service.deploy`.
+
+        Raises:
+            UserError: no such model or script, an environment that can't be had elsewhere, or a folder that is in use.
+        """
+        from paceline.services.asked import asked
+        from paceline.services.package.write import package
+
+        spec = asked(
+            models,
+            entry_script=entry_script,
+            source_directory=source_directory,
+            environment=environment,
+            environment_variables=environment_variables,
+            settings=settings,
+        )
+        return package(self._path, spec, Path(directory), name=name, workers=workers, base=base, overwrite=overwrite)
 
     @property
     def environments(self) -> dict[str, Environment]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,3 +76,10 @@ def supervisors(service: Service) -> list[int]:
     wait_until(lambda: len(found()) == 2, "two processes that look after the service")
     child = service.record().owner["pid"]
     return sorted(found(), key=lambda pid: pid == child)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -77,6 +77,19 @@ DEPLOY = (
     *_WHAT[-2:],
 )
 
+_OF_A_REVISION = tuple(option for option in _WHAT if option.name not in ("model", "no_wait", "json"))
+PACKAGE = (
+    VerbOption(
+        "models", "Registered model, NAME:VERSION or NAME@ALIAS, or path of a file or folder.", "MODEL...", list
+    ),
+    VerbOption("--out -o", "Folder to write; it must not be there.", "FOLDER", needed=True),
+    VerbOption("--name", "Of the service; default: the model's.", "NAME"),
+    VerbOption("--base", "Image to build on; default: python, in the version that made the model.", "IMAGE"),
+    *_OF_A_REVISION,
+    VerbOption("--overwrite", "Replace a folder that was written by this before.", type=bool),
+    JSON,
+)
+
 
 def settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were given.

@@ -46,6 +46,10 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "model": ("model", "Models: register, list, show, alias, check and copy what runs made."),
     "sweep": ("sweep", "Sweeps: hyperparameters tuned over runs."),
+    "package": (
+        "package",
+        "Write a folder that serves a model away from here: Dockerfile, exact versions, model, script and server.",
+    ),
     "service": ("service", "Services: models that answer requests."),
     "env": ("env", "Environments: list, show, build and prune them."),
     "data": ("data", "Datastores: list, add and remove them, move files; the cache."),

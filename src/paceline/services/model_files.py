@@ -19,6 +19,7 @@ class FoundModel:
 
     environment: of the run that made it, in the exact versions that it had; None where it is not known.
     digests: SHA-256 of each file, by its name below `path`; empty for files that are in no registry.
+    known_environment: all that is known of that environment (`paceline.models.lineage`).
     """
 
     id: str | None
@@ -28,6 +29,11 @@ class FoundModel:
     framework: str | None = None
     environment: EnvironmentSpec | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
+    known_environment: dict[str, Any] = field(default_factory=dict)
+
+    def hash_lines(self) -> str:
+        """The digests as sha256sum writes and checks them."""
+        return "".join(f"{digest}  {name}\n" for name, digest in sorted(self.digests.items()))
 
 
 def find(workspace_dir: Path, given: Any) -> FoundModel:
@@ -75,5 +81,6 @@ def _registered(workspace_dir: Path, reference: str) -> FoundModel:
         path=registry.files_dir(workspace_dir, record),
         framework=record.framework,
         environment=EnvironmentSpec.from_json(spec) if spec else None,
+        known_environment=dict(known),
         digests={file.name: file.sha256 for file in record.files},
     )

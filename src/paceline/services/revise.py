@@ -130,8 +130,7 @@ def _model(place: RevisionFolder, index: int, found: FoundModel) -> dict[str, An
         _copy(found.path, place.model(index) / found.path.name)
         return said
     place.hashes(index).parent.mkdir(exist_ok=True)
-    # As sha256sum writes and checks it.
-    place.hashes(index).write_text("".join(f"{digest}  {name}\n" for name, digest in sorted(found.digests.items())))
+    place.hashes(index).write_text(found.hash_lines())
     return said
 
 

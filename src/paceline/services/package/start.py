@@ -1,0 +1,90 @@
+"""Serve what lies beside this file:  python start.py [--host ADDRESS] [--port N] [--workers N]
+
+PACELINE_KEY            the key that requests bring (Authorization: Bearer KEY); needed where other machines can reach the host
+PACELINE_SECONDARY_KEY  another one that is good as well
+
+python start.py --check answers with exit code 0 where the server at --port is ready.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "library"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Serve the model that lies beside this file.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at; default: %(default)s")
+    parser.add_argument("--port", type=int, default=8000, help="default: %(default)s")
+    parser.add_argument("--workers", type=int, help="model processes; default: as it was packaged")
+    parser.add_argument(
+        "--no-key", action="store_true", help="ask for no key, though other machines can reach the host"
+    )
+    parser.add_argument("--check", action="store_true", help="say by the exit code whether the server is ready")
+    given = parser.parse_args()
+    if given.check:
+        return check(given.port)
+    key = os.environ.get("PACELINE_KEY", "")
+    from paceline.serving.config import is_loopback
+
+    if not key and not given.no_key and not is_loopback(given.host):
+        parser.error(
+            f"--host {given.host} can be reached from other machines: set PACELINE_KEY to the key that requests bring, or say "
+            "--no-key."
+        )
+    # Its own folder for what the server writes: this one may be read-only, and a key is for nobody else.
+    with tempfile.TemporaryDirectory(prefix="paceline-service-") as folder:
+        return serve(Path(folder), given, key)
+
+
+def serve(folder: Path, given: argparse.Namespace, key: str) -> int:
+    from paceline.serving.front.start import run
+
+    config = json.loads((HERE / "service.json").read_text())
+    for model in config["models"]:
+        model["path"] = str(HERE / model["path"])
+        if model.get("hashes"):
+            model["hashes"] = str(HERE / model["hashes"])
+    if config.get("source_dir"):
+        config["source_dir"] = str(HERE / config["source_dir"])
+    listener = None
+    if key:
+        keys = {"primary": key, "secondary": os.environ.get("PACELINE_SECONDARY_KEY") or key}
+        path = folder / "keys.json"
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(keys, file)
+        config["keys_file"] = str(path)
+    elif given.no_key:
+        # The server listens at no other machine's reach without a key; a socket of ours says that it is meant.
+        listener = socket.create_server((given.host, given.port), backlog=2048)
+        config["listen_fd"] = listener.detach()
+    config |= {"host": given.host, "port": given.port, "workers": given.workers or config["workers"]}
+    # No key is in what the script's processes see.
+    for name in ("PACELINE_KEY", "PACELINE_SECONDARY_KEY"):
+        os.environ.pop(name, None)
+    # The script's processes find the library by this.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE / "library"), os.environ.get("PYTHONPATH"))))
+    told = folder / "config.json"
+    told.write_text(json.dumps(config))
+    return run(told)
+
+
+def check(port: int) -> int:
+    try:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://127.0.0.1:{port}/readyz", timeout=5):
+            return 0
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""What is to be installed beside a packaged model: the versions that its run had, and the server's."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from paceline.environments.requirements import lines_of
+from paceline.errors import ServiceError
+from paceline.job.environment import EnvironmentSpec
+
+#: What the server needs beside the standard library; uvicorn's own extras make it faster where they are installed.
+_SERVER = ("starlette", "uvicorn", "httptools", "uvloop")
+#: Framework -> the distribution that has it, where its module's name is another one.
+_FRAMEWORKS = {"sklearn": "scikit-learn", "scikit-learn": "scikit-learn", "pytorch": "torch", "tfkeras": "tensorflow"}
+
+
+@dataclass(frozen=True)
+class Versions:
+    """requirements: what is asked for, in exact versions. constraints: exact versions of what that may need."""
+
+    requirements: tuple[str, ...]
+    constraints: tuple[str, ...]
+
+
+def server_versions() -> Versions:
+    """The server's packages, as they are installed here."""
+    found = {name: _installed(name) for name in _closure(_SERVER)}
+    here = {name: version for name, version in found.items() if version is not None}
+    return Versions(
+        tuple(f"{name}=={here[name]}" for name in _SERVER if name in here),
+        tuple(f"{name}=={version}" for name, version in sorted(here.items())),
+    )
+
+
+def of_environment(
+    environment: EnvironmentSpec | None, packages: Collection[str], framework: str | None, source: Path | None
+) -> Versions:
+    """What the model's script needs.
+
+    environment: of the run, in exact versions where it was built. packages: "name==version" of all that its interpreter had.
+    An interpreter that nothing was installed into for the run has much that no script needs: of that, what the source imports,
+    and the model's framework.
+
+    Raises:
+        ServiceError: packages of conda's, or of a folder or file of this machine, which pip can't install elsewhere.
+    """
+    exact = {_name(line): line for line in packages if "==" in line}
+    if environment is not None and environment.needs_build:
+        if environment.uses_conda:
+            raise ServiceError(
+                "the model's environment has packages of conda's, which a package can't install. Name those that the script "
+                "needs from pip: --requirements FILE or --pip PACKAGE."
+            )
+        wanted = [str(line) for line in (environment.locked_pip or lines_of(environment))]
+        local = [line for line in wanted if "file:" in line or line.startswith(("-e", "/", "./", "--find-links /"))]
+        if local:
+            raise ServiceError(
+                f"the model's environment has {local[0]!r}, which is on this machine alone. Name where it can be had from "
+                "elsewhere: --requirements FILE or --pip PACKAGE."
+            )
+        if not environment.layered:
+            return Versions(tuple(wanted), tuple(exact.values()))
+        found = {_name(line): line for line in wanted}
+    else:
+        found = {}
+    for name in _imported(source, framework):
+        if name in exact:
+            found.setdefault(name, exact[name])
+    return Versions(tuple(found[name] for name in sorted(found)), tuple(exact.values()))
+
+
+def merged(model: Versions, server: Versions) -> Versions:
+    """Both together. The server's versions give way: the model was made with its own."""
+    own = {_name(line) for line in (*model.requirements, *model.constraints)}
+    requirements = [*model.requirements]
+    taken = {_name(line) for line in requirements}
+    for line in server.requirements:
+        if (name := _name(line)) not in taken:
+            requirements.append(name if name in own else line)
+    constraints = [*model.constraints, *(line for line in server.constraints if _name(line) not in own)]
+    asked = {_name(line) for line in requirements if "==" in line}
+    return Versions(
+        tuple(requirements), tuple(sorted((line for line in constraints if _name(line) not in asked), key=str.lower))
+    )
+
+
+def _imported(source: Path | None, framework: str | None) -> Iterable[str]:
+    modules = set()
+    for path in sorted(source.rglob("*.py")) if source is not None else ():
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            continue  # it may be no module of the script's
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                modules.add(node.module.partition(".")[0])
+    modules -= {*sys.stdlib_module_names, "paceline"}
+    if framework:
+        modules.add(framework.lower())
+    # Which distribution has a module, the present interpreter knows; of others the names are mostly the same.
+    known = metadata.packages_distributions()
+    names = set()
+    for module in modules:
+        for name in known.get(module) or [_FRAMEWORKS.get(module, module)]:
+            names.add(_name(name))
+    return sorted(names - {"paceline"})
+
+
+def _closure(names: Iterable[str]) -> list[str]:
+    """These and all that they need, as far as they are installed here."""
+    seen: dict[str, None] = {}
+    todo = list(names)
+    while todo:
+        name = _name(todo.pop())
+        if name in seen or _installed(name) is None:
+            continue
+        seen[name] = None
+        # Extras are not asked for.
+        todo += [line for line in metadata.requires(name) or () if "extra ==" not in line]
+    return list(seen)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _name(line: str) -> str:
+    """The distribution's name in a requirement, as pip compares names."""
+    found = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", line)
+    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else line

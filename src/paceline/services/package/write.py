@@ -1,0 +1,179 @@
+"""Write the folder of a packaged service.
+
+<folder>/Dockerfile, .dockerignore, README.md
+<folder>/requirements.txt, constraints.txt   exact versions of the model's run, and the server's
+<folder>/service.json                        what is served, with paths below the folder
+<folder>/start.py                            the start command, also without a container
+<folder>/library/paceline/                   the server
+<folder>/models/<n>/, hashes/<n>             the models' files, and their SHA-256
+<folder>/source/                             the script and what lies beside it
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import paceline
+from paceline import snapshot
+from paceline.errors import ServiceError, ServingError
+from paceline.job.environment import EnvironmentSpec
+from paceline.services import model_files
+from paceline.services.asked import RevisionSpec, check_workers
+from paceline.services.model_files import FoundModel
+from paceline.services.package import texts, versions
+from paceline.serving.config import ServedModel, ServerConfig
+from paceline.system.files import remove_tree, write_json
+
+_LIBRARY = Path(paceline.__file__).parent
+#: What of Paceline a server needs.
+_PARTS = ("__init__.py", "py.typed", "errors.py", "system", "serving")
+
+
+def package(
+    workspace_dir: Path,
+    spec: RevisionSpec,
+    folder: Path,
+    *,
+    name: str | None = None,
+    workers: int = 1,
+    base: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write the folder; its path. It appears whole or not at all.
+
+    name: of the service; default: the first model's. base: image to build on; default: python's of the run's version.
+    overwrite: replace a folder that a package was written to before.
+
+    Raises:
+        UserError: no such model or script, an environment that can't be had elsewhere, or a folder that is in use.
+    """
+    check_workers(workers)
+    folder = folder.expanduser().absolute()
+    _check_folder(folder, overwrite=overwrite)
+    found = [model_files.find(workspace_dir, each) for each in spec.models]
+    beside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        beside.mkdir(parents=True)
+        try:
+            _fill(beside, workspace_dir, spec, found, name=name or found[0].name, workers=workers, base=base)
+            if overwrite:
+                remove_tree(folder)
+            os.rename(beside, folder)
+        except BaseException:
+            remove_tree(beside)
+            raise
+    except OSError as error:
+        if isinstance(error, ServiceError):
+            raise
+        raise ServiceError(f"{str(folder)!r} can't be written: {error.strerror or error}.") from error
+    return folder
+
+
+def _check_folder(folder: Path, *, overwrite: bool) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir() or (any(folder.iterdir()) and not overwrite):
+        raise ServiceError(f"{str(folder)!r} is there already. Name another folder, or say --overwrite.")
+    if any(folder.iterdir()) and not (folder / "service.json").exists():
+        raise ServiceError(f"{str(folder)!r} holds something else than a packaged service. Name another folder.")
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _fill(
+    folder: Path,
+    workspace_dir: Path,
+    spec: RevisionSpec,
+    found: Sequence[FoundModel],
+    *,
+    name: str,
+    workers: int,
+    base: str | None,
+) -> None:
+    models = [_copy_model(folder, index, each) for index, each in enumerate(found)]
+    source = None
+    if spec.source_directory is not None:
+        source = folder / "source"
+        taken = snapshot.take(Path(spec.source_directory), workspace_dir / "snapshots", workspace_dir)
+        shutil.copytree(taken.path, source, symlinks=True)
+    try:
+        config = ServerConfig(
+            name=name,
+            models=tuple(models),
+            entry_script=spec.entry_script,
+            source_dir=None if source is None else "source",
+            environment=dict(spec.variables),
+            workers=workers,
+            **spec.settings.given(),
+        )
+    except ServingError as error:
+        raise ServiceError(str(error)) from error
+    values = {
+        key: value for key, value in config.to_json().items() if key not in ("host", "port", "listen_fd", "python")
+    }
+    write_json(folder / "service.json", values)
+    known = found[0].known_environment
+    environment = spec.environment or found[0].environment
+    packages = known.get("packages") or () if spec.environment is None else ()
+    own = versions.of_environment(environment, packages, found[0].framework, source)
+    both = versions.merged(own, versions.server_versions())
+    (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in both.requirements))
+    (folder / "constraints.txt").write_text("".join(f"{line}\n" for line in both.constraints))
+    shutil.copy(Path(__file__).with_name("start.py"), folder / "start.py")
+    _copy_library(folder / "library" / "paceline")
+    image = base or f"python:{_python_version(known, environment)}-slim"
+    (folder / "Dockerfile").write_text(texts.dockerfile(image))
+    (folder / ".dockerignore").write_text(texts.DOCKERIGNORE)
+    (folder / "README.md").write_text(texts.readme(name, [each.id or each.name for each in found], image))
+
+
+def _copy_model(folder: Path, index: int, found: FoundModel) -> ServedModel:
+    """Copy a model's files. Of a registered one, the bytes are compared when it is loaded."""
+    place = folder / "models" / str(index)
+    if found.id is None and not found.path.is_dir():
+        place.mkdir(parents=True)
+        shutil.copy(found.path, place / found.path.name)
+    elif found.id is None:
+        shutil.copytree(found.path, place / found.path.name)
+    else:
+        # Contents are kept read-only in the registry, and once for all versions.
+        shutil.copytree(found.path, place, copy_function=_copy_writable)
+    hashes = None
+    if found.digests:
+        hashes = folder / "hashes" / str(index)
+        hashes.parent.mkdir(exist_ok=True)
+        hashes.write_text(found.hash_lines())
+    return ServedModel(
+        name=found.name,
+        version=found.version,
+        path=f"models/{index}",
+        hashes=None if hashes is None else f"hashes/{index}",
+        framework=found.framework,
+    )
+
+
+def _copy_writable(source: str, target: str) -> str:
+    shutil.copyfile(source, target)
+    return target
+
+
+def _copy_library(target: Path) -> None:
+    target.mkdir(parents=True)
+    for part in _PARTS:
+        source = _LIBRARY / part
+        if source.is_dir():
+            shutil.copytree(source, target / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target / part)
+
+
+def _python_version(known: dict[str, Any], environment: EnvironmentSpec | None) -> str:
+    version = (environment.python_version if environment is not None else None) or known.get("python_version")
+    parts = str(version).split(".") if version else [str(number) for number in sys.version_info[:2]]
+    return ".".join(parts[:2])

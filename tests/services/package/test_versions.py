@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.job.environment import EnvironmentSpec
+from paceline.services.package.versions import Versions, merged, of_environment
+from tests.helpers import write_tree
+
+
+def test_of_an_interpreter_that_was_used_as_it_is_only_what_the_source_imports_is_asked_for(tmp_path: Path) -> None:
+    source = write_tree(
+        tmp_path,
+        {"score.py": "import json, numpy\nfrom sklearn import svm\nfrom . import own\n", "no.py": "not Python"},
+    )
+    packages = ["numpy==2.1.0", "scikit-learn==1.5.0", "scipy==1.14.0", "black==24.1", "torch==2.5.0"]
+    found = of_environment(EnvironmentSpec(), packages, "pytorch", source)
+    assert found.requirements == ("numpy==2.1.0", "scikit-learn==1.5.0", "torch==2.5.0")
+    # What those need comes in the versions of the run.
+    assert found.constraints == tuple(packages)
+
+
+def test_the_servers_versions_give_way_to_the_models() -> None:
+    model = Versions(("torch==2.5.0", "anyio==3.0"), ("typing_extensions==4.9",))
+    server = Versions(("starlette==1.0", "uvicorn==0.40"), ("anyio==4.1", "typing-extensions==4.16", "idna==3.2"))
+    both = merged(model, server)
+    assert both.requirements == ("torch==2.5.0", "anyio==3.0", "starlette==1.0", "uvicorn==0.40")
+    assert both.constraints == ("idna==3.2", "typing_extensions==4.9")

@@ -1,0 +1,153 @@
+"""A packaged service: what its folder has, and that it serves where there is no Paceline."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.environments.environment import Environment
+from paceline.models.model import Model
+from paceline.workspace import Workspace
+from tests.helpers import wait_until
+
+#: What the server is made of, for an interpreter that has nothing installed.
+_SERVER = ("starlette", "uvicorn", "anyio", "click", "h11", "idna", "typing_extensions", "httptools")
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> dict[str, str]:
+    """Variables by which this Python's base has what requirements.txt names, and no Paceline."""
+    folder = tmp_path / "installed"
+    folder.mkdir()
+    for name in _SERVER:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.origin is not None:
+            path = Path(found.origin)
+            path = path.parent if path.name == "__init__.py" else path
+            (folder / path.name).symlink_to(path)
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder), "PYTHONNOUSERSITE": "1"}
+
+
+def base_python() -> str:
+    """The interpreter that this environment was made from."""
+    return os.path.join(sys.base_prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}")
+
+
+def asked(port: int, key: str | None = None) -> tuple[int, Any]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/score", b'{"x": [1]}', {"Authorization": f"Bearer {key}"} if key else {}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, None
+
+
+def test_it_serves_by_its_start_command_where_there_is_no_paceline(
+    workspace: Workspace, source: Path, tmp_path: Path, bare: dict[str, str], free_port: int
+) -> None:
+    Model.register(workspace, source / "two.txt", "factor")
+    folder = workspace.package("factor:1", tmp_path / "away", entry_script=source / "score.py", workers=2)
+    # Nothing in it depends on where it was made.
+    moved = folder.rename(tmp_path / "elsewhere")
+    for path in moved.rglob("*"):
+        if path.is_file():
+            assert str(tmp_path).encode() not in path.read_bytes(), path
+    own = subprocess.run(
+        [base_python(), "-c", "import paceline"], env=bare, cwd="/", capture_output=True, text=True, check=False
+    )
+    assert "No module named 'paceline'" in own.stderr
+    for path in moved.rglob("*"):
+        path.chmod(path.stat().st_mode & ~0o222)
+    words = [base_python(), str(moved / "start.py"), "--port", str(free_port), "--host", "0.0.0.0"]
+    refused = subprocess.run(words, env=bare, cwd="/", capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "set PACELINE_KEY" in refused.stderr
+    before = set(Path("/tmp").glob("paceline-service-*"))
+    server = subprocess.Popen(words, env={**bare, "PACELINE_KEY": "k" * 20}, cwd="/", stderr=subprocess.PIPE, text=True)
+    try:
+        check = [base_python(), str(moved / "start.py"), "--check", "--port", str(free_port)]
+        wait_until(lambda: subprocess.run(check, env=bare, check=False, capture_output=True).returncode == 0, "ready")
+        assert asked(free_port)[0] == 401
+        status, answer = asked(free_port, "k" * 20)
+        assert (status, answer["y"]) == (200, [2])
+        [made] = set(Path("/tmp").glob("paceline-service-*")) - before
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+        assert b"k" * 20 not in Path(f"/proc/{answer['pid']}/environ").read_bytes()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=60) == 0
+        # Neither its keys nor anything else of it is left.
+        assert not made.exists()
+        # A model that was changed is not served.
+        [model] = (moved / "models").rglob("two.txt")
+        model.chmod(0o644)
+        model.write_text("3")
+        changed = subprocess.run([*words, "--no-key"], env=bare, cwd="/", capture_output=True, text=True, check=False)
+        assert changed.returncode == 1
+        assert "two.txt" in changed.stderr
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_the_versions_are_those_of_the_run(workspace: Workspace, source: Path, tmp_path: Path) -> None:
+    # As a run in an environment that was built for it is remembered.
+    environment = Environment(locked_pip=["scikit-learn==1.4.2", "numpy==1.26.4"], pip_packages=["scikit-learn"])  # type: ignore[arg-type]
+    folder = workspace.package(
+        source / "two.txt", tmp_path / "away", entry_script=source / "score.py", environment=environment
+    )
+    lines = (folder / "requirements.txt").read_text().split()
+    assert lines[:2] == ["scikit-learn==1.4.2", "numpy==1.26.4"]
+    assert any(line.startswith("starlette==") for line in lines)
+    assert "anyio==" in (folder / "constraints.txt").read_text()
+    text = (folder / "Dockerfile").read_text()
+    assert f"FROM python:{sys.version_info[0]}.{sys.version_info[1]}-slim\n" in text
+    assert not any(path.name == "__pycache__" for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"models": "none"}, "there is no model 'none'"),
+        ({"entry_script": "none.py"}, "there is no such file in"),
+        ({"directory": "src"}, "is there already. Name another folder, or say --overwrite"),
+        ({"directory": "src", "overwrite": True}, "something else than a packaged service"),
+        ({"workers": 0}, "whole number of 1 to"),
+        ({"environment": Environment(conda_packages=["r-base"])}, "packages of conda's"),  # type: ignore[arg-type]
+        ({"environment": Environment(locked_pip=["a @ file:///tmp/a.whl"])}, "on this machine alone"),  # type: ignore[arg-type]
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_wrong_is_said_and_nothing_is_written(
+    workspace: Workspace, source: Path, values: dict[str, Any], message: str
+) -> None:
+    given: dict[str, Any] = {
+        "models": source / "two.txt",
+        "directory": "away",
+        "entry_script": "src/score.py",
+        **values,
+    }
+    before = sorted(path.name for path in Path.cwd().iterdir())
+    with pytest.raises(ValueError, match=message):
+        workspace.package(given.pop("models"), given.pop("directory"), **given)
+    assert sorted(path.name for path in Path.cwd().iterdir()) == before
+
+
+def test_a_package_is_written_again_over_itself(workspace: Workspace, source: Path) -> None:
+    first = workspace.package(source / "two.txt", "away", entry_script="src/score.py")
+    (first / "models" / "0" / "two.txt").unlink()
+    workspace.package(source / "three.txt", "away", entry_script="src/score.py", overwrite=True)
+    assert [path.name for path in (first / "models" / "0").iterdir()] == ["three.txt"]
