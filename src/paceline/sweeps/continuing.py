@@ -81,6 +81,7 @@ def _look_for_checkpoints(sweep: SweepState) -> None:
                 f"trial {trial.number} has been paused, and has written no checkpoint to PACELINE_CHECKPOINT_DIR: it can't go on."
             )
         sweep.has_checkpoint[trial.run_id] = has
+        sweep.changes += 1
 
 
 def _has_file(folder: RunFolder) -> bool:

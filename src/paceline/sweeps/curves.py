@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 
 from paceline.runs import metrics
 from paceline.runs.folder import metric_logs
+
+#: How often a folder of metric logs is listed that seems to be the same.
+_LIST_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -48,13 +52,16 @@ class CurveReader:
         # The bytes that the writer puts there, which uses `json.dumps` too: a line without them need not be parsed.
         self._needle = json.dumps(metric).encode()
         self._read: dict[Path, int] = {}
+        self._logs: dict[int, dict[int, Path]] = {}
+        self._stamp: int | None = None
+        self._listed_at = 0.0
         self._series: dict[int, list[float]] = {}
         #: The steps that were logged with them.
         self._steps: dict[int, list[float | None]] = {}
 
     def look(self) -> tuple[float, ...]:
         """The curve as it is now: numbers in order of their logging; what is no number is left out."""
-        logs = metric_logs(self._directory)
+        logs = self._present()
         # A rank with a second log was restarted and may have repeated steps, so the series is put together anew from all
         # attempts.
         if any(len(paths) > 1 for paths in logs.values()):
@@ -65,6 +72,19 @@ class CurveReader:
                     self._read_on(rank, path)
         chosen = self._rank
         return () if chosen is None else tuple(self._series[chosen])
+
+    def _present(self) -> dict[int, dict[int, Path]]:
+        """The run's metric logs. The folder is listed only when it may have changed."""
+        now = time.monotonic()
+        try:
+            stamp = os.stat(self._directory).st_mtime_ns
+        except OSError:
+            return {}
+        # Two files may fall into one tick of the file system's clock, and a shared folder's clock is another one: so it is listed
+        # now and then at any rate.
+        if stamp != self._stamp or now - self._listed_at >= _LIST_S:
+            self._logs, self._stamp, self._listed_at = metric_logs(self._directory), stamp, now
+        return self._logs
 
     @property
     def steps(self) -> tuple[float | None, ...]:
@@ -85,7 +105,8 @@ class CurveReader:
     def _read_on(self, rank: int, path: Path) -> None:
         begin = self._read.get(path, 0)
         try:
-            with open(path, "rb") as file:
+            # Opened and not only looked up: a client of NFS keeps the size of a file that it has not opened anew.
+            with open(path, "rb", buffering=0) as file:
                 if os.fstat(file.fileno()).st_size <= begin:
                     return
                 file.seek(begin)

@@ -33,7 +33,11 @@ def wanted(sweep: SweepState) -> str | None:
     limit, started = sweep.spec.max_duration_seconds, sweep.record.started_utc
     if limit is not None and started and time.time() > parse_utc(started).timestamp() + limit:
         return f"the sweep has come to its limit of {limit:g} s"
-    return _failure(sweep)
+    # It goes through all trials, and between two of their changes nothing new comes of it.
+    if sweep.judged != (sweep.changes, sweep.is_done):
+        sweep.judged = sweep.changes, sweep.is_done
+        sweep.failure = _failure(sweep)
+    return sweep.failure
 
 
 def write(sweep: SweepState) -> None:

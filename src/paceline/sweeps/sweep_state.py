@@ -14,8 +14,9 @@ from paceline.runs.record import RunRecord
 from paceline.supervisor.logs import say
 from paceline.sweeps.children import all_runs, child_id, series_of, trial_of
 from paceline.sweeps.curves import CurveReader
-from paceline.sweeps.ended import keep
+from paceline.sweeps.ended import EndedTrials, keep
 from paceline.sweeps.expressions import Raw
+from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
 from paceline.sweeps.watch import Watch
@@ -43,6 +44,11 @@ class SweepState:
         self.pending: list[dict[str, Raw]] = []
         # A sampler that has nothing left stays so: of a grid or a small space every point has been proposed.
         self.is_exhausted = False
+        #: Grows with each trial that begins, goes on or ends: what was found out about them holds until then.
+        self.changes = 0
+        #: Why the sweep is to end as failed, and the changes after which that was found out.
+        self.failure: str | None = None
+        self.judged: tuple[int, bool] | None = None
         #: Of runs that were paused, whether they have left a checkpoint.
         self.has_checkpoint: dict[str, bool] = {}
 
@@ -69,8 +75,17 @@ class SweepState:
         # A kill in the midst of a submission leaves the hidden folder, and `store.create` refuses to make one that is there.
         for hidden in self.runs_dir.glob(f"{removal.NEW}{self.folder.run_id}_*"):
             shutil.rmtree(hidden, ignore_errors=True)
-        for runs in all_runs(self.folder, self.spec):
+        ended = EndedTrials(self.folder)
+        while True:
+            # One that was paused may have gone on since.
+            if pausing(self.spec.stop) is None and (kept := ended.get(len(self.trials))) is not None:
+                self.add(kept)
+                continue
+            if (runs := next(all_runs(self.folder, self.spec, len(self.trials)), None)) is None:
+                break
             self.add(trial_of(runs, self.runs_dir, self.spec), was_cut_off=_never_began(runs[-1]))
+            if self.trials[-1].is_over:
+                keep(self.folder, self.trials[-1])
         if self.trials:
             say(f"going on with {len(self.trials)} trials, of which {len(self.live)} run")
 
@@ -90,6 +105,7 @@ class SweepState:
         self._watch(trial)
 
     def _watch(self, trial: Trial) -> None:
+        self.changes += 1
         if not trial.is_over:
             earlier = series_of(trial, self.runs_dir, self.spec.metric)
             self.live[trial.number] = Watch(self.folder_of(trial.number), self.spec.metric, earlier)
@@ -113,6 +129,7 @@ class SweepState:
             self.trials[number] = after
             if after.is_over:
                 del self.live[number]
+                self.changes += 1
                 keep(self.folder, after)
         return changed
 

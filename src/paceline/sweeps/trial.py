@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from paceline.runs import states
@@ -140,7 +143,33 @@ class Trial:
 
     def best(self, goal: Goal, interval: int | None = None) -> float | None:
         """The best finite value of the first `interval` ones (default: of all); None where there is none."""
-        return best(self.curve[:interval], goal)
+        so_far = self._maxima if goal == "maximize" else self._minima
+        count = len(so_far) if interval is None else min(interval, len(so_far))
+        if count < 1 or math.isnan(value := so_far[count - 1]):
+            return None
+        return value
+
+    # Policies ask again and again for the best at each interval of each of thousands of trials, most of which have ended.
+    @cached_property
+    def _maxima(self) -> array[float]:
+        return array("d", itertools.accumulate(map(_finite, self.curve), _larger))
+
+    @cached_property
+    def _minima(self) -> array[float]:
+        return array("d", itertools.accumulate(map(_finite, self.curve), _smaller))
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else math.nan
+
+
+def _larger(one: float, other: float) -> float:
+    # A NaN compares as false with everything: what is not finite leaves the best as it was.
+    return other if other > one or math.isnan(one) else one
+
+
+def _smaller(one: float, other: float) -> float:
+    return other if other < one or math.isnan(one) else one
 
 
 def best(values: Iterable[float], goal: Goal) -> float | None:

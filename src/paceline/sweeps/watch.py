@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.runs import read
+from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord
 from paceline.sweeps.curves import CurveReader, Series
 from paceline.sweeps.trial import Trial
+from paceline.system.files import read_json
 
 #: How often a record that has not changed is read all the same, to see that somebody still looks after the trial.
 _RECORD_S = 1.0
@@ -28,16 +31,18 @@ class Watch:
         self._folder = folder
         self._earlier = earlier
         self._curve = CurveReader(folder.metrics, metric)
+        self._record = str(folder.record)
         self._stamp: tuple[int, int] | None = None
         # So long ago that the first look reads the record at any rate.
         self._read_at = -_RECORD_S
 
     def look(self, trial: Trial) -> Trial:
         """The trial as it is now; the same object where nothing has changed."""
-        record = self._changed_record()
-        if record is not None and record.status != trial.status:
-            started = trial.started_utc if trial.earlier else record.started_utc
-            trial = dataclasses.replace(trial, status=record.status, started_utc=started, ended_utc=record.ended_utc)
+        told = self._changed()
+        if told is not None and told["status"] != trial.status:
+            started = trial.started_utc if trial.earlier else told.get("started_utc")
+            ended = told.get("ended_utc")
+            trial = dataclasses.replace(trial, status=told["status"], started_utc=started, ended_utc=ended)
         # After the record: what was logged before a run's end is in the curve that is seen with it.
         own = self._curve.look()
         if len(own) == len(trial.curve) - trial.begin:
@@ -45,16 +50,21 @@ class Watch:
         head = self._earlier.before(self._curve.steps).values if self._earlier.values else ()
         return dataclasses.replace(trial, curve=head + own, begin=len(head))
 
-    def _changed_record(self) -> RunRecord | None:
+    def _changed(self) -> Mapping[str, Any] | None:
+        """The record's JSON, where it may be another one than at the last look."""
         try:
-            found = self._folder.record.stat()
+            found = os.stat(self._record)
         except OSError:
             return None
         # The inode as well: a record is replaced by a rename, and two writes may fall into one tick of the file system's clock.
         stamp, now = (found.st_mtime_ns, found.st_ino), time.monotonic()
-        if stamp == self._stamp and now - self._read_at < _RECORD_S:
-            return None
-        self._stamp, self._read_at = stamp, now
-        with contextlib.suppress(PacelineError, OSError):
-            return read.record(self._folder)
+        if now - self._read_at >= _RECORD_S:
+            self._stamp, self._read_at = stamp, now
+            with contextlib.suppress(PacelineError, OSError):
+                # Looks whether somebody still cares for the trial, and asks an engine.
+                return read.record(self._folder).to_json()
+        elif stamp != self._stamp:
+            self._stamp = stamp
+            told = read_json(self._folder.record)
+            return told if isinstance(told, dict) and told.get("status") in states.ALL else None
         return None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from paceline.sweeps.pictures import importance
@@ -24,7 +26,7 @@ def test_what_makes_the_metric_is_the_most_important():
 
 def test_few_trials_or_equal_values_say_nothing():
     assert importances(make_trials(LEAST), SPEC.space, "minimize") == ()
-    same = [trial.__class__(**{**trial.__dict__, "curve": (1.0,)}) for trial in make_trials()]
+    same = [dataclasses.replace(trial, curve=(1.0,)) for trial in make_trials()]
     assert importances(same, SPEC.space, "minimize") == ()
 
 

@@ -61,12 +61,15 @@ class ASHA:
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Trial number -> why it is to be stopped."""
         found: dict[int, str] = {}
+        rungs: dict[int, list[float]] = {}
         for trial in trials:
             if trial.is_over or self.promote:
                 continue
             # Every rung again and not the last alone: better trials that came later may have pushed it out of an early one.
             for rung in self._rungs(len(trial.curve)):
-                if reason := self._behind(trial, rung, trials, goal):
+                if rung not in rungs:
+                    rungs[rung] = _there(rung, trials, goal)
+                if reason := self._behind(trial, rung, rungs[rung], goal):
                     found[trial.number] = reason
                     break
         return found
@@ -78,14 +81,9 @@ class ASHA:
             rung *= self.eta
         return rungs
 
-    def _behind(self, trial: Trial, rung: int, trials: Sequence[Trial], goal: Goal) -> str | None:
+    def _behind(self, trial: Trial, rung: int, there: Sequence[float], goal: Goal) -> str | None:
         own = trial.best(goal, rung)
         sign = -1 if goal == "maximize" else 1
-        there = sorted(
-            sign * value
-            for other in trials
-            if len(other.curve) >= rung and (value := other.best(goal, rung)) is not None
-        )
         # The paper promotes the best floor(n / eta); with fewer than eta results nobody can be told from the best.
         keep = len(there) // self.eta
         # A trial whose values so far are all NaN or infinite is not held against others and runs on.
@@ -128,6 +126,14 @@ class ASHA:
 
     def to_json(self) -> dict[str, Any]:
         return {"name": "asha", **asdict(self)}
+
+
+def _there(rung: int, trials: Sequence[Trial], goal: Goal) -> list[float]:
+    """The bests of all trials that came to a rung, the best first; to be minimized."""
+    sign = -1 if goal == "maximize" else 1
+    return sorted(
+        sign * value for trial in trials if len(trial.curve) >= rung and (value := trial.best(goal, rung)) is not None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,12 +45,15 @@ class Bandit:
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Trial number -> why it is to be stopped."""
         found: dict[int, str] = {}
+        leaders: dict[int, float | None] = {}
         for trial in trials:
             interval = judged_at(trial, self.evaluation_interval, self.delay_evaluation)
             if interval is None:
                 continue
             # The best of trials that have fewer values counts too: what they have reached so far can only get better.
-            leader = best((v for other in trials if (v := other.best(goal, interval)) is not None), goal)
+            if interval not in leaders:
+                leaders[interval] = best((v for other in trials if (v := other.best(goal, interval)) is not None), goal)
+            leader = leaders[interval]
             own = trial.best(goal, interval)
             if leader is None or own is None:
                 continue
