@@ -50,7 +50,7 @@ def test_a_running_trial_is_judged_again_when_a_better_curve_comes_later(submit:
     )
     until(lambda: [row["intervals"] for row in run.trial_rows()] == [2, 1])
     # It was judged with what there was, and nothing has come of it.
-    assert [row["status"] for row in run.trial_rows()] == [states.RUNNING] * 2
+    assert not any(row["status"] in states.TERMINAL for row in run.trial_rows())
     go.touch()
     until(lambda: run.trial_rows()[0]["status"] == states.CANCELED)
     first = pl.Run(run.experiment, f"{run.id}_0")
