@@ -67,6 +67,10 @@ NAMES = [
     "reads_changed",
     "reads_compared",
     "pipeline_bubble",
+    "sweep_asha_simulated_promote",
+    "sweep_asha_simulated_bandit",
+    "sweep_asha_digits_promote",
+    "sweep_asha_digits_bandit",
 ]
 
 
