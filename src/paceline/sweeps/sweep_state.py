@@ -102,6 +102,7 @@ class SweepState:
     def go_on(self, trial: Trial) -> None:
         """A trial that has one more run from now on."""
         self.trials[trial.number] = trial
+        self._cut_off_once.discard(trial.number)
         self._watch(trial)
 
     def _watch(self, trial: Trial) -> None:
