@@ -26,9 +26,9 @@ lint: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# 500 kills of random processes in random states; `make test` does 20.
+# 500 kills of random processes in random states, 200 of a sweep's controller; `make test` does 20 and 5.
 chaos: .venv/.ready
-	PACELINE_CHAOS_KILLS=500 $(BIN)/python -m pytest tests/chaos --timeout 7200
+	PACELINE_CHAOS_KILLS=500 PACELINE_SWEEP_KILLS=200 $(BIN)/python -m pytest tests/chaos --timeout 7200
 
 bench: .venv/.ready
 	for script in import_time first_line throughput log_rate get_metrics resubmit list_runs \
