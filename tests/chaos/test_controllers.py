@@ -95,7 +95,7 @@ def test_however_often_the_controller_is_killed_each_trial_runs_once(
         f"seed {SEED}"
     )
     sampler, space = RandomSampler(run.spec.space, 7), run.spec.space
-    unbroken = [space.values(sampler.propose(number, ()) or {})["x"] for number in range(count)]
+    unbroken = [space.values(p.chosen)["x"] for number in range(count) if (p := sampler.propose(number, ()))]
     assert [row["x"] for row in rows] == [row["score"] for row in rows] == unbroken, f"seed {SEED}"
     assert run.best_child().get_metrics()["score"] == max(unbroken)
     with (run.folder.outputs / "trials.csv").open() as table:

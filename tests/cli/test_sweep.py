@@ -65,6 +65,29 @@ def test_a_sweep_from_its_dry_run_to_its_best(cli: Any) -> None:
     assert "--top -1" in cli("sweep", "show", sweep, "--top", -1, code=2).stderr
 
 
+def test_several_metrics_have_a_front(cli: Any) -> None:
+    write_tree(cli.folder, {"train.py": SCRIPT.replace("x * x)", "x * x)\npaceline.Run.get_context().log('size', -x)")})
+    words = ("--param", "x=choice(-2, 1, 3)", "--metric", "loss=minimize", "--metric", "size=minimize")
+    done = cli("sweep", "run", "train.py", *words, "--sampler", "grid")
+    assert "Pareto front: trials 1, 2" in done.stderr
+    sweep = cli.json("list")[0]["run_id"]
+    assert "loss, to minimize; size, to minimize" in cli("sweep", "show", sweep).stdout
+    assert [trial["trial"] for trial in cli.json("sweep", "show", sweep)["trials"]] == [1, 2, 0]
+    best = cli("sweep", "best", sweep)
+    assert best.stdout.split() == [f"{sweep}_1", f"{sweep}_2"]
+    assert "loss 9, size -3: x 3" in best.stderr
+    assert [trial["size"] for trial in cli.json("sweep", "best", sweep)] == [-1, -3]
+    for said, words in {
+        "--metric size: of several metrics say of each": ("--metric", "loss=minimize", "--metric", "size"),
+        "policies judge trials by one": ("--metric", "a=minimize", "--metric", "b=minimize", "--stop", "median"),
+        "warm_start with the sampler 'random'": ("--metric", "loss", "--warm-start", sweep[:-2]),
+        "it did not vary y": ("--metric", "loss", "--sampler", "tpe", "--warm-start", sweep),
+    }.items():
+        assert said in cli("sweep", "run", "train.py", "--param", "y=uniform(0,1)", *words, code=2).stderr, said
+    known = cli("sweep", "run", "train.py", *SPACE[:5], "--sampler", "tpe", "--warm-start", sweep, "--dry-run")
+    assert len(known.stdout.splitlines()) == 10
+
+
 def test_a_sweep_in_a_file(cli: Any) -> None:
     write_tree(
         cli.folder,

@@ -25,10 +25,13 @@ parser.add_argument("--fail", action="store_true")
 parser.add_argument("--values", type=int, default=3)
 parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--name", default="score")
+parser.add_argument("--cost", type=float)
 given = parser.parse_args()
 run = paceline.Run.get_context()
 for step in range(given.values):
     run.log(given.name, given.x + step / 100, step=step)
+    if given.cost is not None:
+        run.log("cost", given.cost, step=step)
     time.sleep(given.pause)
 if given.fail:
     raise ValueError("no luck with this one")

@@ -51,9 +51,11 @@ def add_trial(
     return folder
 
 
-def log_values(folder: RunFolder, metric: str, values: tuple[float, ...], first_step: int | None = None) -> None:
-    """Add values to what rank 0 of the run has logged."""
-    with folder.metric_log(0).open("a") as log:
+def log_values(
+    folder: RunFolder, metric: str, values: tuple[float, ...], first_step: int | None = None, rank: int = 0
+) -> None:
+    """Add values to what a rank of the run has logged."""
+    with folder.metric_log(rank).open("a") as log:
         for number, value in enumerate(values):
             step = None if first_step is None else first_step + number
             log.write(json.dumps({"name": metric, "value": value, "time": 0.0, "step": step}) + "\n")

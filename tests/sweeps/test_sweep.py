@@ -15,6 +15,8 @@ import pytest
 import paceline as pl
 from paceline.errors import SweepError
 from paceline.runs import states
+from paceline.sweeps.prior import prior_trials
+from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.sweep_run import SweepRun
 from paceline.system import locks
 from tests.sweeps.helpers import SCRIPT, until
@@ -94,7 +96,9 @@ def test_a_controller_that_is_killed_goes_on_where_it_was(submit: Any) -> None:
     from paceline.sweeps.samplers.random_sampler import RandomSampler
 
     sampler = RandomSampler(space, spec.seed)
-    assert [row["x"] for row in rows] == [space.values(sampler.propose(n, ()) or {})["x"] for n in range(8)]
+    assert [row["x"] for row in rows] == [
+        space.values(proposal.chosen)["x"] for n in range(8) if (proposal := sampler.propose(n, ()))
+    ]
     assert all(len(pl.Run(run.experiment, row["run_id"]).record().attempts) == 1 for row in rows)
     assert not list(run.folder.path.parent.glob(".new-*"))
 
@@ -130,6 +134,50 @@ def test_a_controller_that_can_not_begin_ends_its_trials(submit: Any) -> None:
     until(lambda: trial.status == states.CANCELED)
 
 
+def test_several_metrics_have_a_front(submit: Any) -> None:
+    run = submit(
+        {"x": pl.choice(1, 2, 3), "cost": pl.choice(5, 9)},
+        metric=["score", "cost"],
+        goal=["maximize", "minimize"],
+        sampler="grid",
+        concurrent=3,
+    )
+    run.wait_for_completion()
+    assert [(row["x"], row["cost"], row["front"]) for row in run.trial_rows()] == [
+        *((1, 5, False), (1, 9, False), (2, 5, False), (2, 9, False), (3, 5, True), (3, 9, False)),
+    ]
+    assert [child.id for child in run.best_children()] == [f"{run.id}_4"]
+    with pytest.raises(SweepError, match=r"has 2 metrics, and no trial is the best in all. Take best_children\(\)"):
+        run.best_child()
+    assert (run.folder.outputs / "trials.csv").read_text().startswith("trial,run_id,status,score,cost,front,")
+    assert "trial 4 is Completed: score 3.02, cost 5, on the Pareto front of 1" in run.folder.driver_log.read_text()
+
+
+def test_a_sweep_knows_the_results_of_another_one(submit: Any) -> None:
+    pytest.importorskip("optuna", reason="the extra tune is not installed")
+    space = {"x": pl.uniform(0, 1)}
+    first = submit(space, trials=12, concurrent=4)
+    first.wait_for_completion()
+    second = submit(space, trials=2, concurrent=1, sampler="tpe", warm_start=[first])
+    second.wait_for_completion()
+    assert second.spec.warm_start == (first.id,)
+    assert f"12 results of former sweeps are known: {first.id}" in second.folder.driver_log.read_text()
+    # What it proposes is what the sampler does that was told of them.
+    proposals = Proposals(second.spec, second.folder.path, prior_trials(second.folder, second.spec))
+    proposal = proposals.propose(0, [])
+    assert proposal is not None
+    assert second.trial_rows()[0]["x"] == space["x"].value(proposal.chosen["x"])
+
+
+def test_two_sweeps_in_one_workspace_do_not_meet(submit: Any) -> None:
+    one = submit({"x": pl.choice(1, 2)}, sampler="grid", concurrent=2)
+    other = submit({"x": pl.choice(3, 4)}, sampler="grid", concurrent=2)
+    for run, values in ((other, [3, 4]), (one, [1, 2])):
+        run.wait_for_completion()
+        assert [row["x"] for row in run.trial_rows()] == values
+        assert {child.parent.id for child in run.get_children()} == {run.id}
+
+
 def test_failing_trials_end_a_sweep_with_their_common_cause(submit: Any) -> None:
     run = submit({"x": pl.uniform(0, 1)}, trials=50, concurrent=2, max_failures=3, arguments=("--fail",))
     with pytest.raises(pl.errors.RunFailedError, match="failed with the same error: ValueError: no luck with this one"):
@@ -163,6 +211,16 @@ def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None
         "has no end of values": lambda: pl.Sweep(estimator, space, metric="score", sampler="grid"),
         "sampler='bayes'": lambda: pl.Sweep(estimator, space, metric="score", sampler="bayes"),
         "stop='asha' is no policy": lambda: pl.Sweep(estimator, space, metric="score", stop="asha"),  # type: ignore[arg-type]
+        "policies judge trials by one": lambda: pl.Sweep(
+            estimator, space, metric=["a", "b"], goal=["maximize", "minimize"], stop=pl.ASHA()
+        ),
+        "give one goal for each metric": lambda: pl.Sweep(estimator, space, metric=["a", "b"], goal="maximize"),
+        "the metric 'a' is there twice": lambda: pl.Sweep(
+            estimator, space, metric=["a", "a"], goal=["maximize", "minimize"]
+        ),
+        "cmaes knows one metric": lambda: pl.Sweep(
+            estimator, space, metric=["a", "b"], goal=["maximize", "minimize"], sampler="cmaes"
+        ),
         "x: 2 is not in uniform": lambda: pl.Sweep(estimator, space, metric="score", points=[{"x": 2}]),
         "max_duration_seconds": lambda: pl.Sweep(estimator, space, metric="score", max_duration_seconds="soon"),
     }

@@ -26,7 +26,8 @@ from paceline.runs.ids import is_trial
 from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible, visible_line
 from paceline.submit import SourceCopy, check
-from paceline.sweeps import children, following, results, start
+from paceline.sweeps import children, following, prior, results, start
+from paceline.sweeps.front import ordered
 from paceline.sweeps.live import show as live
 from paceline.sweeps.live import table
 from paceline.sweeps.live.board import Standing
@@ -36,7 +37,7 @@ from paceline.sweeps.points import ENVIRONMENT, WAYS, job_of, text_of, variable
 from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.spec import SweepSpec
-from paceline.sweeps.trial import SHOWN_PAUSED, Leg, Trial, ranked
+from paceline.sweeps.trial import SHOWN_PAUSED, Leg, Trial
 from paceline.workspace import Workspace
 
 #: Points that --dry-run shows.
@@ -82,7 +83,7 @@ def run(**given: Any) -> int:
         description = combined(said, description)
     if not isinstance(section, dict):
         raise SweepError(f"{str(file)!r}: sweep takes keys and values, such as `metric: accuracy`.")
-    wanted, sweep = asked(description), spec(given, section, file)
+    wanted, sweep = asked(description), spec(given, section, file, _former)
     if given["dry_run"]:
         return _print_points(wanted, sweep, as_json=given["json"])
     folder = start.submit_sweep(
@@ -119,7 +120,7 @@ def show(
         return _follow(folder, as_json=as_json, quiet=False, top=top)
     trials = children.trials(folder, sweep)
     # 0 is for all, as a slice without an end is.
-    order = ranked(trials, sweep.goal)[: top or None]
+    order = ordered(trials, sweep.goals)[: top or None]
     if as_json:
         runs = {"runs": results.lineage(trials, sweep)} if pausing(sweep.stop) else {}
         print_json({**summary(folder, record), "sweep": sweep.to_json(), "trials": results.rows(order, sweep), **runs})
@@ -131,7 +132,9 @@ def show(
         [
             ("Sweep", record.run_id),
             ("Status", record.status),
-            ("Metric", f"{sweep.metric}, to {sweep.goal}"),
+            ("Metric", "; ".join(f"{name}, to {goal}" for name, goal in zip(sweep.metrics, sweep.goals, strict=True))),
+            *([("Front", _front(trials, sweep))] if sweep.further else []),
+            *([("Knows", ", ".join(sweep.warm_start))] if sweep.warm_start else []),
             ("Trials", f"{over} of {sweep.trials} ended, {running}"),
             *([("Waits for", record.waiting_for)] if record.waiting_for else []),
             *([("Why", str(record.failure.message))] if record.failure else []),
@@ -166,11 +169,14 @@ def _draw(folder: RunFolder, sweep: SweepSpec, html: Path | None, png: Path | No
 
 
 def best(run_id: AnySweep = None, as_json: Json = False) -> int:
-    """The best trial: its run, its value and its hyperparameters."""
+    """The best trial, with several metrics those on the Pareto front: runs, values and hyperparameters."""
     folder, _, sweep = _sweep(run_id)
-    found = results.best_trial(children.trials(folder, sweep), sweep)
-    if found is None:
-        raise SweepError(f"no trial of {folder.run_id} has logged {sweep.metric!r} yet.")
+    all_best = results.best_trials(children.trials(folder, sweep), sweep)
+    if not all_best:
+        raise SweepError(f"no trial of {folder.run_id} has logged {' and '.join(map(repr, sweep.metrics))} yet.")
+    if sweep.further:
+        return _print_front(all_best, sweep, as_json=as_json)
+    found = all_best[0]
     if as_json:
         print_json(results.best_row(found, sweep))
         return 0
@@ -178,6 +184,21 @@ def best(run_id: AnySweep = None, as_json: Json = False) -> int:
     print(leg.run_id)
     print(f"{sweep.metric} {found.best(sweep.goal):g}", *_said(leg), sep="\n", file=sys.stderr)
     return 0
+
+
+def _print_front(trials: Sequence[Trial], sweep: SweepSpec, *, as_json: bool) -> int:
+    if as_json:
+        print_json(results.rows(trials, sweep))
+        return 0
+    for trial in trials:
+        print(trial.run_id)
+        print(f"{visible(results.said(trial, sweep))}: {', '.join(_said(trial.legs[-1]))}", file=sys.stderr)
+    return 0
+
+
+def _front(trials: Sequence[Trial], sweep: SweepSpec) -> str:
+    numbers = [str(trial.number) for trial in results.best_trials(trials, sweep)]
+    return f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}" if numbers else "no trial yet"
 
 
 def stop(run_id: SweepId, as_json: Json = False) -> int:
@@ -210,6 +231,10 @@ def _told(folder: RunFolder, what: str, *, as_json: bool) -> int:
     return 0
 
 
+def _former(run_id: str) -> str:
+    return folder_of(run_id).run_id
+
+
 def _sweep(run_id: str | None) -> tuple[RunFolder, RunRecord, SweepSpec]:
     folder = folder_of(run_id) if run_id is not None else _latest()
     record = read.record(folder)
@@ -231,16 +256,17 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
     workspace = Workspace.from_config(create=False)
     check(wanted.job, workspace.path)
     start.check_points(wanted.job, sweep, wanted.directory)
-    proposals = Proposals(sweep, wanted.directory)
+    known = prior.as_trials(prior.known_results(sweep, workspace.path / "runs"))
+    proposals = Proposals(sweep, wanted.directory, known)
     points: list[dict[str, Any]] = []
     trials: list[Trial] = []
     for number in range(min(_SHOWN, sweep.trials)):
         # A sampler sees the trials before it without a value to learn from.
-        chosen = proposals.propose(number, trials)
-        if chosen is None:
+        proposal = proposals.propose(number, trials)
+        if proposal is None:
             break
-        values = sweep.space.values(chosen)
-        trials.append(Trial(number=number, run_id="", chosen=chosen, values=values))
+        values = sweep.space.values(proposal.chosen)
+        trials.append(Trial(number=number, run_id="", chosen=proposal.chosen, values=values, notes=proposal.notes))
         points.append(values)
     jobs = [job_of(wanted.job, values, sweep.pass_as, wanted.directory) for values in points]
     if as_json:
@@ -292,7 +318,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN)
         return 0
     sweep = SweepSpec.from_json(record.sweep or {})
     trials = children.trials(folder, sweep)
-    order = ranked(trials, sweep.goal)
+    order = ordered(trials, sweep.goals)
     if as_json:
         print_json({**summary(folder, record), "sweep": sweep.to_json(), "trials": results.rows(order, sweep)})
     elif not quiet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from paceline.sweeps.expressions import Expression, parse
 from paceline.sweeps.policies.policies import parse_policy
 from paceline.sweeps.samplers.samplers import check_sampler
 from paceline.sweeps.space import Space
-from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.spec import SweepSpec, objectives
 from paceline.system import durations
 
 # These have words of their own below, but for --yaml, which a sweep has not.
@@ -29,7 +29,13 @@ SWEEP = (
         "NAME=EXPRESSION",
         list,
     ),
-    VerbOption("--metric", "The primary metric, as the script logs it.", "NAME"),
+    VerbOption(
+        "--metric",
+        "The primary metric, as the script logs it. Several, each with its goal, look for the Pareto front: --metric "
+        "accuracy=maximize --metric latency=minimize.",
+        "NAME[=GOAL]",
+        list,
+    ),
     VerbOption("--maximize/--minimize", "What is better. Default: maximize.", type=bool),
     VerbOption("--trials", "Runs in all; default: 20.", "N", int),
     VerbOption("--concurrent", "Runs at a time; default: 4.", "N", int),
@@ -46,6 +52,13 @@ SWEEP = (
     ),
     VerbOption("--seed", "What is proposed depends on it; default: drawn.", "N", int),
     VerbOption("--point", "Tried first; may be repeated: lr=0.01,batch=32.", "NAME=VALUE,...", list),
+    VerbOption(
+        "--warm-start",
+        "Former sweep whose results the sampler is told; may be repeated.",
+        "RUN",
+        list,
+        complete="run_ids",
+    ),
     VerbOption("--max-failures", "End the sweep after so many failed trials.", "N", int),
     VerbOption("--max-sweep-duration", "End the sweep after so long, such as 90s or 1h30m.", type=float),
     VerbOption(
@@ -65,12 +78,14 @@ SWEEP = (
 #: Keys of a file's section `sweep`, and those of `SweepSpec` that they become.
 _KEYS = (
     *("space", "metric", "goal", "trials", "concurrent", "sampler", "stop", "seed", "points", "max_failures"),
-    *("max_duration_seconds", "repeats", "pass_as", "array_size"),
+    *("max_duration_seconds", "repeats", "pass_as", "array_size", "warm_start"),
 )
 
 
-def spec(given: Mapping[str, Any], section: Mapping[str, Any], file: Path | None) -> SweepSpec:
-    """The sweep that the options say, above what a file's section says.
+def spec(
+    given: Mapping[str, Any], section: Mapping[str, Any], file: Path | None, former: Callable[[str], str]
+) -> SweepSpec:
+    """The sweep that the options say, above what a file's section says. former: the whole run id of a former sweep's beginning.
 
     Raises:
         SweepError: something is wrong; the option or the key is named.
@@ -86,11 +101,10 @@ def spec(given: Mapping[str, Any], section: Mapping[str, Any], file: Path | None
     if not parts:
         raise SweepError("name what is to be tried: --param lr=loguniform(1e-4,1e-1), once for each hyperparameter.")
     found["space"] = Space(parts)
-    for name in ("metric", "trials", "concurrent", "sampler", "seed", "max_failures", "pass_as", "array_size"):
+    for name in ("trials", "concurrent", "sampler", "seed", "max_failures", "pass_as", "array_size"):
         if given[name] is not None:
             found[name] = given[name]
-    if given["maximize"] is not None:
-        found["goal"] = "maximize" if given["maximize"] else "minimize"
+    _judge(given, found)
     if given["repeats"]:
         found["repeats"] = True
     if given["max_sweep_duration"] is not None:
@@ -100,20 +114,45 @@ def spec(given: Mapping[str, Any], section: Mapping[str, Any], file: Path | None
             found["max_duration_seconds"] = durations.seconds(limit)
         except ValueError as error:
             raise SweepError(f"{str(file)!r}: max_duration_seconds: {error}") from None
-    if not found.get("metric"):
-        raise SweepError("say by which metric trials are judged: --metric NAME, as the script logs it.")
     stop = given["stop"] or found.get("stop")
     found["stop"] = parse_policy(str(stop)) if stop else None
     # All of them are tried, the file's first.
     found["points"] = tuple(found.get("points") or ()) + tuple(_point(text) for text in given["point"] or ())
     # Drawn once and kept with the sweep: a controller that takes over proposes as the one before it did.
+    runs = given["warm_start"] or found.get("warm_start") or ()
+    found["warm_start"] = tuple(former(str(run)) for run in (runs if isinstance(runs, (list, tuple)) else [runs]))
     found.setdefault("seed", secrets.randbelow(1 << 31))
     try:
         made = SweepSpec(**found)
     except TypeError as error:
         raise SweepError(f"{str(file)!r}: sweep: {error}.") from None
-    check_sampler(made.sampler, made.space)
+    check_sampler(made.sampler, made.space, made.goals)
     return made
+
+
+def _judge(given: Mapping[str, Any], found: dict[str, Any]) -> None:
+    """Put metrics and goals into what is found."""
+    general = None if given["maximize"] is None else "maximize" if given["maximize"] else "minimize"
+    if given["metric"]:
+        names, goals = [], []
+        for word in given["metric"]:
+            name, _, goal = word.rpartition("=")
+            # A metric may have the character in its name.
+            is_goal = goal in ("maximize", "minimize") and name
+            names.append(name if is_goal else word)
+            goals.append(goal if is_goal else general)
+        if len(names) > 1 and None in goals:
+            raise SweepError(
+                f"--metric {names[goals.index(None)]}: of several metrics say of each what is better, such as --metric "
+                "latency=minimize."
+            )
+        found["metric"], own = names, [goal or found.get("goal") or "maximize" for goal in goals]
+        found["goal"] = own[0] if len(own) == 1 else own
+    elif general is not None:
+        found["goal"] = general
+    if not found.get("metric"):
+        raise SweepError("say by which metric trials are judged: --metric NAME, as the script logs it.")
+    found |= objectives(found["metric"], found.get("goal", "maximize"))
 
 
 def _params(given: list[str] | None) -> dict[str, str]:

@@ -99,6 +99,8 @@ def trial_of(records: Sequence[RunRecord], runs_dir: Path, spec: SweepSpec) -> T
         values=last.values,
         status=last.status,
         curve=head + own,
+        further=tuple(CurveReader(folder.metrics, metric).look() for metric in spec.metrics[1:]),
+        notes=(records[0].trial or {}).get("notes") or {},
         earlier=tuple(earlier),
         begin=len(head),
         source=last.source,

@@ -13,7 +13,8 @@ from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_now
 from paceline.supervisor.logs import say
-from paceline.sweeps import ending, results
+from paceline.sweeps import ending, remarks, results
+from paceline.sweeps.front import front
 from paceline.sweeps.handing_over import HandingOver
 from paceline.sweeps.stopping import Stopping
 from paceline.sweeps.sweep_state import SweepState
@@ -80,16 +81,15 @@ class Controller:
         if not trial.is_over:
             return
         sweep = self.sweep
-        value = trial.best(sweep.spec.goal)
-        what = f"{sweep.spec.metric} {value:g}" if value is not None else f"no {sweep.spec.metric}"
+        what = results.said(trial, sweep.spec) or f"no {sweep.spec.metric}"
+        if sweep.spec.further and trial in (best := front(sweep.trials, sweep.spec.goals)):
+            what += f", on the Pareto front of {len(best)}"
         say(f"trial {trial.number} is {trial.shown}: {what}")
-        # One warning is enough; the trials that come after lack the metric for the same reason.
-        if trial.status == states.COMPLETED and not trial.curve and not sweep.record.warnings:
-            sweep.warn(sweep.no_metric(trial))
+        remarks.warn_of(sweep, trial)
 
     def _tell_best(self, trial: Trial) -> None:
         spec = self.sweep.spec
-        value = trial.best(spec.goal)
+        value = None if spec.further else trial.best(spec.goal)
         if value is None or (self._best is not None and not is_better(value, self._best, spec.goal)):
             return
         self._best = value

@@ -98,6 +98,11 @@ class CurveReader:
         return min((rank for rank, series in self._series.items() if series), default=None)
 
     @property
+    def by_rank(self) -> dict[int, tuple[float, ...]]:
+        """What each rank has logged of the metric by the last look, of those that have logged it."""
+        return {rank: tuple(series) for rank, series in sorted(self._series.items()) if series}
+
+    @property
     def names(self) -> set[str]:
         """All metrics that the run has logged, for a message where the one that was asked for is not among them."""
         return set(metrics.entries_by_name(self._directory))

@@ -91,7 +91,9 @@ def _failure(sweep: SweepState) -> str | None:
         return f"{len(failed)} trials have failed, and max_failures is {most}. {_common(sweep, failed)}"
     completed = [trial for trial in sweep.trials if trial.status == states.COMPLETED]
     # The 3 is lowered for a sweep of one or two trials, which could never come to three.
-    if len(completed) >= min(_WITHOUT_METRIC, sweep.spec.trials) and not any(trial.curve for trial in sweep.trials):
+    if len(completed) >= min(_WITHOUT_METRIC, sweep.spec.trials) and not any(
+        all(trial.curves) for trial in sweep.trials
+    ):
         return f"{len(completed)} trials have ended, and none has logged the primary metric. {sweep.no_metric(completed[0])}"
     if nothing := continuing.without_checkpoints(sweep):
         return nothing

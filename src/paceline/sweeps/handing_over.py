@@ -17,6 +17,7 @@ from paceline.supervisor.logs import say
 from paceline.sweeps import continuing
 from paceline.sweeps.live.table import number as short
 from paceline.sweeps.points import job_of
+from paceline.sweeps.prior import prior_trials
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Next, Trial
@@ -37,7 +38,10 @@ class HandingOver:
         self._clock = clock
         self._secrets: dict[str, str] = read_json(sweep.folder.secrets) or {}
         self._snapshot = sweep.folder.snapshot.resolve()
-        self._proposals = Proposals(sweep.spec, self._snapshot)
+        prior = prior_trials(sweep.folder, sweep.spec)
+        if prior:
+            say(f"{len(prior)} results of former sweeps are known: {', '.join(sweep.spec.warm_start)}")
+        self._proposals = Proposals(sweep.spec, self._snapshot, prior)
         self._pause = 0.0
         self._not_before = self._clock()
         self._refused_since: float | None = None
@@ -110,15 +114,15 @@ class HandingOver:
             number = len(known)
             # Points that the engine has not taken are kept: a sampler that is asked once more proposes others.
             if ahead == len(sweep.pending):
-                chosen = self._proposals.propose(number, known)
-                if chosen is None:
+                proposal = self._proposals.propose(number, known)
+                if proposal is None:
                     sweep.is_exhausted = True
                     say(f"the space has no further point: {number} trials in all")
                     break
-                sweep.pending.append(chosen)
-            chosen = sweep.pending[ahead]
+                sweep.pending.append(proposal)
+            chosen, notes = sweep.pending[ahead].chosen, sweep.pending[ahead].notes
             run_id, values = sweep.next_folder(number).run_id, sweep.spec.space.values(chosen)
-            known.append(Trial(number=number, run_id=run_id, chosen=chosen, values=values))
+            known.append(Trial(number=number, run_id=run_id, chosen=chosen, values=values, notes=notes))
         return known[len(sweep.trials) :]
 
     def _refused(self, number: int, error: EngineError) -> None:
@@ -145,6 +149,8 @@ class HandingOver:
         for trial in trials:
             job = self._job(trial.values, 0)
             told = {"number": trial.number, "chosen": dict(trial.chosen), "values": dict(trial.values)}
+            if trial.notes:
+                told["notes"] = dict(trial.notes)
             made.append((trial.run_id, job, told))
         workspace_dir, experiment, parent = sweep.runs_dir.parent, sweep.record.experiment, sweep.folder.run_id
         if sweep.spec.array_size is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.sweeps.expressions import Raw
+from paceline.sweeps.samplers.sampler import Proposal
 from paceline.sweeps.samplers.samplers import make_sampler
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
@@ -14,23 +14,22 @@ from paceline.sweeps.trial import Trial
 class Proposals:
     """The user's own points first, then what the sampler proposes.
 
-    source: the folder in which the module of a user's own sampler is looked for.
+    source: the folder in which the module of a user's own sampler is looked for. prior: results of former sweeps.
 
     Raises:
         SweepError: as `samplers.make_sampler`.
     """
 
-    def __init__(self, spec: SweepSpec, source: Path) -> None:
+    def __init__(self, spec: SweepSpec, source: Path, prior: Sequence[Trial] = ()) -> None:
         self._space = spec.space
         self._points = spec.points
         self._sampler = make_sampler(
-            spec.sampler, spec.space, spec.seed, (spec.goal,), repeats=spec.repeats, source=source
+            spec.sampler, spec.space, spec.seed, spec.goals, repeats=spec.repeats, source=source, prior=prior
         )
 
-    def propose(self, number: int, trials: Sequence[Trial]) -> dict[str, Raw] | None:
-        """Key -> raw value of trial `number`; None where there is nothing left to propose. trials: all those before it."""
+    def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
+        """The point of trial `number`; None where there is nothing left to propose. trials: all those before it."""
         # As raw values, so that samplers learn from them like from any other.
         if number < len(self._points):
-            return self._space.chosen(self._points[number])
-        proposed = self._sampler.propose(number, trials)
-        return None if proposed is None else dict(proposed)
+            return Proposal(chosen=self._space.chosen(self._points[number]))
+        return self._sampler.propose(number, trials)

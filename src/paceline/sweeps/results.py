@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.runs.folder import RunFolder
-from paceline.sweeps.columns import AFTER, BEFORE, metric_column, parameter_column
+from paceline.sweeps.columns import AFTER, BEFORE, FRONT, metric_column, parameter_column
+from paceline.sweeps.front import front
 from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial, best, ranked
@@ -27,24 +28,51 @@ _LINEAGE = ("from", "why", "best", "last")
 
 
 def best_trial(trials: Sequence[Trial], spec: SweepSpec) -> Trial | None:
-    """The trial with the best value of the primary metric at any time; None where none has one."""
-    order = ranked(trials, spec.goal)
-    return order[0] if order and order[0].best(spec.goal) is not None else None
+    """The trial with the best value of the primary metric at any time, the first of the Pareto front with several metrics; None
+    where none has one."""
+    return next(iter(best_trials(trials, spec)), None)
+
+
+def best_trials(trials: Sequence[Trial], spec: SweepSpec) -> list[Trial]:
+    """The best trial alone, or with several metrics those on the Pareto front, the best by the first metric first."""
+    if spec.further:
+        return front(trials, spec.goals)
+    order = ranked(trials, spec.goal)[:1]
+    return order if order and order[0].best(spec.goal) is not None else []
+
+
+def values_of(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
+    """What a trial has come to: its best value, or with several metrics the last of each; None where it has none."""
+    if spec.further:
+        return tuple(curve[-1] if curve else None for curve in trial.curves)
+    return (trial.best(spec.goal),)
+
+
+def said(trial: Trial, spec: SweepSpec) -> str:
+    """The same as a text, without what is not there: "accuracy 0.91, latency 12"."""
+    known = zip(spec.metrics, values_of(trial, spec), strict=False)
+    return ", ".join(f"{name} {value:g}" for name, value in known if value is not None)
 
 
 def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
-    """A mapping for each trial: trial, run_id, status, the metric's best value, intervals (how many values it has), started_utc,
-    duration_s, and each hyperparameter. One whose name is taken keeps its dashes: `--status`."""
+    """A mapping for each trial: trial, run_id, status, the metric's best value, intervals (how many values it has),
+    started_utc, duration_s, and each hyperparameter. One whose name is taken keeps its dashes: `--status`.
+
+    With several metrics the last value of each, and front: whether the trial is on the Pareto front.
+    """
+    # Of the best ones of several metrics alone, those on the front are the same as of all.
+    on_front = {trial.number for trial in best_trials(trials, spec)} if spec.further else set()
     return [
         {
             "trial": trial.number,
             "run_id": trial.run_id,
             "status": trial.shown,
-            metric_column(spec.metric): trial.best(spec.goal),
+            **dict(zip(map(metric_column, spec.metrics), values_of(trial, spec), strict=False)),
+            **({FRONT: trial.number in on_front} if spec.further else {}),
             "intervals": len(trial.curve),
             "started_utc": trial.started_utc,
             "duration_s": trial.duration_s,
-            **{parameter_column(name, (spec.metric,)): value for name, value in trial.values.items()},
+            **{parameter_column(name, spec.metrics): value for name, value in trial.values.items()},
         }
         for trial in trials
     ]
@@ -79,7 +107,7 @@ def lineage(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
 def column_names(rows: Sequence[Mapping[str, Any]], spec: SweepSpec) -> list[str]:
     """The columns of a table of these rows. Branches of a choice bring names of their own, so rows differ: the columns are all
     of them, in order of appearance."""
-    own = (*BEFORE, metric_column(spec.metric), *AFTER)
+    own = (*BEFORE, *map(metric_column, spec.metrics), *((FRONT,) if spec.further else ()), *AFTER)
     return list(dict.fromkeys((*own, *(name for row in rows for name in row))))
 
 

@@ -24,12 +24,15 @@ MOST_TRIALS = 10_000
 class SweepSpec:
     """What to try, how to judge it, and when it is enough.
 
-    metric: the primary one; goal: "maximize" or "minimize". trials: in all. concurrent: at a time.
+    metric: the primary one; goal: "maximize" or "minimize". further: other metrics, each with its goal: then no trial is
+        the best, and what is looked for is the Pareto front.
+    trials: in all. concurrent: at a time.
     sampler: a name, or "module:function" of a function of the sweep's source that makes one of Optuna's of a seed.
     stop: the policy, None for none. points: tried first, name -> value.
     max_failures: failed trials that end the sweep; None for as many as there are trials.
     array_size: trials that are handed over by one call of their target's engine; None for one at a time.
     max_duration_seconds: from the sweep's start; None for no limit. repeats: let a point come twice where the space has an end.
+    warm_start: run ids of former sweeps, whose results the sampler is told.
     pass_as: how the script gets the values: "arguments", "assignments", "environment", or the name of a JSON file.
 
     The sampler is not looked at here (`samplers.check_sampler`): whoever only reads a sweep need not have its library.
@@ -41,6 +44,7 @@ class SweepSpec:
     space: Space
     metric: str
     goal: Goal = "maximize"
+    further: tuple[tuple[str, Goal], ...] = ()
     trials: int = 20
     concurrent: int = 4
     sampler: str = "random"
@@ -52,15 +56,24 @@ class SweepSpec:
     repeats: bool = False
     pass_as: str = ARGUMENTS
     array_size: int | None = None
+    warm_start: tuple[str, ...] = ()
     version: int = field(default=1)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.metric, str) or not self.metric:
+        for metric, goal in zip(self.metrics, self.goals, strict=True):
+            if not isinstance(metric, str) or not metric:
+                raise SweepError(
+                    f"metric={metric!r} is no name. Give that by which the script logs it, such as metric='accuracy'."
+                )
+            if goal not in get_args(Goal):
+                raise SweepError(f"goal={goal!r}: write 'maximize' or 'minimize'.")
+            if self.metrics.count(metric) > 1:
+                raise SweepError(f"the metric {metric!r} is there twice.")
+        if self.further and self.stop is not None:
             raise SweepError(
-                f"metric={self.metric!r} is no name. Give that by which the script logs it, such as metric='accuracy'."
+                f"stop={self.stop!r} with {len(self.metrics)} metrics: policies judge trials by one. Leave stop out, or give one "
+                "metric."
             )
-        if self.goal not in get_args(Goal):
-            raise SweepError(f"goal={self.goal!r}: write 'maximize' or 'minimize'.")
         _check_count("trials", self.trials, MOST_TRIALS)
         _check_count("concurrent", self.concurrent, MOST_TRIALS)
         if self.max_failures is not None:
@@ -84,13 +97,28 @@ class SweepSpec:
                 f"budget={argument[0]!r} is a hyperparameter of the space as well: the policy says how long a trial lasts. "
                 "Take it out of one of them."
             )
+        if not all(isinstance(run_id, str) for run_id in self.warm_start):
+            raise SweepError(f"warm_start={self.warm_start!r}: give sweeps, or their run ids.")
         check_way(self.pass_as, self.space)
         for point in self.points:
             self.space.chosen(point)
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The primary one first."""
+        return (self.metric, *(name for name, _ in self.further))
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """One for each metric."""
+        return (self.goal, *(goal for _, goal in self.further))
+
     def to_json(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "further"}
+        if self.further:
+            values |= {"metric": list(self.metrics), "goal": list(self.goals)}
         return values | {
+            "warm_start": list(self.warm_start),
             "space": self.space.to_json(),
             "stop": self.stop.to_json() if self.stop else None,
             "points": [dict(point) for point in self.points],
@@ -103,7 +131,24 @@ class SweepSpec:
         values["space"] = Space.from_json(data["space"])
         values["stop"] = policy_from_json(data["stop"]) if data.get("stop") else None
         values["points"] = tuple(data.get("points") or ())
-        return cls(**values)
+        values["warm_start"] = tuple(data.get("warm_start") or ())
+        return cls(**(values | objectives(data["metric"], data.get("goal", "maximize"))))
+
+
+def objectives(metric: object, goal: object) -> dict[str, Any]:
+    """`metric`, `goal` and `further` of a spec, of one name and one word or of as many of both.
+
+    Raises:
+        SweepError: not as many of one as of the other.
+    """
+    if not isinstance(metric, (list, tuple)):
+        return {"metric": metric, "goal": goal}
+    goals = [goal] if isinstance(goal, str) and len(metric) == 1 else goal
+    if not metric or not isinstance(goals, (list, tuple)) or len(goals) != len(metric):
+        raise SweepError(
+            f"metric={list(metric)!r} with goal={goal!r}: give one goal for each metric, such as goal=['maximize', 'minimize']."
+        )
+    return {"metric": metric[0], "goal": goals[0], "further": tuple(zip(metric[1:], goals[1:], strict=True))}
 
 
 def _check_count(name: str, value: object, most: int) -> None:

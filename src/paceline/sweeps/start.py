@@ -18,6 +18,8 @@ from paceline.submit import SourceCopy, being_started, check, take_snapshot, val
 from paceline.sweeps.fit.fit import check_script
 from paceline.sweeps.points import ARGUMENTS, job_of
 from paceline.sweeps.policies.pausing import pausing
+from paceline.sweeps.prior import as_trials, keep, known_results
+from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.results import MORE
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
@@ -55,6 +57,9 @@ def submit_sweep(
     check(job, workspace_dir)
     _check_array(job, spec, workspace_dir)
     check_points(job, spec, source.directory)
+    results = known_results(spec, workspace_dir / "runs")
+    if results and ":" not in spec.sampler:
+        Proposals(spec, source.directory, as_trials(results))  # the sampler itself says whether they are enough
     taken = take_snapshot(job, source, workspace_dir, progress, leave_out)
     record = RunRecord(
         run_id=new_run_id(experiment),
@@ -74,6 +79,7 @@ def submit_sweep(
     lock_fd = store.create(workspace_dir / "runs", record, secrets)
     folder = RunFolder(workspace_dir / "runs" / record.run_id)
     with being_started(folder, record, lock_fd, taken, tags=tags, display_name=display_name):
+        keep(folder, results)
         controllers.start(folder, lock_fd)
     return folder
 

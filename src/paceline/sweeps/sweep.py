@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import SweepError
 from paceline.estimator import is_estimator
+from paceline.runs.run import Run
 from paceline.submit import SourceCopy
 from paceline.sweeps.points import ARGUMENTS
 from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.samplers.samplers import check_sampler
 from paceline.sweeps.space import Space
-from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.spec import SweepSpec, objectives
 from paceline.sweeps.start import submit_sweep
 from paceline.sweeps.trial import Goal
 from paceline.system import durations
@@ -32,7 +33,8 @@ class Sweep:
 
     estimator: what each trial runs: workers, nodes, target, environment and data are its own.
     space: name -> expression (`choice`, `uniform`, `loguniform`, ...) or value; see `paceline.sweeps.space`.
-    metric: the primary one, by the name under which the script logs it. goal: "maximize" or "minimize".
+    metric: the primary one, by the name under which the script logs it. goal: "maximize" or "minimize". Several of both, such as
+        metric=["accuracy", "latency"], goal=["maximize", "minimize"], look for the trials to which no other is better in all.
     trials: in all (default 20). concurrent: at a time (default 4).
     sampler: "random", "grid", "tpe", "cmaes", "gp", or "module:function" of one of the source's own that makes an Optuna
         sampler of a seed.
@@ -40,6 +42,7 @@ class Sweep:
         or one that pauses them and goes on from checkpoints: `ASHA(promote=True)`, `PopulationBasedTraining`.
     seed: what is proposed depends on it, on a trial's number and on what is known by then; default: drawn, and recorded.
     points: tried first, each name -> value.
+    warm_start: former sweeps, or their run ids, whose results the sampler is told from the start.
     pass_as: how the script gets the values: "arguments" (`--lr 0.1`), "assignments" (`lr=0.1`), "environment" (a variable lr), or
         the name of a JSON file in its working directory, such as "parameters.json".
     array_size: with a target of kind slurm: so many trials in one job array, each a task of it.
@@ -52,8 +55,8 @@ class Sweep:
     estimator: Any
     space: Mapping[str, Any]
     _: KW_ONLY
-    metric: str
-    goal: Goal = "maximize"
+    metric: str | Sequence[str]
+    goal: Goal | Sequence[Goal] = "maximize"
     trials: int = 20
     concurrent: int = 4
     sampler: str = "random"
@@ -65,6 +68,7 @@ class Sweep:
     repeats: bool = False
     pass_as: str = ARGUMENTS
     array_size: int | None = None
+    warm_start: Sequence[Run | str] | Run | str = ()
 
     def __post_init__(self) -> None:
         if not is_estimator(self.estimator):
@@ -83,10 +87,9 @@ class Sweep:
             limit = None if self.max_duration_seconds is None else durations.seconds(self.max_duration_seconds)
         except ValueError as error:
             raise SweepError(f"max_duration_seconds: {error}") from None
+        former = self.warm_start
         spec = SweepSpec(
             space=Space(self.space),
-            metric=self.metric,
-            goal=self.goal,
             trials=self.trials,
             concurrent=self.concurrent,
             sampler=self.sampler,
@@ -98,8 +101,10 @@ class Sweep:
             repeats=self.repeats,
             pass_as=self.pass_as,
             array_size=self.array_size,
+            warm_start=tuple(_id(run) for run in (former if isinstance(former, (list, tuple)) else (former,))),
+            **objectives(self.metric, self.goal),
         )
-        check_sampler(spec.sampler, spec.space)
+        check_sampler(spec.sampler, spec.space, spec.goals)
         return spec
 
     def submit(
@@ -123,3 +128,7 @@ class Sweep:
             progress=progress,
             display_name=display_name,
         )
+
+
+def _id(run: Run | str) -> str:
+    return run.id if isinstance(run, Run) else run

@@ -85,15 +85,31 @@ class SweepRun(Run):
         A trial has several where the policy pauses it: `ASHA(promote=True)`, `PopulationBasedTraining`."""
         return results.lineage(self._trials(), self.spec)
 
+    def best_children(self) -> list[Run]:
+        """With several metrics the trials on the Pareto front, to which no other is better in all of them, the best by the first
+        metric first; with one metric the best trial alone."""
+        spec = self.spec
+        if not spec.further:
+            return [best] if (best := self.best_child()) is not None else []
+        return [Run(self._experiment, trial.run_id) for trial in results.best_trials(self._trials(), spec)]
+
     def best_child(self) -> Run | None:
         """The trial whose primary metric has been the best at any time, and of its runs the one that logged that; None where none
-        has logged it."""
-        best = results.best_trial(self._trials(), self.spec)
+        has logged it.
+
+        Raises:
+            SweepError: the sweep has several metrics.
+        """
+        best = self._only_best("best_children()")
         return None if best is None else Run(self._experiment, best.best_leg(self.spec.goal).run_id)
 
     def best_point(self) -> dict[str, Any] | None:
-        """The values of the best trial, name -> value."""
-        best = results.best_trial(self._trials(), self.spec)
+        """The values of the best trial, name -> value.
+
+        Raises:
+            SweepError: the sweep has several metrics.
+        """
+        best = self._only_best("trial_rows()")
         return None if best is None else dict(best.best_leg(self.spec.goal).values)
 
     def draw(self, folder: str | os.PathLike[str]) -> list[str]:
@@ -109,6 +125,15 @@ class SweepRun(Run):
             SweepError: no number of 1 or more.
         """
         more(self._folder, trials)
+
+    def _only_best(self, instead: str) -> Trial | None:
+        spec = self.spec
+        if spec.further:
+            raise SweepError(
+                f"sweep {self.id} has {len(spec.metrics)} metrics, and no trial is the best in all. Take {instead}: those on "
+                "the Pareto front."
+            )
+        return results.best_trial(self._trials(), spec)
 
     def _trials(self) -> list[Trial]:
         return children.trials(self._folder, self.spec)

@@ -15,8 +15,8 @@ from paceline.supervisor.logs import say
 from paceline.sweeps.children import all_runs, child_id, series_of, trial_of
 from paceline.sweeps.curves import CurveReader
 from paceline.sweeps.ended import EndedTrials, keep
-from paceline.sweeps.expressions import Raw
 from paceline.sweeps.policies.pausing import pausing
+from paceline.sweeps.samplers.sampler import Proposal
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
 from paceline.sweeps.watch import Watch
@@ -26,8 +26,8 @@ class SweepState:
     """The sweep's record, and its trials as they were seen last. For the holder of its lock.
 
     trials: by number. live: the numbers of those that are not over. cut_off: those of them that were never handed over, for
-    their submission was killed. pending: the points of the next trials, where they have been proposed already. is_exhausted:
-    there is no further point to try.
+    their submission was killed. pending: what has been proposed already for the next trials. is_exhausted: there is no further
+    point to try.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -41,7 +41,7 @@ class SweepState:
         self.live: dict[int, Watch] = {}
         self.cut_off: set[int] = set()
         self._cut_off_once: set[int] = set()
-        self.pending: list[dict[str, Raw]] = []
+        self.pending: list[Proposal] = []
         # A sampler that has nothing left stays so: of a grid or a small space every point has been proposed.
         self.is_exhausted = False
         #: Grows with each trial that begins, goes on or ends: what was found out about them holds until then.
@@ -109,7 +109,7 @@ class SweepState:
         self.changes += 1
         if not trial.is_over:
             earlier = series_of(trial, self.runs_dir, self.spec.metric)
-            self.live[trial.number] = Watch(self.folder_of(trial.number), self.spec.metric, earlier)
+            self.live[trial.number] = Watch(self.folder_of(trial.number), self.spec.metrics, earlier)
 
     def look(self) -> list[Trial]:
         """Bring the trials up to date; those whose curve or state has changed."""
@@ -162,12 +162,18 @@ class SweepState:
             store.write(self.folder, self.record)
 
     def no_metric(self, trial: Trial) -> str:
-        """What is said of a trial that has ended without a value of the primary metric."""
+        """What is said of a trial that has ended without a value of the primary metric, or of another one of several."""
+        missing = [metric for metric, curve in zip(self.spec.metrics, trial.curves, strict=False) if not curve]
         names = sorted(CurveReader(self.folder_of(trial.number).metrics, self.spec.metric).names)
         logged = (
             f"It logged {', '.join(names)}" if names else "It logged nothing: call run.log(name, value) in the script"
         )
-        return f"trial {trial.number} has ended without a value of the primary metric {self.spec.metric!r}. {logged}."
+        metric = (
+            f"the primary metric {self.spec.metric!r}"
+            if self.spec.metric in missing
+            else f"the metric {(missing or self.spec.metrics)[0]!r}"
+        )
+        return f"trial {trial.number} has ended without a value of {metric}. {logged}."
 
 
 def _never_began(record: RunRecord) -> bool:

@@ -59,6 +59,7 @@ class Trial:
     chosen: key -> raw value of its point. values: name -> value, as its script got them.
     curve: the primary metric's values in the order of their logging: one is one interval. values that are no finite numbers
         are in it as they came. Of several runs it is one series, as that of several attempts.
+    further: the same of the further metrics, of a sweep with several. notes: what the sampler has written down with its point.
     earlier: the runs before the last, in order. begin: how many values of the curve come from them.
     paused: why its policy has paused the last run; None where it has not. stopped: why it was ended for good.
     rung: how many values its last run may go beyond without being judged again.
@@ -73,6 +74,8 @@ class Trial:
     curve: tuple[float, ...] = ()
     started_utc: str | None = None
     ended_utc: str | None = None
+    further: tuple[tuple[float, ...], ...] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict)
     earlier: tuple[Leg, ...] = ()
     begin: int = 0
     source: str | None = None
@@ -140,6 +143,22 @@ class Trial:
             (sign * value, place) for place, leg in enumerate(self.legs) if (value := best(leg.curve, goal)) is not None
         ]
         return self.legs[max(known)[1]] if known else self.legs[-1]
+
+    @property
+    def curves(self) -> tuple[tuple[float, ...], ...]:
+        """One for each metric."""
+        return (self.curve, *self.further)
+
+    @property
+    def last(self) -> tuple[float, ...] | None:
+        """The last value of each metric; None where one has none, or no finite one.
+
+        With several metrics a trial counts by these: the best of each may come from moments at which no model had both.
+        """
+        if not all(self.curves):
+            return None
+        found = tuple(curve[-1] for curve in self.curves)
+        return found if all(map(math.isfinite, found)) else None
 
     def best(self, goal: Goal, interval: int | None = None) -> float | None:
         """The best finite value of the first `interval` ones (default: of all); None where there is none."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import PacelineError
@@ -24,13 +24,13 @@ _NOTHING = Series()
 class Watch:
     """Looks at one trial again and again.
 
-    folder: of its last run. metric: the primary one. earlier: what its runs before have logged.
+    folder: of its last run. metrics: the primary one first. earlier: what its runs before have logged of that.
     """
 
-    def __init__(self, folder: RunFolder, metric: str, earlier: Series = _NOTHING) -> None:
+    def __init__(self, folder: RunFolder, metrics: Sequence[str], earlier: Series = _NOTHING) -> None:
         self._folder = folder
         self._earlier = earlier
-        self._curve = CurveReader(folder.metrics, metric)
+        self._curve, *self._further = (CurveReader(folder.metrics, metric) for metric in metrics)
         self._record = str(folder.record)
         self._stamp: tuple[int, int] | None = None
         # So long ago that the first look reads the record at any rate.
@@ -44,6 +44,9 @@ class Watch:
             ended = told.get("ended_utc")
             trial = dataclasses.replace(trial, status=told["status"], started_utc=started, ended_utc=ended)
         # After the record: what was logged before a run's end is in the curve that is seen with it.
+        if self._further:
+            further = tuple(reader.look() for reader in self._further)
+            trial = trial if further == trial.further else dataclasses.replace(trial, further=further)
         own = self._curve.look()
         if len(own) == len(trial.curve) - trial.begin:
             return trial

@@ -14,7 +14,7 @@ def test_trials_get_the_points_in_order_whoever_asks() -> None:
     space = Space({"a": pl.choice(1, 2), "b": pl.choice("x", "y")})
     sampler = GridSampler(space)
     found = [sampler.propose(number, ()) for number in range(5)]
-    assert [space.values(chosen) for chosen in found[:4] if chosen] == [
+    assert [space.values(proposal.chosen) for proposal in found[:4] if proposal] == [
         *({"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"}),
     ]
     assert found[4] is None
@@ -23,7 +23,9 @@ def test_trials_get_the_points_in_order_whoever_asks() -> None:
 
 def test_a_large_grid_is_not_made_before_it_is_asked_for() -> None:
     space = Space({name: pl.randint(1000) for name in "abcdef"})
-    assert GridSampler(space).propose(3, ()) == {"a": 0, "b": 0, "c": 0, "d": 0, "e": 0, "f": 3}
+    proposal = GridSampler(space).propose(3, ())
+    assert proposal is not None
+    assert proposal.chosen == {"a": 0, "b": 0, "c": 0, "d": 0, "e": 0, "f": 3}
 
 
 def test_a_continuum_has_no_grid() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import statistics
 from typing import Any
@@ -42,16 +43,23 @@ def branin(values: dict[str, Any]) -> float:
 
 
 def swept(
-    sampler: Any, space: Space, objective: Any, count: int, known: list[Trial], in_flight: int = 4
+    sampler: Any, space: Space, objective: Any, count: int, known: list[Trial], in_flight: int = 4, goals: int = 1
 ) -> list[Trial]:
     """The trials after `count` of them, of which the last ones run still."""
     trials = list(known)
     while len(trials) < count:
-        chosen = sampler.propose(len(trials), trials)
-        assert chosen is not None
+        proposal = sampler.propose(len(trials), trials)
+        assert proposal is not None
+        chosen = proposal.chosen
         trials.append(
             Trial(
-                number=len(trials), run_id="", chosen=dict(chosen), values=space.values(chosen), status=states.RUNNING
+                number=len(trials),
+                run_id="",
+                chosen=dict(chosen),
+                values=space.values(chosen),
+                status=states.RUNNING,
+                # As a record has them.
+                notes=json.loads(json.dumps(dict(proposal.notes))),
             )
         )
         if (done := len(trials) - in_flight) >= 0:
@@ -63,6 +71,8 @@ def swept(
                 values=over.values,
                 status=states.FAILED if done % 7 == 6 else states.COMPLETED,
                 curve=(objective(over.values),),
+                further=((over.values["x"],),) if goals > 1 else (),
+                notes=over.notes,
             )
     return trials
 
@@ -73,6 +83,52 @@ def test_a_study_that_is_made_anew_goes_on_as_the_unbroken_one() -> None:
         known = swept(make_sampler("tpe", MIXED, 5, ("minimize",)), MIXED, loss, cut, [])
         again = swept(make_sampler("tpe", MIXED, 5, ("minimize",)), MIXED, loss, 30, known)
         assert [trial.chosen for trial in again] == [trial.chosen for trial in unbroken]
+
+
+NSGA = "import optuna\ndef make(seed):\n    return optuna.samplers.NSGAIISampler(seed=seed, population_size=8)\n"
+
+
+@pytest.mark.parametrize(("name", "goals"), [("cmaes", 1), ("own_nsga:make", 2), ("tpe", 2)])
+def test_what_a_sampler_notes_on_trials_is_there_for_the_next_controller(name: str, goals: int, tmp_path: Any) -> None:
+    """CMA-ES keeps its covariance there, and genetic algorithms their generations."""
+    (tmp_path / "own_nsga.py").write_text(NSGA)
+
+    def made() -> Any:
+        return make_sampler(name, BRANIN, 5, ("minimize", "maximize")[:goals], source=tmp_path)
+
+    unbroken = swept(made(), BRANIN, branin, 48, [], goals=goals)
+    for cut in (2, 19, 40):
+        known = swept(made(), BRANIN, branin, cut, [], goals=goals)
+        again = swept(made(), BRANIN, branin, 48, known, goals=goals)
+        assert [trial.chosen for trial in again] == [trial.chosen for trial in unbroken]
+    if name != "tpe":
+        # It would not hold without the notes.
+        forgotten = [dataclasses.replace(trial, notes={}) for trial in known]
+        again = swept(made(), BRANIN, branin, 48, forgotten, goals=goals)
+        assert [trial.chosen for trial in again] != [trial.chosen for trial in unbroken]
+
+
+def prior(objective: Any, count: int, goals: int = 1) -> list[Trial]:
+    found = swept(make_sampler("random", BRANIN, 9, ("minimize",)), BRANIN, objective, count + 4, [], goals=goals)
+    known = [trial for trial in found if trial.status == states.COMPLETED]
+    return [dataclasses.replace(trial, number=number - len(known)) for number, trial in enumerate(known)]
+
+
+@pytest.mark.parametrize("name", ["tpe", "cmaes"])
+def test_results_of_former_sweeps_are_known_from_the_start(name: str) -> None:
+    def regret(seed: int, known: list[Trial]) -> float:
+        sampler = make_sampler(name, BRANIN, seed, ("minimize",), prior=known)
+        return min(value for t in swept(sampler, BRANIN, branin, 16, []) if (value := t.best("minimize")) is not None)
+
+    known, seeds = prior(branin, 80), range(11)
+    assert statistics.median(regret(seed, known) for seed in seeds) < 0.75 * statistics.median(
+        regret(seed, []) for seed in seeds
+    )
+
+
+def test_cmaes_says_how_many_former_results_it_needs() -> None:
+    with pytest.raises(SweepError, match="needs 10 results or more, and there are 6"):
+        make_sampler("cmaes", BRANIN, 1, ("minimize",), prior=prior(branin, 7)[:6])
 
 
 def test_points_are_points_of_the_space() -> None:

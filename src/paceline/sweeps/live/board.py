@@ -70,4 +70,4 @@ class Board:
     def _follow(self, trial: Trial, spec: SweepSpec) -> None:
         if not trial.is_over:
             child = RunFolder(self._folder.path.parent / trial.run_id)
-            self._live[trial.number] = Watch(child, spec.metric, series_of(trial, child.path.parent, spec.metric))
+            self._live[trial.number] = Watch(child, spec.metrics, series_of(trial, child.path.parent, spec.metric))

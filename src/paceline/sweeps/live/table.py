@@ -9,10 +9,11 @@ from typing import Any
 
 from paceline.runs import states
 from paceline.runs.follow import duration_text
+from paceline.sweeps.front import ordered
 from paceline.sweeps.live.board import Standing
-from paceline.sweeps.results import best_trial
+from paceline.sweeps.results import best_trial, best_trials, values_of
 from paceline.sweeps.spec import SweepSpec
-from paceline.sweeps.trial import SHOWN_PAUSED, Trial, ranked
+from paceline.sweeps.trial import SHOWN_PAUSED, Trial
 
 #: Column of the states in `header` and `cells`.
 STATUS = 1
@@ -34,7 +35,7 @@ class Shown:
 def shown(standing: Standing, most: int) -> Shown:
     """At most so many rows: the best trials, and of those that run as many as find a place; the best stand first."""
     spec = standing.spec
-    order = ranked(standing.trials, spec.goal)
+    order = ordered(standing.trials, spec.goals)
     # Half of the rows are kept for what goes on: of a long sweep the best ones alone would fill a screen.
     running = [trial for trial in order if not trial.is_over][: max(most // 2, most - len(order))]
     kept = {trial.number for trial in (*running, *order[: max(0, most - len(running))])}
@@ -63,7 +64,11 @@ def lines(standing: Standing) -> tuple[str, ...]:
     took = took.replace(" for ", " in ") if record.is_terminal else took
     found = [f"Sweep {record.run_id} is {record.status}{took}: {', '.join(parts)}"]
     if (best := best_trial(trials, spec)) is not None:
-        found.append(f"Best: trial {best.number}, {spec.metric} {number(best.best(spec.goal))}{_said(best)}")
+        if spec.further:
+            numbers = [str(trial.number) for trial in best_trials(trials, spec)]
+            found.append(f"Pareto front: trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}")
+        else:
+            found.append(f"Best: trial {best.number}, {spec.metric} {number(best.best(spec.goal))}{_said(best)}")
     found += [f"Warning: {text}" for text in record.warnings]
     if record.failure is not None:
         found.append(record.failure.message)
@@ -76,7 +81,7 @@ def parameters(trials: Sequence[Trial]) -> list[str]:
 
 
 def header(names: Sequence[str], spec: SweepSpec) -> tuple[str, ...]:
-    return ("TRIAL", "STATUS", spec.metric, "VALUES", "TIME", *(name.lstrip("-") for name in names))
+    return ("TRIAL", "STATUS", *spec.metrics, "VALUES", "TIME", *(name.lstrip("-") for name in names))
 
 
 def cells(trial: Trial, names: Sequence[str], spec: SweepSpec) -> tuple[str, ...]:
@@ -85,7 +90,7 @@ def cells(trial: Trial, names: Sequence[str], spec: SweepSpec) -> tuple[str, ...
     return (
         str(trial.number),
         trial.shown,
-        number(trial.best(spec.goal)),
+        *map(number, values_of(trial, spec)),
         str(len(trial.curve)),
         duration_text(took) if took is not None else "-",
         *(number(trial.values.get(name)) for name in names),

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from paceline.sweeps.expressions import Raw
+from paceline.sweeps.samplers.sampler import Proposal
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Trial
 
@@ -22,8 +23,8 @@ class GridSampler:
         self._space = space
         self._known: list[Mapping[str, Raw]] = []
 
-    def propose(self, number: int, trials: Sequence[Trial]) -> Mapping[str, Raw] | None:
-        """Key -> raw value of the n-th point."""
+    def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
+        """The n-th point."""
         # Points are made as they are asked for: a grid may be larger than any sweep over it.
         self._known += itertools.islice(self._points, max(0, number + 1 - len(self._known)))
-        return self._known[number] if number < len(self._known) else None
+        return Proposal(chosen=self._known[number]) if number < len(self._known) else None

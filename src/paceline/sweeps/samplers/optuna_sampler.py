@@ -7,63 +7,96 @@ by the sweep's seed and the trial's number.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import inspect
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import SweepError
 from paceline.runs import states
-from paceline.sweeps.expressions import Choice, Fixed, Integers, Normal, Raw, Uniform
-from paceline.sweeps.samplers.sampler import seed_of
+from paceline.sweeps.expressions import Choice, Expression, Fixed, Integers, Normal, Raw, Uniform
+from paceline.sweeps.samplers.sampler import Proposal, seed_of
 from paceline.sweeps.space import Dimension, Space
 from paceline.sweeps.trial import Goal, Trial
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.trial import FrozenTrial
     from optuna.trial import Trial as OptunaTrial
 
+#: In a trial's notes: what the sampler has written down on it, and on the study when it was asked for it.
+_TRIAL, _STUDY = "trial", "study"
 #: Trials that are drawn at random before a model is made; Optuna's own number.
 _STARTUP_TRIALS = 10
+#: Of which the best tenth is one.
+_WARM_START_TRIALS = 10
 
 
 class OptunaSampler:
     """Proposes what one of Optuna's samplers does.
 
-    make: seed -> the sampler. goals: one for each metric; several make the study one of several objectives, whose values a
-        trial's `objectives` are.
+    make: seed -> the sampler. goals: one for each metric; several make the study one of several objectives. prior: results of
+        former sweeps, which the study knows from the start.
+    keeps_notes: what the sampler writes down on trials (Optuna's system attributes), such as the state of a generation, is handed
+        out with a proposal, and taken from the trials where the study is made anew.
 
     Raises:
         SweepError: Optuna is not installed.
     """
 
     def __init__(
-        self, space: Space, seed: int, goals: Sequence[Goal], make: Callable[[int], optuna.samplers.BaseSampler]
+        self,
+        space: Space,
+        seed: int,
+        goals: Sequence[Goal],
+        make: Callable[[int], optuna.samplers.BaseSampler],
+        prior: Sequence[Trial] = (),
+        *,
+        keeps_notes: bool = True,
     ) -> None:
-        optuna = _optuna()
         self._space = space
         self._seed = seed
-        self._goal = goals[0]
         self._goals = list(goals)
         self._make = make
-        self._study = optuna.create_study(directions=list(goals), sampler=self._made(seed))
-        #: Number of a trial of ours -> the study's; and what the study was told of those that it knows the end of.
-        self._asked: dict[int, OptunaTrial] = {}
-        self._told: dict[int, float | None] = {}
+        self._prior = prior
+        self._keeps_notes = keeps_notes
+        self._begin()
 
-    def propose(self, number: int, trials: Sequence[Trial]) -> Mapping[str, Raw] | None:
-        """Key -> raw value."""
+    def _begin(self) -> None:
+        self._study = _optuna().create_study(directions=self._goals, sampler=self._made(self._seed))
+        for trial in self._prior:
+            self._study.add_trial(frozen(self._space, trial, self._known(trial)))
+        #: What the sampler has written down on the study.
+        self._seen: dict[str, Any] = {}
+        #: Number of a trial of ours -> the study's; and what the study was told of those that it knows the end of.
+        self._asked: dict[int, int] = {}
+        self._told: dict[int, tuple[float, ...] | None] = {}
+
+    def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
+        """A point."""
         # A trial that was paused has gone on and comes to more. A study can't be told twice, so it is made anew.
         if any(trial.number in self._told and self._told[trial.number] != self._known(trial) for trial in trials):
-            self._study = _optuna().create_study(directions=self._goals, sampler=self._made(self._seed))
-            self._asked, self._told = {}, {}
+            self._begin()
         for trial in trials:
             self._tell(trial)
         self._study.sampler = self._made(seed_of(self._seed, number))
-        asked = self._asked[number] = self._study.ask()
-        return self._space.draw(functools.partial(_suggest, asked))
+        asked = self._study.ask()
+        self._asked[number] = asked.number
+        chosen = self._space.draw(functools.partial(_suggest, asked))
+        return Proposal(chosen=chosen, notes=self._notes(asked.number) if self._keeps_notes else {})
+
+    def _notes(self, number: int) -> dict[str, Any]:
+        """What the sampler has written down while it was asked: on the trial, and on the study."""
+        of_trial = self._study.get_trials(deepcopy=False)[number].system_attrs
+        of_study = self._study._storage.get_study_system_attrs(self._study._study_id)
+        new = {name: value for name, value in of_study.items() if self._seen.get(name) != value}
+        self._seen = dict(of_study)
+        parts = {_TRIAL: _json_alone(of_trial), _STUDY: _json_alone(new)}
+        return {name: part for name, part in parts.items() if part}
 
     def _made(self, seed: int) -> optuna.samplers.BaseSampler:
         with warnings.catch_warnings():
@@ -76,31 +109,60 @@ class OptunaSampler:
         optuna = _optuna()
         if trial.number in self._told:
             return
+        # Optuna knows it as running until it is told; TPE's constant liar then proposes points away from it.
+        is_known = trial.is_over or bool(trial.earlier)
+        values = self._known(trial) if is_known else None
+        if is_known:
+            self._told[trial.number] = values
         if trial.number not in self._asked:
-            # A trial of before this process: the study is given the point, in the way in which it would have asked for it.
-            self._study.enqueue_trial(dict(trial.chosen))
-            known = self._asked[trial.number] = self._study.ask()
-            self._space.draw(functools.partial(_suggest, known))
-        # Optuna knows it as running from here on; TPE's constant liar then proposes points away from it.
-        if not trial.is_over and not trial.earlier:
-            return
-        value = self._told[trial.number] = self._known(trial)
-        if value is None:
+            # A trial of before this process, or a point that the user gave.
+            self._asked[trial.number] = len(self._study.get_trials(deepcopy=False))
+            self._study.add_trial(frozen(self._space, trial, values, is_running=not is_known))
+            for name, value in trial.notes.get(_STUDY, {}).items():
+                self._study._storage.set_study_system_attr(self._study._study_id, name, value)
+                self._seen[name] = value
+        elif is_known and values is None:
             self._study.tell(self._asked[trial.number], state=optuna.trial.TrialState.FAIL)
-        else:
-            self._study.tell(self._asked[trial.number], value)
+        elif is_known:
+            self._study.tell(self._asked[trial.number], values)
 
-    def _known(self, trial: Trial) -> float | None:
+    def _known(self, trial: Trial) -> tuple[float, ...] | None:
         """What a trial came to, of one that goes on what it had come to before; None where it failed or has no finite value.
 
         A trial that a policy stopped is canceled, and tells what it reached; what a failed one logged is not trusted.
         """
         if trial.status == states.FAILED:
             return None
-        return trial.best(self._goal) if trial.is_over else trial.best(self._goal, trial.begin)
+        if len(self._goals) > 1:
+            return trial.last
+        goal = self._goals[0]
+        value = trial.best(goal) if trial.is_over else trial.best(goal, trial.begin)
+        return None if value is None else (value,)
 
 
-def tpe(space: Space, seed: int, goals: Sequence[Goal]) -> OptunaSampler:
+def frozen(space: Space, trial: Trial, values: Sequence[float] | None, *, is_running: bool = False) -> FrozenTrial:
+    """A trial as Optuna keeps it. values: what it came to; without any, it has failed."""
+    optuna = _optuna()
+    ended = optuna.trial.TrialState.FAIL if values is None else optuna.trial.TrialState.COMPLETE
+    distributions: dict[str, Any] = {}
+
+    def note(dimension: Dimension) -> Raw:
+        if not isinstance(dimension.expression, Fixed):
+            distributions[dimension.key] = _distribution(dimension.expression)
+        return trial.chosen[dimension.key]
+
+    space.draw(note)
+    made: FrozenTrial = optuna.trial.create_trial(
+        state=optuna.trial.TrialState.RUNNING if is_running else ended,
+        values=None if is_running or values is None else list(values),
+        params={key: trial.chosen[key] for key in distributions},
+        distributions=distributions,
+        system_attrs=dict(trial.notes.get(_TRIAL, {})),
+    )
+    return made
+
+
+def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
     """Tree-structured Parzen estimators (Bergstra et al., NeurIPS 2011), over all parameters together; running trials repel."""
     optuna = _optuna()
 
@@ -109,10 +171,11 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal]) -> OptunaSampler:
             seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=_STARTUP_TRIALS
         )
 
-    return OptunaSampler(space, seed, goals, make)
+    # What it notes is the point of a trial that runs, which is known here.
+    return OptunaSampler(space, seed, goals, make, prior, keeps_notes=False)
 
 
-def cmaes(space: Space, seed: int, goals: Sequence[Goal]) -> OptunaSampler:
+def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
     """Covariance matrix adaptation (Hansen, 2016), for spaces of numbers alone.
 
     Raises:
@@ -127,10 +190,19 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal]) -> OptunaSampler:
     optuna = _optuna()
     if importlib.util.find_spec("cmaes") is None:
         raise SweepError("the sampler cmaes needs the package cmaes: pip install 'paceline[tune]'.")
-    return OptunaSampler(space, seed, goals, lambda seed: optuna.samplers.CmaEsSampler(seed=seed))
+    if not prior:
+        return OptunaSampler(space, seed, goals, lambda seed: optuna.samplers.CmaEsSampler(seed=seed))
+    known = [(trial, value) for trial in prior if (value := trial.best(goals[0])) is not None]
+    if len(known) < _WARM_START_TRIALS:
+        raise SweepError(
+            f"warm_start with the sampler cmaes needs {_WARM_START_TRIALS} results or more, and there are {len(known)}. Take tpe."
+        )
+    # Trials that it has not proposed tell it nothing; it makes its first covariance of these (Nomura et al., AAAI 2021).
+    source = [frozen(space, trial, (value,)) for trial, value in known]
+    return OptunaSampler(space, seed, goals, lambda seed: optuna.samplers.CmaEsSampler(seed=seed, source_trials=source))
 
 
-def gp(space: Space, seed: int, goals: Sequence[Goal]) -> OptunaSampler:
+def gp(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
     """A Gaussian process with expected improvement; needs torch and scipy, and takes seconds for each trial.
 
     Raises:
@@ -140,10 +212,10 @@ def gp(space: Space, seed: int, goals: Sequence[Goal]) -> OptunaSampler:
     for module in ("torch", "scipy"):
         if importlib.util.find_spec(module) is None:
             raise SweepError(f"the sampler gp needs {module}, which is not installed here: pip install {module}.")
-    return OptunaSampler(space, seed, goals, lambda seed: optuna.samplers.GPSampler(seed=seed))
+    return OptunaSampler(space, seed, goals, lambda seed: optuna.samplers.GPSampler(seed=seed), prior)
 
 
-def own(sampler: Any, space: Space, seed: int, goals: Sequence[Goal]) -> OptunaSampler:
+def own(sampler: Any, space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
     """A sampler of Optuna's, or a subclass of its base, as the user made it: a class, or a function seed -> sampler.
 
     Raises:
@@ -158,7 +230,7 @@ def own(sampler: Any, space: Space, seed: int, goals: Sequence[Goal]) -> OptunaS
     if inspect.isclass(sampler):
         # Optuna's classes take the seed by name, and some have other arguments before it.
         make = functools.partial(_seeded, sampler)
-    return OptunaSampler(space, seed, goals, make)
+    return OptunaSampler(space, seed, goals, make, prior)
 
 
 def _seeded(sampler: type, seed: int) -> Any:
@@ -178,6 +250,26 @@ def _suggest(trial: OptunaTrial, dimension: Dimension) -> Raw:
     assert isinstance(expression, (Uniform, Normal))
     is_log = isinstance(expression, Uniform) and expression.is_log
     return trial.suggest_float(key, expression.low, expression.high, log=is_log)
+
+
+def _distribution(expression: Expression) -> Any:
+    """What `_suggest` draws from."""
+    distributions = _optuna().distributions
+    if isinstance(expression, Choice):
+        return distributions.CategoricalDistribution(list(range(expression.count)))
+    if isinstance(expression, Integers):
+        return distributions.IntDistribution(expression.low, expression.high - 1)
+    assert isinstance(expression, (Uniform, Normal))
+    is_log = isinstance(expression, Uniform) and expression.is_log
+    return distributions.FloatDistribution(expression.low, expression.high, log=is_log)
+
+
+def _json_alone(values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        with contextlib.suppress(TypeError, ValueError):
+            found[name] = json.loads(json.dumps(value))
+    return found
 
 
 @functools.cache

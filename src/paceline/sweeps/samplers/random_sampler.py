@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from paceline.sweeps.expressions import Raw
-from paceline.sweeps.samplers.sampler import seed_of
+from paceline.sweeps.samplers.sampler import Proposal, seed_of
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Trial
 
@@ -30,22 +30,22 @@ class RandomSampler:
         self._told = 0
         self._left: dict[str, Mapping[str, Raw]] | None = None
 
-    def propose(self, number: int, trials: Sequence[Trial]) -> Mapping[str, Raw] | None:
-        """Key -> raw value; None where each point of the space has been proposed."""
+    def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
+        """A point; None where each point of the space has been proposed."""
         source = random.Random(seed_of(self._seed, number))
         if not self._is_small:
-            return self._drawn(source)
+            return Proposal(chosen=self._drawn(source))
         self._tell(trials)
         # Draw at first, for that costs nothing; near the end of a space nearly all draws have been there.
         for _ in range(10):
             drawn = self._drawn(source)
             if self._said(drawn) not in self._known:
-                return drawn
+                return Proposal(chosen=drawn)
         # Sampled from what is left, so that the last points of a space come in a bounded time.
         if self._left is None:
             every = {self._said(point): point for point in self._space.grid()}
             self._left = {said: point for said, point in every.items() if said not in self._known}
-        return source.choice(list(self._left.values())) if self._left else None
+        return Proposal(chosen=source.choice(list(self._left.values()))) if self._left else None
 
     def _tell(self, trials: Sequence[Trial]) -> None:
         # Trials are only ever added; a list that is no longer than the last one is another sweep's.

@@ -13,12 +13,12 @@ from paceline.sweeps.samplers.grid_sampler import GridSampler
 from paceline.sweeps.samplers.random_sampler import RandomSampler
 from paceline.sweeps.samplers.sampler import Sampler
 from paceline.sweeps.space import Space
-from paceline.sweeps.trial import Goal
+from paceline.sweeps.trial import Goal, Trial
 
 NAMES = ("random", "grid", "tpe", "cmaes", "gp")
 
 
-def check_sampler(name: object, space: Space) -> None:
+def check_sampler(name: object, space: Space, goals: Sequence[Goal] = ("maximize",)) -> None:
     """Refuse what can be known to be wrong of a sampler before a sweep starts.
 
     Raises:
@@ -31,13 +31,22 @@ def check_sampler(name: object, space: Space) -> None:
         space.grid()
     elif name not in ("random", "grid") and ":" not in name:
         # A user's own, with a colon in its name, is left to the controller: it lies in the source, which is not known here.
-        make_sampler(name, space, 0, ("maximize",))
+        make_sampler(name, space, 0, goals)
 
 
 def make_sampler(
-    name: str, space: Space, seed: int, goals: Sequence[Goal], *, repeats: bool = False, source: Path | None = None
+    name: str,
+    space: Space,
+    seed: int,
+    goals: Sequence[Goal],
+    *,
+    repeats: bool = False,
+    source: Path | None = None,
+    prior: Sequence[Trial] = (),
 ) -> Sampler:
     """The sampler of this name. source: the folder in which the module of a user's own is looked for.
+
+    prior: results of former sweeps, for samplers that learn.
 
     Raises:
         SweepError: as `check_sampler`; or the user's own can't be loaded.
@@ -47,9 +56,9 @@ def make_sampler(
     if name == "grid":
         return GridSampler(space)
     if ":" in name:
-        return optuna_sampler.own(_loaded(name, source), space, seed, goals)
+        return optuna_sampler.own(_loaded(name, source), space, seed, goals, prior)
     makers = {"tpe": optuna_sampler.tpe, "cmaes": optuna_sampler.cmaes, "gp": optuna_sampler.gp}
-    return makers[name](space, seed, goals)
+    return makers[name](space, seed, goals, prior)
 
 
 def _loaded(name: str, source: Path | None) -> object:

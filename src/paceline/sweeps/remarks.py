@@ -1,0 +1,77 @@
+"""What is strange about a metric: one sentence for each kind, in the sweep's warnings, told when the first trials have ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from paceline.runs import states
+from paceline.sweeps.curves import CurveReader
+from paceline.sweeps.sweep_state import SweepState
+from paceline.sweeps.trial import Goal, Trial, best
+
+#: By what a sweep's warnings show that a kind has been told: the trials that come after have it for the same reason.
+_WITHOUT, _FINITE, _RANKS, _DIRECTION = (
+    "without a value of",
+    "no finite number",
+    "with different values",
+    "from its first value",
+)
+#: So many trials, each with so many values, that all go the wrong way.
+_TRIALS, _VALUES = 3, 3
+
+
+def warn_of(sweep: SweepState, trial: Trial) -> None:
+    """Write down what is strange about what a trial, which has ended, has logged."""
+    for kind, text in _remarks(sweep, trial):
+        if not any(kind in warning for warning in sweep.record.warnings):
+            sweep.warn(text)
+
+
+def _remarks(sweep: SweepState, trial: Trial) -> Iterator[tuple[str, str]]:
+    if trial.status == states.COMPLETED and not all(trial.curves):
+        yield _WITHOUT, sweep.no_metric(trial)
+    for metric, goal, curve in zip(sweep.spec.metrics, sweep.spec.goals, trial.curves, strict=False):
+        odd = [value for value in curve if not math.isfinite(value)]
+        if odd:
+            what = f"all {len(odd)}" if len(odd) == len(curve) else f"{len(odd)} of the {len(curve)}"
+            yield (
+                _FINITE,
+                f"{what} values of {metric!r} that trial {trial.number} has logged are no finite numbers ({_shown(odd)}): "
+                f"what is {_FINITE} counts for nothing.",
+            )
+        if sweep.job.world_size > 1 and (text := _of_ranks(sweep, trial, metric)):
+            yield _RANKS, text
+        if text := _of_direction(sweep, metric, goal):
+            yield _DIRECTION, text
+
+
+def _shown(values: Sequence[float]) -> str:
+    return ", ".join(dict.fromkeys(f"{value:g}" for value in values))
+
+
+def _of_ranks(sweep: SweepState, trial: Trial, metric: str) -> str:
+    reader = CurveReader(sweep.folder_of(trial.number).metrics, metric)
+    reader.look()
+    ranks = reader.by_rank
+    # Scripts that log the same from all ranks lose nothing.
+    if len(set(ranks.values())) < 2:
+        return ""
+    return f"{metric!r} is logged by {len(ranks)} ranks of trial {trial.number} {_RANKS}: those of rank {min(ranks)} count."
+
+
+def _of_direction(sweep: SweepState, metric: str, goal: Goal) -> str:
+    place = sweep.spec.metrics.index(metric)
+    curves = [
+        [value for value in trial.curves[place] if math.isfinite(value)]
+        for trial in sweep.trials
+        if trial.is_over and place < len(trial.curves)
+    ]
+    long = [curve for curve in curves if len(curve) >= _VALUES]
+    if len(long) < _TRIALS or not all(curve[-1] != curve[0] == best(curve, goal) for curve in long):
+        return ""
+    way, other = ("falls", "minimize") if goal == "maximize" else ("rises", "maximize")
+    return (
+        f"in each of the {len(long)} trials that have ended, {metric!r} {way} {_DIRECTION} on, and the sweep is to {goal} it: "
+        f"if that is the wrong way round, give goal={other!r} (--{other})."
+    )
