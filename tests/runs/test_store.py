@@ -172,6 +172,17 @@ def test_an_ambiguous_beginning_is_refused_with_the_runs_it_may_mean(runs_dir):
         store.find(runs_dir, "digits_17")
 
 
+def test_the_beginning_of_a_sweeps_id_is_the_sweeps_and_not_its_trials(runs_dir):
+    sweep = "tuned_1700000000_00000001"
+    for run_id in (f"{sweep}_10", sweep, f"{sweep}_0", "other_1700000000_00000001"):
+        os.close(make_run(runs_dir, run_id)[1])
+    assert store.find(runs_dir, "tuned_17").run_id == sweep
+    assert store.find(runs_dir, f"{sweep}_1").run_id == f"{sweep}_10"
+    os.close(make_run(runs_dir, "tuned_1700000005_00000001")[1])
+    with pytest.raises(RunNotFoundError, match="4 runs begin with"):
+        store.find(runs_dir, "tuned_17")
+
+
 def test_a_whole_id_counts_even_if_another_begins_with_it(runs_dir):
     for run_id in ("a_1", "a_1x"):
         os.close(make_run(runs_dir, run_id)[1])

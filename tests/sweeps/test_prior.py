@@ -12,6 +12,7 @@ import paceline as pl
 from paceline.errors import SweepError
 from paceline.runs import removal, states
 from paceline.runs.folder import RunFolder
+from paceline.sweeps import children, ended
 from paceline.sweeps.prior import as_trials, keep, known_results, prior_trials
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
@@ -76,6 +77,9 @@ def test_several_metrics_are_those_of_the_new_sweep(tmp_path: Path) -> None:
     folder = former(tmp_path)
     with pytest.raises(SweepError, match=r"no trial .* of loss and size. Its trials have logged loss"):
         results(tmp_path, FORMER, further=(("size", "minimize"),))
+    # What its controller has kept of them is by its own metric.
+    for trial in children.trials(folder, SweepSpec(space=Space(FORMER), metric="loss")):
+        ended.keep(folder, trial)
     log_values(RunFolder(folder.path.with_name(f"{SWEEP_ID}_0")), "size", (7.0,))
     (found,) = results(tmp_path, FORMER, further=(("size", "minimize"),))
     assert found["values"] == [2.5, 7.0]

@@ -151,7 +151,8 @@ def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) ->
 
 
 def find(runs_dir: Path, run_id: str) -> RunFolder:
-    """The folder of a run, by its id or the beginning of it that no other has.
+    """The folder of a run, by its id or the beginning of it that no other has. A sweep's trials, whose ids begin with its own, do
+    not count beside it.
 
     Raises:
         FileNameError: `run_id` has not the form of an id.
@@ -162,8 +163,9 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
     if folder.record.exists():
         return folder
     matches = [name for name in ids(runs_dir) if name.startswith(run_id)]
-    if len(matches) == 1:
-        return RunFolder(runs_dir / matches[0])
+    # Sorted by age, a sweep comes after its trials.
+    if matches and all(name == matches[-1] or name.startswith(f"{matches[-1]}_") for name in matches):
+        return RunFolder(runs_dir / matches[-1])
     if matches:
         shown = ", ".join(matches[:5])
         raise RunNotFoundError(f"{len(matches)} runs begin with {run_id!r}: {shown}. Give more of the id.")

@@ -68,4 +68,6 @@ def stamp(runs_dir: Path, run_id: object) -> list[int] | None:
 
 def _read(name: str, value: Any) -> Any:
     # JSON knows no tuples; a field of another version is no field, and Trial says so.
-    return tuple(value) if isinstance(_DEFAULTS.get(name), tuple) else value
+    if not isinstance(_DEFAULTS.get(name), tuple):
+        return value
+    return tuple(tuple(inner) if isinstance(inner, list) else inner for inner in value)

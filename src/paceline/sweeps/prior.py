@@ -13,7 +13,7 @@ from typing import Any
 from paceline.errors import RunNotFoundError, SweepError
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
-from paceline.sweeps import children
+from paceline.sweeps.children import all_runs, trial_of
 from paceline.sweeps.curves import CurveReader
 from paceline.sweeps.expressions import Fixed
 from paceline.sweeps.space import Dimension, Space
@@ -85,7 +85,10 @@ def _of_sweep(run_id: str, spec: SweepSpec, runs_dir: Path) -> list[dict[str, An
     former = SweepSpec.from_json(record.sweep)
     _check_names(run_id, former.space, spec.space)
     # By the new sweep's metrics: what a trial has logged counts, whatever was judged by then.
-    trials = [trial for trial in children.trials(folder, _judged_by(former, spec)) if trial.status != states.FAILED]
+    # Read anew, for what is kept of ended trials (`ended`) is by the former one's.
+    judged = _judged_by(former, spec)
+    known = [trial_of(records, runs_dir, judged) for records in all_runs(folder, judged)]
+    trials = [trial for trial in known if trial.status != states.FAILED]
     found, outside = [], ""
     for trial in trials:
         values = _values(trial, spec)
