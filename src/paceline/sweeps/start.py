@@ -43,10 +43,11 @@ def submit_sweep(
     display_name: str | None = None,
     values: Mapping[str, str] | None = None,
     leave_out: Sequence[Path] = (),
+    warnings: Sequence[str] = (),
 ) -> RunFolder:
     """Start a sweep of `job` and return its folder at once; it goes on when this program ends.
 
-    values, leave_out: as for `paceline.submit.submit`.
+    values, leave_out, warnings: as for `paceline.submit.submit`.
 
     Raises:
         UserError: anything that can be known to be wrong before a process starts.
@@ -74,6 +75,7 @@ def submit_sweep(
         job=job,
         sweep=spec.to_json(),
         owner=store.owner(),
+        warnings=tuple(warnings),
     )
     # The lock is held from the folder's first moment: without it a reader would take the sweep for deserted.
     lock_fd = store.create(workspace_dir / "runs", record, secrets)

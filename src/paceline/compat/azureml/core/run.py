@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, ClassVar
 
 from paceline.compat.azureml.exceptions import (
@@ -103,6 +103,13 @@ _FIRST_LOG = (
 _RANK_LOG = re.compile(r"(?:azureml-logs/70_driver_log_(?:worker_|rank_)?(\d+)|user_logs/std_log_process_0*(\d+))\.txt")
 
 
+def _hyperdrive_run() -> type[run.Run]:
+    # It stands above this module.
+    from paceline.compat.azureml.train.hyperdrive.run import HyperDriveRun
+
+    return HyperDriveRun
+
+
 @sdk_class
 class Run(SdkSpellings, run.Run):
     """`paceline.Run` with the SDK's other names.
@@ -112,6 +119,7 @@ class Run(SdkSpellings, run.Run):
     """
 
     offline_class: ClassVar[type[offline.OfflineRun]] = OfflineRun
+    kinds: ClassVar[dict[str, Callable[[], builtins.type[run.Run]]]] = {"sweep": _hyperdrive_run}
 
     def __init__(self, experiment: Any, run_id: str, outputs: str | None = None, **others: Any) -> None:
         super().__init__(experiment, run_id)
@@ -425,9 +433,8 @@ class Run(SdkSpellings, run.Run):
         return self.get_details()
 
 
-#: A run of a script, as `Experiment.submit` gives it.
 class ScriptRun(Run):
-    """A run of a script."""
+    """A run of a script, as `Experiment.submit` gives it."""
 
 
 def get_run(experiment: Any, run_id: str, rehydrate: bool = True, clean_up: bool = True) -> Any:

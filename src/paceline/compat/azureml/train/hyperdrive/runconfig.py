@@ -1,0 +1,199 @@
+"""A sweep as the SDK describes it (`azureml.train.hyperdrive.runconfig`).
+
+https://learn.microsoft.com/python/api/azureml-train-core/azureml.train.hyperdrive.hyperdriveconfig
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from typing import Any
+
+from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
+from paceline.compat.azureml.exceptions import HyperDriveConfigException
+from paceline.compat.azureml.train.estimator import MMLBaseEstimator
+from paceline.compat.azureml.train.hyperdrive.policy import EarlyTerminationPolicy
+from paceline.compat.azureml.train.hyperdrive.sampling import HyperParameterSampling
+
+__all__ = ["HyperDriveConfig", "HyperDriveRunConfig", "PrimaryMetricGoal"]
+
+
+class PrimaryMetricGoal(enum.Enum):
+    """What is better."""
+
+    MAXIMIZE = "MAXIMIZE"
+    MINIMIZE = "MINIMIZE"
+
+    @staticmethod
+    def from_str(goal: str) -> PrimaryMetricGoal:
+        """The goal of this name, in any case.
+
+        Raises:
+            ValueError: there is none.
+        """
+        return PrimaryMetricGoal(str(goal).upper())
+
+
+class HyperDriveConfig:
+    """A sweep: what is tried (`hyperparameter_sampling`), how it is judged, how much of it, and what each trial runs: exactly one
+    of `estimator` and `run_config`, a ScriptRunConfig.
+
+    max_concurrent_runs: default: as many as there are runs. max_duration_minutes: default a week. policy: default none.
+    resume_from: former HyperDriveRuns, whose results are known from the start.
+
+    Raises:
+        HyperDriveConfigException: a value is wrong.
+    """
+
+    def __init__(
+        self,
+        hyperparameter_sampling: HyperParameterSampling,
+        primary_metric_name: str,
+        primary_metric_goal: PrimaryMetricGoal,
+        max_total_runs: int,
+        max_concurrent_runs: int | None = None,
+        max_duration_minutes: int = 10080,
+        policy: EarlyTerminationPolicy | None = None,
+        estimator: MMLBaseEstimator | None = None,
+        run_config: ScriptRunConfig | None = None,
+        resume_from: Any = None,
+        resume_child_runs: Any = None,
+        pipeline: Any = None,
+        debug_flag: Any = None,
+        custom_run_id: str | None = None,
+    ) -> None:
+        given = [
+            name
+            for name, value in (("estimator", estimator), ("run_config", run_config), ("pipeline", pipeline))
+            if value
+        ]
+        if len(given) != 1:
+            raise HyperDriveConfigException(
+                f"exactly one of estimator, run_config and pipeline has to be given; given are: {', '.join(given) or 'none'}."
+            )
+        if pipeline is not None:
+            raise HyperDriveConfigException(
+                "a sweep over pipelines is not here. Sweep over the step's script: run_config=."
+            )
+        if run_config is not None and not isinstance(run_config, ScriptRunConfig):
+            raise HyperDriveConfigException(f"run_config={run_config!r} is no ScriptRunConfig.")
+        if estimator is not None and not isinstance(estimator, MMLBaseEstimator):
+            raise HyperDriveConfigException(f"estimator={estimator!r} is no estimator.")
+        if not isinstance(hyperparameter_sampling, HyperParameterSampling):
+            raise HyperDriveConfigException(f"hyperparameter_sampling={hyperparameter_sampling!r} is no sampling.")
+        if policy is not None and not isinstance(policy, EarlyTerminationPolicy):
+            raise HyperDriveConfigException(f"policy={policy!r} is no policy.")
+        if resume_child_runs is not None:
+            raise HyperDriveConfigException(
+                "resume_child_runs is not here. Give resume_from, and the best points are tried again by the sampler."
+            )
+        self.hyperparameter_sampling = hyperparameter_sampling
+        self.primary_metric_name = primary_metric_name
+        goal = primary_metric_goal
+        self.primary_metric_goal = goal if isinstance(goal, PrimaryMetricGoal) else _goal(goal)
+        self.max_total_runs = _count("max_total_runs", max_total_runs)
+        self.max_concurrent_runs = (
+            self.max_total_runs if max_concurrent_runs is None else _count("max_concurrent_runs", max_concurrent_runs)
+        )
+        self.max_duration_minutes = _count("max_duration_minutes", max_duration_minutes)
+        self.policy = policy
+        self.estimator, self.run_config = estimator, run_config
+        self.resume_from = (
+            [] if resume_from is None else resume_from if isinstance(resume_from, list) else [resume_from]
+        )
+
+    @property
+    def source_directory(self) -> str:
+        return (self.estimator or self.run_config).source_directory  # type: ignore[union-attr]
+
+    def _submit_to(
+        self, experiment: Any, tags: Any, *, display_name: str | None = None, run_id: str | None = None, **others: Any
+    ) -> Any:
+        from paceline.compat.azureml.submission import prepared
+        from paceline.compat.azureml.train.hyperdrive.run import HyperDriveRun
+        from paceline.submit import SourceCopy
+        from paceline.sweeps.samplers.samplers import check_sampler
+        from paceline.sweeps.space import Space
+        from paceline.sweeps.spec import SweepSpec
+        from paceline.sweeps.start import submit_sweep
+
+        if others:
+            raise HyperDriveConfigException(f"submit can't take {', '.join(sorted(others))} with a HyperDriveConfig.")
+        swept = {name.lstrip("-") for name in self.hyperparameter_sampling.parameter_space}
+        if self.estimator is not None:
+            # A fixed value of the same name gives way to those that are tried.
+            mine = {k: v for k, v in self.estimator.script_params.items() if str(k).lstrip("-") not in swept}
+            estimator = self.estimator.with_overrides()
+            estimator.script_params = mine
+            found = prepared(estimator.script_run_config(experiment.workspace), experiment.workspace)
+        else:
+            assert self.run_config is not None
+            found = prepared(self.run_config, experiment.workspace)
+        space = Space(self.hyperparameter_sampling.parameter_space)
+        sampler = self.hyperparameter_sampling.sampler
+        check_sampler(sampler, space)
+        more: dict[str, Any] = {"warm_start": tuple(run.id for run in self.resume_from)} if self.resume_from else {}
+        spec = SweepSpec(
+            space=space,
+            metric=self.primary_metric_name,
+            goal="maximize" if self.primary_metric_goal is PrimaryMetricGoal.MAXIMIZE else "minimize",
+            trials=self.max_total_runs,
+            concurrent=self.max_concurrent_runs,
+            sampler=sampler,
+            seed=secrets.randbelow(1 << 31),
+            stop=self.policy.policy if self.policy else None,
+            max_duration_seconds=self.max_duration_minutes * 60.0,
+            **more,
+        )
+        folder = submit_sweep(
+            found.job,
+            spec,
+            SourceCopy(directory=found.source_directory.absolute()),
+            experiment.workspace.path,
+            experiment.name,
+            tags=tags,
+            display_name=display_name,
+            warnings=found.notes,
+        )
+        return HyperDriveRun(experiment, folder.run_id)
+
+
+class HyperDriveRunConfig(HyperDriveConfig):
+    """A sweep over an estimator, as it was called before 1.0."""
+
+    def __init__(
+        self,
+        estimator: MMLBaseEstimator,
+        hyperparameter_sampling: HyperParameterSampling,
+        primary_metric_name: str,
+        primary_metric_goal: PrimaryMetricGoal,
+        max_total_runs: int,
+        max_concurrent_runs: int | None = None,
+        max_duration_minutes: int = 10080,
+        policy: EarlyTerminationPolicy | None = None,
+    ) -> None:
+        super().__init__(
+            hyperparameter_sampling,
+            primary_metric_name,
+            primary_metric_goal,
+            max_total_runs,
+            max_concurrent_runs,
+            max_duration_minutes,
+            policy,
+            estimator,
+        )
+
+
+def _goal(goal: Any) -> PrimaryMetricGoal:
+    try:
+        return PrimaryMetricGoal.from_str(goal)
+    except ValueError:
+        raise HyperDriveConfigException(
+            f"primary_metric_goal={goal!r}: write PrimaryMetricGoal.MAXIMIZE or PrimaryMetricGoal.MINIMIZE."
+        ) from None
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise HyperDriveConfigException(f"{name}={value!r} is no number of 1 or more.")
+    return value

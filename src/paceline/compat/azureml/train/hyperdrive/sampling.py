@@ -1,0 +1,59 @@
+"""How points are chosen (`azureml.train.hyperdrive.sampling`)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from paceline.compat.azureml.exceptions import HyperDriveConfigException
+from paceline.sweeps.expressions import Choice, Uniform
+
+__all__ = [
+    "BayesianParameterSampling",
+    "GridParameterSampling",
+    "HyperParameterSampling",
+    "RandomParameterSampling",
+]
+
+
+class HyperParameterSampling:
+    """parameter_space: name, with or without dashes -> expression.
+
+    Raises:
+        HyperDriveConfigException: no space, or an expression that this way has no use for.
+    """
+
+    sampler: ClassVar[str] = "random"
+    _takes: ClassVar[tuple[type, ...]] = ()
+
+    def __init__(self, parameter_space: dict[str, Any], properties: dict[str, Any] | None = None) -> None:
+        if not isinstance(parameter_space, dict) or not parameter_space:
+            raise HyperDriveConfigException("the parameter space is no dict of name -> expression, or is empty.")
+        self.parameter_space = dict(parameter_space)
+        self.properties = dict(properties or {})
+        for name, expression in parameter_space.items():
+            if self._takes and not isinstance(expression, self._takes):
+                raise HyperDriveConfigException(
+                    f"{type(self).__name__} takes {' and '.join(kind.__name__.lower() for kind in self._takes)} alone; "
+                    f"{name} is {expression!r}."
+                )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.parameter_space!r})"
+
+
+class RandomParameterSampling(HyperParameterSampling):
+    """Each point by chance."""
+
+
+class GridParameterSampling(HyperParameterSampling):
+    """All points, of choices."""
+
+    sampler = "grid"
+    _takes = (Choice,)
+
+
+class BayesianParameterSampling(HyperParameterSampling):
+    """Points by what is known: by Optuna's TPE (the extra `tune`)."""
+
+    sampler = "tpe"
+    _takes = (Choice, Uniform)
