@@ -158,6 +158,7 @@ _OF: dict[type[errors.PacelineError], type[AzureMLException]] = {
     errors.SnapshotError: SnapshotException,
     errors.WorkspaceError: WorkspaceException,
     errors.SweepError: HyperDriveConfigException,
+    errors.ModelError: WebserviceException,
     errors.EngineError: ServiceException,
     errors.RunNotFoundError: ExperimentNotFoundException,
     errors.RunFailedError: ActivityFailedException,

@@ -32,10 +32,10 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepared(config: ScriptRunConfig, workspace: Any, *, extra_arguments: list[Any] | None = None) -> Prepared:
+def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Prepared:
     """The job of a ScriptRunConfig.
 
-    extra_arguments: behind its own.
+    run_id: that the run will have; outputs lie in folders of this name.
 
     Raises:
         AzureMLException: a value is wrong.
@@ -43,11 +43,11 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, extra_arguments: list[A
     notes = Notes()
     run = config.run_config
     directory = Path(config.source_directory or ".")
-    words, references = words_of([*argument_list(run.arguments), *(extra_arguments or ())], workspace)
-    references += _configured(run, workspace)
+    words, references = words_of(argument_list(run.arguments), workspace, run_id)
+    references += _configured(run, workspace, run_id)
     entry: dict[str, Any]
     if run.command:
-        entry, more = _command(run.command, words, workspace)
+        entry, more = _command(run.command, workspace, run_id)
         references += more
     else:
         entry = _entry(run.script, words, directory)
@@ -71,7 +71,7 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, extra_arguments: list[A
     return Prepared(Job(**values), directory, notes.shown())
 
 
-def words_of(arguments: list[Any], workspace: Any) -> tuple[list[str], list[DataReference]]:
+def words_of(arguments: list[Any], workspace: Any, run_id: str) -> tuple[list[str], list[DataReference]]:
     """Each argument as a word, and the data among them.
 
     Raises:
@@ -80,7 +80,7 @@ def words_of(arguments: list[Any], workspace: Any) -> tuple[list[str], list[Data
     words: list[str] = []
     references: list[DataReference] = []
     for value in arguments:
-        reference = reference_of(value, workspace)
+        reference = reference_of(value, workspace, run_id)
         if reference is not None:
             references.append(reference)
             words.append(str(reference))
@@ -91,11 +91,14 @@ def words_of(arguments: list[Any], workspace: Any) -> tuple[list[str], list[Data
     return words, references
 
 
-def reference_of(value: Any, workspace: Any) -> DataReference | None:
+def reference_of(value: Any, workspace: Any, run_id: str = "") -> DataReference | None:
     """Data that stands for a folder; None for anything else."""
     if isinstance(value, DataReference):
         return value
-    # A datastore, a dataset and an output know how.
+    if hasattr(value, "reference") and hasattr(value, "destination"):
+        output: DataReference = value.reference(workspace, run_id)
+        return output
+    # A datastore and a dataset know how.
     if hasattr(value, "as_reference"):
         found = value.as_reference()
         return found if isinstance(found, DataReference) else None
@@ -172,12 +175,12 @@ def _entry(script: str | None, words: list[str], directory: Path) -> dict[str, A
     return {"entry_script": Path(script).as_posix(), "arguments": tuple(words)}
 
 
-def _command(command: Any, words: list[str], workspace: Any) -> tuple[dict[str, Any], list[DataReference]]:
+def _command(command: Any, workspace: Any, run_id: str) -> tuple[dict[str, Any], list[DataReference]]:
     references: list[DataReference] = []
     if isinstance(command, str):
         text = command
     else:
-        found, references = words_of(list(command), workspace)
+        found, references = words_of(list(command), workspace, run_id)
         # Of a list with one text in it, that is the command line; words of its own are quoted, but for `$NAME`.
         text = found[0] if len(found) == 1 else " ".join(map(_quoted, found))
     return {"entry_script": "bash", "arguments": ("-c", text)}, references
@@ -193,11 +196,11 @@ def _framework(name: str | None) -> str | None:
     return {"pytorch": "pytorch", "tensorflow": "tensorflow"}.get((name or "").lower())
 
 
-def _configured(run: RunConfiguration, workspace: Any) -> list[DataReference]:
+def _configured(run: RunConfiguration, workspace: Any, run_id: str) -> list[DataReference]:
     found: list[DataReference] = []
     for part in (run.data_references, run.data, run.output_data):
         for name, value in (part or {}).items():
-            reference = reference_of(value, workspace)
+            reference = reference_of(value, workspace, run_id)
             if isinstance(value, DataReferenceConfiguration):
                 reference = _of_configuration(str(name), value, workspace)
             if reference is None:

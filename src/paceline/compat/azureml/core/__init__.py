@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from paceline.compat.azureml.core.datastore import Datastore
     from paceline.compat.azureml.core.environment import Environment
     from paceline.compat.azureml.core.experiment import Experiment, Run
+    from paceline.compat.azureml.core.image import Image
     from paceline.compat.azureml.core.keyvault import Keyvault
+    from paceline.compat.azureml.core.model import Model
     from paceline.compat.azureml.core.run import ScriptRun, get_run
     from paceline.compat.azureml.core.runconfig import RunConfiguration
     from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
+    from paceline.compat.azureml.core.webservice import Webservice
     from paceline.compat.azureml.core.workspace import Workspace
 
 #: Of the SDK whose names these are; drivers print it, and compare it.
@@ -31,11 +34,14 @@ __all__ = [
     "Datastore",
     "Environment",
     "Experiment",
+    "Image",
     "Keyvault",
+    "Model",
     "Run",
     "RunConfiguration",
     "ScriptRun",
     "ScriptRunConfig",
+    "Webservice",
     "Workspace",
     "get_run",
 ]
@@ -51,10 +57,13 @@ __getattr__ = face(
         f"{_HERE}.environment": ("Environment",),
         # Run, too, by way of `experiment`, which tells it how to make an experiment of this package.
         f"{_HERE}.experiment": ("Experiment", "Run"),
+        f"{_HERE}.image": ("Image",),
         f"{_HERE}.keyvault": ("Keyvault",),
+        f"{_HERE}.model": ("Model",),
         f"{_HERE}.run": ("ScriptRun", "get_run"),
         f"{_HERE}.runconfig": ("RunConfiguration",),
         f"{_HERE}.script_run_config": ("ScriptRunConfig",),
+        f"{_HERE}.webservice": ("Webservice",),
         f"{_HERE}.workspace": ("Workspace",),
     },
 )

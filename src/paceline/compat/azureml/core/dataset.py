@@ -1,5 +1,183 @@
-"""`azureml.core.dataset`: Paceline's datasets have the SDK's calls."""
+"""Datasets by the SDK's parameters (`azureml.core.dataset`); what they make are Paceline's.
 
-from paceline.data.datasets.dataset import Dataset
+https://learn.microsoft.com/python/api/azureml-core/azureml.core.dataset.dataset
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.compat.azureml.core.datastore import Datastore
+from paceline.compat.azureml.data.data_reference import Reference
+from paceline.compat.azureml.data.datapath import DataPath
+from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
+from paceline.data.datasets import dataset
 
 __all__ = ["Dataset"]
+
+
+@sdk_class
+class _Files:
+    """`Dataset.File`"""
+
+    @staticmethod
+    def from_files(
+        path: Any, validate: bool = True, partition_format: str | None = None, is_file: bool = False, **others: Any
+    ) -> Any:
+        """A dataset of files: a URL, a path here, (datastore, path), datastore.path(...), DataPath, or a list of such."""
+        _none("partition_format", partition_format)
+        return dataset.Dataset.File.from_files(_place(path), validate)
+
+    @staticmethod
+    def upload_directory(
+        src_dir: str, target: Any, pattern: str | None = None, overwrite: bool = False, show_progress: bool = True
+    ) -> Any:
+        """A dataset of a folder's files, uploaded first."""
+        _none("pattern", pattern)
+        store, folder = _target(target)
+        return dataset.Dataset.File.upload_directory(src_dir, (store, folder), None, overwrite, show_progress)
+
+
+@sdk_class
+class _Tables:
+    """`Dataset.Tabular`"""
+
+    @staticmethod
+    def from_delimited_files(
+        path: Any,
+        validate: bool = True,
+        include_path: bool = False,
+        infer_column_types: bool = True,
+        set_column_types: Any = None,
+        separator: str = ",",
+        header: Any = True,
+        partition_format: str | None = None,
+        support_multi_line: bool = False,
+        empty_as_string: bool = False,
+        encoding: str = "utf8",
+        **others: Any,
+    ) -> Any:
+        """A dataset of the rows of CSV files. support_multi_line: always so. header: True, False, or PromoteHeadersBehavior."""
+        _none("include_path", include_path or None)
+        _none("set_column_types", set_column_types)
+        _none("partition_format", partition_format)
+        has_header = header if isinstance(header, bool) else "NO_HEADERS" not in str(header).upper()
+        return dataset.Dataset.Tabular.from_delimited_files(
+            _place(path), validate, infer_column_types, separator, has_header, empty_as_string, encoding
+        )
+
+    @staticmethod
+    def from_parquet_files(
+        path: Any,
+        validate: bool = True,
+        include_path: bool = False,
+        set_column_types: Any = None,
+        partition_format: str | None = None,
+        **others: Any,
+    ) -> Any:
+        """A dataset of the rows of Parquet files."""
+        _none("include_path", include_path or None)
+        return dataset.Dataset.Tabular.from_parquet_files(_place(path), validate)
+
+    @staticmethod
+    def from_json_lines_files(
+        path: Any,
+        validate: bool = True,
+        include_path: bool = False,
+        set_column_types: Any = None,
+        partition_format: str | None = None,
+        invalid_lines: str = "error",
+        encoding: str = "utf8",
+    ) -> Any:
+        """A dataset of the rows of files with a JSON object on each line."""
+        _none("include_path", include_path or None)
+        return dataset.Dataset.Tabular.from_json_lines_files(_place(path), validate, encoding)
+
+    @staticmethod
+    def register_pandas_dataframe(
+        dataframe: Any,
+        target: Any,
+        name: str,
+        description: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        show_progress: bool = True,
+        **others: Any,
+    ) -> Any:
+        """A new version of a dataset, of a frame."""
+        return dataset.Dataset.Tabular.register_pandas_dataframe(
+            dataframe, _target(target), name, description, tags, show_progress
+        )
+
+    @staticmethod
+    def from_sql_query(*arguments: Any, **named: Any) -> Any:
+        """Raise UserErrorException: query by a library of your database's, and register the frame."""
+        raise UserErrorException("Dataset.Tabular.from_sql_query is not here. Query, then register_pandas_dataframe.")
+
+
+@sdk_class
+class Dataset:
+    """Makes and finds datasets.
+
+    Raises:
+        UserErrorException: a wrong path, nothing there, or no dataset of this name.
+    """
+
+    File = _Files
+    Tabular = _Tables
+
+    @staticmethod
+    def get_by_name(workspace: Any, name: str, version: int | str = "latest") -> Any:
+        """A registered dataset."""
+        return dataset.Dataset.get_by_name(workspace, name, version)
+
+    @staticmethod
+    def get_by_id(workspace: Any, id: str, **others: Any) -> Any:
+        """A registered dataset, by its id."""
+        return dataset.Dataset.get_by_id(workspace, id)
+
+    @staticmethod
+    def get_all(workspace: Any) -> Any:
+        """Name -> dataset."""
+        return dataset.Dataset.get_all(workspace)
+
+    @staticmethod
+    def get(workspace: Any, name: str | None = None, id: str | None = None) -> Any:
+        """A registered dataset, as it was found before 1.0.60."""
+        return Dataset.get_by_id(workspace, id) if id else Dataset.get_by_name(workspace, str(name))
+
+
+def _place(path: Any) -> Any:
+    if isinstance(path, list):
+        return [_place(one) for one in path]
+    if isinstance(path, DataPath):
+        return (_store(path.datastore), path.path_on_datastore or "")
+    if isinstance(path, tuple) and len(path) == 2:
+        return (_store(path[0]), path[1])
+    if isinstance(path, Reference) and path.store is not None:
+        # Its name alone would not say whose store it is.
+        return (path.store, path.path_on_datastore)
+    return _store(path)
+
+
+def _store(store: Any) -> Any:
+    # By the name that it has here, which is in the record of the dataset.
+    return store._real if isinstance(store, Datastore) else store
+
+
+def _target(target: Any) -> Any:
+    if isinstance(target, DataPath):
+        return (_store(target.datastore), target.path_on_datastore or "")
+    if isinstance(target, tuple):
+        return (_store(target[0]), target[1])
+    if hasattr(target, "sources"):  # datastore.path("folder")
+        source = target.sources[0]
+        if target.store is None:
+            raise UserErrorException(f"target={target!r} lies in no datastore.")
+        return (target.store, source.path)
+    return (_store(target), "")
+
+
+def _none(name: str, value: Any) -> None:
+    if value is not None:
+        raise UserErrorException(f"{name}={value!r} is not here. Read the files as they are, and change the frame.")

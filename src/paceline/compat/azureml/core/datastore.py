@@ -60,7 +60,7 @@ class Datastore(datastore.Datastore):
         """A place in the store, for a script's arguments."""
         # Of the whole store, the store's name: `$AZUREML_DATAREFERENCE_workspaceblobstore`.
         name = data_reference_name or (self._shown if not path and self._shown else None)
-        return of_plain(self._real.path(path, name))
+        return of_plain(self._real.path(path, name), self._real)
 
     def unregister(self) -> None:
         """Forget the store; its files stay."""

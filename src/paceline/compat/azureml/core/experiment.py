@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 
 from paceline import workspace
 from paceline.compat.azureml.core.run import Run, ScriptRun
+from paceline.compat.azureml.data import outputs
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.runs import tags_and_properties
+from paceline.runs.ids import new_run_id
 
 __all__ = ["Experiment", "Run"]
 
@@ -70,7 +72,8 @@ class Experiment(workspace.Experiment):
 
         if others:
             raise UserErrorException(f"submit can't take {', '.join(sorted(others))} with a {type(config).__name__}.")
-        found = prepared(config, self.workspace)
+        run_id = run_id or new_run_id(self.name)
+        found = prepared(config, self.workspace, run_id=run_id)
         folder = submit(
             found.job,
             SourceCopy(directory=found.source_directory.absolute()),
@@ -82,6 +85,7 @@ class Experiment(workspace.Experiment):
             run_id=run_id,
             warnings=found.notes,
         )
+        outputs.note(folder, config)
         return ScriptRun(self, folder.run_id)
 
     def start_logging(  # type: ignore[override]

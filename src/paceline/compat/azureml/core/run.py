@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, ClassVar
 
+from paceline.compat.azureml.data import outputs
 from paceline.compat.azureml.exceptions import (
     ActivityFailedException,
     ExperimentExecutionException,
@@ -293,6 +294,40 @@ class Run(SdkSpellings, run.Run):
     def _workspace(self) -> Any:
         return self.experiment.workspace  # type: ignore[attr-defined]
 
+    def register_model(  # type: ignore[override]
+        self,
+        model_name: str,
+        model_path: str | None = None,
+        tags: Any = None,
+        properties: Any = None,
+        model_framework: str | None = None,
+        model_framework_version: str | None = None,
+        description: str | None = None,
+        datasets: Any = None,
+        sample_input_dataset: Any = None,
+        sample_output_dataset: Any = None,
+        resource_configuration: Any = None,
+        **others: Any,
+    ) -> Any:
+        """A new version of a model, of a file or folder of the run's: `outputs/model.pkl`, or `./outputs/model.pkl`.
+
+        Raises:
+            ModelPathNotFoundException: the run has no such file. WebserviceException: the name can't be one.
+        """
+        from paceline.compat.azureml.core.model import registered_of_run
+
+        return registered_of_run(
+            self,
+            model_name,
+            model_path,
+            tags=dict(tags) if isinstance(tags, Mapping) else None,
+            properties=properties,
+            model_framework=model_framework,
+            model_framework_version=model_framework_version,
+            description=description,
+            datasets=datasets,
+        )
+
     def get_environment(self) -> Any:
         """The environment that the run was submitted with, as an `Environment`."""
         from paceline.compat.azureml.core.environment import Environment
@@ -364,7 +399,11 @@ class Run(SdkSpellings, run.Run):
         """runId, target, status, startTimeUtc, endTimeUtc, properties, inputDatasets, outputDatasets, runDefinition, logFiles
         (name -> path), submittedBy; after a failure also error; then, or where there are any, warnings."""
         record = self.record()
-        properties: dict[str, Any] = self.get_properties()
+        if record.status == states.COMPLETED:
+            outputs.register(self)
+        properties: dict[str, Any] = {
+            key: text for key, text in self.get_properties().items() if key != outputs.PROPERTY
+        }
         if record.snapshot_id:
             properties["ContentSnapshotId"] = record.snapshot_id
         # The SDK files a run's source under these names among its properties.
@@ -377,7 +416,7 @@ class Run(SdkSpellings, run.Run):
             "endTimeUtc": record.ended_utc,
             "properties": properties,
             "inputDatasets": self._data("inputs"),
-            "outputDatasets": self._data("outputs"),
+            "outputDatasets": outputs.details(self),
             "runDefinition": _definition(record.job) if record.job else {},
             "logFiles": {f"logs/{path.name}": str(path) for path in sorted(self.folder.logs.glob("*.log"))},
             "submittedBy": record.submitted_by,

@@ -284,6 +284,27 @@ class Workspace(workspace.Workspace):
         return Named({name: Experiment(self, name) for name in found})
 
     @property
+    def models(self) -> Named[Any]:
+        """Name -> registered model, in its latest version."""
+        from paceline.compat.azureml.core.model import Model
+
+        return Named({one.name: one for one in Model.list(self, latest=True)})
+
+    @property
+    def webservices(self) -> Named[Any]:
+        """Name -> web service."""
+        from paceline.compat.azureml.core.webservice import Webservice
+
+        return Named({one.name: one for one in Webservice.list(self)})
+
+    @property
+    def images(self) -> Named[Any]:
+        """Name -> image of 2018, in its latest version."""
+        from paceline.compat.azureml.core.image import Image
+
+        return Named({one.name: one for one in Image.list(self)})
+
+    @property
     def linked_services(self) -> Named[Any]:
         """Empty."""
         return Named()

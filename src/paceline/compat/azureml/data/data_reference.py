@@ -19,6 +19,11 @@ class Reference(data_reference.DataReference):
     """`paceline.DataReference` with the SDK's other calls."""
 
     @property
+    def store(self) -> Any:
+        """The datastore object that it was made of; None where that is not known."""
+        return getattr(self, "_store", None)
+
+    @property
     def data_reference_name(self) -> str:
         return self.name
 
@@ -70,9 +75,12 @@ class DataReference:
         return dataclasses.replace(made, mode=mode, path_on_compute=_inside(path_on_compute), overwrite=bool(overwrite))
 
 
-def of_plain(reference: data_reference.DataReference) -> Reference:
-    """The same with the SDK's calls."""
-    return Reference(**{field.name: getattr(reference, field.name) for field in dataclasses.fields(reference)})
+def of_plain(reference: data_reference.DataReference, store: Any = None) -> Reference:
+    """The same with the SDK's calls. store: the datastore that it lies in."""
+    made = Reference(**{field.name: getattr(reference, field.name) for field in dataclasses.fields(reference)})
+    # Beside the fields, for those go into the job.
+    object.__setattr__(made, "_store", store or getattr(reference, "_store", None))
+    return made
 
 
 def _inside(path: str | None) -> str | None:

@@ -1,0 +1,94 @@
+"""Images of 2018 (`azureml.core.image`): a script and models under a name, from which a web service is made. No image is built.
+
+https://learn.microsoft.com/python/api/azureml-core/azureml.core.image.containerimage
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.compat.azureml import records
+from paceline.compat.azureml.core.model import InferenceConfig, Model
+from paceline.compat.azureml.exceptions import WebserviceException
+
+__all__ = ["ContainerImage", "Image"]
+
+
+class ImageConfiguration:
+    """What `image_configuration` gives.
+
+    Raises:
+        WebserviceException: the script is not there.
+    """
+
+    def __init__(self, execution_script: str, conda_file: str | None) -> None:
+        self.execution_script, self.conda_file = execution_script, conda_file
+        self.inference_config()
+
+    def inference_config(self) -> InferenceConfig:
+        """The same in the words of 1.0."""
+        return InferenceConfig(entry_script=self.execution_script, conda_file=self.conda_file, runtime="python")
+
+
+class Image:
+    """name, version, id, models, creation_state of an image."""
+
+    def __init__(self, workspace: Any, name: str | None = None, version: int | None = None, **others: Any) -> None:
+        found = records.version(workspace, "images", str(name), version)
+        if found is None:
+            raise WebserviceException(f"ImageNotFound: there is no image {name!r}.")
+        number, data = found
+        self.workspace, self.name, self.version = workspace, str(name), number
+        self.id = f"{name}:{number}"
+        self.creation_state = "Succeeded"
+        self.image_location = f"local/{name}:{number}"
+        self.image_build_log_uri = None
+        self.image_config = ImageConfiguration(data["script"], data.get("conda_file"))
+        self.models = [Model(workspace, id=one) for one in data["models"]]
+
+    @staticmethod
+    def create(workspace: Any, name: str, models: Sequence[Any], image_config: ImageConfiguration) -> Image:
+        """Keep models and a script under a name; the next version of it."""
+        data = {
+            "script": str(Path(image_config.execution_script).absolute()),
+            "conda_file": str(Path(image_config.conda_file).absolute()) if image_config.conda_file else None,
+            "models": [getattr(one, "id", one) for one in models],
+        }
+        records.add_version(workspace, "images", name, data)
+        return ContainerImage(workspace, name)
+
+    @staticmethod
+    def list(workspace: Any, **others: Any) -> Sequence[Image]:
+        """The latest version of each."""
+        return [ContainerImage(workspace, name) for name in records.names(workspace, "images")]
+
+    def wait_for_creation(self, show_output: bool = False) -> None:
+        """Return at once."""
+        if show_output:
+            print("Succeeded\nImage creation operation finished for image " + self.id)
+
+    def delete(self) -> None:
+        """Does nothing: an image takes no space."""
+
+
+class ContainerImage(Image):
+    """An image."""
+
+    @staticmethod
+    def image_configuration(
+        execution_script: str,
+        runtime: str = "python",
+        conda_file: str | None = None,
+        docker_file: str | None = None,
+        schema_file: str | None = None,
+        dependencies: Sequence[str] | None = None,
+        enable_gpu: bool | None = None,
+        tags: Any = None,
+        properties: Any = None,
+        description: str | None = None,
+        **others: Any,
+    ) -> ImageConfiguration:
+        """What `create` takes."""
+        return ImageConfiguration(execution_script, conda_file)

@@ -1,0 +1,333 @@
+"""Registered models, and what serves them (`azureml.core.model`).
+
+https://learn.microsoft.com/python/api/azureml-core/azureml.core.model.model
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.compat.azureml.core.dataset import Dataset
+from paceline.compat.azureml.core.environment import Environment
+from paceline.compat.azureml.exceptions import (
+    ModelNotFoundException,
+    ModelPathNotFoundException,
+    UserErrorException,
+    WebserviceException,
+    sdk_class,
+)
+from paceline.errors import ModelError, RunNotFoundError
+from paceline.errors import ModelNotFoundError as NotFound
+from paceline.models import model
+
+__all__ = ["Dataset", "InferenceConfig", "Model", "ModelNotFoundException"]
+
+
+class Framework:
+    """Names of frameworks."""
+
+    CUSTOM = "Custom"
+    TENSORFLOW = "TensorFlow"
+    SCIKITLEARN = "ScikitLearn"
+    ONNX = "Onnx"
+    TFKERAS = "TfKeras"
+    PYTORCH = "PyTorch"
+    MULTI = "Multi"
+
+
+@sdk_class
+class Model(model.Model):
+    """`paceline.Model`, by the SDK's parameters: the latest version, unless id or version say another.
+
+    Raises:
+        WebserviceException: there is none; the message has ModelNotFound in it.
+    """
+
+    Framework = Framework
+
+    def __init__(
+        self,
+        workspace: Any,
+        name: str | None = None,
+        id: str | None = None,
+        tags: Any = None,
+        properties: Any = None,
+        version: int | None = None,
+        run_id: str | None = None,
+        model_framework: str | None = None,
+        **others: Any,
+    ) -> None:
+        if not name and not id:
+            raise WebserviceException("Model: give a name or an id.")
+        try:
+            if tags or properties or run_id:
+                found = [
+                    one
+                    for one in model.Model.list(workspace, name, _tags(tags), properties, run_id)
+                    if version in (None, one.version)
+                ]
+                if not found:
+                    raise NotFound(f"there is no model {name or id!r} with these tags, properties and run.")
+                super().__init__(workspace, found[0].id)
+            else:
+                super().__init__(workspace, str(id or name), version=version)
+        except NotFound as error:
+            raise WebserviceException(f"ModelNotFound: {error}", status_code=404) from error
+        except ModelError as error:
+            raise WebserviceException(str(error)) from error
+
+    @property
+    def url(self) -> str:
+        return f"aml://asset/{self.id}"
+
+    @property
+    def created_time(self) -> Any:
+        import datetime as dt
+
+        return dt.datetime.fromisoformat(self.created_utc.replace("Z", "+00:00"))
+
+    @property
+    def model_framework(self) -> str | None:
+        return self.framework
+
+    @property
+    def experiment_name(self) -> str | None:
+        return None if self.run is None else self.run.experiment.name
+
+    @staticmethod
+    def register(  # type: ignore[override]
+        workspace: Any,
+        model_path: str,
+        model_name: str,
+        tags: Any = None,
+        properties: Any = None,
+        description: str | None = None,
+        datasets: Any = None,
+        model_framework: str | None = None,
+        model_framework_version: str | None = None,
+        child_paths: Any = None,
+        sample_input_dataset: Any = None,
+        sample_output_dataset: Any = None,
+        resource_configuration: Any = None,
+        **others: Any,
+    ) -> Model:
+        """A new version of a model, of a file or a folder; `Registering model <name>` is printed.
+
+        Raises:
+            WebserviceException: the name can't be one, or there is nothing at the path.
+        """
+        print(f"Registering model {model_name}")
+        try:
+            made = model.Model.register(
+                workspace,
+                model_path,
+                model_name,
+                _tags(tags),
+                properties,
+                description,
+                datasets,
+                model_framework,
+                model_framework_version,
+            )
+        except ModelError as error:
+            raise WebserviceException(str(error)) from error
+        return Model(workspace, id=made.id)
+
+    @staticmethod
+    def list(  # type: ignore[override]
+        workspace: Any,
+        name: str | None = None,
+        tags: Any = None,
+        properties: Any = None,
+        run_id: str | None = None,
+        latest: bool = False,
+        dataset_id: str | None = None,
+        expand: bool = True,
+        page_count: int = 255,
+        model_framework: str | None = None,
+    ) -> Sequence[Model]:
+        """The versions, the newest first."""
+        found = model.Model.list(workspace, name, _tags(tags), properties, run_id, latest)
+        return [Model(workspace, id=one.id) for one in found if model_framework in (None, one.framework)]
+
+    def download(self, target_dir: str = ".", exist_ok: bool = False, exists_ok: Any = None) -> str:  # type: ignore[override]
+        """Copy the registered file or folder into a folder; its path.
+
+        Raises:
+            WebserviceException: it is there already, and exist_ok=False.
+        """
+        try:
+            return super().download(target_dir, exist_ok=bool(exist_ok or exists_ok))
+        except ModelError as error:
+            raise WebserviceException(str(error)) from error
+
+    @staticmethod
+    def get_model_path(model_name: str, version: int | None = None, _workspace: Any = None) -> str:
+        """Where a model's file or folder lies.
+
+        In a service, what it serves; in a run, a copy of the registered one; elsewhere what lies in
+        `azureml-models/<name>/<version>/`, or `./<name>`.
+
+        Raises:
+            ModelNotFoundException: nowhere.
+        """
+        served = os.environ.get("AZUREML_MODEL_DIR")
+        if served:
+            # Of several models each has a folder of its own there; of one it is the folder itself.
+            below = _version_folder(Path(served, model_name), version)
+            return _only_entry(below or Path(served))
+        if (folder := _version_folder(Path("azureml-models", model_name), version)) is not None:
+            return _only_entry(folder)
+        workspace = _workspace
+        if workspace is None and os.environ.get("PACELINE_RUN_DIR"):
+            from paceline.compat.azureml.core.experiment import Run
+
+            workspace = Run.get_context().experiment.workspace
+        if workspace is not None:
+            try:
+                found = model.Model(workspace, model_name, version=version)
+            except ModelError as error:
+                raise ModelNotFoundException(f"ModelNotFound: {error}") from error
+            return found.download(str(Path("azureml-models", model_name, str(found.version))), exist_ok=True)
+        if os.path.exists(model_name):
+            return model_name
+        raise ModelNotFoundException(
+            f"ModelNotFound: there is neither azureml-models/{model_name}/ nor {model_name!r} in {os.getcwd()!r}."
+        )
+
+    # --- served
+
+    @staticmethod
+    def deploy(
+        workspace: Any,
+        name: str,
+        models: Sequence[Any],
+        inference_config: InferenceConfig | None = None,
+        deployment_config: Any = None,
+        deployment_target: Any = None,
+        overwrite: bool = False,
+        show_output: bool = False,
+    ) -> Any:
+        """Serve models under a name; returns at once (`wait_for_deployment`).
+
+        Raises:
+            WebserviceException: a name that can't be one, or is taken; a script that is not there.
+        """
+        from paceline.compat.azureml.core.webservice.webservice import deploy
+
+        return deploy(workspace, name, models, inference_config, deployment_config, overwrite=overwrite)
+
+    @staticmethod
+    def profile(*arguments: Any, **named: Any) -> Any:
+        """Raise WebserviceException: measure a service instead."""
+        raise WebserviceException("Model.profile is not here. Measure a service: paceline service bench NAME.")
+
+    def serialize(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "version": self.version,
+            "id": self.id,
+            "framework": self.framework,
+            "runId": self.run_id,
+            "tags": dict(self.tags),
+            "properties": dict(self.properties),
+            "createdTime": self.created_utc,
+            "description": self.description,
+        }
+
+
+class InferenceConfig:
+    """What a service runs: a script with `init()` and `run(data)`, and its environment.
+
+    entry_script: relative to source_directory, or to the working directory. runtime, conda_file: as before 1.0; environment
+    says it all. enable_gpu, base_image, cuda_version, extra_docker_file_steps: accepted.
+
+    Raises:
+        WebserviceException: there is no such script, it is no Python, or environment stands beside what it replaces.
+    """
+
+    def __init__(
+        self,
+        entry_script: str,
+        runtime: str | None = None,
+        conda_file: str | None = None,
+        extra_docker_file_steps: str | None = None,
+        source_directory: str | None = None,
+        enable_gpu: bool | None = None,
+        description: str | None = None,
+        base_image: str | None = None,
+        base_image_registry: Any = None,
+        cuda_version: str | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        if environment is not None and (runtime is not None or conda_file is not None):
+            raise WebserviceException("environment together with runtime or conda_file: the environment says it all.")
+        if environment is not None and not isinstance(environment, Environment):
+            raise UserErrorException(f"environment={environment!r} is no Environment.")
+        script = Path(source_directory or ".", entry_script)
+        if not script.is_file():
+            raise WebserviceException(f"entry_script {str(script)!r} is not there.")
+        if script.suffix != ".py":
+            raise WebserviceException(f"entry_script {str(script)!r} is no Python file.")
+        self.entry_script, self.source_directory = entry_script, source_directory
+        self.runtime, self.conda_file, self.description = runtime, conda_file, description
+        self.environment = environment
+        if environment is None and conda_file is not None:
+            file = Path(source_directory or ".", conda_file)
+            self.environment = Environment.from_conda_specification(
+                "conda_file", str(file if file.is_file() else conda_file)
+            )
+
+
+def registered_of_run(run: Any, model_name: str, model_path: str | None, **given: Any) -> Model:
+    """A model of a run's file or folder.
+
+    Raises:
+        ModelPathNotFoundException: the run has no such file; those that it has are named.
+    """
+    from paceline.runs import run as runs
+
+    path = model_path or model_name
+    while path.startswith("./"):
+        path = path[2:]
+    try:
+        made = runs.Run.register_model(run, model_name, path.rstrip("/"), **given)
+    except RunNotFoundError as error:
+        raise ModelPathNotFoundException(str(error)) from error
+    except ModelError as error:
+        there = run.get_file_names()
+        if not any(name == path or name.startswith(path.rstrip("/") + "/") for name in there):
+            raise ModelPathNotFoundException(
+                f"Could not locate the provided model_path {model_path} in the set of files uploaded to the run: {there}"
+            ) from error
+        raise WebserviceException(str(error)) from error
+    return Model(run.experiment.workspace, id=made.id)
+
+
+def _tags(tags: Any) -> Any:
+    """A list of 2018's: names, or pairs."""
+    if isinstance(tags, (list, tuple)):
+        return {tag[0]: tag[1] for tag in ((one if isinstance(one, (list, tuple)) else (one, None)) for one in tags)}
+    return tags
+
+
+def _version_folder(folder: Path, version: int | None) -> Path | None:
+    if version is not None:
+        return folder / str(version) if (folder / str(version)).is_dir() else None
+    try:
+        numbers = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+    except OSError:
+        return None
+    return folder / str(max(numbers)) if numbers else None
+
+
+def _only_entry(folder: Path) -> str:
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    if len(entries) != 1:
+        raise ModelNotFoundException(
+            f"ModelNotFound: {str(folder)!r} has {len(entries)} entries where one model belongs."
+        )
+    return str(entries[0])

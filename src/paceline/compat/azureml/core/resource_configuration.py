@@ -1,0 +1,16 @@
+"""`azureml.core.resource_configuration`: accepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["ResourceConfiguration"]
+
+
+class ResourceConfiguration:
+    """cpu, memory_in_gb, gpu of a model's service."""
+
+    def __init__(
+        self, cpu: float | None = None, memory_in_gb: float | None = None, gpu: int | None = None, **others: Any
+    ) -> None:
+        self.cpu, self.memory_in_gb, self.gpu = cpu, memory_in_gb, gpu

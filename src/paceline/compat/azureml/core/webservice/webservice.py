@@ -1,0 +1,406 @@
+"""Models that answer requests (`azureml.core.webservice`): Paceline's services, by the SDK's names.
+
+https://learn.microsoft.com/python/api/azureml-core/azureml.core.webservice.webservice
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from paceline.compat.azureml.exceptions import WebserviceException
+from paceline.compat.azureml.packages import spec_of
+from paceline.compat.azureml.policy import Notes
+from paceline.compat.azureml.strict import Strict
+from paceline.environments import sdk_packages
+from paceline.errors import PacelineError
+
+__all__ = ["AciWebservice", "AksEndpoint", "AksWebservice", "LocalWebservice", "Webservice", "WebserviceException"]
+
+
+class DeploymentConfiguration(Strict):
+    """What `deploy_configuration` gives. kind: the class of the service that is made of it."""
+
+    def __init__(self, kind: str, **values: Any) -> None:
+        self.kind = kind
+        self.port: int | None = values.pop("port", None)
+        self.auth_enabled: bool | None = values.pop("auth_enabled", None)
+        self.tags: dict[str, str] | None = values.pop("tags", None)
+        self.description: str | None = values.pop("description", None)
+        self.values = values
+
+
+class Webservice:
+    """A service by its name: of the class that it was deployed as.
+
+    Raises:
+        WebserviceException: there is none; the message has WebserviceNotFound in it.
+    """
+
+    _kind: ClassVar[str] = "ACI"
+
+    def __new__(cls, workspace: Any, name: str, *others: Any, **named: Any) -> Webservice:
+        from paceline.services.service import Service
+
+        try:
+            service = Service(workspace, name)
+            record = service.record()
+        except PacelineError as error:
+            raise WebserviceException(f"WebserviceNotFound: {error}", status_code=404) from error
+        kind = record.tags.get("azureml.kind", "ACI")
+        made = object.__new__(_CLASSES.get(kind, AciWebservice) if cls is Webservice else cls)
+        made._workspace, made._service = workspace, service
+        return made
+
+    _workspace: Any
+    _service: Any
+
+    # --- made
+
+    @staticmethod
+    def deploy_from_model(
+        workspace: Any,
+        name: str,
+        models: Sequence[Any],
+        image_config: Any,
+        deployment_config: Any = None,
+        deployment_target: Any = None,
+        overwrite: bool = False,
+    ) -> Webservice:
+        """Serve models, by an image's configuration of 2018."""
+        return deploy(workspace, name, models, image_config.inference_config(), deployment_config, overwrite=overwrite)
+
+    @staticmethod
+    def deploy_from_image(
+        workspace: Any,
+        name: str,
+        image: Any,
+        deployment_config: Any = None,
+        deployment_target: Any = None,
+        overwrite: bool = False,
+    ) -> Webservice:
+        """Serve what an image of 2018 has."""
+        config = image.image_config.inference_config()
+        return deploy(workspace, name, image.models, config, deployment_config, overwrite=overwrite)
+
+    @staticmethod
+    def deploy(
+        workspace: Any,
+        name: str,
+        model_paths: Sequence[str],
+        image_config: Any,
+        deployment_config: Any = None,
+        deployment_target: Any = None,
+        overwrite: bool = False,
+    ) -> Webservice:
+        """Register files, and serve them."""
+        import os
+
+        from paceline.compat.azureml.core.model import Model
+
+        models = [Model.register(workspace, path, os.path.basename(path.rstrip("/"))) for path in model_paths]
+        return Webservice.deploy_from_model(
+            workspace, name, models, image_config, deployment_config, overwrite=overwrite
+        )
+
+    @staticmethod
+    def list(workspace: Any, compute_type: str | None = None, **others: Any) -> Sequence[Webservice]:
+        """The services of the workspace."""
+        from paceline.services.service import Service
+
+        found = [Webservice(workspace, name) for name in Service.list(workspace)]
+        return [service for service in found if compute_type in (None, service.compute_type)]
+
+    # --- what it is
+
+    @property
+    def name(self) -> str:
+        return str(self._service.name)
+
+    @property
+    def workspace(self) -> Any:
+        return self._workspace
+
+    @property
+    def compute_type(self) -> str:
+        return self._kind
+
+    @property
+    def state(self) -> str:
+        """ "Transitioning", "Healthy", "Unhealthy" or "Failed"."""
+        found = str(self._service.state)
+        return {"Stopped": "Unhealthy", "NotResponding": "Unhealthy"}.get(found, found)
+
+    @property
+    def error(self) -> str | None:
+        return self._service.error  # type: ignore[no-any-return]
+
+    @property
+    def scoring_uri(self) -> str | None:
+        return self._service.scoring_uri  # type: ignore[no-any-return]
+
+    @property
+    def swagger_uri(self) -> str | None:
+        return self._service.swagger_uri  # type: ignore[no-any-return]
+
+    @property
+    def auth_enabled(self) -> bool:
+        return bool(self._service.record().has_keys)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        return {key: value for key, value in self._service.tags.items() if key != "azureml.kind"}
+
+    def wait_for_deployment(self, show_output: bool = False, timeout_sec: float | None = None) -> None:
+        """Block until it answers.
+
+        Raises:
+            WebserviceException: it can't be served; the message has the reason, and the end of its log.
+        """
+        try:
+            self._service.wait_for_deployment(show_output, timeout_sec)
+        except PacelineError as error:
+            raise WebserviceException(str(error)) from error
+        if show_output:
+            print(f'Succeeded\n{self.compute_type} service creation operation finished, operation "Succeeded"')
+
+    def run(self, input_data: Any) -> Any:
+        """What the script answers.
+
+        Raises:
+            WebserviceException: it answered with an error, or not at all.
+        """
+        try:
+            return self._service.run(input_data)
+        except PacelineError as error:
+            raise WebserviceException(str(error), status_code=getattr(error, "status", None)) from error
+
+    def get_logs(self, num_lines: int = 5000, **others: Any) -> str:
+        """The last lines of its log."""
+        return str(self._service.get_logs(num_lines))
+
+    def get_keys(self) -> tuple[str, str]:
+        """(primary, secondary)."""
+        return self._asked(self._service.get_keys)  # type: ignore[no-any-return]
+
+    def regen_key(self, key: str, set_key: str | None = None) -> None:
+        """Replace a key: "Primary" or "Secondary"."""
+        self._asked(lambda: self._service.regen_key(str(key).lower(), set_key))
+
+    def get_token(self) -> Any:
+        """Raise WebserviceException: there are keys alone."""
+        raise WebserviceException("there are no tokens. Use get_keys().")
+
+    def update(self, *arguments: Any, **named: Any) -> None:
+        """Serve other models, or by another script: models=, inference_config=, description=, tags=."""
+        given: dict[str, Any] = {}
+        if named.get("models"):
+            given["models"] = [getattr(one, "id", one) for one in named["models"]]
+        config = named.get("inference_config")
+        if config is not None:
+            given |= _script(config, Notes())
+        if given:
+            self._asked(lambda: self._service.update(**given))
+
+    def delete(self) -> None:
+        """End it, and forget it."""
+        self._asked(self._service.delete)
+
+    def serialize(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "computeType": self.compute_type,
+            "state": self.state,
+            "scoringUri": self.scoring_uri,
+            "authEnabled": self.auth_enabled,
+            "tags": self.tags,
+        }
+
+    def update_deployment_state(self) -> None:
+        """Does nothing: the state is asked for when it is read."""
+
+    def _asked(self, call: Any) -> Any:
+        try:
+            return call()
+        except PacelineError as error:
+            raise WebserviceException(str(error)) from error
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(workspace={self._workspace!r}, name={self.name}, state={self.state})"
+
+
+class AciWebservice(Webservice):
+    """A service on this machine, as Azure's container instances had it."""
+
+    _kind = "ACI"
+
+    @staticmethod
+    def deploy_configuration(
+        cpu_cores: float | None = None,
+        memory_gb: float | None = None,
+        tags: dict[str, str] | None = None,
+        properties: dict[str, str] | None = None,
+        description: str | None = None,
+        location: str | None = None,
+        auth_enabled: bool | None = None,
+        ssl_enabled: bool | None = None,
+        enable_app_insights: bool | None = None,
+        ssl_cert_pem_file: str | None = None,
+        ssl_key_pem_file: str | None = None,
+        ssl_cname: str | None = None,
+        dns_name_label: str | None = None,
+        primary_key: str | None = None,
+        secondary_key: str | None = None,
+        collect_model_data: bool | None = None,
+        **others: Any,
+    ) -> DeploymentConfiguration:
+        """What `Model.deploy` takes. cpu_cores, memory_gb, location and the like are kept, and mean nothing here."""
+        return DeploymentConfiguration(
+            "ACI",
+            auth_enabled=auth_enabled,
+            tags=tags,
+            description=description,
+            cpu_cores=cpu_cores,
+            memory_gb=memory_gb,
+        )
+
+
+class AksWebservice(Webservice):
+    """The same, as Azure's Kubernetes clusters had it: with keys unless they are not wanted."""
+
+    _kind = "AKS"
+
+    @staticmethod
+    def deploy_configuration(
+        autoscale_enabled: bool | None = None,
+        autoscale_min_replicas: int | None = None,
+        autoscale_max_replicas: int | None = None,
+        autoscale_refresh_seconds: int | None = None,
+        autoscale_target_utilization: int | None = None,
+        collect_model_data: bool | None = None,
+        auth_enabled: bool | None = None,
+        cpu_cores: float | None = None,
+        memory_gb: float | None = None,
+        enable_app_insights: bool | None = None,
+        scoring_timeout_ms: int | None = None,
+        replica_max_concurrent_requests: int | None = None,
+        max_request_wait_time: int | None = None,
+        num_replicas: int | None = None,
+        primary_key: str | None = None,
+        secondary_key: str | None = None,
+        tags: dict[str, str] | None = None,
+        properties: dict[str, str] | None = None,
+        description: str | None = None,
+        **others: Any,
+    ) -> DeploymentConfiguration:
+        """What `Model.deploy` takes. num_replicas: model processes."""
+        enabled = True if auth_enabled is None else auth_enabled
+        return DeploymentConfiguration(
+            "AKS", auth_enabled=enabled, tags=tags, description=description, workers=num_replicas
+        )
+
+
+class AksEndpoint(AksWebservice):
+    """Several versions behind one name: not here."""
+
+
+class LocalWebservice(Webservice):
+    """A service on this machine, at a port."""
+
+    _kind = "Local"
+    STATE_DEPLOYING, STATE_RUNNING, STATE_FAILED = "deploying", "running", "failed"
+    STATE_DELETED, STATE_UNKNOWN = "deleted", "unknown"
+
+    @staticmethod
+    def deploy_configuration(port: int | None = None) -> DeploymentConfiguration:
+        """What `Model.deploy` takes. port: default a free one."""
+        return DeploymentConfiguration("Local", port=port)
+
+    @property
+    def state(self) -> str:
+        """ "deploying", "running", "failed", "deleted" or "unknown"."""
+        try:
+            found = str(self._service.state)
+        except PacelineError:
+            return "deleted"
+        return {"Transitioning": "deploying", "Healthy": "running", "Failed": "failed"}.get(found, "unknown")
+
+    @property
+    def port(self) -> int | None:
+        uri = self.scoring_uri
+        return int(uri.split(":")[2].split("/")[0]) if uri else None
+
+    def wait_for_deployment(self, show_output: bool = False, timeout_sec: float | None = None) -> None:
+        """Block until it answers, and say where."""
+        super().wait_for_deployment(False, timeout_sec)
+        print(f"Local webservice is running at http://localhost:{self.port}")
+
+    def reload(self, wait: bool = False) -> None:
+        """Serve the entry script and its files as they are now."""
+        self._asked(self._service.reload)
+        if wait:
+            self.wait_for_deployment()
+
+    def get_keys(self) -> Any:
+        """Raise NotImplementedError, as the SDK does."""
+        raise NotImplementedError("a local web service has no keys")
+
+    def get_token(self) -> Any:
+        """Raise NotImplementedError, as the SDK does."""
+        raise NotImplementedError("a local web service has no tokens")
+
+
+_CLASSES: dict[str, type[Webservice]] = {"ACI": AciWebservice, "AKS": AksWebservice, "Local": LocalWebservice}
+
+
+def deploy(
+    workspace: Any, name: str, models: Sequence[Any], inference_config: Any, deployment_config: Any, *, overwrite: bool
+) -> Webservice:
+    """Make a service of models, a script and a configuration.
+
+    Raises:
+        WebserviceException: a wrong value.
+    """
+    from paceline.services.service import Service
+
+    notes = Notes()
+    config = deployment_config or AciWebservice.deploy_configuration()
+    if not isinstance(config, DeploymentConfiguration):
+        raise WebserviceException(
+            f"deployment_config={config!r} is none. Make one with LocalWebservice.deploy_configuration()."
+        )
+    given: dict[str, Any] = {}
+    if inference_config is not None:
+        given |= _script(inference_config, notes)
+    if config.values.get("workers"):
+        given["workers"] = int(config.values["workers"])
+    try:
+        Service.deploy(
+            workspace,
+            name,
+            [getattr(one, "id", one) for one in models or ()],
+            port=config.port,
+            auth=bool(config.auth_enabled),
+            overwrite=overwrite,
+            tags={**(config.tags or {}), "azureml.kind": config.kind},
+            description=config.description or "",
+            **given,
+        )
+    except PacelineError as error:
+        raise WebserviceException(str(error)) from error
+    notes.shown()
+    return Webservice(workspace, name)
+
+
+def _script(config: Any, notes: Notes) -> dict[str, Any]:
+    found: dict[str, Any] = {"entry_script": config.entry_script}
+    if config.source_directory:
+        found["source_directory"] = config.source_directory
+    if config.environment is not None:
+        spec, _ = sdk_packages.without(spec_of(config.environment, notes))
+        variables = dict(spec.environment_variables)
+        if spec.needs_build or spec.python:
+            found["environment"] = spec
+        if variables:
+            found["environment_variables"] = variables
+    return found

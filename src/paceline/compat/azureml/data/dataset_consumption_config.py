@@ -1,0 +1,48 @@
+"""A dataset as a run finds it (`azureml.data.dataset_consumption_config`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from paceline.compat.azureml.exceptions import UserErrorException
+from paceline.job.data_reference import DataReference
+
+__all__ = ["DatasetConsumptionConfig"]
+
+
+class DatasetConsumptionConfig:
+    """mode: "direct", the script asks for it by name; "mount" or "download", a folder.
+
+    Raises:
+        UserErrorException: no dataset, or no mode.
+    """
+
+    def __init__(self, name: str, dataset: Any, mode: str = "direct", path_on_compute: str | None = None) -> None:
+        if not hasattr(dataset, "as_named_input"):
+            raise UserErrorException(f"dataset={dataset!r} is no dataset.")
+        if mode not in ("direct", "mount", "download", "hdfs"):
+            raise UserErrorException(f"mode={mode!r} is none of direct, mount and download.")
+        self.name, self.dataset, self.mode, self.path_on_compute = name, dataset, mode, path_on_compute
+
+    def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
+        """The same as a folder."""
+        return DatasetConsumptionConfig(self.name, self.dataset, "mount", path_on_compute)
+
+    def as_download(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
+        """The same as a copy on each node."""
+        return DatasetConsumptionConfig(self.name, self.dataset, "download", path_on_compute)
+
+    def as_reference(self) -> DataReference:
+        """The reference for a job."""
+        found: DataReference = self.dataset.as_named_input(self.name)
+        mode = "direct" if self.mode == "direct" else "download" if self.mode == "download" else "mount"
+        inside = self.path_on_compute
+        return dataclasses.replace(
+            found,
+            mode=mode,
+            path_on_compute=None if inside is None or inside.startswith("/") else inside.strip("./") or None,
+        )
+
+    def __str__(self) -> str:
+        return str(self.as_reference())
