@@ -8,6 +8,7 @@ import pytest
 
 from paceline.errors import FileNameError, RunFailedError, RunNotFoundError, RunStateError, UserError
 from paceline.runs import states, store
+from paceline.runs.context import WorkerContext
 from paceline.runs.failure import FailureReport
 from paceline.runs.metrics import MetricLog
 from paceline.workspace import Experiment, Run, Workspace
@@ -174,6 +175,7 @@ def test_ctrl_c_only_stops_the_waiting(submitted, capsys, monkeypatch):
 
 @pytest.mark.parametrize("call", ["complete", "fail", "start"])
 def test_what_a_script_says_of_its_own_end_is_harmless(submitted, call):
+    submitted._worker = WorkerContext(submitted.folder.path, 0, 1, 1)
     getattr(submitted, call)()
     assert submitted.status == "Running"
 
@@ -278,3 +280,12 @@ def test_metrics_may_be_asked_for_by_rank(submitted):
     assert submitted.get_metrics(by_rank=True) == {"0": {"loss": 0.5}, "1": {"loss": 1.5}}
     assert submitted.get_metrics(rank=1) == {"loss": 1.5}
     assert submitted.get_metrics("loss") == {"loss": [0.5, 1.5]}
+
+
+def test_a_submitted_run_that_is_failed_from_outside_is_asked_to_end(submitted):
+    submitted.fail("no good", error_code="E5")
+    assert submitted.status == states.CANCEL_REQUESTED
+    record = store.change(submitted.folder, store.stored(submitted.folder), states.CANCELED, exit_code=143)
+    assert (record.status, record.exit_code, str(record.failure.message)) == (states.FAILED, 1, "E5: no good")
+    submitted.fail("again")
+    assert submitted.failure.message == "E5: no good"

@@ -99,11 +99,15 @@ def passage(folder: RunFolder) -> Passage | None:
     return remote_status.passage(folder)
 
 
-def request_cancel(folder: RunFolder, by: str, reason: str = "") -> None:
-    """Ask whoever looks after the run to end it. Asking twice changes nothing."""
+def request_cancel(folder: RunFolder, by: str, reason: str = "", fail: str | None = None) -> None:
+    """Ask whoever looks after the run to end it. Asking twice changes nothing.
+
+    fail: the run is to end as Failed, with this message, and not as Canceled.
+    """
     try:
         # Written before the engine is told: a supervisor that sees this folder ends the run also where no engine answers.
-        write_json(folder.cancel_request, {"by": by, "reason": reason, "time_utc": utc_now()})
+        asked = {"by": by, "reason": reason, "time_utc": utc_now()}
+        write_json(folder.cancel_request, asked if fail is None else {**asked, "fail": fail})
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

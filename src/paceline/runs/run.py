@@ -452,10 +452,18 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         interactive.end(self._folder, states.COMPLETED)
 
     def fail(self, error_details: object = None, error_code: str | None = None) -> None:
-        """End a run of `start_logging` or `child_run` as Failed. On a submitted run, whose end is its script's, harmless.
+        """End a run of `start_logging` or `child_run` as Failed. A submitted run is asked to end, as by `cancel`, and is Failed then;
+        in its own script this is harmless, for its end is the script's.
 
         error_details: a text or an exception. error_code: kept in front of it.
         """
+        record = self.record()
+        if record.kind != "interactive" and self._worker is None:
+            if not record.is_terminal:
+                text = str(error_details) if error_details is not None else f"{user_name()} has called fail()."
+                text = f"{error_code}: {text}" if error_code else text
+                read.request_cancel(self._folder, by=user_name(), reason="fail()", fail=text)
+            return
         interactive.end(self._folder, states.FAILED, error_details, error_code)
 
     def __enter__(self) -> Self:

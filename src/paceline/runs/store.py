@@ -133,6 +133,8 @@ def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) ->
     """
     if record.is_terminal:
         raise RunStateError(f"run {record.run_id} is {record.status}; it can't become {status}.")
+    if status == states.CANCELED and (failed := failed_by_hand(folder)) is not None:
+        status, changes = states.FAILED, {**changes, **failed}
     record = dataclasses.replace(record, status=status, **changes)
     event: dict[str, Any] = {"time_utc": utc_now(), "status": status}
     if record.failure is not None:
@@ -148,6 +150,14 @@ def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) ->
         with contextlib.suppress(OSError):
             folder.ballast.unlink()
     return record
+
+
+def failed_by_hand(folder: RunFolder) -> dict[str, Any] | None:
+    """What the record of a run says whose end was asked for by `Run.fail`; None where it was asked for by a cancel, or not."""
+    request = read_json(folder.cancel_request) or {}
+    if request.get("fail") is None:
+        return None
+    return {"failure": FailureReport(cause="user", message=str(request["fail"])), "exit_code": 1, "canceled_by": None}
 
 
 def find(runs_dir: Path, run_id: str) -> RunFolder:

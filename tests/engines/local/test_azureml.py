@@ -78,6 +78,11 @@ try:
 except ActivityFailedException as error:
     print("FAILED AS IT SHOULD", "error" in error.message)
 
+slow = exp.submit(ScriptRunConfig("src", command="sleep 600"))
+slow.fail("enough")
+slow.wait_for_completion(raise_on_error=False)
+assert slow.get_status() == "Failed" and slow.failure.message == "enough", slow.record()
+
 with exp.start_logging(snapshot_directory="src") as logged:
     open("outputs/own.txt", "w").write("1")
     logged.log_list("l", range(3))

@@ -7,6 +7,7 @@ import re
 
 from paceline.job.job import Job
 from paceline.runs.failure import FailureReport
+from paceline.supervisor.diagnosis.old_scripts import edit_for
 from paceline.supervisor.diagnosis.retries import comes_again
 
 _GPU = (
@@ -51,6 +52,7 @@ def with_hints(report: FailureReport, job: Job, stalled: str | None = None) -> F
         _of_keras(report),
         _of_keras_2(report, job),
         _of_spawning(report, job),
+        edit_for(report),
         _of_source(report, job),
         stalled,
     )

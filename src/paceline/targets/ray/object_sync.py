@@ -298,7 +298,11 @@ def _has_end(folder: RunFolder) -> bool:
 def _name_canceler(folder: RunFolder) -> None:
     """On the cluster a cancel is a signal; who asked for it is known here."""
     record, request = read_json(folder.record) or {}, read_json(folder.cancel_request) or {}
-    if record.get("status") == states.CANCELED and request.get("by") and record.get("canceled_by") != request["by"]:
+    if record.get("status") == states.CANCELED and (failed := run_store.failed_by_hand(folder)) is not None:
+        report = failed["failure"].to_json()
+        changed = {**record, **failed, "failure": report, "status": states.FAILED}
+        write_json(folder.record, changed, mode=run_store.record_mode(record))
+    elif record.get("status") == states.CANCELED and request.get("by") and record.get("canceled_by") != request["by"]:
         write_json(folder.record, {**record, "canceled_by": request["by"]}, mode=run_store.record_mode(record))
 
 
