@@ -64,7 +64,7 @@ MAY_IMPORT = {
     "serving": "errors system",
     # What the author of a target runs; nothing imports it.
     "testing": f"{UP_TO_SUBMIT} estimator workspace",
-    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor sweeps models serving services",
+    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor sweeps models serving services compat",
     "__main__": "cli",
 }
 

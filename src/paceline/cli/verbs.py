@@ -53,5 +53,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "service": ("service", "Services: models that answer requests."),
     "env": ("env", "Environments: list, show, build and prune them."),
     "data": ("data", "Datastores: list, add and remove them, move files; the cache."),
+    "azureml": ("azureml", "Programs for the Azure ML SDK: what of them runs here."),
     "compute": ("compute", "Compute targets: add, list, show, remove and examine them."),
 }

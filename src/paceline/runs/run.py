@@ -452,8 +452,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         interactive.end(self._folder, states.COMPLETED)
 
     def fail(self, error_details: object = None, error_code: str | None = None) -> None:
-        """End a run of `start_logging` or `child_run` as Failed. A submitted run is asked to end, as by `cancel`, and is Failed then;
-        in its own script this is harmless, for its end is the script's.
+        """End a run of `start_logging` or `child_run` as Failed. A submitted run is asked to end, as by `cancel`, and is Failed
+        then; in its own script this is harmless, for its end is the script's.
 
         error_details: a text or an exception. error_code: kept in front of it.
         """

@@ -50,7 +50,8 @@ def uninstall() -> None:
     forget(_FINDER)
 
 
-def _absent(rest: str) -> str | None:
+def absent(rest: str) -> str | None:
+    """Why a module of the SDK's (its name without `azureml.`) is not here, and what to use; None where nothing is known."""
     for name, instead in _ABSENT.items():
         if rest == name or rest.startswith(f"{name}."):
             return _OTHER + instead[0].upper() + instead[1:]
@@ -85,5 +86,21 @@ def _real_core() -> ModuleSpec | None:
 
 
 _FINDER = AliasFinder(
-    "azureml", _OURS, absent=_absent, hidden=("aliases", "policy", "submission", "packages", "records"), beside=_beside
+    "azureml",
+    _OURS,
+    absent=absent,
+    hidden=(
+        "aliases",
+        "check",
+        "curated",
+        "named",
+        "packages",
+        "policy",
+        "records",
+        "stores",
+        "strict",
+        "submission",
+        "targets",
+    ),
+    beside=_beside,
 )

@@ -201,7 +201,7 @@ class Model(model.Model):
     # --- served
 
     @staticmethod
-    def deploy(
+    def deploy(  # type: ignore[override]
         workspace: Any,
         name: str,
         models: Sequence[Any],

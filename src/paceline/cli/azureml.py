@@ -1,0 +1,58 @@
+"""azureml check: what of programs for the Azure ML SDK runs here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.common import print_json
+from paceline.cli.shared_options import Json
+from paceline.compat.azureml.check import findings
+from paceline.errors import UserError
+from paceline.runs.visible import visible_line
+
+
+def add_to(app: typer.Typer) -> None:
+    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    verbs.callback()(_group)
+    verbs.command("check")(check)
+    app.add_typer(verbs, name="azureml", help="Programs for the Azure ML SDK: what of them runs here.")
+
+
+def _group() -> None:
+    """Programs for the Azure ML SDK: what of them runs here."""
+
+
+def check(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder, a Python file or a notebook.")] = Path(),
+    show_all: Annotated[bool, typer.Option("--all", help="Also the uses that work as they are written.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Read drivers and training scripts, without running them, and say of each name of the SDK's what becomes of it here.
+
+    Exits with 1 where something is missing. What variables hold can't be read, so `run.log(...)` is not looked at.
+    """
+    if not path.exists():
+        raise UserError(f"there is no {str(path)!r}. Name a folder, a Python file or a notebook.")
+    found = findings.of_folder(path)
+    counts = Counter(one.becomes for one in found)
+    if as_json:
+        print_json({"uses": [dataclasses.asdict(one) for one in found], "counts": dict(counts)})
+        return int(bool(counts[findings.MISSING]))
+    for one in found:
+        if show_all or one.becomes != findings.WORKS:
+            print(
+                visible_line(f"{one.file}:{one.line}: {one.name}: {one.becomes}{f': {one.text}' if one.text else ''}")
+            )
+    if not found:
+        print("No name of azureml is used there.")
+        return 0
+    print(
+        f"{len(found)} uses: {counts[findings.WORKS]} work as written, {counts[findings.REPLACED]} with something else in "
+        f"the place of what can't be had, {counts[findings.MISSING]} need an edit."
+    )
+    return int(bool(counts[findings.MISSING]))

@@ -1,0 +1,179 @@
+"""Finds the SDK's names in a program's text, and says of each what becomes of it here."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.compat.azureml import aliases
+from paceline.compat.azureml.check.replaced import of_call, of_old_library
+
+#: What becomes of a use: it works as written; it works with something else in its place; it does not work.
+WORKS, REPLACED, MISSING = "works", "replaced", "missing"
+_OURS = "paceline.compat.azureml"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A use of a name. file, line: where. name: such as "azureml.core.Workspace.from_config". becomes: WORKS, REPLACED or
+    MISSING; text: what is done instead, or what to write."""
+
+    file: str
+    line: int
+    name: str
+    becomes: str
+    text: str = ""
+
+
+def of_folder(top: Path) -> list[Finding]:
+    """The uses in all Python files and notebooks below a folder, or in one of these, by file and line."""
+    files = [top] if top.is_file() else sorted((*top.rglob("*.py"), *top.rglob("*.ipynb")))
+    found: list[Finding] = []
+    for file in files:
+        if any(part.startswith(".") for part in file.relative_to(top).parts[:-1]):
+            continue
+        name = str(file if top.is_file() else file.relative_to(top))
+        for first, text in _programs(file):
+            found += _of_text(name, text, first)
+    return found
+
+
+def _programs(file: Path) -> Iterator[tuple[int, str]]:
+    """(number of lines before, text) of each program in the file: of a notebook, of all its cells in one."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if file.suffix == ".ipynb":
+            cells = json.loads(text).get("cells", [])
+            lines = [
+                "" if line.lstrip().startswith(("%", "!", "?")) else line
+                for cell in cells
+                if isinstance(cell, dict) and cell.get("cell_type") == "code"
+                for line in "".join(cell.get("source", [])).splitlines()
+            ]
+            text = "\n".join(lines)
+    except (OSError, ValueError, AttributeError):
+        return
+    yield 0, text
+
+
+def _of_text(file: str, text: str, before: int) -> list[Finding]:
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        # print statements of Python 2, and the like.
+        return [Finding(file, (error.lineno or 1) + before, "(the file)", MISSING, f"it is no Python 3: {error.msg}.")]
+    visitor = _Visitor(file)
+    visitor.visit(tree)
+    # Of a call the name was seen as well, which by itself works.
+    replaced = {(one.line, one.name) for one in visitor.found if one.becomes == REPLACED}
+    kept = [one for one in visitor.found if one.becomes != WORKS or (one.line, one.name) not in replaced]
+    return sorted(kept, key=lambda one: one.line)
+
+
+class _Visitor(ast.NodeVisitor):
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.found: list[Finding] = []
+        #: Name in the program -> what it is: "azureml.core.Workspace".
+        self._names: dict[str, str] = {}
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if _is_sdk(alias.name):
+                self._use(node, alias.name)
+                self._names[alias.asname or alias.name.split(".")[0]] = alias.name if alias.asname else "azureml"
+            elif (old := of_old_library(alias.name)) is not None:
+                self.found.append(Finding(self.file, node.lineno, alias.name, MISSING, old))
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = node.module or ""
+        if node.level == 0 and _is_sdk(module):
+            for alias in node.names:
+                name = module if alias.name == "*" else f"{module}.{alias.name}"
+                self._use(node, name)
+                self._names[alias.asname or alias.name] = name
+        elif node.level == 0 and (old := of_old_library(module)) is not None:
+            self.found.append(Finding(self.file, node.lineno, module, MISSING, old))
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        dotted = _dotted(node)
+        if dotted is not None:
+            first, _, rest = dotted.partition(".")
+            if first in self._names:
+                # `azureml.core.VERSION` and `Workspace.from_config`, but not `run.log`: what a variable is can't be read.
+                self._use(node, f"{self._names[first]}.{rest}")
+                return
+            if (old := of_old_library(dotted)) is not None:
+                self.found.append(Finding(self.file, node.lineno, dotted, MISSING, old))
+        self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        value = node.value
+        if isinstance(value, ast.Attribute) and value.attr == "data" and isinstance(node.slice, ast.Constant):
+            owner = value.value.id if isinstance(value.value, ast.Name) else ""
+            if "loss" in owner and node.slice.value == 0:
+                text = f"since PyTorch 0.5 a loss is a number: write {owner}.item()."
+                self.found.append(Finding(self.file, node.lineno, f"{owner}.data[0]", MISSING, text))
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        dotted = _dotted(node.func) or ""
+        first, _, rest = dotted.partition(".")
+        name = f"{self._names[first]}{'.' * bool(rest)}{rest}" if first in self._names else dotted
+        values = {
+            keyword.arg: keyword.value.value
+            for keyword in node.keywords
+            if keyword.arg and isinstance(keyword.value, ast.Constant)
+        }
+        for text in of_call(name, values, [arg.value for arg in node.args if isinstance(arg, ast.Constant)]):
+            self.found.append(Finding(self.file, node.lineno, name, REPLACED, text))
+        self.generic_visit(node)
+
+    def _use(self, node: ast.AST, name: str) -> None:
+        why = missing(name)
+        line = getattr(node, "lineno", 1)
+        self.found.append(Finding(self.file, line, name, WORKS if why is None else MISSING, why or ""))
+
+
+def missing(name: str) -> str | None:
+    """Why a name of the SDK's, such as "azureml.core.Run.get_context", is not here; None where it is."""
+    parts = name.split(".")[1:]
+    if (why := aliases.absent(".".join(parts))) is not None:
+        return why
+    target: Any = importlib.import_module(_OURS)
+    for number, part in enumerate(parts):
+        try:
+            target = getattr(target, part)
+        except AttributeError:
+            if not hasattr(target, "__path__"):
+                return f"{'.'.join(('azureml', *parts[:number]))} has no {part} here."
+            try:
+                target = importlib.import_module(".".join((_OURS, *parts[: number + 1])))
+            except ModuleNotFoundError:
+                return f"there is no {'.'.join(('azureml', *parts[: number + 1]))} here."
+        if not isinstance(target, type) and not hasattr(target, "__path__") and not _is_module(target):
+            return None  # a function or a value; what it gives can't be read from the text
+    return None
+
+
+def _is_module(target: Any) -> bool:
+    import types
+
+    return isinstance(target, types.ModuleType)
+
+
+def _is_sdk(module: str) -> bool:
+    return module == "azureml" or module.startswith("azureml.")
+
+
+def _dotted(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (head := _dotted(node.value)) is not None:
+        return f"{head}.{node.attr}"
+    return None

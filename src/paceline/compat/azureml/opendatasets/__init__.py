@@ -1,0 +1,56 @@
+"""`azureml.opendatasets`: Azure's public data. What scikit-learn carries along stands in; the rest needs the network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.compat.azureml.exceptions import UserErrorException
+
+__all__ = ["MNIST", "Diabetes"]
+
+
+class Diabetes:
+    """The diabetes data of scikit-learn, which Azure's is a copy of: AGE, SEX, BMI, BP, S1 to S6, Y."""
+
+    @staticmethod
+    def get_tabular_dataset(**others: Any) -> Any:
+        """The data as a frame with `to_pandas_dataframe()`.
+
+        Raises:
+            UserErrorException: scikit-learn or pandas is not installed.
+        """
+        try:
+            from sklearn.datasets import load_diabetes  # type: ignore[import-untyped,unused-ignore]
+
+            found = load_diabetes(as_frame=True, scaled=False)
+        except ImportError as error:
+            raise UserErrorException(
+                "the diabetes data needs scikit-learn and pandas: pip install scikit-learn pandas."
+            ) from error
+        frame = found.frame.rename(columns={"target": "Y", **{name: name.upper() for name in found.feature_names}})
+        return _Frame(frame)
+
+
+class _Frame:
+    def __init__(self, frame: Any) -> None:
+        self._frame = frame
+
+    def to_pandas_dataframe(self) -> Any:
+        return self._frame.copy()
+
+    def take(self, count: int) -> _Frame:
+        return _Frame(self._frame.head(count))
+
+
+class MNIST:
+    """Handwritten digits: not carried along."""
+
+    @staticmethod
+    def get_file_dataset(**others: Any) -> Any:
+        """Raise UserErrorException: download the four files once, and make a dataset of the folder."""
+        raise UserErrorException(
+            "MNIST is not carried along. Download its four .gz files into a folder, and take Dataset.File.from_files('folder'); "
+            "scikit-learn's load_digits() needs no download."
+        )
+
+    get_tabular_dataset = get_file_dataset

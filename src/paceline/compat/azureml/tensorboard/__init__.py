@@ -1,0 +1,99 @@
+"""`azureml.tensorboard`: TensorBoard over the logs of runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.compat.azureml.exceptions import UserErrorException
+
+__all__ = ["Tensorboard"]
+
+_START_S = 30.0
+
+
+class Tensorboard:
+    """TensorBoard on the `logs/` that runs write, which it follows while they run.
+
+    runs: one or several. local_root: a folder for links to them; default a temporary one. port: where it listens, on this machine
+    alone.
+
+    Raises:
+        UserErrorException: TensorBoard is not installed.
+    """
+
+    def __init__(
+        self, runs: Any, local_root: str | None = None, port: int = 6006, use_display_name: bool = False
+    ) -> None:
+        self._runs: Sequence[Any] = list(runs) if isinstance(runs, (list, tuple)) else [runs]
+        self._is_ours = local_root is None
+        self._root = Path(local_root or tempfile.mkdtemp(prefix="paceline-tensorboard-")).absolute()
+        self._port, self._by_name = port, use_display_name
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, start_browser: bool = False) -> str:
+        """Start it; the URL, which is printed as well."""
+        program = Path(sys.executable).with_name("tensorboard")
+        found = str(program) if program.exists() else shutil.which("tensorboard")
+        if found is None:
+            raise UserErrorException("TensorBoard is not installed: pip install tensorboard.")
+        self._root.mkdir(parents=True, exist_ok=True)
+        for run in self._runs:
+            link = self._root / (run.display_name if self._by_name else run.id)
+            if not link.is_symlink():
+                # The run's own folder: what is logged later is seen as well, also in outputs.
+                link.symlink_to(run.folder.path.absolute(), target_is_directory=True)
+        self._process = subprocess.Popen(
+            [found, "--logdir", str(self._root), "--port", str(self._port), "--host", "127.0.0.1"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        url = f"http://localhost:{self._port}/"
+        self._wait(url)
+        print(url)
+        return url
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._process = None
+        if self._is_ours:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+    def _wait(self, url: str) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise UserErrorException(
+                    f"TensorBoard has ended with {self._process.returncode}. Is port {self._port} taken? Give another port=."
+                )
+            try:
+                urllib.request.urlopen(url, timeout=1).close()
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+            else:
+                return
+        raise UserErrorException(f"TensorBoard does not answer at {url} within {_START_S:g} s.")
+
+
+def _writer(folder: str) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined,unused-ignore]
+    except ImportError as error:
+        raise UserErrorException(
+            "writing TensorBoard's files needs torch and tensorboard: pip install tensorboard."
+        ) from error
+    return SummaryWriter(os.fspath(folder))

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.compat.azureml.check.findings import MISSING, REPLACED, WORKS, missing, of_folder
+
+DRIVER = """
+import azureml
+import azureml.core
+import numpy as np
+from azureml.core import Workspace, Experiment
+from azureml.core.compute import AmlCompute as Cluster
+from azureml.train.automl import AutoMLConfig
+from sklearn.externals import joblib
+print(azureml.core.VERSION)
+ws = Workspace.from_config()
+config = Cluster.provisioning_configuration(vm_size="STANDARD_NC6")
+Workspace.sell()
+x = np.float(3)
+y = loss.data[0]
+torch.distributed.init_process_group("nccl")
+"""
+
+
+def uses(folder):
+    return {(one.line, one.name): one.becomes for one in of_folder(folder)}
+
+
+def test_each_use_by_line(tmp_path):
+    (tmp_path / "driver.py").write_text(DRIVER)
+    found = uses(tmp_path)
+    assert found[9, "azureml.core.VERSION"] == WORKS
+    assert found[10, "azureml.core.Workspace.from_config"] == WORKS
+    assert found[11, "azureml.core.compute.AmlCompute.provisioning_configuration"] == REPLACED
+    assert found[7, "azureml.train.automl.AutoMLConfig"] == MISSING
+    assert found[12, "azureml.core.Workspace.sell"] == MISSING
+    assert found[8, "sklearn.externals"] == found[13, "np.float"] == found[14, "loss.data[0]"] == MISSING
+    assert found[15, "torch.distributed.init_process_group"] == REPLACED
+
+
+def test_notebooks_are_read_and_magics_passed_over(tmp_path):
+    cells = [
+        {"cell_type": "markdown", "source": ["from azureml.core import Nothing"]},
+        {
+            "cell_type": "code",
+            "source": ["%matplotlib inline\n", "!pip install x\n", "from azureml.core import Workspace\n"],
+        },
+    ]
+    (tmp_path / "book.ipynb").write_text(json.dumps({"cells": cells}))
+    (tmp_path / "broken.ipynb").write_text("{")
+    assert uses(tmp_path) == {(3, "azureml.core.Workspace"): WORKS}
+
+
+def test_a_file_of_python_2_is_said(tmp_path):
+    (tmp_path / "old.py").write_text("print 'x'\n")
+    (only,) = of_folder(tmp_path / "old.py")
+    assert (only.becomes, "no Python 3" in only.text) == (MISSING, True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "azureml.core.Run.get_context",
+        "azureml.core.run._OfflineRun",
+        "azureml.train.hyperdrive",
+        "azureml.exceptions.UserErrorException",
+    ],
+)
+def test_what_is_here(name):
+    assert missing(name) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["azureml.core.Nothing", "azureml.core.Run.nothing", "azureml.nothing.at.all", "azureml.interpret.x"]
+)
+def test_what_is_not(name):
+    assert missing(name)
