@@ -90,6 +90,7 @@ THIRD_PARTY = {
     **dict.fromkeys(("keras", "tf_keras"), "compat"),
     "pandas": "serving data runs sweeps",
     **dict.fromkeys(("optuna", "cmaes"), "sweeps"),
+    "sklearn": "compat serving",
     "pyarrow": "data",
     **dict.fromkeys(("starlette", "uvicorn", "inference_schema", "joblib", "onnxruntime"), "serving"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -116,3 +117,29 @@ def test_a_driver_of_the_sdk_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.M
     # Each thing that can't be had is said once, and kept with the run.
     assert [part in said for part in ("azureml-sdk[notebooks]==1.0", "gpucluster (STANDARD_NC6)")] == [True, True]
     assert textwrap.shorten(said, 10_000) == " ".join(dict.fromkeys(first.record().warnings))
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "azureml"
+
+
+@pytest.mark.parametrize(
+    ("driver", "last"),
+    [("driver_2018.py", "accuracy: 0.9"), ("driver_2019.py", "label: ["), ("driver_2022.py", "Completed")],
+    ids=["2018", "2019", "2022"],
+)
+def test_the_examples_in_the_style_of_each_era_run_as_they_are(tmp_path: Path, driver: str, last: str) -> None:
+    pytest.importorskip("sklearn")
+    shutil.copytree(EXAMPLES, tmp_path / "project")
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline.azureml", driver],
+        cwd=tmp_path / "project",
+        env={
+            name: value for name, value in os.environ.items() if name not in ("PACELINE_WORKSPACE", "PACELINE_AZUREML")
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith(last)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 import urllib.parse
 from types import ModuleType
@@ -127,7 +128,12 @@ def is_json_type(mimetype: str) -> bool:
 
 
 def install() -> None:
-    """Make the names importable in this process."""
+    """Make the names importable in this process, and all others of the SDK's by Paceline's own, as in a worker."""
+    # By its place and not by an import: this package is carried along without its neighbours, too.
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    names = os.path.join(package, "compat", "shim", "azureml_names")
+    if os.path.isdir(names) and names not in sys.path:
+        sys.path.insert(0, names)
     for home in _HOMES:
         parts = home.split(".")
         for end in range(1, len(parts) + 1):

@@ -1,0 +1,55 @@
+"""All names of the SDK's that are here, by module, as the table of docs/from-azureml.md: `python -m <this module>` prints it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+from paceline.compat import azureml
+
+#: Of these the parts are told, and not what they are made of.
+_OUR_OWN = (
+    "aliases",
+    "check",
+    "curated",
+    "named",
+    "packages",
+    "policy",
+    "records",
+    "stores",
+    "strict",
+    "submission",
+    "targets",
+)
+
+
+def by_module() -> dict[str, list[str]]:
+    """Module, such as "azureml.core.run" -> its names, sorted; a module that only repeats its package's names is left out."""
+    found: dict[str, list[str]] = {}
+    for name in _modules(azureml.__path__, azureml.__name__):
+        module = importlib.import_module(name)
+        names = sorted(getattr(module, "__all__", ()))
+        if names:
+            found["azureml" + name[len(azureml.__name__) :]] = names
+    return found
+
+
+def table() -> str:
+    """The table, as Markdown."""
+    rows = [f"| `{module}` | {', '.join(f'`{name}`' for name in names)} |" for module, names in by_module().items()]
+    return "\n".join(("| module | names |", "|---|---|", *rows)) + "\n"
+
+
+def _modules(path: list[str], prefix: str) -> Iterator[str]:
+    for info in pkgutil.iter_modules(path):
+        if info.name in _OUR_OWN or info.name.startswith("_"):
+            continue
+        name = f"{prefix}.{info.name}"
+        yield name
+        if info.ispkg:
+            yield from _modules([f"{path[0]}/{info.name}"], name)
+
+
+if __name__ == "__main__":
+    print(table(), end="")

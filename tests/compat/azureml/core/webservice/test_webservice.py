@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from paceline.compat.azureml.core.environment import Environment
+from paceline.compat.azureml.core.image import ContainerImage, Image
+from paceline.compat.azureml.core.model import InferenceConfig, Model
+from paceline.compat.azureml.core.webservice import AciWebservice, AksWebservice, LocalWebservice, Webservice
+from paceline.compat.azureml.exceptions import WebserviceException
+
+SCORE = """
+import json, os
+from azureml.core.model import Model
+
+def init():
+    global factor
+    with open(Model.get_model_path("times")) as file:
+        factor = json.load(file)["factor"]
+    assert os.path.exists(os.path.join(os.environ["AZUREML_MODEL_DIR"], "m.json"))
+
+def run(raw):
+    return json.dumps([value * factor for value in json.loads(raw)["data"]])
+"""
+
+
+@pytest.fixture
+def config(ws):
+    Path("m.json").write_text('{"factor": 3}')
+    Path("score.py").write_text(SCORE)
+    return InferenceConfig(entry_script="score.py", environment=Environment("e"))
+
+
+def test_a_model_is_deployed_called_updated_and_deleted_as_in_the_sdk_s_tutorial(ws, config):
+    model = Model.register(ws, "m.json", "times")
+    service = Model.deploy(ws, "local-svc", [model], config, LocalWebservice.deploy_configuration(), overwrite=True)
+    try:
+        service.wait_for_deployment(show_output=True)
+        assert (service.state, service.compute_type) == ("running", "Local")
+        assert service.scoring_uri.endswith(f":{service.port}/score")
+        # What run() gives is JSON in any case, so a text comes back as text.
+        assert json.loads(service.run(json.dumps({"data": [1, 2]}))) == [3, 6]
+        with pytest.raises(WebserviceException) as refused:
+            service.run("{}")
+        assert refused.value.status_code in (500, 502)
+        assert "KeyError" in service.get_logs()
+        Path("m.json").write_text('{"factor": 5}')
+        service.update(models=[Model.register(ws, "m.json", "times")])
+        service.wait_for_deployment()
+        assert json.loads(LocalWebservice(ws, "local-svc").run('{"data": [1]}')) == [5]
+        assert [*ws.webservices] == ["local-svc"]
+        with pytest.raises(NotImplementedError):
+            service.get_keys()
+        with pytest.raises(WebserviceException, match="local-svc"):
+            Model.deploy(ws, "local-svc", [model], config, LocalWebservice.deploy_configuration())
+    finally:
+        service.delete()
+    with pytest.raises(WebserviceException, match="WebserviceNotFound"):
+        Webservice(ws, "local-svc")
+
+
+def test_an_image_of_2018_with_keys(ws, config):
+    config = ContainerImage.image_configuration(execution_script="score.py", runtime="python", conda_file=None)
+    model = Model.register(ws, "m.json", "times")
+    image = ContainerImage.create(name="img", models=[model], image_config=config, workspace=ws)
+    image.wait_for_creation(show_output=True)
+    assert (image.version, image.creation_state, ws.images()["img"].id) == (1, "Succeeded", "img:1")
+    aci = AciWebservice.deploy_configuration(cpu_cores=1, memory_gb=1, auth_enabled=True, tags={"a": "b"})
+    service = Webservice.deploy_from_image(workspace=ws, name="aci-svc", image=image, deployment_config=aci)
+    try:
+        service.wait_for_deployment()
+        assert (service.state, service.tags, service.auth_enabled) == ("Healthy", {"a": "b"}, True)
+        request = urllib.request.Request(
+            service.scoring_uri,
+            data=b'{"data": [5]}',
+            headers={"Content-Type": "application/json", "Authorization": f"Bearer {service.get_keys()[1]}"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.loads(json.load(answer)) == [15]
+    finally:
+        service.delete()
+
+
+def test_wrong_use(ws, config):
+    with pytest.raises(WebserviceException, match="deployment_config"):
+        Model.deploy(ws, "svc", [], config, "local")
+    with pytest.raises(WebserviceException, match="Not A Name"):
+        Model.deploy(ws, "Not A Name", [Model.register(ws, "m.json", "times")], config)
+    with pytest.raises(WebserviceException, match="ImageNotFound"):
+        Image(ws, "nothing")
+    assert AksWebservice.deploy_configuration(num_replicas=2).values["workers"] == 2

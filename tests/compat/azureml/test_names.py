@@ -1,0 +1,89 @@
+"""What drivers and scripts import, and the table of it in the docs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.compat.azureml.check.findings import missing
+from paceline.compat.azureml.check.names import by_module, table
+
+PAGE = Path(__file__).parents[3] / "docs" / "from-azureml.md"
+
+#: Module -> the names that programs take from it.
+IMPORTED = {
+    "core": "Workspace Experiment Run ScriptRunConfig Environment Dataset Datastore Model ComputeTarget RunConfiguration Keyvault "
+    "Webservice Image ContainerRegistry ScriptRun get_run VERSION __version__",
+    "core.workspace": "Workspace",
+    "core.experiment": "Experiment",
+    "core.run": "Run get_run _OfflineRun ScriptRun",
+    "core.script_run_config": "ScriptRunConfig ScriptRun",
+    "core.environment": "Environment CondaDependencies DockerSection PythonSection DEFAULT_CPU_IMAGE DEFAULT_GPU_IMAGE",
+    "core.dataset": "Dataset",
+    "core.datastore": "Datastore",
+    "core.model": "Model InferenceConfig Dataset",
+    "core.keyvault": "Keyvault",
+    "core.container_registry": "ContainerRegistry",
+    "core.conda_dependencies": "CondaDependencies",
+    "core.compute_target": "ComputeTarget ComputeTargetException",
+    "core.authentication": "InteractiveLoginAuthentication ServicePrincipalAuthentication AzureCliAuthentication MsiAuthentication "
+    "TokenAuthentication ArmTokenAuthentication",
+    "core.image": "Image ContainerImage",
+    "core.image.image": "Image",
+    "core.image.container": "ContainerImage",
+    "core.webservice": "Webservice AciWebservice AksWebservice LocalWebservice",
+    "core.webservice.webservice": "Webservice",
+    "core.webservice.aci": "AciWebservice",
+    "core.webservice.local": "LocalWebservice",
+    "core.compute": "ComputeTarget AmlCompute RemoteCompute ComputeInstance DsvmCompute KubernetesCompute AksCompute "
+    "HDInsightCompute DatabricksCompute BatchCompute BatchAiCompute",
+    "core.compute.amlcompute": "AmlCompute",
+    "core.runconfig": "RunConfiguration MpiConfiguration PyTorchConfiguration TensorflowConfiguration ParallelTaskConfiguration "
+    "DockerConfiguration DataReferenceConfiguration CondaDependencies ContainerRegistry EnvironmentDefinition DEFAULT_CPU_IMAGE "
+    "DEFAULT_GPU_IMAGE",
+    "core.resource_configuration": "ResourceConfiguration",
+    "data": "FileDataset TabularDataset OutputFileDatasetConfig DataType",
+    "data.data_reference": "DataReference",
+    "data.datapath": "DataPath DataPathComputeBinding",
+    "data.dataset_consumption_config": "DatasetConsumptionConfig",
+    "data.dataset_factory": "TabularDatasetFactory FileDatasetFactory DataType",
+    "data.azure_storage_datastore": "AzureBlobDatastore AzureFileDatastore",
+    "data.output_dataset_config": "OutputFileDatasetConfig",
+    "train.dnn": "PyTorch TensorFlow Chainer Mpi Gloo Nccl ParameterServer",
+    "train.estimator": "Estimator Mpi Gloo Nccl ParameterServer MMLBaseEstimator",
+    "train.sklearn": "SKLearn",
+    "train.hyperdrive": "HyperDriveConfig HyperDriveRunConfig HyperDriveRun PrimaryMetricGoal RandomParameterSampling "
+    "GridParameterSampling BayesianParameterSampling BanditPolicy MedianStoppingPolicy TruncationSelectionPolicy "
+    "NoTerminationPolicy EarlyTerminationPolicy HyperParameterSampling choice randint uniform quniform loguniform qloguniform "
+    "normal qnormal lognormal qlognormal",
+    "train.hyperdrive.runconfig": "HyperDriveConfig HyperDriveRunConfig PrimaryMetricGoal",
+    "train.hyperdrive.run": "HyperDriveRun PrimaryMetricGoal",
+    "train.hyperdrive.sampling": "RandomParameterSampling",
+    "train.hyperdrive.policy": "BanditPolicy",
+    "train.hyperdrive.parameter_expressions": "choice uniform",
+    "train.hyperdrive.exceptions": "HyperDriveConfigException",
+    "widgets": "RunDetails",
+    "train.widgets": "RunDetails",
+    "telemetry": "set_diagnostics_collection",
+    "tensorboard": "Tensorboard",
+    "tensorboard.export": "export_to_tensorboard",
+    "opendatasets": "MNIST Diabetes",
+    "monitoring": "ModelDataCollector",
+    "exceptions": "ActivityFailedException AuthenticationException AzureMLException ComputeTargetException "
+    "ExperimentExecutionException ModelNotFoundException ModelPathNotFoundException ProjectSystemException "
+    "RunConfigurationException RunEnvironmentException ServiceException SnapshotException TrainingException UserErrorException "
+    "WebserviceException WorkspaceException",
+}
+
+
+@pytest.mark.parametrize("module", IMPORTED)
+def test_what_programs_import_is_there(module):
+    assert [name for name in IMPORTED[module].split() if missing(f"azureml.{module}.{name}")] == []
+
+
+def test_the_table_of_the_docs_is_the_code_s():
+    """`python -m paceline.compat.azureml.check.names` prints it."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert text[text.index("| module | names |") :] == table()
+    assert sum(map(len, by_module().values())) > 150
