@@ -13,8 +13,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "from-azureml.md"
 
 #: Module -> the names that programs take from it.
 IMPORTED = {
-    "core": "Workspace Experiment Run ScriptRunConfig Environment Dataset Datastore Model ComputeTarget RunConfiguration Keyvault "
-    "Webservice Image ContainerRegistry ScriptRun get_run VERSION __version__",
+    "core": "Workspace Experiment Run ScriptRunConfig Environment Dataset Datastore Model ComputeTarget RunConfiguration "
+    "Keyvault Webservice Image ContainerRegistry ScriptRun get_run VERSION __version__",
     "core.workspace": "Workspace",
     "core.experiment": "Experiment",
     "core.run": "Run get_run _OfflineRun ScriptRun",
@@ -27,8 +27,8 @@ IMPORTED = {
     "core.container_registry": "ContainerRegistry",
     "core.conda_dependencies": "CondaDependencies",
     "core.compute_target": "ComputeTarget ComputeTargetException",
-    "core.authentication": "InteractiveLoginAuthentication ServicePrincipalAuthentication AzureCliAuthentication MsiAuthentication "
-    "TokenAuthentication ArmTokenAuthentication",
+    "core.authentication": "InteractiveLoginAuthentication ServicePrincipalAuthentication AzureCliAuthentication "
+    "MsiAuthentication TokenAuthentication ArmTokenAuthentication",
     "core.image": "Image ContainerImage",
     "core.image.image": "Image",
     "core.image.container": "ContainerImage",

@@ -90,6 +90,7 @@ _FINDER = AliasFinder(
     _OURS,
     absent=absent,
     hidden=(
+        "late",
         "aliases",
         "check",
         "curated",

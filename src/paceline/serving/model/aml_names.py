@@ -131,9 +131,9 @@ def install() -> None:
     """Make the names importable in this process, and all others of the SDK's by Paceline's own, as in a worker."""
     # By its place and not by an import: this package is carried along without its neighbours, too.
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    names = os.path.join(package, "compat", "shim", "azureml_names")
-    if os.path.isdir(names) and names not in sys.path:
-        sys.path.insert(0, names)
+    shim = os.path.join(package, "compat", "shim", "azureml_names")
+    if os.path.isdir(shim) and shim not in sys.path:
+        sys.path.insert(0, shim)
     for home in _HOMES:
         parts = home.split(".")
         for end in range(1, len(parts) + 1):

@@ -10,6 +10,7 @@ from paceline.compat import azureml
 
 #: Of these the parts are told, and not what they are made of.
 _OUR_OWN = (
+    "late",
     "aliases",
     "check",
     "curated",

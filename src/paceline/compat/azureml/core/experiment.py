@@ -14,6 +14,7 @@ from paceline import workspace
 from paceline.compat.azureml.core.run import Run, ScriptRun
 from paceline.compat.azureml.data import outputs
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
+from paceline.compat.azureml.late import late
 from paceline.runs import tags_and_properties
 from paceline.runs.ids import new_run_id
 
@@ -189,13 +190,10 @@ class Experiment(workspace.Experiment):
 
 def _make_experiment(runs_dir: Path, name: str) -> Experiment:
     # A workspace of the SDK's, where that can be told: scripts ask it for data sets, stores and secrets.
-    from paceline.compat.azureml.core.workspace import Workspace
-
+    make = late("core.workspace", "Workspace")
     values = [os.environ.get(f"AZUREML_ARM_{key}") for key in ("SUBSCRIPTION", "RESOURCEGROUP", "WORKSPACE_NAME")]
     own = workspace.Workspace(runs_dir.parent).name
-    return Experiment(
-        Workspace(values[0] or "local", values[1] or "local", values[2] or own, _folder=runs_dir.parent), name
-    )
+    return Experiment(make(values[0] or "local", values[1] or "local", values[2] or own, _folder=runs_dir.parent), name)
 
 
 # Set here, not in `run`: this module imports that one, so the other way round would be a cycle. Without it a run that is

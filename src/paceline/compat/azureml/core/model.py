@@ -19,6 +19,7 @@ from paceline.compat.azureml.exceptions import (
     WebserviceException,
     sdk_class,
 )
+from paceline.compat.azureml.late import late
 from paceline.errors import ModelError, RunNotFoundError
 from paceline.errors import ModelNotFoundError as NotFound
 from paceline.models import model
@@ -183,9 +184,7 @@ class Model(model.Model):
             return _only_entry(folder)
         workspace = _workspace
         if workspace is None and os.environ.get("PACELINE_RUN_DIR"):
-            from paceline.compat.azureml.core.experiment import Run
-
-            workspace = Run.get_context().experiment.workspace
+            workspace = late("core.experiment", "Run").get_context().experiment.workspace
         if workspace is not None:
             try:
                 found = model.Model(workspace, model_name, version=version)
@@ -216,9 +215,9 @@ class Model(model.Model):
         Raises:
             WebserviceException: a name that can't be one, or is taken; a script that is not there.
         """
-        from paceline.compat.azureml.core.webservice.webservice import deploy
-
-        return deploy(workspace, name, models, inference_config, deployment_config, overwrite=overwrite)
+        return late("core.webservice.webservice", "deploy")(
+            workspace, name, models, inference_config, deployment_config, overwrite=overwrite
+        )
 
     @staticmethod
     def profile(*arguments: Any, **named: Any) -> Any:

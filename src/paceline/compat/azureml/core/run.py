@@ -20,6 +20,7 @@ from paceline.compat.azureml.exceptions import (
     UserErrorException,
     sdk_class,
 )
+from paceline.compat.azureml.late import late
 from paceline.errors import MetricError, RunNotFoundError, RunStateError
 from paceline.runs import artifacts, interactive, offline, run, states
 from paceline.runs.run_metrics import LogsMetrics
@@ -105,10 +106,8 @@ _RANK_LOG = re.compile(r"(?:azureml-logs/70_driver_log_(?:worker_|rank_)?(\d+)|u
 
 
 def _hyperdrive_run() -> type[run.Run]:
-    # It stands above this module.
-    from paceline.compat.azureml.train.hyperdrive.run import HyperDriveRun
-
-    return HyperDriveRun
+    found: type[run.Run] = late("train.hyperdrive.run", "HyperDriveRun")
+    return found
 
 
 @sdk_class
@@ -314,9 +313,7 @@ class Run(SdkSpellings, run.Run):
         Raises:
             ModelPathNotFoundException: the run has no such file. WebserviceException: the name can't be one.
         """
-        from paceline.compat.azureml.core.model import registered_of_run
-
-        return registered_of_run(
+        return late("core.model", "registered_of_run")(
             self,
             model_name,
             model_path,

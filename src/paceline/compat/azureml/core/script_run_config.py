@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.compat.azureml.core.runconfig import DockerConfiguration, RunConfiguration, set_distribution
 from paceline.compat.azureml.exceptions import UserErrorException
+from paceline.compat.azureml.late import late
 
 __all__ = ["ScriptRunConfig"]
 
@@ -99,9 +100,6 @@ def argument_list(arguments: Any) -> list[Any]:
 
 
 def __getattr__(name: str) -> object:
-    # Of `run`, which stands above this module.
     if name == "ScriptRun":
-        from paceline.compat.azureml.core.run import ScriptRun
-
-        return ScriptRun
+        return late("core.run", name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 from paceline.compat.azureml.exceptions import HyperDriveConfigException
+from paceline.compat.azureml.late import late
 from paceline.compat.azureml.train.estimator import MMLBaseEstimator
 from paceline.compat.azureml.train.hyperdrive.policy import EarlyTerminationPolicy
 from paceline.compat.azureml.train.hyperdrive.sampling import HyperParameterSampling
@@ -110,7 +111,6 @@ class HyperDriveConfig:
         self, experiment: Any, tags: Any, *, display_name: str | None = None, run_id: str | None = None, **others: Any
     ) -> Any:
         from paceline.compat.azureml.submission import prepared
-        from paceline.compat.azureml.train.hyperdrive.run import HyperDriveRun
         from paceline.submit import SourceCopy
         from paceline.sweeps.samplers.samplers import check_sampler
         from paceline.sweeps.space import Space
@@ -155,7 +155,7 @@ class HyperDriveConfig:
             display_name=display_name,
             warnings=found.notes,
         )
-        return HyperDriveRun(experiment, folder.run_id)
+        return late("train.hyperdrive.run", "HyperDriveRun")(experiment, folder.run_id)
 
 
 class HyperDriveRunConfig(HyperDriveConfig):
