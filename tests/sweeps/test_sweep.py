@@ -206,6 +206,9 @@ def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None
         "array_size=1001 is no integer from 1 to 1000": lambda: pl.Sweep(
             estimator, space, metric="score", array_size=1001
         ),
+        "controller='k8s': write 'slurm' or 'ray'": lambda: pl.Sweep(
+            estimator, space, metric="score", controller="k8s"
+        ),
         "trials=0": lambda: pl.Sweep(estimator, space, metric="score", trials=0),
         "concurrent=True": lambda: pl.Sweep(estimator, space, metric="score", concurrent=True),
         "has no end of values": lambda: pl.Sweep(estimator, space, metric="score", sampler="grid"),
@@ -234,4 +237,6 @@ def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None
         experiment.submit(sweep)
     with pytest.raises(SweepError, match=r"array_size=8: compute target 'local' is of kind local.*Leave it out"):
         experiment.submit(pl.Sweep(estimator, space, metric="score", array_size=8))
+    with pytest.raises(SweepError, match=r"controller='slurm': compute target 'local' is of kind local"):
+        experiment.submit(pl.Sweep(estimator, space, metric="score", controller="slurm"))
     assert not list(experiment.runs_dir.iterdir())

@@ -1,4 +1,4 @@
-"""What a target may do beyond the least: four parts, each whole or not there."""
+"""What a target may do beyond the least: five parts, each whole or not there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from paceline.targets.base import PARTS, Alike, EarlyStart, Examined, Queued
+from paceline.targets.base import PARTS, Alike, Controlling, EarlyStart, Examined, Queued
 from paceline.targets.kinds import OWN, kind_class
 from paceline.testing.failing import missing_members
 from tests.targets.toy import ToyTarget
@@ -15,8 +15,8 @@ from tests.targets.toy import ToyTarget
 HAS = {
     "local": {EarlyStart, Examined},
     "ssh": {EarlyStart, Examined},
-    "slurm": {Queued, Alike, Examined},
-    "ray": {Queued, Examined},
+    "slurm": {Queued, Alike, Controlling, Examined},
+    "ray": {Queued, Controlling, Examined},
 }
 
 

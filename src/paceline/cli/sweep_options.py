@@ -69,6 +69,12 @@ SWEEP = (
     ),
     VerbOption("--repeats", "Let a point come twice in a space that has an end.", type=bool),
     VerbOption("--array-size", "With a target of kind slurm: so many trials in one job array.", "N", int),
+    VerbOption(
+        "--controller",
+        "slurm or ray: the sweep is looked after by a small job of the trials' engine, so that this machine may be shut down. "
+        "Default: a process of this machine.",
+        "ENGINE",
+    ),
     VerbOption("-d --detach", "Return at once.", type=bool),
     VerbOption("--dry-run", "Print ten points of the space; start nothing.", type=bool),
     VerbOption("--json", "Print JSON.", type=bool),
@@ -78,7 +84,7 @@ SWEEP = (
 #: Keys of a file's section `sweep`, and those of `SweepSpec` that they become.
 _KEYS = (
     *("space", "metric", "goal", "trials", "concurrent", "sampler", "stop", "seed", "points", "max_failures"),
-    *("max_duration_seconds", "repeats", "pass_as", "array_size", "warm_start"),
+    *("max_duration_seconds", "repeats", "pass_as", "array_size", "controller", "warm_start"),
 )
 
 
@@ -101,7 +107,7 @@ def spec(
     if not parts:
         raise SweepError("name what is to be tried: --param lr=loguniform(1e-4,1e-1), once for each hyperparameter.")
     found["space"] = Space(parts)
-    for name in ("trials", "concurrent", "sampler", "seed", "max_failures", "pass_as", "array_size"):
+    for name in ("trials", "concurrent", "sampler", "seed", "max_failures", "pass_as", "array_size", "controller"):
         if given[name] is not None:
             found[name] = given[name]
     _judge(given, found)

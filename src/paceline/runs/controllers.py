@@ -1,4 +1,4 @@
-"""The processes that see sweeps through: one for each, on the machine that it was submitted from.
+"""The processes that see sweeps through: one for each, on the machine that it was submitted from, or in a job of its engine.
 
 A controller keeps nothing that is not in the sweep's record or its children's, so a sweep whose controller is gone has not
 failed: whoever looks at it next starts another one. A module's name and a command line cross the line between layers here,
@@ -11,14 +11,17 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from paceline.runs import states, store
+from paceline.errors import PacelineError
+from paceline.runs import remote_status, states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import detached, locks
-from paceline.system.files import append_line
+from paceline.system.files import append_line, write_json
 from paceline.system.library import library_dir
 
 _MODULE = "paceline.sweeps"
@@ -29,9 +32,16 @@ _MOST_STARTS = 3
 def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
     """Start the sweep's controller, detached, and hand it the open lock. python: default this one.
 
+    Where the sweep says so it is a job of the trials' engine, which takes the lock itself.
+
     Raises:
         OSError: no process can be started.
+        TargetError: the engine refuses it.
     """
+    if (store.stored(folder).sweep or {}).get("controller"):
+        folder.gone.unlink(missing_ok=True)
+        _target(folder).start_controller(folder.path, library_dir(folder.path.parents[1]), python or sys.executable)
+        return
     with open(folder.driver_log, "ab") as log:
         detached.start(
             _MODULE,
@@ -80,19 +90,54 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
         record = store.stored(folder)
         if record.is_terminal:
             return record
-        starts = record.owner.get("starts", 0) + 1
-        if starts > _MOST_STARTS:
-            message = f"The sweep's controller ended {_MOST_STARTS} times before it could begin. Its log says why."
-            report = FailureReport(cause="supervisor", message=message, see=f"{folder.logs / 'driver.log'}")
-            give_up(folder)
-            return store.close_deserted(folder, record, report)
-        # Written before the start: a controller that lives writes this anew.
-        record = dataclasses.replace(record, owner={**record.owner, "starts": starts})
-        store.write(folder, record)
-        python = record.owner.get("python")
-        # The interpreter that submitted the sweep may be gone with its environment; this one has Paceline as well.
-        start(folder, fd, python if python and Path(python).exists() else None)
-        return store.shown(folder, record)
+        return _again(folder, record, fd, give_up)
     finally:
         # The controller has a descriptor of the same open file, by which the lock stays held.
         os.close(fd)
+
+
+def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
+    """The record of a sweep whose controller is a job of an engine, by its word; another one is started where it is gone.
+
+    give_up: as for `resume`.
+    """
+
+    def goes_on(folder: RunFolder, record: RunRecord, found: remote_status.JobStatus) -> RunRecord | None:
+        if found.cause == "canceled":
+            if not RunFolder(folder.path.parent / f"{folder.run_id}_0").record.exists():
+                return None  # nothing is left that had to be ended
+            if not folder.cancel_request.exists():
+                # Whoever ends the controller's job ends the sweep: another one sees to its trials' end.
+                write_json(folder.cancel_request, {"by": found.by or "the engine", "time_utc": utc_now()})
+        try:
+            return _again(folder, record, -1, give_up, found.message)
+        except (PacelineError, OSError) as error:
+            return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=str(error))
+
+    return remote_status.read(folder, record, goes_on)
+
+
+def _again(
+    folder: RunFolder, record: RunRecord, fd: int, give_up: Callable[[RunFolder], None], why: str = ""
+) -> RunRecord:
+    """Start one more controller. For the holder of the lock. why: the one before has ended, as far as it is known."""
+    starts = record.owner.get("starts", 0) + 1
+    if starts > _MOST_STARTS:
+        message = (
+            f"The sweep's controller ended {_MOST_STARTS} times before it could begin. {why or 'Its log says why.'}"
+        )
+        report = FailureReport(cause="supervisor", message=message, see=f"{folder.logs / 'driver.log'}")
+        give_up(folder)
+        return store.close_deserted(folder, record, report)
+    # Written before the start: a controller that lives writes this anew.
+    record = dataclasses.replace(record, owner={**record.owner, "starts": starts})
+    store.write(folder, record)
+    python = record.owner.get("python")
+    # The interpreter that submitted the sweep may be gone with its environment; this one has Paceline as well.
+    start(folder, fd, python if python and Path(python).exists() else None)
+    return store.shown(folder, record)
+
+
+def _target(folder: RunFolder) -> Any:
+    # By its name, as the controller's own module: targets stand above runs.
+    return import_module("paceline.targets.configured").target_of_run(folder.path)

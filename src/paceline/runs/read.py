@@ -38,7 +38,9 @@ def record(folder: RunFolder) -> RunRecord:
         # Without a lock it is a node's copy of the folder: the supervisor, and the lock, are elsewhere.
         return store.shown(folder, found)
     if folder.engine.exists():
-        return remote_status.read(folder, found)
+        if found.sweep is None:
+            return remote_status.read(folder, found)
+        return controllers.in_engine(folder, found, _end_trials)
     # Another user's lock can't be opened, only looked up in the kernel's list, which has locks of this machine alone.
     if not locks.is_held(folder.lock, here=store.was_here(found)):
         # The owner may have written the end and gone between our two looks.

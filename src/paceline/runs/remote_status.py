@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from paceline.errors import PacelineError, RunNotFoundError
 from paceline.runs import states, store, work_dir
@@ -67,8 +67,16 @@ class Teller(Protocol):
         """The way to the run's supervisor for one command, where that has another folder than this one; else None."""
 
 
-def read(folder: RunFolder, record: RunRecord) -> RunRecord:
-    """The record as it is now, by the engine's word; its end is written first where the supervisor can't any more."""
+#: Given a record whose job is gone, and the engine's word on that: what is done in place of writing down the run's end, the
+#: record then; None where the run is to end.
+GoesOn: TypeAlias = "Callable[[RunFolder, RunRecord, JobStatus], RunRecord | None]"
+
+
+def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) -> RunRecord:
+    """The record as it is now, by the engine's word; its end is written first where the supervisor can't any more.
+
+    goes_on: is called before that, by the holder of the run's lock.
+    """
     try:
         found = _teller(folder).look(folder, record)
     # This one first: an engine that does not answer is an OSError, too.
@@ -92,7 +100,7 @@ def read(folder: RunFolder, record: RunRecord) -> RunRecord:
         )
     if found.state == RUNNING:
         return store.shown(folder, record)
-    return _gone(folder, record, found)
+    return _gone(folder, record, found, goes_on)
 
 
 def refresh(folder: RunFolder) -> None:
@@ -153,7 +161,7 @@ def cancel(folder: RunFolder) -> None:
     _teller(folder).cancel(folder, store.stored(folder))
 
 
-def _gone(folder: RunFolder, record: RunRecord, found: JobStatus) -> RunRecord:
+def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesOn | None) -> RunRecord:
     try:
         # By a file's time, not this process's clock: each reader starts anew, and they count from the first who has seen it.
         since = folder.gone.stat().st_mtime
@@ -172,11 +180,14 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus) -> RunRecord:
         return store.shown(folder, record)
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is None:
-        return _ended(record, found)  # another reader writes it
+        return store.shown(folder, record) if goes_on else _ended(record, found)  # another reader writes it
     try:
         record = store.stored(folder)
         if record.is_terminal:
             return record
+        if goes_on is not None and (after := goes_on(folder, record, found)) is not None:
+            folder.gone.unlink(missing_ok=True)
+            return after
         # Under the lock, and with the record as it is now: the supervisor's own last word, if there is one, has been seen.
         ended = _ended(record, found)
         names = ("failure", "exit_code", "ended_utc", "canceled_by", "attempts", "waiting_for")

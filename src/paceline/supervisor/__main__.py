@@ -18,7 +18,6 @@ import signal
 import socket
 import stat
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -83,9 +82,7 @@ def _take_lock(folder: RunFolder) -> None:
 
     The run goes on without it: readers ask the engine about such a run. The lock keeps two readers from writing its end.
     """
-    deadline = time.monotonic() + _LOCK_S
-    while locks.take(folder.lock) is None and time.monotonic() < deadline:
-        time.sleep(0.1)
+    locks.take_within(folder.lock, _LOCK_S)
 
 
 def _guard(folder: RunFolder, supervisor: int) -> int:

@@ -16,6 +16,8 @@ from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Goal
 from paceline.targets.base import ALIKE_SPAN
 
+#: Engines that can look after a sweep.
+CONTROLLERS = ("slurm", "ray")
 #: The most trials of one sweep; a controller holds a curve of each.
 MOST_TRIALS = 10_000
 
@@ -30,6 +32,7 @@ class SweepSpec:
     sampler: a name, or "module:function" of a function of the sweep's source that makes one of Optuna's of a seed.
     stop: the policy, None for none. points: tried first, name -> value.
     max_failures: failed trials that end the sweep; None for as many as there are trials.
+    controller: "slurm" or "ray" where a job of the trials' own engine looks after the sweep; None for this machine.
     array_size: trials that are handed over by one call of their target's engine; None for one at a time.
     max_duration_seconds: from the sweep's start; None for no limit. repeats: let a point come twice where the space has an end.
     warm_start: run ids of former sweeps, whose results the sampler is told.
@@ -57,6 +60,7 @@ class SweepSpec:
     pass_as: str = ARGUMENTS
     array_size: int | None = None
     warm_start: tuple[str, ...] = ()
+    controller: str | None = None
     version: int = field(default=1)
 
     def __post_init__(self) -> None:
@@ -78,6 +82,11 @@ class SweepSpec:
         _check_count("concurrent", self.concurrent, MOST_TRIALS)
         if self.max_failures is not None:
             _check_count("max_failures", self.max_failures, MOST_TRIALS)
+        if self.controller not in (None, *CONTROLLERS):
+            raise SweepError(
+                f"controller={self.controller!r}: write {' or '.join(map(repr, CONTROLLERS))}, the engine of the trials; "
+                "leave it out for this machine."
+            )
         if self.array_size is not None:
             _check_count("array_size", self.array_size, ALIKE_SPAN)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):

@@ -26,7 +26,7 @@ from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
 from paceline.system import locks
 from paceline.system.files import PRIVATE, read_json, write_json
 from paceline.targets import configured
-from paceline.targets.base import Alike
+from paceline.targets.base import Alike, Controlling
 
 _LOCK_S = 10.0
 
@@ -56,7 +56,8 @@ def submit_sweep(
     secrets = values_of(job, values or {})
     warn_of_secrets(job)
     check(job, workspace_dir)
-    _check_array(job, spec, workspace_dir)
+    described = configured.read(workspace_dir, job.compute_target)
+    _check_target(spec, described)
     check_points(job, spec, source.directory)
     results = known_results(spec, workspace_dir / "runs")
     if results and ":" not in spec.sampler:
@@ -82,6 +83,9 @@ def submit_sweep(
     folder = RunFolder(workspace_dir / "runs" / record.run_id)
     with being_started(folder, record, lock_fd, taken, tags=tags, display_name=display_name):
         keep(folder, results)
+        if spec.controller is not None:
+            # By this copy the sweep is read from then on, as a run of the engine's is.
+            configured.keep_copy(folder.path, described)
         controllers.start(folder, lock_fd)
     return folder
 
@@ -105,15 +109,21 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> None:
     job_of(job, spec.space.values(first), spec.pass_as, directory)
 
 
-def _check_array(job: Job, spec: SweepSpec, workspace_dir: Path) -> None:
-    if spec.array_size is None:
-        return
-    target = configured.read(workspace_dir, job.compute_target)
-    if not isinstance(target.make(), Alike):
+def _check_target(spec: SweepSpec, described: configured.Configured) -> None:
+    target, named = described.make(), f"compute target {described.name!r} is of kind {described.kind}"
+    if spec.array_size is not None and not isinstance(target, Alike):
         raise SweepError(
-            f"array_size={spec.array_size}: compute target {job.compute_target!r} is of kind {target.kind}, which takes trials "
-            "one by one; job arrays are Slurm's. Leave it out, or choose a target of kind slurm."
+            f"array_size={spec.array_size}: {named}, which takes trials one by one; job arrays are Slurm's. Leave it out, or "
+            "choose a target of kind slurm."
         )
+    if spec.controller is None:
+        return
+    if spec.controller != described.kind or not isinstance(target, Controlling):
+        raise SweepError(
+            f"controller={spec.controller!r}: {named}. The controller can be in the engine of the trials alone: choose a target "
+            f"of kind {spec.controller}, or leave it out, and it is a process of this machine."
+        )
+    target.check_controller()
 
 
 def more(folder: RunFolder, trials: int) -> None:

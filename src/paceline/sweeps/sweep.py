@@ -45,6 +45,8 @@ class Sweep:
     warm_start: former sweeps, or their run ids, whose results the sampler is told from the start.
     pass_as: how the script gets the values: "arguments" (`--lr 0.1`), "assignments" (`lr=0.1`), "environment" (a variable lr), or
         the name of a JSON file in its working directory, such as "parameters.json".
+    controller: "slurm" or "ray", the engine of the trials: a small job of its own looks after the sweep, so that this machine may
+        be shut down. The workspace has to be seen there. Default: a process of this machine.
     array_size: with a target of kind slurm: so many trials in one job array, each a task of it.
     max_failures: failed trials that end the sweep. max_duration_seconds: seconds, or "2h". repeats: let a point come twice.
 
@@ -69,6 +71,7 @@ class Sweep:
     pass_as: str = ARGUMENTS
     array_size: int | None = None
     warm_start: Sequence[Run | str] | Run | str = ()
+    controller: str | None = None
 
     def __post_init__(self) -> None:
         if not is_estimator(self.estimator):
@@ -101,6 +104,7 @@ class Sweep:
             repeats=self.repeats,
             pass_as=self.pass_as,
             array_size=self.array_size,
+            controller=self.controller,
             warm_start=tuple(_id(run) for run in (former if isinstance(former, (list, tuple)) else (former,))),
             **objectives(self.metric, self.goal),
         )

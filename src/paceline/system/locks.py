@@ -53,6 +53,14 @@ def take(path: Path) -> int | None:
     return fd
 
 
+def take_within(path: Path, patience_s: float) -> int | None:
+    """As `take`, but waits for so long for whoever holds the lock."""
+    deadline = time.monotonic() + patience_s
+    while (fd := take(path)) is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return fd
+
+
 def is_held(path: Path, *, here: bool = True) -> bool:
     """True if a living process holds the lock. Readers do not disturb each other: they ask for a shared lock.
 

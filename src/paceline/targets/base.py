@@ -3,11 +3,12 @@
 Target    what a job asks of the machines, the queue, the supervisor's start: for the submitting program
 Nodes     the machines that a run holds: for its supervisor, wherever that runs
 
-What more a target may do is in four protocols, each whole or not there (the conformance suite looks):
+What more a target may do is in five protocols, each whole or not there (the conformance suite looks):
 
 EarlyStart    a supervisor is loaded while the job is looked at
 Queued        an engine has a queue, and runs the supervisor in its job
 Alike         an engine takes many runs at once that differ in nothing that it is told
+Controlling   an engine looks after a sweep, by a small job of its own
 Examined      `paceline compute` and the doctor may ask it
 
 Some members are looked for by themselves: OPTIONS and settings of a kind that can be configured, login of one that asks for
@@ -199,6 +200,25 @@ class Alike(Protocol):
 
 
 @runtime_checkable
+class Controlling(Protocol):
+    """A target whose engine can run a sweep's controller, so that the submitting machine may be shut down."""
+
+    def check_controller(self) -> None:
+        """Refuse a target whose engine is known not to see the workspace.
+
+        Raises:
+            TargetError: why it does not.
+        """
+
+    def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
+        """Give the engine a job that is `python -m paceline.sweeps RUN_DIR`; `look` and `cancel` take the sweep for a run then.
+
+        Raises:
+            TargetError: the engine refuses it.
+        """
+
+
+@runtime_checkable
 class Examined(Protocol):
     """A target that tells of its nodes, for `paceline compute` and the doctor."""
 
@@ -218,4 +238,4 @@ class Examined(Protocol):
 
 
 #: What a target may do beyond `Target`.
-PARTS: tuple[type, ...] = (EarlyStart, Queued, Alike, Examined)
+PARTS: tuple[type, ...] = (EarlyStart, Queued, Alike, Controlling, Examined)

@@ -1,12 +1,15 @@
+import os
 import shlex
-from pathlib import PurePosixPath
+import signal
+import subprocess
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from paceline.errors import TargetError
-from paceline.targets.slurm.script import sbatch_options, sbatch_text, warning_s
+from paceline.targets.slurm.script import controller_text, sbatch_options, sbatch_text, warning_s
 from paceline.targets.slurm.settings import SlurmSettings
-from tests.helpers import make_job
+from tests.helpers import make_job, wait_until, write_program
 
 NASTY = "/w s/a'b\"c$d;e&f%j#g"
 
@@ -119,3 +122,38 @@ def test_names_with_characters_of_the_shell_are_carried_as_they_are():
 def test_a_path_that_no_line_of_sbatch_can_carry_is_refused(run_dir: str):
     with pytest.raises(TargetError):
         text(run_dir)
+
+
+def test_a_controller_near_its_time_limit_is_put_back_into_the_queue_and_ends_with_its_job(tmp_path: Path):
+    run = tmp_path / "it's 1"
+    run.mkdir()
+    python = write_program(tmp_path / "python 3", f'#!/bin/sh\necho "$@" >{tmp_path}/begun\nexec sleep 600\n')
+    write_program(tmp_path / "bin" / "scontrol", f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n')
+    settings = SlurmSettings.of("cluster", {"partition": "long", "gres": "gpu:4", "memory": "64G", "time": "10"})
+    script = controller_text(
+        settings,
+        run_id="lab_1_2",
+        run_dir=PurePosixPath(run),
+        library_dir=PurePosixPath("/lib"),
+        python=str(python),
+    )
+    told = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
+    # What the trials have of nodes is none of its own.
+    assert told[-8:] == [
+        *("--open-mode=append", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=1024M"),
+        *("--signal=B:USR2@60", "--requeue", "--partition=long"),
+    ]
+    (tmp_path / "script").write_text(script)
+    environment = {"SLURM_JOB_ID": "7", "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    shell = subprocess.Popen(["bash", tmp_path / "script"], env=environment, cwd="/")
+    try:
+        wait_until((tmp_path / "begun").exists, "the controller runs")
+        assert (tmp_path / "begun").read_text() == f"-m paceline.sweeps {run}\n"
+        shell.send_signal(signal.SIGUSR2)
+        wait_until((tmp_path / "asked").exists, "Slurm is asked")
+        assert (tmp_path / "asked").read_text() == "requeue 7\n"
+        assert shell.poll() is None
+        shell.terminate()
+        assert shell.wait(60) == 128 + signal.SIGTERM
+    finally:
+        shell.kill()

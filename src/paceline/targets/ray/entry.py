@@ -43,6 +43,12 @@ pipes=$(mktemp -d) && mkfifo "$pipes/in" "$pipes/out" && {{
   rm -r "$pipes"
 }}
 """
+_SEES_RUN = r"""
+[ -f "$run/run.json" ] || { echo "paceline: The cluster's head, $(hostname), does not see $run. Share that folder, or \
+set a datastore on the compute target"; exit 70; }
+cd "$run" || exit 70
+if [ -x "$submitter" ]; then python=$submitter; else python=$ray; fi
+"""
 _LET_GO = f"exec {READS}>&- {SAYS}<&-"
 # A stop of the job is a SIGTERM to all of its processes: this shell has to stay as long as the supervisor does.
 _STAY = "trap : TERM INT\n"
@@ -60,11 +66,7 @@ def shared_entrypoint(run_dir: Path, library_dir: Path, python: str, supervisor_
     run, library = shlex.quote(str(run_dir)), shlex.quote(str(library_dir))
     return (
         f"{_STAY}run={run}\nlibrary={library}\nsubmitter={shlex.quote(python)}"
-        f"{_FIND_RAY}"
-        '[ -f "$run/run.json" ] || { echo "paceline: The cluster\'s head, $(hostname), does not see $run. Share that folder, '
-        'or set a datastore on the compute target"; exit 70; }\n'
-        'cd "$run" || exit 70\n'
-        'if [ -x "$submitter" ]; then python=$submitter; else python=$ray; fi\n'
+        f"{_FIND_RAY}{_SEES_RUN}"
         'echo "run $(basename "$run"): its logs are in $run/logs"\n'
         f"{_variables({supervisor_variable: run_dir.name})}"
         f'export PACELINE_SHELL_PYTHONPATH="$PYTHONPATH" PYTHONPATH="$library"\n'
@@ -73,6 +75,24 @@ def shared_entrypoint(run_dir: Path, library_dir: Path, python: str, supervisor_
         f'log="$run/logs/driver.log"{_START_DRIVER}'
         f'"$python" -m paceline.supervisor "$run" >>logs/driver.log 2>&1\n{_LET_GO}'
         f"{_END}"
+    )
+
+
+def controller_entrypoint(
+    run_dir: Path, library_dir: Path, python: str, supervisor_variable: str, token_variable: str | None
+) -> str:
+    """The script that is a sweep's controller, on the cluster's head. The others as for `shared_entrypoint`.
+
+    token_variable: where trials' submissions look for the cluster's token, which Ray has in a variable of its own there.
+    """
+    run, library = shlex.quote(str(run_dir)), shlex.quote(str(library_dir))
+    token = f'export {token_variable}="${{{token_variable}:-$RAY_AUTH_TOKEN}}"\n' if token_variable else ""
+    return (
+        f"run={run}\nlibrary={library}\nsubmitter={shlex.quote(python)}"
+        f"{_FIND_RAY}{_SEES_RUN}"
+        f"{_variables({supervisor_variable: run_dir.name})}{token}"
+        'export PACELINE_SHELL_PYTHONPATH="$PYTHONPATH" PYTHONPATH="$library"\n'
+        'exec "$python" -m paceline.sweeps "$run" >>logs/driver.log 2>&1\n'
     )
 
 

@@ -28,6 +28,7 @@ from paceline.targets.ray.entry import (
     LIBRARY_VARIABLE,
     RAY_PYTHON_VARIABLE,
     SUBMITTER_VARIABLE,
+    controller_entrypoint,
     shared_entrypoint,
 )
 from paceline.targets.ray.jobs import all_jobs
@@ -112,6 +113,27 @@ class RayTarget:
         self._client.submit(script, told["job_id"], runtime_env, metadata)
         write_json(folder.engine, {**told, "time": time.time()})
         return 0
+
+    def check_controller(self) -> None:
+        if not self.settings.is_shared:
+            raise TargetError(
+                f"compute target {self.settings.name!r} sends runs through datastore {self.settings.datastore!r}: its cluster "
+                "does not see this workspace, where a sweep's controller has all that it knows. Leave controller out, or share "
+                "the workspace's folder with the cluster and leave datastore out."
+            )
+
+    def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
+        """Give a sweep's controller to Ray, as a job that takes no resources, on the cluster's head."""
+        self.check_controller()
+        folder = RunFolder(run_dir)
+        # Ray keeps a job that has ended: a controller that goes on has a job of another name.
+        job_id = f"{_PREFIX}{folder.run_id}-{time.time_ns() // 1_000_000}"
+        told = {"engine": "ray", "job_id": job_id, "address": self.settings.address}
+        write_json(folder.engine, {**told, "time": time.time()})
+        mark, token_env = processes.SUPERVISOR_VARIABLE, self.settings.token_env
+        script = controller_entrypoint(run_dir, library_dir, python, mark, token_env)
+        self._client.submit(script, job_id, {}, {"job_name": folder.run_id, "paceline_run_id": folder.run_id})
+        write_json(folder.engine, {**told, "time": time.time()})
 
     def release(self, run_dir: Path) -> None:
         if RAY_PYTHON_VARIABLE in os.environ or not RunFolder(run_dir).engine.exists():

@@ -16,6 +16,18 @@ from paceline.targets.slurm.settings import SlurmSettings
 
 #: Beside the workers' grace: for the last files to be written and fetched.
 _FINALIZE_S = 30
+#: Of a sweep's controller, which takes 300 MB at most.
+_CONTROLLER_MIB = 1024
+#: Before the time limit, when it goes on in the job's next life. Slurm may be a minute early.
+_REQUEUE_S = 60
+# The children are all that it knows, so it may be ended at any moment.
+_CONTROLLER_GOES_ON = """\
+controller=$!
+trap 'scontrol requeue "$SLURM_JOB_ID"' USR2
+trap 'kill -TERM $controller' TERM
+while kill -0 $controller 2>/dev/null; do wait $controller; code=$?; done
+exit $code
+"""
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
@@ -69,10 +81,44 @@ def array_text(
     return _text([_escaped(option) for option in options], settings, '"${PWD##*/}"', run_dir, library_dir, python)
 
 
+def controller_text(
+    settings: SlurmSettings, *, run_id: str, run_dir: PurePosixPath, library_dir: PurePosixPath, python: str
+) -> str:
+    """The whole script of a sweep's controller: one core, whatever the trials have. Paths as for `sbatch_text`.
+
+    Raises:
+        TargetError: a path that a line of sbatch's can't carry.
+    """
+    options = [
+        f"--job-name={job_name(run_id)}",
+        f"--comment=paceline sweep {run_id}",
+        f"--chdir={run_dir}",
+        f"--output={_literal(run_dir / 'logs' / 'driver.log')}",
+        "--open-mode=append",
+        *("--nodes=1", "--ntasks=1", "--cpus-per-task=1", f"--mem={_CONTROLLER_MIB}M"),
+        f"--signal=B:USR2@{_REQUEUE_S}",
+        "--requeue",
+    ]
+    places = {name: getattr(settings, name) for name in ("partition", "account", "qos", "reservation")}
+    options += [f"--{name}={value}" for name, value in places.items() if value is not None]
+    its_dir = shlex.quote(str(run_dir))
+    start = _begin([_escaped(option) for option in options], settings, shlex.quote(run_id), its_dir, library_dir)
+    return f"{start}{shlex.quote(python)} -m paceline.sweeps {its_dir} &\n{_CONTROLLER_GOES_ON}"
+
+
 def _text(
     options: list[str], settings: SlurmSettings, run_id: str, run_dir: str, library_dir: PurePosixPath, python: str
 ) -> str:
-    """The script. run_id, run_dir: as bash reads them; run_id is read in the run's folder."""
+    """The script of a run, or of each run of an array."""
+    # In the shell's place: Slurm's warning of the time limit goes to the script's own process alone.
+    return (
+        f"{_begin(options, settings, run_id, run_dir, library_dir)}"
+        f"exec {shlex.quote(python)} -m paceline.supervisor {run_dir}\n"
+    )
+
+
+def _begin(options: list[str], settings: SlurmSettings, run_id: str, run_dir: str, library_dir: PurePosixPath) -> str:
+    """The script up to its command. run_id, run_dir: as bash reads them; run_id is read in the run's folder."""
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in options),
@@ -84,8 +130,6 @@ def _text(
         f"export PYTHONPATH={shlex.quote(str(library_dir))} PACELINE_SUPERVISOR={run_id}",
         # A worker that submits must not pass for its new run's.
         "unset PACELINE_RUN_DIR PACELINE_RUN_ID",
-        # In the shell's place: Slurm's warning of the time limit goes to the script's own process alone.
-        f"exec {shlex.quote(python)} -m paceline.supervisor {run_dir}",
     ]
     return "\n".join(lines) + "\n"
 

@@ -30,7 +30,7 @@ from paceline.targets.slurm.mpi import check_srun, starter
 from paceline.targets.slurm.query import Query
 from paceline.targets.slurm.reasons import has_ended, look_of
 from paceline.targets.slurm.scheduler import PATIENCE_S, Scheduler
-from paceline.targets.slurm.script import array_text, job_name, sbatch_text
+from paceline.targets.slurm.script import array_text, controller_text, job_name, sbatch_text
 from paceline.targets.slurm.settings import OPTIONS, SlurmSettings
 from paceline.targets.slurm.states import parse_sinfo, sinfo_words
 from paceline.targets.status import NodeStatus, SettingError, Status
@@ -158,6 +158,36 @@ class SlurmTarget:
         for folder, job_id in zip(folders, job_ids, strict=True):
             self._note(folder, job_id=job_id, submitted=time.time())
         self._query(folders[0], {"user": user}).remember(array_id, *job_ids)
+
+    def check_controller(self) -> None:
+        if self.settings.login is not None:
+            raise TargetError(
+                f"{self._title} has the login host {self.settings.login!r}, behind which the cluster sees a folder of its own "
+                "and not this workspace, where a sweep's controller has all that it knows. Leave controller out, or submit on "
+                "the cluster to a target without login, with a workspace that all nodes see."
+            )
+
+    def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
+        """Give a sweep's controller to Slurm, as a job of one core.
+
+        Raises:
+            TargetError: it refuses it, or was away for minutes.
+        """
+        self.check_controller()
+        folder, user = RunFolder(run_dir), self._user()
+        # In place of what was noted of an earlier job of this sweep's.
+        write_json(folder.engine, {"engine": self.kind, "user": user, "submitting": time.time()}, sync=True)
+        script = controller_text(
+            self.settings,
+            run_id=folder.run_id,
+            run_dir=PurePosixPath(run_dir.absolute()),
+            library_dir=PurePosixPath(library_dir.absolute()),
+            python=self._python(python),
+        )
+        wanted = submission.Submission(script=script, name=job_name(folder.run_id), user=user)
+        job_id = submission.submit(self._scheduler, self._title, wanted, self.settings, tell=_tell)
+        self._note(folder, job_id=job_id, submitted=time.time())
+        self._query(folder, {"user": user}).remember(job_id)
 
     def _place(self, folder: RunFolder, library_dir: Path) -> tuple[str, str, str]:
         """Put the run where the cluster sees it: the user's number, the run's folder and the library's there."""

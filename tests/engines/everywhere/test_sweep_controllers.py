@@ -1,0 +1,111 @@
+"""Sweeps that are looked after by a job of the trials' own engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.errors import PacelineError
+from paceline.runs import states
+from paceline.sweeps.sweep_run import SweepRun
+from tests.engines.places import WAYS, Place, place
+from tests.engines.ray_lab import RayLab
+from tests.engines.slurm_lab import SlurmLab
+from tests.helpers import wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPT = """
+import argparse, time
+import paceline
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--x", type=float)
+parser.add_argument("--stay", type=float, default=0)
+given = parser.parse_args()
+paceline.Run.get_context().log("score", given.x)
+time.sleep(given.stay)
+"""
+
+
+def submit(there: Place, space: dict[str, Any], **options: Any) -> SweepRun:
+    there.lab.write(SCRIPT)
+    estimator = pl.Estimator(
+        str(there.lab.source), entry_script="train.py", compute_target="there", grace_period_seconds=5
+    )
+    run = there.lab.experiment.submit(pl.Sweep(estimator, space, **{"metric": "score", "seed": 1, **options}))
+    assert isinstance(run, SweepRun)
+    return run
+
+
+def until(true: Any, run: SweepRun, what: str) -> None:
+    try:
+        wait_until(true, what, 60)
+    except AssertionError as error:
+        pytest.fail(f"{error}\n{run.record()}\n{run.trial_rows()}\n{run.folder.driver_log.read_text()}")
+
+
+def controllers(engine: SlurmLab | RayLab, run: SweepRun) -> dict[int, str]:
+    """pid -> host of the processes that look after the sweep."""
+    found = {}
+    for name in engine.hosts.names:
+        for pid, line in engine.hosts.processes(name).items():
+            if "-m paceline.sweeps" in line and run.id in line:
+                found[pid] = name
+    return found
+
+
+@pytest.mark.parametrize("way", ["slurm", "ray, shared folder"])
+def test_a_controller_in_the_engine_is_looked_after_killed_and_gone_on_with(
+    way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = request.getfixturevalue(WAYS[way][0])
+    with place(way, request, tmp_path, monkeypatch) as there:
+        space = {"x": pl.choice(*range(9)), "stay": 0.5}
+        run = submit(there, space, sampler="grid", trials=3, concurrent=1, controller=way.partition(",")[0])
+        until(lambda: run.trial_rows() and run.trial_rows()[0]["score"] == 0, run, "the first trial logs")
+        ((pid, host),) = controllers(engine, run).items()
+        assert run.record().owner["host"] == host
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: run.record().is_terminal, run, "the sweep has ended")
+        assert run.status == states.COMPLETED
+        assert [(row["status"], row["score"]) for row in run.trial_rows()] == [(states.COMPLETED, x) for x in range(3)]
+        children = [pl.Run(run.experiment, row["run_id"]) for row in run.trial_rows()]
+        assert [len(child.record().attempts) for child in children] == [1, 1, 1]
+        wait_until(lambda: not controllers(engine, run), "no controller is left")
+        run.more(6)
+        until(lambda: len(run.trial_rows()) > 3, run, "one more trial")
+        assert controllers(engine, run)
+        run.cancel()
+        until(lambda: run.record().is_terminal, run, "the sweep is canceled")
+        assert run.status == states.CANCELED
+        wait_until(lambda: not controllers(engine, run), "no controller is left")
+
+
+@pytest.mark.parametrize("way", ["slurm, login host", "ray"])
+def test_a_controller_that_could_not_see_the_workspace_is_refused(
+    way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place(way, request, tmp_path, monkeypatch) as there:
+        with pytest.raises(PacelineError, match="this workspace, where a sweep's controller has all that it knows"):
+            submit(there, {"x": pl.choice(1, 2)}, controller=way.partition(",")[0])
+        assert not list(there.lab.experiment.runs_dir.iterdir())
+
+
+def test_whoever_ends_the_controller_s_job_ends_the_sweep(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = request.getfixturevalue("slurm_cluster")
+    with place("slurm", request, tmp_path, monkeypatch) as there:
+        run = submit(there, {"x": pl.uniform(0, 1), "stay": 600}, trials=2, concurrent=2, controller="slurm")
+        until(lambda: [row["status"] for row in run.trial_rows()] == [states.RUNNING] * 2, run, "both trials run")
+        cluster.run("scancel", f"--name=paceline-{run.id}")
+        until(lambda: run.record().is_terminal, run, "the sweep has ended")
+        assert run.status == states.CANCELED
+        assert [row["status"] for row in run.trial_rows()] == [states.CANCELED] * 2
+        cluster.settle()
