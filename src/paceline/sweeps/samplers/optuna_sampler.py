@@ -74,12 +74,12 @@ class OptunaSampler:
         self._seen: dict[str, Any] = {}
         #: Number of a trial of ours -> the study's; and what the study was told of those that it knows the end of.
         self._asked: dict[int, int] = {}
-        self._told: dict[int, tuple[float, ...] | None] = {}
+        self._told: dict[int, tuple[Trial, tuple[float, ...] | None]] = {}
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         """A point."""
         # A trial that was paused has gone on and comes to more. A study can't be told twice, so it is made anew.
-        if any(trial.number in self._told and self._told[trial.number] != self._known(trial) for trial in trials):
+        if any(self._has_changed(trial) for trial in trials):
             self._begin()
         for trial in trials:
             self._tell(trial)
@@ -88,6 +88,11 @@ class OptunaSampler:
         self._asked[number] = asked.number
         chosen = self._space.draw(functools.partial(_suggest, asked))
         return Proposal(chosen=chosen, notes=self._notes(asked.number) if self._keeps_notes else {})
+
+    def _has_changed(self, trial: Trial) -> bool:
+        told = self._told.get(trial.number)
+        # A trial is another object where anything of it has changed; to look at all curves each time costs milliseconds.
+        return told is not None and told[0] is not trial and told[1] != self._known(trial)
 
     def _notes(self, number: int) -> dict[str, Any]:
         """What the sampler has written down while it was asked: on the trial, and on the study."""
@@ -113,7 +118,7 @@ class OptunaSampler:
         is_known = trial.is_over or bool(trial.earlier)
         values = self._known(trial) if is_known else None
         if is_known:
-            self._told[trial.number] = values
+            self._told[trial.number] = trial, values
         if trial.number not in self._asked:
             # A trial of before this process, or a point that the user gave.
             self._asked[trial.number] = len(self._study.get_trials(deepcopy=False))
