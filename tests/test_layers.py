@@ -92,6 +92,7 @@ THIRD_PARTY = {
     **dict.fromkeys(("optuna", "cmaes"), "sweeps"),
     "sklearn": "compat serving",
     "pyarrow": "data",
+    "mlflow": "models",
     **dict.fromkeys(("starlette", "uvicorn", "inference_schema", "joblib", "onnxruntime"), "serving"),
 }
 

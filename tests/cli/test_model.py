@@ -97,6 +97,30 @@ def test_a_model_of_a_submitted_run_says_how_it_is_made_again(cli: Cli) -> None:
     assert (shown["can_be_made_again"], shown["run"]["run_id"]) == (False, run_id)
 
 
+def test_a_model_goes_to_another_workspace_by_a_datastore(made: Cli) -> None:
+    made("model", "register", "digits", "made")
+    made("data", "add", "lab", made.folder / "near")
+    assert made("model", "push", "digits:1", "lab").stdout.startswith(
+        "digits:1: stored in lab:models: 3 new contents, "
+    )
+    assert "digits:1: there already in lab:models: 0 new contents" in made("model", "push", "digits", "lab").stdout
+    assert made("model", "list", "--at", "lab").stdout == "digits:1\n"
+    elsewhere = {"PACELINE_WORKSPACE": str(made.folder / "elsewhere")}
+    place = made.folder / "near/models"
+    assert made("model", "pull", place, "digits", env=elsewhere).stdout == "digits:1\n"
+    assert "3 files as registered" in made("model", "verify", "digits:1", env=elsewhere).stdout
+    for words, said in (
+        (("pull", place, "letters"), "there is no model 'letters' in"),
+        (("pull", place, "digits:2"), "There are: digits:1."),
+        (("pull", place, "digits@production"), "aliases are each workspace's own"),
+        (("pull", "nix", "digits"), "nix"),
+        (("push", "digits"), "say where to"),
+        (("push", "digits", "lab", "--mlflow", "x"), "say where to"),
+        (("push", "digits", "./x"), "is no place of models"),
+    ):
+        assert said in made("model", *words, code=2).stderr
+
+
 def test_a_changed_file_is_named_and_the_exit_code_says_so(made: Cli) -> None:
     made("model", "register", "digits", "made")
     made("model", "register", "letters", "made/config.json")

@@ -1,4 +1,4 @@
-"""model register, list, show, alias, download, verify, delete: what runs made, kept under a name and a number."""
+"""model register, list, show, alias, download, verify, delete, push, pull: what runs made, kept under a name and a number."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paceline.cli.common import age, folder_of, print_fields, print_json, print_
 from paceline.cli.remove import Yes, confirmed
 from paceline.cli.shared_options import Json
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
-from paceline.errors import ModelChangedError, ModelError
-from paceline.models import check, described, registry
+from paceline.errors import ModelChangedError, ModelError, ModelNotFoundError
+from paceline.models import check, described, mlflow_registry, on_store, registry
 from paceline.models.model import Model, register_of_run
 from paceline.models.names import check_version, parse
 from paceline.runs.visible import visible
@@ -46,7 +46,9 @@ def add_to(app: typer.Typer) -> None:
     verbs.command("download")(download)
     verbs.command("verify")(verify)
     verbs.command("delete")(delete)
-    app.add_typer(verbs, name="model", help="Models: register, list, show, alias, check and copy what runs made.")
+    verbs.command("push")(push)
+    verbs.command("pull")(pull)
+    app.add_typer(verbs, name="model", help="Models: register, list, show, alias, check, copy and push what runs made.")
 
 
 def register(
@@ -120,9 +122,15 @@ def list_models(
         str | None, typer.Option("--run", metavar="RUN", help="Of this run.", autocompletion=completing.run_ids)
     ] = None,
     tag: Tags = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="STORE[:PATH]", help="Of this datastore.", autocompletion=completing.datastores),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """The models of the workspace with their versions, newest first."""
+    if at is not None:
+        return _list_at(at, as_json=as_json)
     workspace = Workspace.from_config(create=False)
     run_id = folder_of(run).run_id if run is not None else None
     tags = [(key, value) if equals else key for key, equals, value in map(_parts, tag or ())]
@@ -286,6 +294,76 @@ def delete(references: References, yes: Yes = False) -> int:
     for model in chosen:
         freed = registry.remove(workspace.path, model.record)
         print(f"{model.id}: removed, {size_text(freed)} freed")
+    return 0
+
+
+def push(
+    reference: Reference,
+    to: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[STORE[:PATH]]",
+            help="A datastore, with a folder of it (default: models), or a URL such as s3://bucket/models.",
+            autocompletion=completing.datastores,
+        ),
+    ] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(
+            "--mlflow", metavar="URI", help="MLflow's registry, such as http://host:5000 or sqlite:///mlflow.db."
+        ),
+    ] = None,
+) -> int:
+    """Store a version in a datastore, or put it into an MLflow registry. What broke off goes on; each file is checked."""
+    if (to is None) == (mlflow is None):
+        raise ModelError("say where to: a datastore (STORE[:PATH], s3://bucket/models), or --mlflow URI.")
+    workspace = Workspace.from_config(create=False)
+    model = Model(workspace, reference)
+    if mlflow is not None:
+        there = mlflow_registry.push(workspace.path, model.record, mlflow)
+        print(
+            f"{model.id} {'is' if there.is_new else 'was already'} version {there.version} of {there.name!r} in MLflow"
+        )
+        return 0
+    pushed = on_store.push(workspace.path, model.record, on_store.place(str(to)), terminal_bar("uploading"))
+    print(
+        f"{model.id}: {'stored' if pushed.is_new else 'there already'} in {visible(pushed.place)}: "
+        f"{_counted(pushed.stored, 'new content')}, {size_text(pushed.stored_bytes)}"
+    )
+    return 0
+
+
+def pull(
+    place: Annotated[
+        str,
+        typer.Argument(metavar="STORE[:PATH]", help="Where it was pushed to.", autocompletion=completing.datastores),
+    ],
+    reference: Annotated[str, typer.Argument(metavar="MODEL", help="NAME:VERSION, or NAME for the latest there.")],
+) -> int:
+    """Fetch a version from a datastore into the workspace, under the same name and number."""
+    meant, workspace, source = parse(reference), Workspace.from_config(), on_store.place(place)
+    if meant.alias is not None:
+        raise ModelError(f"{reference!r}: aliases are each workspace's own. Give NAME:VERSION.")
+    version = meant.version
+    if version is None:
+        there = on_store.listed(workspace.path, source)
+        numbers = [number for name, number in there if name == meant.name]
+        if not numbers:
+            known = registry.listed([f"{name}:{number}" for name, number in there])
+            raise ModelNotFoundError(f"there is no model {meant.name!r} in {place}. There are: {known}.")
+        version = numbers[-1]
+    on_store.pull(workspace.path, source, meant.name, version, terminal_bar("downloading"))
+    print(f"{meant.name}:{version}")
+    return 0
+
+
+def _list_at(place: str, *, as_json: bool) -> int:
+    found = on_store.listed(Workspace.from_config(create=False).path, on_store.place(place))
+    if as_json:
+        print_json([{"name": name, "version": version} for name, version in found])
+    else:
+        for name, version in found:
+            print(f"{name}:{version}")
     return 0
 
 

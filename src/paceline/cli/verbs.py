@@ -44,7 +44,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "execute",
         "Run a command on a worker's node, in its working folder and container, with its environment variables.",
     ),
-    "model": ("model", "Models: register, list, show, alias, check and copy what runs made."),
+    "model": ("model", "Models: register, list, show, alias, check, copy and push what runs made."),
     "sweep": ("sweep", "Sweeps: hyperparameters tuned over runs."),
     "package": (
         "package",

@@ -70,6 +70,19 @@ def keep(
     )
 
 
+def has(blobs: Path, size_bytes: int, sha256: str) -> bool:
+    """True if this content is here, and nobody wrote into it."""
+    try:
+        return is_untouched(os.lstat(blob_path(blobs, size_bytes, sha256)), size_bytes)
+    except OSError:
+        return False
+
+
+def take(blobs: Path, size_bytes: int, sha256: str, target: Path) -> bool:
+    """Make a content that is here `target` as well; False where it is not."""
+    return _link(blob_path(blobs, size_bytes, sha256), target, size_bytes)
+
+
 def unneeded(blobs: Path) -> Iterator[tuple[Path, int]]:
     """(path, bytes) of each content that no version has."""
     for path, found in _all(blobs):

@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from paceline.errors import ModelError, ModelNotFoundError
-from paceline.models import aliases, check, download, lineage, names, references, registry, sources
+from paceline.models import (
+    aliases,
+    check,
+    download,
+    lineage,
+    mlflow_registry,
+    names,
+    on_store,
+    references,
+    registry,
+    sources,
+)
 from paceline.models.record import ModelRecord
 from paceline.models.sources import ModelSource
 from paceline.runs import read, store, tags_and_properties
@@ -241,6 +252,41 @@ class Model:
             ModelChangedError: the files are not as they were registered.
         """
         return str(download.copy(self._files(), self._record, Path(target_dir), exist_ok=exist_ok))
+
+    # --- elsewhere
+
+    def push(self, to: str) -> bool:
+        """Store this version in a datastore, under its name and number; False where it was there. What was stored before by a
+        push that broke off stays.
+
+        to: "STORE", "STORE:PATH" or a URL such as "s3://bucket/models".
+
+        Raises:
+            ModelError: another model of this name and version is there.
+            DataError, TransferError: the store can't be written.
+        """
+        return on_store.push(self._dir, self._record, on_store.place(to)).is_new
+
+    @staticmethod
+    def pull(workspace: Any, place: str, name: str, version: int) -> Model:
+        """Fetch a version from a datastore into the workspace, under the same name and number. place: as `to` of `push`.
+
+        Raises:
+            ModelNotFoundError: it is not there.
+            ModelError: another model of this name and version is here.
+            DataError, TransferError: the store can't be read.
+        """
+        names.check_model_name(name)
+        record = on_store.pull(_workspace_dir(workspace), on_store.place(place), name, names.check_version(version))
+        return Model._of(workspace, record)
+
+    def push_to_mlflow(self, uri: str) -> int:
+        """Put this version into an MLflow model registry; MLflow's number of it. See `paceline.models.mlflow_registry`.
+
+        Raises:
+            ModelError: mlflow-skinny is not installed. TransferError: the registry does not take it.
+        """
+        return mlflow_registry.push(self._dir, self._record, uri).version
 
     # --- what may change
 

@@ -103,9 +103,7 @@ def add(
             )
             notes = folder.parent / "notes.jsonl"
             tags_and_properties.set_tags(notes, tags or {})
-            if properties:
-                tags_and_properties.add_properties(notes, properties)
-                notes.with_name("notes.lock").unlink()
+            write_properties(notes, properties or {})
             if description is not None:
                 tags_and_properties.set_name(notes, "description", description)
             with versions.locked():
@@ -115,6 +113,30 @@ def add(
     except OSError as error:
         raise ModelError(f"model {name!r} can't be registered: {_why(error)}") from error
     return replace(made, version=version)
+
+
+def add_pulled(workspace_dir: Path, record: ModelRecord, folder: Path) -> None:
+    """Make a staged folder the version that its record says.
+
+    Raises:
+        ModelError: there is one of this number by now, or it can't be written.
+    """
+    versions = versions_of(workspace_dir)
+    try:
+        with versions.locked():
+            versions.put_folder(record.name, record.version, staging.ready(folder), record.to_json())
+    except FileExistsError:
+        if load(workspace_dir, record.name, record.version).digest != record.digest:
+            raise ModelError(f"somebody has registered another {record.id} meanwhile.") from None
+    except OSError as error:
+        raise ModelError(f"model {record.id} can't be kept: {_why(error)}") from error
+
+
+def write_properties(notes: Path, properties: Mapping[str, object]) -> None:
+    """The properties of a version that nobody else sees yet."""
+    if properties:
+        tags_and_properties.add_properties(notes, properties)
+        notes.with_name("notes.lock").unlink()
 
 
 def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRecord:
@@ -128,12 +150,12 @@ def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRec
     known = versions.versions(check_model_name(name))
     if not known:
         raise ModelNotFoundError(
-            f"there is no model {name!r} in the workspace {str(workspace_dir)!r}. There are: {_listed(versions.names())}. "
+            f"there is no model {name!r} in the workspace {str(workspace_dir)!r}. There are: {listed(versions.names())}. "
             f"`paceline model register {name} PATH` makes the first version."
         )
     number = known[-1] if version is None else version
     if number not in known:
-        raise ModelNotFoundError(f"model {name!r} has no version {number}. It has: {_listed(known)}.")
+        raise ModelNotFoundError(f"model {name!r} has no version {number}. It has: {listed(known)}.")
     try:
         return ModelRecord.from_json(versions.read(name, number))
     except (TypeError, KeyError) as error:
@@ -202,7 +224,8 @@ def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
             raise ModelError(f"{source.said!r} holds the workspace itself. Name the folder that holds the model alone.")
 
 
-def _listed(found: Sequence[Any]) -> str:
+def listed(found: Sequence[Any]) -> str:
+    """The first of these in a row, and how many more there are; "none"."""
     more = f" and {len(found) - _SAID} more" if len(found) > _SAID else ""
     return (", ".join(map(str, found[:_SAID])) + more) or "none"
 

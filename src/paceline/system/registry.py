@@ -213,17 +213,31 @@ class VersionFolders(Versions):
             OSError: it can't be written.
         """
 
-        def put(version: int) -> None:
-            write_json(folder / self.document, make(version), sync=True)
-            try:
-                # Onto a folder that is not empty it fails, so nobody's version is ever replaced.
-                os.rename(folder, self.path(name, version))
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder)) from None
+        return self._take_number(name, lambda version: self._put(name, version, folder, make(version)))
 
-        return self._take_number(name, put)
+    def put_folder(self, name: str, version: int, folder: Path, document: Any) -> None:
+        """Make a folder the version of this number, given elsewhere; later numbers are above it. The caller holds the lock.
+
+        Raises:
+            FileExistsError: there is one.
+            OSError: it can't be written.
+        """
+        home = self.folder / name
+        home.mkdir(parents=True, exist_ok=True)
+        last = read_json(home / ".last")
+        if not isinstance(last, int) or last < version:
+            write_json(home / ".last", version)
+        self._put(name, version, folder, document)
+
+    def _put(self, name: str, version: int, folder: Path, document: Any) -> None:
+        write_json(folder / self.document, document, sync=True)
+        try:
+            # Onto a folder that is not empty it fails, so nobody's version is ever replaced.
+            os.rename(folder, self.path(name, version))
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder)) from None
 
     def take_away(self, name: str, version: int, to: Path) -> None:
         """Make a version a folder of another name, by one rename: there is no such version from then on.

@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
+from paceline.data.stores.datastore import Datastore
 from paceline.data.transfer import transfer as module
 from paceline.data.transfer.partial import SINGLE_BYTES
 from paceline.errors import DataError, EngineError, PacelineError, TransferError
 from tests.data.conftest import s3_store
 from tests.data.servers import S3, Answer, port_of
+from tests.helpers import write_tree
 
 BODY = bytes(range(256)) * 2000
 
@@ -249,3 +251,13 @@ def test_one_failed_file_fails_the_whole(workspace, s3, bucket, proxied, take, c
     with pytest.raises(PacelineError, match=r"7\.bin"):
         take(s3_store(workspace, proxy.url, bucket).path().as_download())
     assert not list(cache.views.glob("run_1/0/*"))
+
+
+def test_many_small_files_come_over_one_sftp_connection(workspace, sshd, tmp_path):
+    """Its library gives an answer to whichever thread reads: of several that asked, the others waited for ever."""
+    names = write_tree(tmp_path / "far", {f"{number}": str(number) for number in range(40)})
+    store = Datastore.register(workspace, "lab", sshd.url(names), options=sshd.options())
+    assert store.download(tmp_path / "here", show_progress=False) == 40
+    assert {path.name: path.read_text() for path in (tmp_path / "here").iterdir()} == {
+        f"{number}": str(number) for number in range(40)
+    }

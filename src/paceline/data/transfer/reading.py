@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -166,11 +167,14 @@ class _HttpReader:
 class _SftpReader:
     def __init__(self, store: Store) -> None:
         self._store = store
+        #: One connection serves the store. Of several threads that ask, paramiko gives each answer to whoever reads, and the
+        #: one that it was for waits for ever.
+        self._one_at_a_time = threading.Lock()
 
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
         full = self._store.full(path)
         counted = _Counted(sink, end - start, path)
-        with self._store.fs.ftp.open(full, "rb") as file:
+        with self._one_at_a_time, self._store.fs.ftp.open(full, "rb") as file:
             if f"{file.stat().st_mtime}" != version:
                 raise ChangedError(path)
             for offset in range(start, end, _BLOCK):

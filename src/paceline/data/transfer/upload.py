@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import filecmp
 import os
 import secrets
@@ -233,6 +234,63 @@ def put_files(
             raise
     meter.finish()
     return sum(sizes)
+
+
+def put_new(store: Store, data: bytes, path: str) -> bool:
+    """Store a small file unless there is one of this name; False then. Of two at once on S3 or a local folder, one is told.
+
+    Raises:
+        DataError: the store can only be read.
+        TransferError: it can't be written.
+    """
+    if store.kind == "http":
+        raise DataError(f"nothing can be stored in {store.title}: {READ_ONLY['http']}. Name another datastore.")
+    with store.telling(f"writing {path!r}"):
+        if store.kind == "local":
+            return _put_new_here(data, store.local(path))
+        if store.kind == "s3":
+            try:
+                store.fs.pipe_file(store.full(path), data, mode="create")
+                return True
+            except FileExistsError:
+                return False
+            except (TypeError, NotImplementedError):
+                pass  # an s3fs or a server that knows no such condition
+            except OSError as error:
+                if error.errno != errno.ENOSYS:
+                    raise
+        if store.fs.exists(store.full(path)):
+            return False
+        _put_bytes(store, data, path)
+        return True
+
+
+def _put_new_here(data: bytes, target: Path) -> bool:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f"{_MARK}-{secrets.token_hex(4)}")
+    try:
+        beside.write_bytes(data)
+        os.link(beside, target)  # which fails where there is one; a rename would replace it
+        return True
+    except FileExistsError:
+        return False
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read_bytes(store: Store, path: str) -> bytes | None:
+    """A small file; None where there is none.
+
+    Raises:
+        TransferError: the store can't be read.
+    """
+    with store.telling(f"reading {path!r}"):
+        try:
+            return (
+                store.local(path).read_bytes() if store.kind == "local" else bytes(store.fs.cat_file(store.full(path)))
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
 
 def _target(reference: DataReference, workspace_dir: Path) -> tuple[StoreRecord, str]:

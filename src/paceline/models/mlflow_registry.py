@@ -1,0 +1,161 @@
+"""A version pushed to an MLflow model registry: its files as artifacts of a run, its metrics and tags, and its aliases.
+
+    MLflow run "digits:3"         experiment as here; artifacts `model/...`, the metrics' last values, tags `paceline.*`
+    registered model "digits"     a new version whose source is that run's artifacts, with tags and description
+
+MLflow counts its versions by itself, so theirs may differ from ours; the tag `paceline.model` says which it is.
+https://mlflow.org/docs/latest/python_api/mlflow.client.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ModelError, TransferError
+from paceline.models import aliases, check, registry
+from paceline.models.record import ModelRecord
+
+_ARTIFACTS = "model"
+_DIGEST, _MODEL = "paceline.digest", "paceline.model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushedToMlflow:
+    """The result of a push. version: MLflow's own number. is_new: False where the same model was there."""
+
+    name: str
+    version: int
+    uri: str
+    is_new: bool
+
+
+def push(workspace_dir: Path, record: ModelRecord, uri: str) -> PushedToMlflow:
+    """Put a version into the registry at this URI; an equal one of this name that is there already is taken.
+
+    uri: as MLflow takes it: http://host:5000, sqlite:///mlflow.db, databricks.
+
+    Raises:
+        ModelError: mlflow-skinny is not installed.
+        ModelChangedError: the version's files are not as they were registered.
+        TransferError: the registry can't be reached, or refuses; its own words.
+    """
+    if importlib.util.find_spec("mlflow") is None:
+        raise ModelError(
+            "pushing to MLflow needs mlflow-skinny, which is not installed: pip install 'paceline[mlflow]'."
+        )
+    folder = registry.files_dir(workspace_dir, record)
+    check.refuse(record, check.changes(folder, record))
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+        found = _there(client, record)
+        is_new = found is None
+        if found is None:
+            found = _registered(client, workspace_dir, record, folder)
+        versions = registry.versions_of(workspace_dir)
+        for alias, version in aliases.current(versions, record.name).items():
+            if version == record.version:
+                client.set_registered_model_alias(record.name, alias, str(found.version))
+        return PushedToMlflow(name=record.name, version=int(found.version), uri=uri, is_new=is_new)
+    except (MlflowException, OSError) as error:
+        raise TransferError(f"MLflow at {uri} did not take {record.id}: {str(error).splitlines()[0]}") from error
+
+
+def _there(client: Any, record: ModelRecord) -> Any:
+    """The version of this name that has the same files; None where there is none."""
+    # Names are letters, digits, '.', '_' and '-', so nothing in it ends the quotation.
+    for one in client.search_model_versions(f"name='{record.name}'"):
+        if one.tags.get(_DIGEST) == record.digest and one.tags.get(_MODEL) == record.id and one.status == "READY":
+            return one
+    return None
+
+
+def _registered(client: Any, workspace_dir: Path, record: ModelRecord, folder: Path) -> Any:
+    notes = registry.notes_of(workspace_dir, record)
+    tags = _tags(record) | {key: value or "" for key, value in notes.tags.items()} | notes.properties
+    run = client.create_run(
+        _experiment(client, str(record.run.get("experiment") or record.name)), run_name=record.id, tags=tags
+    )
+    run_id = run.info.run_id
+    try:
+        client.log_artifacts(run_id, str(folder), _ARTIFACTS)
+        _check(client, run_id, record)
+        _log_metrics(client, run_id, record)
+        with contextlib.suppress(Exception):
+            client.create_registered_model(record.name)
+        made = client.create_model_version(
+            record.name,
+            source=f"{run.info.artifact_uri}/{_ARTIFACTS}",
+            run_id=run_id,
+            tags=tags,
+            description=notes.description,
+        )
+    except BaseException:
+        client.set_terminated(run_id, "FAILED")
+        raise
+    client.set_terminated(run_id, "FINISHED")
+    return made
+
+
+def _experiment(client: Any, name: str) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        # Somebody else may make it at this moment.
+        with contextlib.suppress(Exception):
+            return str(client.create_experiment(name))
+        found = client.get_experiment_by_name(name)
+    if found is None or found.lifecycle_stage != "active":
+        raise ModelError(f"MLflow's experiment {name!r} was deleted there. Restore it, then push again.")
+    return str(found.experiment_id)
+
+
+def _tags(record: ModelRecord) -> dict[str, str]:
+    run = record.run
+    found = {
+        _MODEL: record.id,
+        _DIGEST: record.digest,
+        "paceline.framework": record.framework,
+        "paceline.framework_version": record.framework_version,
+        "paceline.run_id": record.run_id,
+        "paceline.snapshot_id": run.get("snapshot_id"),
+        "mlflow.source.git.commit": (run.get("git") or {}).get("commit"),
+        "mlflow.user": record.registered_by,
+    }
+    return {key: str(value) for key, value in found.items() if value}
+
+
+def _log_metrics(client: Any, run_id: str, record: ModelRecord) -> None:
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    found = [
+        Metric(name, float(one["last"]), now, one.get("last_step") or 0)
+        for name, one in (record.run.get("metrics") or {}).items()
+        if type(one.get("last")) in (int, float) and math.isfinite(one["last"])
+    ]
+    for start in range(0, len(found), 1000):  # MLflow's limit on one call
+        client.log_batch(run_id, metrics=found[start : start + 1000])
+
+
+def _check(client: Any, run_id: str, record: ModelRecord) -> None:
+    """Refuse artifacts that are not all there, in their sizes."""
+    sizes, waiting = {}, [_ARTIFACTS]
+    while waiting:
+        for one in client.list_artifacts(run_id, waiting.pop()):
+            if one.is_dir:
+                waiting.append(one.path)
+            else:
+                sizes[one.path] = one.file_size
+    for file in record.files:
+        if sizes.get(f"{_ARTIFACTS}/{file.name}") != file.size_bytes:
+            raise TransferError(
+                f"{file.name!r} of model {record.id} is not whole among MLflow's artifacts. Push again."
+            )

@@ -1,0 +1,266 @@
+"""Versions on a datastore: put there and fetched from there, each file checked, and whoever breaks off goes on.
+
+    <path>/.blobs/<sha256>                   each content once
+    <path>/<name>/<version>/model.json       what it is, written last: there is no version without it
+
+A version is the same thing here and there: `digits:3` is never two models. Files come and go by their content, so what an upload
+that was killed had stored is not stored again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.data.stores.filesystem import Store, place_of
+from paceline.data.stores.names import check_relative, check_tree, clean_path
+from paceline.data.transfer.file_to_fetch import FileToFetch
+from paceline.data.transfer.listing import FileInfo, list_source, path_in_store
+from paceline.data.transfer.partial import Partial
+from paceline.data.transfer.progress import Meter, Progress
+from paceline.data.transfer.transfer import transfer
+from paceline.data.transfer.upload import put_files, put_new, read_bytes
+from paceline.errors import DataError, ModelChangedError, ModelError, ModelNotFoundError, TransferError
+from paceline.job.data_reference import Source
+from paceline.models import check, keep, registry, staging
+from paceline.models.names import NAME
+from paceline.models.record import DOCUMENT, ModelRecord, digest_of
+from paceline.models.sources import ModelSourceFile
+from paceline.runs import tags_and_properties
+
+#: Where models lie in a datastore, unless a path is given.
+DEFAULT_PATH = "models"
+_STORE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?::(.*))?", re.DOTALL)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed:
+    """The result of a push. stored: files that were not there; stored_bytes: of these."""
+
+    place: str
+    stored: int
+    stored_bytes: int
+    is_new: bool
+
+
+def place(text: str) -> Source:
+    """The place that is meant by STORE, STORE:PATH, a URL or an absolute path.
+
+    Raises:
+        ModelError: it is none of these.
+    """
+    if "://" in text or text.startswith("/"):
+        return Source(path=text)
+    found = _STORE.fullmatch(text)
+    if found is None:
+        raise ModelError(
+            f"{text!r} is no place of models: write STORE, STORE:PATH, or a URL such as s3://bucket/models."
+        )
+    return Source(datastore=found[1], path=DEFAULT_PATH if found[2] is None else found[2])
+
+
+def push(workspace_dir: Path, record: ModelRecord, to: Source, progress: Progress | None = None) -> Pushed:
+    """Store a version there, files that are there already left out; it is there once all of it is.
+
+    Raises:
+        ModelError: another model of this name and version is there.
+        ModelChangedError: its files are not as they were registered.
+        DataError, TransferError: the store can't be written.
+    """
+    folder = registry.files_dir(workspace_dir, record)
+    check.refuse(record, check.changes(folder, record))
+    with _opened(workspace_dir, to) as (store, path):
+        document = f"{path}{record.name}/{record.version}/{DOCUMENT}"
+        there = read_bytes(store, document)
+        if there is not None:
+            _check_same(record, there, store)
+        sizes = {info.path.rpartition("/")[2]: info.size for info in _listed(store, to, f"{path}.blobs/")}
+        wanted = {file.sha256: file for file in record.files if sizes.get(file.sha256) != file.size_bytes}
+        put_files(
+            store, f"{path}.blobs", [(sha256, folder / one.name) for sha256, one in sorted(wanted.items())], progress
+        )
+        sizes = {info.path.rpartition("/")[2]: info.size for info in _listed(store, to, f"{path}.blobs/")}
+        if short := [file.name for file in record.files if sizes.get(file.sha256) != file.size_bytes]:
+            raise TransferError(f"{short[0]!r} of model {record.id} is not whole in {store.title}. Push again.")
+        notes = registry.notes_of(workspace_dir, record)
+        content = {**record.to_json(), "notes": asdict(notes)}
+        is_new = there is None and put_new(store, json.dumps(content).encode() + b"\n", document)
+        if not is_new:
+            # Whoever else has put one there at the same moment.
+            _check_same(record, read_bytes(store, document) or b"", store)
+        return Pushed(
+            place=to.path if to.datastore is None else f"{to.datastore}:{to.path}",
+            stored=len(wanted),
+            stored_bytes=sum(file.size_bytes for file in wanted.values()),
+            is_new=is_new,
+        )
+
+
+def pull(
+    workspace_dir: Path, place_of_models: Source, name: str, version: int, progress: Progress | None = None
+) -> ModelRecord:
+    """Fetch a version into the workspace, under the same name and version; its record. Contents that are here are not fetched.
+
+    Raises:
+        ModelNotFoundError: it is not there; those that are, are named.
+        ModelError: another model of this name and version is here; or what is there is no model.
+        ModelChangedError: a file there is not what was registered.
+        DataError, TransferError: the store can't be read.
+    """
+    with _opened(workspace_dir, place_of_models) as (store, path):
+        content = read_bytes(store, f"{path}{name}/{version}/{DOCUMENT}")
+        if content is None:
+            known = [f"{one}:{number}" for one, number in listed(workspace_dir, place_of_models)]
+            raise ModelNotFoundError(
+                f"there is no model {name}:{version} in {store.title}. There are: {registry.listed(known)}."
+            )
+        record, notes = _read(content, store)
+        if (record.name, record.version) != (name, version):
+            raise ModelError(f"{name}:{version} in {store.title} says that it is {record.id}.")
+        with contextlib.suppress(ModelNotFoundError):
+            here = registry.load(workspace_dir, name, version)
+            if here.digest != record.digest:
+                raise ModelError(
+                    f"there is another model {record.id} here: registered {here.created_utc} by {here.registered_by}. "
+                    "Pull into another workspace, or register what you have under another name."
+                )
+            return here
+        staging.sweep(registry.parts_dir(workspace_dir))
+        with staging.staged(registry.parts_dir(workspace_dir)) as folder:
+            _fetch(store, place_of_models, path, record, workspace_dir, folder, progress)
+            _write_notes(folder.parent / "notes.jsonl", notes)
+            registry.add_pulled(workspace_dir, record, folder)
+        return record
+
+
+def listed(workspace_dir: Path, place_of_models: Source) -> list[tuple[str, int]]:
+    """(name, version) of all versions there, sorted.
+
+    Raises:
+        DataError, TransferError: the store can't be read.
+    """
+    found = []
+    with _opened(workspace_dir, place_of_models) as (store, path):
+        for info in _listed(store, place_of_models, path):
+            parts = path_in_store(info).removeprefix(path).split("/")
+            if len(parts) == 3 and parts[2] == DOCUMENT and NAME.fullmatch(parts[0]) and parts[1].isdigit():
+                found.append((parts[0], int(parts[1])))
+    return sorted(found)
+
+
+@contextlib.contextmanager
+def _opened(workspace_dir: Path, place_of_models: Source) -> Iterator[tuple[Store, str]]:
+    """The store, and the path in it: "" or one that ends in a slash."""
+    record, path = place_of(place_of_models, workspace_dir)
+    with Store(record) as store:
+        plain = clean_path(path, store.title).rstrip("/")
+        yield store, f"{plain}/" if plain else ""
+
+
+def _listed(store: Store, source: Source, path: str) -> list[FileInfo]:
+    try:
+        return list_source(store, source, path)
+    except DataError:
+        return []  # nothing there yet
+
+
+def _check_same(record: ModelRecord, content: bytes, store: Store) -> None:
+    there, _ = _read(content, store)
+    if there.digest != record.digest:
+        raise ModelError(
+            f"there is another model {record.id} in {store.title}: registered {there.created_utc} by {there.registered_by}, "
+            f"digest {there.digest[:12]} and not {record.digest[:12]}. Register this one under another name, or push it to "
+            "another path."
+        )
+
+
+def _read(content: bytes, store: Store) -> tuple[ModelRecord, dict[str, Any]]:
+    """The record, and what people have said of it; nothing of it is trusted that could lead out of a folder."""
+    try:
+        data = json.loads(content)
+        record = ModelRecord.from_json(data)
+        for file in record.files:
+            check_relative(file.name, store.title)
+            if not _SHA256.fullmatch(file.sha256) or type(file.size_bytes) is not int or file.size_bytes < 0:
+                raise ValueError(file.name)
+            if file.name.partition("/")[0] != record.top:
+                raise ValueError(file.name)
+        check_tree([file.name for file in record.files], store.title)
+        if record.digest != digest_of(record.files) or not record.files:
+            raise ValueError("digest")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelError(
+            f"what {store.title} has there is no model's record, or a newer Paceline's: {error}."
+        ) from error
+    notes = data.get("notes")
+    return record, notes if isinstance(notes, dict) else {}
+
+
+def _fetch(
+    store: Store,
+    source: Source,
+    path: str,
+    record: ModelRecord,
+    workspace_dir: Path,
+    folder: Path,
+    progress: Progress | None,
+) -> None:
+    blobs, fetched = registry.blobs_dir(workspace_dir), registry.parts_dir(workspace_dir) / "pulled"
+    infos = {info.path.rpartition("/")[2]: info for info in _listed(store, source, f"{path}.blobs/")}
+    contents = {file.sha256: file for file in record.files}
+    jobs, came = [], {}
+    for sha256, file in contents.items():
+        if not keep.has(blobs, file.size_bytes, sha256):
+            info = infos.get(sha256)
+            if info is None or info.size != file.size_bytes:
+                raise ModelChangedError(f"file {file.name!r} of model {record.id} is not whole in {store.title}.")
+            fetched.mkdir(parents=True, exist_ok=True)
+            came[sha256] = fetched / sha256
+            jobs.append(_job(info, fetched / sha256))
+    meter = Meter(progress, sum(job.size for job in jobs), len(jobs))
+    transfer(store, jobs, meter)
+    meter.finish()
+    for file in record.files:
+        target = folder / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not keep.take(blobs, file.size_bytes, file.sha256, target):
+            # Not in the first place, or gone since: somebody has pruned what no version had.
+            if file.sha256 not in came:
+                raise TransferError(f"a content of model {record.id} was removed while it was pulled. Pull again.")
+            kept = keep.keep(ModelSourceFile(name=file.name, path=came[file.sha256]), blobs, target)
+            if kept.sha256 != file.sha256:
+                came[file.sha256].unlink(missing_ok=True)
+                raise ModelChangedError(
+                    f"file {file.name!r} of model {record.id} in {store.title} has other content than was registered."
+                )
+    for one in came.values():
+        one.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        fetched.rmdir()  # unless somebody else pulls
+
+
+def _job(info: FileInfo, target: Path) -> FileToFetch:
+    def finish(partial: Partial) -> None:
+        partial.finish(target, mode=0o600, mtime_ns=None)
+
+    return FileToFetch(
+        path=path_in_store(info),
+        size=info.size,
+        version=info.version,
+        part=target.with_name(f"{target.name}.part"),
+        place=finish,
+        is_there=target.exists,
+    )
+
+
+def _write_notes(path: Path, notes: dict[str, Any]) -> None:
+    tags_and_properties.set_tags(path, notes.get("tags") or {})
+    registry.write_properties(path, notes.get("properties") or {})
+    if notes.get("description") is not None:
+        tags_and_properties.set_name(path, "description", str(notes["description"]))

@@ -1,0 +1,5 @@
+"""Servers for what is pushed to stores."""
+
+from tests.data.conftest import _s3, bucket, proxied, s3_once, sshd
+
+__all__ = ["_s3", "bucket", "proxied", "s3_once", "sshd"]
