@@ -435,17 +435,17 @@ def _run_folder(workspace_dir: Path, run: Any) -> RunFolder:
     return store.find(workspace_dir / "runs", run if isinstance(run, str) else str(getattr(run, "id", run)))
 
 
-def _reference(name: Any, version: int | str | None, alias: str | None) -> names.Reference:
+def _reference(name: Any, version: int | str | None, alias: str | None) -> names.ModelReference:
     meant = names.parse(name)
     if version is None and alias is None:
         return meant
     if version is not None and alias is not None:
         raise ModelError(f"version={version!r} and alias={alias!r}: give one of the two.")
-    if meant != names.Reference(meant.name):
+    if meant != names.ModelReference(meant.name):
         raise ModelError(f"{name!r} says which version already. Give the name alone, or no version and no alias.")
     if alias is not None:
-        return names.Reference(meant.name, alias=names.check_alias(alias))
-    return names.Reference(meant.name, version=None if version == names.LATEST else names.check_version(version))
+        return names.ModelReference(meant.name, alias=names.check_alias(alias))
+    return names.ModelReference(meant.name, version=None if version == names.LATEST else names.check_version(version))
 
 
 def _matches(notes: Any, tags: Any, properties: Mapping[str, object] | None) -> bool:

@@ -17,7 +17,7 @@ LATEST = "latest"
 
 
 @dataclass(frozen=True)
-class Reference:
+class ModelReference:
     """The words that name a version. version, alias: one of the two, or neither for the latest version."""
 
     name: str
@@ -73,7 +73,7 @@ def check_version(version: Any) -> int:
     return int(text)
 
 
-def parse(text: Any) -> Reference:
+def parse(text: Any) -> ModelReference:
     """The reference that these words stand for.
 
     Raises:
@@ -83,9 +83,9 @@ def parse(text: Any) -> Reference:
         raise ModelError(f"{text!r} names no model. Write NAME, NAME:VERSION or NAME@ALIAS, such as 'digits:3'.")
     if "@" in text:
         name, _, alias = text.partition("@")
-        return Reference(check_model_name(name), alias=check_alias(alias))
+        return ModelReference(check_model_name(name), alias=check_alias(alias))
     name, colon, version = text.partition(":")
     check_model_name(name)
     if not colon or version == LATEST:
-        return Reference(name)
-    return Reference(name, version=check_version(version))
+        return ModelReference(name)
+    return ModelReference(name, version=check_version(version))
