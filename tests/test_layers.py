@@ -85,7 +85,7 @@ THIRD_PARTY = {
     "mpi4py": "collectives torch_mpi compat",
     "pytest": "testing",
     "cloudpickle": "compat",
-    "matplotlib": "parallel sweeps",
+    "matplotlib": "serving parallel sweeps",
     "tensorflow": "data compat",
     **dict.fromkeys(("keras", "tf_keras"), "compat"),
     "pandas": "serving data runs sweeps",
@@ -93,7 +93,7 @@ THIRD_PARTY = {
     "sklearn": "compat serving",
     "pyarrow": "data",
     "mlflow": "models",
-    **dict.fromkeys(("starlette", "uvicorn", "inference_schema", "joblib", "onnxruntime"), "serving"),
+    **dict.fromkeys(("starlette", "uvicorn", "inference_schema", "joblib", "onnxruntime", "uvloop"), "serving"),
 }
 
 

@@ -422,6 +422,7 @@ def test_every_verb_answers_with_the_documented_keys(finished: Path) -> None:
         ("metrics", ("metrics",)),
         ("files, download", ("download",)),
         ("rm, prune", ("rm", "prune")),
+        ("serve", ("serve",)),
     ],
 )
 def test_every_option_is_documented(heading: str, verbs: tuple[str, ...]) -> None:

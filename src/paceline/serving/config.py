@@ -69,6 +69,7 @@ class ServerConfig:
     tls_cert, tls_key: PEM files.
     memory_limit_bytes: resident size at which a model process is replaced.
     drain_s: seconds that requests have to end in after SIGTERM.
+    is_temporary: the folder of the configuration is removed in the end.
     revision: any text; the state says which revision is being served, or why it is not.
     """
 
@@ -95,6 +96,7 @@ class ServerConfig:
     memory_limit_bytes: int | None = None
     log_level: str = "info"
     drain_s: float = 30.0
+    is_temporary: bool = False
     revision: str = ""
 
     def __post_init__(self) -> None:

@@ -161,7 +161,7 @@ class Group:
         self.app.serve(self._config, keys)
         self._state = state.READY
         host, port = self._address()
-        _log.info("serving %s at %s://%s:%d", self._config.name, self._scheme, _bracketed(host), port)
+        _log.info("serving %s at %s://%s:%d/score", self._config.name, self._scheme, _bracketed(host), port)
         # What lives now lives as long as the server; it need not be looked through again and again.
         gc.collect()
         gc.freeze()

@@ -292,13 +292,12 @@ class Pool:
             try:
                 for model in generation.config.models:
                     await loop.run_in_executor(None, verify, model)
-            except ServingError as error:
+                if len(generation.processes) < generation.config.workers and not self.is_closing:
+                    self._adopt(generation, Started(generation.config, self._folder, generation.model_dir))
+                return
+            except (ServingError, OSError) as error:
                 _log.error("a model process could not load: %s", error)
                 pause_s, self._pause_s = self._pause_s, min(_LAST_PAUSE_S, self._pause_s * 2)
-                continue
-            if len(generation.processes) < generation.config.workers and not self.is_closing:
-                self._adopt(generation, Started(generation.config, self._folder, generation.model_dir))
-            return
 
     def _feed_all(self) -> None:
         for each in self.processes:

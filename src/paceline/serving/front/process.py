@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from paceline.serving import wire
 from paceline.serving.config import ServerConfig
@@ -26,21 +26,28 @@ LOADING, READY, RETIRING, ENDED = "loading", "ready", "retiring", "ended"
 class Started:
     """A process that has been started, before there is a loop: it imports and loads while the front imports its own."""
 
-    def __init__(self, config: ServerConfig, folder: Path, model_dir: str | None) -> None:
+    def __init__(
+        self, config: ServerConfig, folder: Path, model_dir: str | None, output: IO[bytes] | None = None
+    ) -> None:
+        """output: where what it prints goes; None: where the server's own goes."""
         self.config = config
         self.at = time.monotonic()
         ours, its = socket.socketpair()
-        with its:
+        with contextlib.ExitStack() as unless_started, its:
+            unless_started.callback(ours.close)
             # Spawned, never forked: torch and CUDA do not survive a fork.
             self.process = subprocess.Popen(
                 [config.python or sys.executable, "-m", "paceline.serving.model", str(its.fileno())],
                 pass_fds=[its.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 # `python -m` looks for modules here first; there are none.
                 cwd="/",
                 env=_environment(config, folder, model_dir),
                 start_new_session=True,
             )
+            unless_started.pop_all()
         setup = {**config.to_json(), "started_in": "/", "shared": str(folder / "shared")}
         ours.sendall(wire.json_frame(wire.SETUP, setup))
         self.link = ours
@@ -172,7 +179,7 @@ class ModelProcess(asyncio.Protocol):
         was_loading = self.state == LOADING
         self.state = ENDED
         if self.reason is None:
-            self.reason = _end(code)
+            self.reason = ending(code)
         if was_loading and self.error is None:
             self.error = f"the model process ended while it was loading ({self.reason}); its log may say why."
         self._told(self)
@@ -190,7 +197,8 @@ def _after(seconds: float, call: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(seconds, call)
 
 
-def _end(code: int) -> str:
+def ending(code: int) -> str:
+    """How a process ended. code: as `subprocess` tells it."""
     if code >= 0:
         return f"it ended with exit code {code}"
     try:

@@ -11,12 +11,20 @@ from paceline.serving.config import ServerConfig, read_config
 
 
 def read(config_file: Path) -> ServerConfig:
-    """The configuration, its paths absolute: those that are not are below the folder of the file.
+    """The configuration of a file; paths that are not absolute are below its folder.
 
     Raises:
         ServingError: it can't be served; what is to be read from other files is not looked at.
     """
-    config, folder = read_config(config_file), config_file.parent
+    return absolute(read_config(config_file), config_file.parent)
+
+
+def absolute(config: ServerConfig, folder: Path) -> ServerConfig:
+    """The same with absolute paths. folder: of those that are not.
+
+    Raises:
+        ServingError: there is no such folder, or no such file of a certificate.
+    """
 
     def full(path: str | None) -> str | None:
         return None if path is None else os.path.abspath(folder / path)

@@ -58,6 +58,8 @@ def run(config_file: Path) -> int:
             listener.close()
         for name in ("shared", "azureml-models"):
             remove_tree(folder / name)
+        if config is not None and config.is_temporary:
+            remove_tree(folder)
 
 
 def failed(config: ServerConfig | None, error: str) -> dict[str, Any]:

@@ -1,0 +1,202 @@
+"""serve: a model that answers requests, in the foreground; and a trial of one."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from paceline.cli.common import print_json, warn
+from paceline.cli.options import JSON, VerbOption, takes
+from paceline.errors import ModelNotFoundError, ServingError
+from paceline.models import registry, resolve
+from paceline.runs.visible import visible
+from paceline.serving.check import check
+from paceline.serving.config import ServedModel, ServerConfig
+from paceline.serving.front.reading import absolute
+from paceline.system import sizes
+from paceline.system.files import PRIVATE, remove_tree, write_json
+from paceline.workspace import Workspace
+
+#: Where Azure's own server listens.
+_PORT = 5001
+_UNREGISTERED = "0"
+
+SERVE = (
+    VerbOption(
+        "models",
+        "Registered model, NAME, NAME:VERSION or NAME@ALIAS, or the path of a file or a folder (with a slash: ./model).",
+        "[MODEL]...",
+        list,
+        complete="models",
+    ),
+    VerbOption("--entry", "Scoring script; without one, the model is served as it is.", "SCRIPT"),
+    VerbOption("--source", "Folder that the script runs in; default: the script's.", "FOLDER"),
+    VerbOption("--python", "Interpreter of the model's environment; default: Paceline's own.", "PATH"),
+    VerbOption("--host", "Address to listen at; default: 127.0.0.1. Any other needs --keys.", "ADDRESS"),
+    VerbOption("--port", f"Default: {_PORT}; 0 takes a free one.", "N", int),
+    VerbOption("--workers", "Model processes; default: 1.", "N", int),
+    VerbOption("--threads", "Of a model process; default: the cores divided by the workers.", "N", int),
+    VerbOption("--max-batch", "Requests given to the model together, where it takes several; default: 16.", "N", int),
+    VerbOption("--max-queue", "Requests that wait; one more is answered 503. Default: 256.", "N", int),
+    VerbOption("--max-body", "Largest request, such as 10MB; default: 64MiB.", "SIZE"),
+    VerbOption("--timeout", "For the model to answer, then 504; default: 60s.", type=float),
+    VerbOption("--memory-limit", "Of a model process, which is replaced beyond it, such as 2GB.", "SIZE"),
+    VerbOption("--keys", 'File with the keys: {"primary": ..., "secondary": ...}.', "FILE"),
+    VerbOption("--tls-cert", "Certificate (PEM), for https.", "FILE"),
+    VerbOption("--tls-key", "Its key (PEM).", "FILE"),
+    VerbOption("--drain", "For requests to end in when it ends; default: 30s.", type=float),
+    VerbOption("--name", "Of the service, in its log and metrics; default: the model's.", "NAME"),
+    VerbOption("--log-level", "debug, info, warning or error; default: info.", "LEVEL"),
+    VerbOption(
+        "--check",
+        "Serve nothing: load the model, let it answer this sample and say what is wrong. A file with a request's body, or the "
+        "body itself; '' for none.",
+        "SAMPLE",
+    ),
+    JSON,
+)
+
+#: Options that are keys of the configuration.
+_KEYS = {
+    **{
+        name: name
+        for name in ("host", "workers", "threads", "max_batch", "max_queue", "log_level", "tls_cert", "tls_key")
+    },
+    **{"timeout": "timeout_s", "drain": "drain_s", "keys": "keys_file", "python": "python"},
+}
+_SIZES = {"max_body": "max_body_bytes", "memory_limit": "memory_limit_bytes"}
+
+_HELP = """Serve a model in the foreground: /score, /v2/models/NAME/infer, /metrics. Ctrl-C ends it.
+
+With a script of init() and run(data), or of predict(...) with type hints; or a model of scikit-learn, ONNX, TorchScript or
+torch.export as it is."""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("serve", help=_HELP)(takes(*SERVE)(serve))
+
+
+def serve(**given: Any) -> int:
+    folder = Path(tempfile.mkdtemp(prefix="paceline-serve-"))
+    try:
+        config = _config(given, folder)
+        if given["check"] is not None:
+            return _check(config, given["check"], as_json=given["json"])
+        if given["json"]:
+            raise ServingError("--json goes with --check; a server that runs says how it is in /metrics and its log.")
+        path = folder / "config.json"
+        # Variables in it may be secrets.
+        write_json(path, config.to_json(), mode=PRIVATE)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # The server takes this process's place: the parser and all else that was imported would stay in its memory. The
+        # folder is its own now, and holds no modules that could stand in another's place.
+        os.chdir(folder)
+        os.execv(sys.executable, [sys.executable, "-m", "paceline.serving", str(path)])
+    finally:
+        remove_tree(folder)
+
+
+def _config(given: Mapping[str, Any], folder: Path) -> ServerConfig:
+    """What the options come to. folder: for the lists of the models' hashes."""
+    models = _models(given["models"] or (), folder)
+    values: dict[str, Any] = {key: given[name] for name, key in _KEYS.items() if given[name] is not None}
+    for name, key in _SIZES.items():
+        if given[name] is not None:
+            try:
+                values[key] = sizes.size_bytes(given[name])
+            except ValueError as error:
+                raise ServingError(f"--{name.replace('_', '-')}: {error}") from error
+    if given["entry"] is not None:
+        values |= _script(given["entry"], given["source"])
+    elif given["source"] is not None:
+        raise ServingError("--source goes with --entry, the script that runs in it.")
+    elif not models:
+        raise ServingError("there is nothing to serve. Name a model, or a script with --entry, or both.")
+    config = ServerConfig(
+        name=given["name"] or (models[0].name if models else Path(given["entry"]).stem),
+        models=models,
+        port=_PORT if given["port"] is None else given["port"],
+        is_temporary=True,
+        **values,
+    )
+    return absolute(config, Path.cwd())
+
+
+def _script(entry: str, source: str | None) -> dict[str, str]:
+    path = Path(entry).absolute()
+    if not path.is_file() and source is not None:
+        path = Path(source).absolute() / entry
+    if not path.is_file():
+        raise ServingError(f"--entry {entry!r}: there is no such file.")
+    base = path.parent if source is None else Path(source).absolute()
+    if not path.is_relative_to(base):
+        raise ServingError(f"--entry {entry!r} is not below --source {source!r}. Name the folder that holds it.")
+    return {"entry_script": path.relative_to(base).as_posix(), "source_dir": str(base)}
+
+
+def _models(references: Sequence[str], folder: Path) -> tuple[ServedModel, ...]:
+    return tuple(_model(reference, folder / f"hashes-{at}") for at, reference in enumerate(references))
+
+
+def _model(reference: str, hashes: Path) -> ServedModel:
+    """The model of these words: a path where they have a slash, or where there is no such model and such a path."""
+    path = Path(reference)
+    if "/" not in reference and not reference.startswith("."):
+        # Not made: who serves a folder needs no workspace.
+        workspace_dir = Workspace.from_config(create=False).path
+        try:
+            record = resolve(workspace_dir, reference)
+        except ModelNotFoundError:
+            if not path.exists():
+                raise
+        else:
+            lines = (f"{file.sha256}  {file.name}\n" for file in record.files)
+            hashes.write_text("".join(lines), encoding="utf-8")
+            return ServedModel(
+                name=record.name,
+                version=str(record.version),
+                path=str(registry.files_dir(workspace_dir, record)),
+                hashes=str(hashes),
+                framework=record.framework if record.framework in ("sklearn", "onnx", "pytorch") else None,
+            )
+    if not path.exists():
+        raise ServingError(f"{reference!r}: there is no such file or folder.")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.absolute().name).strip("-._") or "model"
+    return ServedModel(name=name, version=_UNREGISTERED, path=str(path.absolute()))
+
+
+def _check(config: ServerConfig, sample: str, *, as_json: bool) -> int:
+    found = check(config, _sample(sample))
+    if as_json:
+        print_json(vars(found))
+        return 0 if found.problem is None else 1
+    for line in found.log.splitlines():
+        warn(f"  {line}")
+    if found.problem is not None:
+        print(visible(found.problem), file=sys.stderr)
+        return 1
+    print(f"{found.kind}: loaded in {found.load_s:.1f} s", end="")
+    if found.status is not None:
+        print(f"; the sample was answered {found.status} in {found.answer_s * 1000:.1f} ms:")
+        print(visible(found.answer or "", lines=True), end="")
+    print()
+    return 0
+
+
+def _sample(given: str) -> bytes | None:
+    if not given:
+        return None
+    if given.lstrip()[:1] in ("{", "["):
+        return given.encode()
+    try:
+        return Path(given).read_bytes()
+    except OSError as error:
+        raise ServingError(f"--check {given!r}: the sample can't be read: {error.strerror}.") from error

@@ -1,0 +1,143 @@
+"""Try before it serves: a model process loads what a configuration says and is given one sample.
+
+It is a process as a server starts them, by the service's own interpreter; no port is opened, and starlette and uvicorn need not
+be there.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.errors import ServingError
+from paceline.serving import wire
+from paceline.serving.config import ServerConfig
+from paceline.serving.front.models import lay_out, verify
+from paceline.serving.front.process import Started, ending
+from paceline.system.files import remove_tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """What a check has found. problem: in one sentence; None where all is well. log: what the process has printed.
+
+    kind: what is served, such as "script". load_s, answer_s: seconds for init and for the sample. status, answer: of the sample;
+    None without one.
+    """
+
+    problem: str | None
+    log: str
+    kind: str = ""
+    load_s: float = 0.0
+    answer_s: float = 0.0
+    status: int | None = None
+    answer: str | None = None
+
+
+def check(config: ServerConfig, sample: bytes | None = None, *, path: str = "/score") -> CheckResult:
+    """Load what the configuration says, and let it answer the sample: a request's body, posted as JSON.
+
+    config: with absolute paths. path: /score, or that of `infer` for tensors.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-check-") as name, open(Path(name) / "log", "w+b") as output:
+        folder = Path(name)
+        try:
+            for model in config.models:
+                verify(model)
+            if config.entry_script is not None and not (Path(str(config.source_dir)) / config.entry_script).is_file():
+                raise ServingError(
+                    f"entry_script={config.entry_script!r}: there is no such file in {config.source_dir!r}."
+                )
+            started = Started(config, folder, lay_out(config, folder), output)
+        except (ServingError, OSError) as error:
+            return CheckResult(problem=str(error), log="")
+        try:
+            return _ask(started, config, sample, path, output)
+        finally:
+            started.end()
+            remove_tree(folder / "azureml-models")
+
+
+def _ask(started: Started, config: ServerConfig, sample: bytes | None, path: str, output: IO[bytes]) -> CheckResult:
+    link = started.link
+    began = time.monotonic()
+    found = _next(link, config.load_timeout_s)
+    load_s = time.monotonic() - began
+    if isinstance(found, str):
+        return CheckResult(problem=_while(f"loading {found}", started), log=_text(output))
+    kind, payload = found
+    said = json.loads(payload)
+    if kind == wire.FAILED:
+        return CheckResult(problem=said["error"], log=_text(output), load_s=load_s)
+    if sample is None:
+        return CheckResult(problem=None, log=_text(output), kind=said["kind"], load_s=load_s)
+    head = json.dumps(
+        {"method": "POST", "path": path, "query": "", "headers": [("content-type", "application/json")]}
+    ).encode()
+    operation = wire.INFER if path.endswith("/infer") else wire.SCORE
+    link.settimeout(config.timeout_s)
+    began = time.monotonic()
+    link.sendall(wire.frame(wire.CALLS, wire.pack_call(1, operation, head, sample)))
+    found = _next(link, config.timeout_s)
+    answer_s = time.monotonic() - began
+    done = {"kind": said["kind"], "load_s": load_s, "answer_s": answer_s}
+    if isinstance(found, str):
+        return CheckResult(problem=_while(f"answering the sample {found}", started), log=_text(output), **done)
+    ((_, reply),) = wire.unpack_replies(found[1])
+    text = reply.body.decode("utf-8", errors="replace")
+    problem = None
+    if reply.status >= 400:
+        problem = f"the sample was answered {reply.status}: {_message(text)}"
+        if reply.status >= 500 and (last := _exception(_text(output))):
+            problem = f"the sample was answered {reply.status}, for the script failed: {last}"
+    return CheckResult(problem=problem, log=_text(output), status=reply.status, answer=text, **done)
+
+
+def _next(link: socket.socket, limit_s: float) -> tuple[int, bytes] | str:
+    """The next frame, or why there is none."""
+    link.settimeout(limit_s)
+    got = b""
+    size = wire.FRAME.size
+    try:
+        while len(got) < size:
+            part = link.recv(1 << 20)
+            if not part:
+                return "it ended"
+            got += part
+            if len(got) >= wire.FRAME.size:
+                size = wire.FRAME.size + wire.FRAME.unpack_from(got)[1]
+    except TimeoutError:
+        return f"it took more than {limit_s:g} s"
+    except ConnectionError:
+        return "it ended"
+    return wire.FRAME.unpack_from(got)[0], got[wire.FRAME.size : size]
+
+
+def _while(what: str, started: Started) -> str:
+    if not what.endswith("it ended"):
+        return f"while {what}."
+    return f"while {what}: {ending(started.process.wait())}."
+
+
+def _text(output: IO[bytes]) -> str:
+    output.seek(0)
+    return output.read().decode("utf-8", errors="replace")
+
+
+def _message(text: str) -> Any:
+    try:
+        return json.loads(text)["message"]
+    except (ValueError, KeyError, TypeError):
+        return text[:300]
+
+
+def _exception(log: str) -> str:
+    """The last line of the last traceback in a log: the exception with its message."""
+    _, mark, rest = log.rpartition("Traceback (most recent call last):\n")
+    lines = [line for line in rest.splitlines() if line and not line.startswith(" ")]
+    return lines[0] if mark and lines else ""

@@ -1,0 +1,97 @@
+"""`paceline serve`: a model in the foreground, and a trial of one."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+
+import httpx
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.helpers import write_tree
+
+SCRIPT = """
+import os
+def init():
+    global text
+    text = open(os.path.join(os.environ["AZUREML_MODEL_DIR"], "model", "m.txt")).read()
+def run(data):
+    return text
+"""
+PATIENCE_S = 120.0
+
+
+@pytest.fixture
+def registered(cli: Cli) -> Cli:
+    """A workspace with version 1 of the model `digits`, and a script beside it. Temporary files lie in `tmp`."""
+    (cli.folder / "tmp").mkdir()
+    cli.environment["TMPDIR"] = str(cli.folder / "tmp")
+    write_tree(cli.folder, {"model/m.txt": "the model", "src/score.py": SCRIPT, "sample.json": "[1]"})
+    cli("model", "register", "digits", "model")
+    return cli
+
+
+def left(cli: Cli) -> list[str]:
+    return [path.name for path in (cli.folder / "tmp").iterdir()]
+
+
+def test_a_registered_model_is_served_until_ctrl_c(registered: Cli) -> None:
+    words = registered.argv("serve", "digits:1", "--entry", "src/score.py", "--port", 0)
+    with subprocess.Popen(
+        words, env=registered.environment, cwd=registered.folder, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            url = None
+            while url is None:
+                line = process.stderr.readline()
+                assert line, "it has ended"
+                url = (found := re.search(r"http://\S+/score", line)) and found[0]
+            assert httpx.post(str(url), content="1", timeout=PATIENCE_S).json() == "the model"
+            assert len(left(registered)) == 1
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+    deadline = time.monotonic() + PATIENCE_S
+    while left(registered):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_trial_says_that_all_is_well_or_what_is_wrong(registered: Cli) -> None:
+    done = registered("serve", "digits", "--entry", "src/score.py", "--check", "[1]")
+    assert re.fullmatch(r'script: loaded in .* s; the sample was answered 200 in .* ms:\n"the model"\n', done.stdout)
+    # The file lies one folder higher in a model that is not registered.
+    words = ("serve", "./model", "--entry", "score.py", "--source", "src", "--check", "sample.json", "--json")
+    found = json.loads(registered(*words, code=1).stdout)
+    assert found["problem"].startswith("FileNotFoundError: ")
+    path = next((registered.folder / ".paceline/models/digits/1").rglob("m.txt"))
+    path.chmod(0o644)
+    path.write_text("the modem")
+    done = registered("serve", "digits", "--entry", "src/score.py", "--check", "", code=1)
+    assert "'model/m.txt' is not as it was registered" in done.stderr
+    assert left(registered) == []
+
+
+def test_a_wrong_call_is_told_before_anything_starts(registered: Cli) -> None:
+    for words, said in (
+        ("", "there is nothing to serve"),
+        ("nosuch", "there is no model 'nosuch'"),
+        ("./nosuch", "'./nosuch': there is no such file or folder."),
+        ("digits --entry nosuch.py", "--entry 'nosuch.py': there is no such file."),
+        ("digits --entry src/score.py --source model", "is not below --source 'model'"),
+        ("digits --source src", "--source goes with --entry"),
+        ("digits --host 0.0.0.0", "no keys_file says who may ask"),
+        ("digits --max-body much", "--max-body: 'much' is no size"),
+        ("digits --tls-cert none.pem --tls-key none.pem", "there is no such file."),
+        ("digits --json", "--json goes with --check"),
+        ("digits --check nosuch.json", "--check 'nosuch.json': the sample can't be read"),
+    ):
+        done = registered("serve", *words.split(), code=2)
+        assert said in done.stderr, (words, done.stderr)
+    assert left(registered) == []
