@@ -18,7 +18,7 @@ from paceline.errors import ServingError
 from paceline.serving import wire
 from paceline.serving.config import ServerConfig
 from paceline.serving.front.models import lay_out, verify
-from paceline.serving.front.process import Started, ending
+from paceline.serving.front.process import StartedModel, ending
 from paceline.system.files import remove_tree
 
 
@@ -53,7 +53,7 @@ def check(config: ServerConfig, sample: bytes | None = None, *, path: str = "/sc
                 raise ServingError(
                     f"entry_script={config.entry_script!r}: there is no such file in {config.source_dir!r}."
                 )
-            started = Started(config, folder, lay_out(config, folder), output)
+            started = StartedModel(config, folder, lay_out(config, folder), output)
         except (ServingError, OSError) as error:
             return CheckResult(problem=str(error), log="")
         try:
@@ -63,7 +63,9 @@ def check(config: ServerConfig, sample: bytes | None = None, *, path: str = "/sc
             remove_tree(folder / "azureml-models")
 
 
-def _ask(started: Started, config: ServerConfig, sample: bytes | None, path: str, output: IO[bytes]) -> CheckResult:
+def _ask(
+    started: StartedModel, config: ServerConfig, sample: bytes | None, path: str, output: IO[bytes]
+) -> CheckResult:
     link = started.link
     began = time.monotonic()
     found = _next(link, config.load_timeout_s)
@@ -118,7 +120,7 @@ def _next(link: socket.socket, limit_s: float) -> tuple[int, bytes] | str:
     return wire.FRAME.unpack_from(got)[0], got[wire.FRAME.size : size]
 
 
-def _while(what: str, started: Started) -> str:
+def _while(what: str, started: StartedModel) -> str:
     if not what.endswith("it ended"):
         return f"while {what}."
     return f"while {what}: {ending(started.process.wait())}."

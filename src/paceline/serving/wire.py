@@ -28,7 +28,7 @@ _CALL = struct.Struct("<QBIQ")
 _REPLY = struct.Struct("<QHQIQ")
 
 
-class Call(NamedTuple):
+class ModelCall(NamedTuple):
     """A request as the model gets it. head: see above; {} where the model did not ask for it and the method is POST."""
 
     number: int
@@ -58,14 +58,14 @@ def pack_call(number: int, operation: int, head: bytes, body: bytes) -> bytes:
     return b"".join((_CALL.pack(number, operation, len(head), len(body)), head, body))
 
 
-def unpack_calls(payload: bytes) -> Iterator[Call]:
+def unpack_calls(payload: bytes) -> Iterator[ModelCall]:
     at = 0
     while at < len(payload):
         number, operation, head_size, body_size = _CALL.unpack_from(payload, at)
         at += _CALL.size
         head = payload[at : at + head_size]
         at += head_size
-        yield Call(number, operation, json.loads(head) if head else {}, payload[at : at + body_size])
+        yield ModelCall(number, operation, json.loads(head) if head else {}, payload[at : at + body_size])
         at += body_size
 
 

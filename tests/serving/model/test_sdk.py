@@ -109,6 +109,70 @@ def test_other_methods_and_paths(echo):
     assert echo.client.get("/swagger.json?version=4").status_code == 404
 
 
+def test_the_decorators_of_inference_schema_give_values_by_name(tmp_path):
+    pytest.importorskip("inference_schema", reason="needs inference-schema")
+    script = """
+    import numpy as np
+    from inference_schema.schema_decorators import input_schema, output_schema
+    from inference_schema.parameter_types.numpy_parameter_type import NumpyParameterType
+    from inference_schema.parameter_types.standard_py_parameter_type import StandardPythonParameterType
+
+    def init():
+        pass
+
+    @input_schema("data", NumpyParameterType(np.array([[1.0, 2.0]])))
+    @input_schema("factor", StandardPythonParameterType(1.0))
+    @output_schema(StandardPythonParameterType([1.0]))
+    def run(data, factor=2.0):
+        return (data.sum(axis=1) * factor).tolist()
+    """
+    with serving(tmp_path, script) as server:
+        assert server.score({"data": [[1.0, 2.0]], "factor": 3.0}).json() == [9.0]
+        assert server.score({"data": [[1.0, 2.0]]}).json() == [6.0]
+        for body, status, said in (
+            ('{"factor": 1.0}', 400, "A value is not provided for the 'data' parameter."),
+            ("[1]", 400, "POST body should be a JSON dictionary."),
+            ("{", 400, "POST body could not be decoded as JSON"),
+            ("", 400, "POST body is empty. Expecting a JSON dictionary."),
+        ):
+            answer = server.score(body, headers={"content-type": "application/json; charset=utf-8"})
+            assert (answer.status_code, said in answer.json()["message"]) == (status, True), answer.text
+        answer = server.score('{"data": [[1]]}', headers={"content-type": "text/plain"})
+        assert (answer.status_code, answer.json()) == (415, {"message": "Expects Content-Type to be application/json"})
+        given = server.client.get("/swagger.json").json()["definitions"]["ServiceInput"]
+        assert set(given["properties"]) == {"data", "factor"}
+
+
+def test_rawhttp_gives_the_request_and_takes_a_response(tmp_path):
+    script = """
+    from azureml.contrib.services.aml_request import AMLRequest, rawhttp
+    from azureml.contrib.services.aml_response import AMLResponse
+
+    def init():
+        pass
+
+    @rawhttp
+    def run(request):
+        assert isinstance(request, AMLRequest)
+        if request.method == "GET":
+            return AMLResponse({"a": request.args.get("a"), "all": request.args.getlist("a")}, 200, json_str=True)
+        if request.get_data(False) == b"teapot":
+            return AMLResponse("short and stout", 418, {"x-tea": "green, black"})
+        if request.data == b"fail":
+            return AMLResponse("no", 503)
+        return [request.method, request.path, request.headers["X-Mine"], len(request.data), request.mimetype]
+    """
+    with serving(tmp_path, script) as server:
+        answer = server.score(b"\xff\x00", headers={"x-mine": "5", "content-type": "image/png"})
+        assert answer.json() == ["POST", "/score", "5", 2, "image/png"]
+        assert server.client.get("/score?a=1&a=2").json() == {"a": "1", "all": ["1", "2"]}
+        answer = server.score("teapot")
+        assert (answer.status_code, answer.text, answer.headers["x-tea"]) == (418, "short and stout", "green, black")
+        assert answer.headers["x-ms-run-function-failed"] == "False"
+        assert server.score("fail").headers["x-ms-run-function-failed"] == "True"
+        assert server.score("1").status_code == 500  # it has no such header
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [

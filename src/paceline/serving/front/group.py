@@ -35,7 +35,7 @@ from paceline.serving.front.app import App
 from paceline.serving.front.keys import read_keys
 from paceline.serving.front.models import lay_out, verify
 from paceline.serving.front.pool import LoadError, Pool
-from paceline.serving.front.process import Started
+from paceline.serving.front.process import StartedModel
 from paceline.serving.front.reading import read
 
 _log = logging.getLogger("paceline.serving")
@@ -59,7 +59,7 @@ def serve(
     config: ServerConfig,
     keys: tuple[bytes, ...],
     listener: socket.socket,
-    started: list[Started],
+    started: list[StartedModel],
     model_dir: str | None,
 ) -> int:
     """Serve until a signal; the exit code.
@@ -67,7 +67,7 @@ def serve(
     Raises:
         ServingError: the model could not be loaded, or the certificate can't be used.
     """
-    group = Group(config_file, config, listener)
+    group = ServerGroup(config_file, config, listener)
     if (factory := group.web.get_loop_factory()) is None:
         return asyncio.run(group.live(keys, started, model_dir))
     # `asyncio.run` takes a factory from Python 3.12 on.
@@ -80,7 +80,7 @@ def serve(
         loop.close()
 
 
-class Group:
+class ServerGroup:
     def __init__(self, config_file: Path, config: ServerConfig, listener: socket.socket) -> None:
         self._config_file, self._folder = config_file, config_file.parent
         self._config, self._listener = config, listener
@@ -119,7 +119,7 @@ class Group:
         self._server = _Server(self.web)
         self.app.connections = self._server.server_state.connections
 
-    async def live(self, keys: tuple[bytes, ...], started: Sequence[Started], model_dir: str | None) -> int:
+    async def live(self, keys: tuple[bytes, ...], started: Sequence[StartedModel], model_dir: str | None) -> int:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._reloads.set)
         loop.add_signal_handler(signal.SIGTERM, self._is_ending.set)

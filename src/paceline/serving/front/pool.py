@@ -21,7 +21,7 @@ from paceline.serving import wire
 from paceline.serving.config import ServerConfig
 from paceline.serving.front import process
 from paceline.serving.front.models import verify
-from paceline.serving.front.process import ModelProcess, Started
+from paceline.serving.front.process import ModelProcess, StartedModel
 from paceline.serving.model.answers import error
 
 _log = logging.getLogger("paceline.serving")
@@ -140,14 +140,14 @@ class Pool:
 
     # Processes
 
-    def begin(self, config: ServerConfig, model_dir: str | None, started: Sequence[Started] = ()) -> Generation:
+    def begin(self, config: ServerConfig, model_dir: str | None, started: Sequence[StartedModel] = ()) -> Generation:
         """Start the processes of a new generation, or take those over that have been started already."""
         generation = Generation(config, model_dir)
         if self.current is None:
             self.current = generation
         else:
             self.next = generation
-        for each in started or [Started(config, self._folder, model_dir) for _ in range(config.workers)]:
+        for each in started or [StartedModel(config, self._folder, model_dir) for _ in range(config.workers)]:
             self._adopt(generation, each)
         return generation
 
@@ -180,7 +180,7 @@ class Pool:
             each.retire("fewer processes were asked for")
             generation.processes.remove(each)
         for _ in range(-extra):
-            self._adopt(generation, Started(config, self._folder, generation.model_dir))
+            self._adopt(generation, StartedModel(config, self._folder, generation.model_dir))
 
     def cut_off(self) -> None:
         """Answer what waits and what is in hand, for there is no more time; the processes that have it end."""
@@ -212,7 +212,7 @@ class Pool:
             if self._ticks % _MEMORY_TICKS == 0:
                 self._weigh()
 
-    def _adopt(self, generation: Generation, started: Started) -> ModelProcess:
+    def _adopt(self, generation: Generation, started: StartedModel) -> ModelProcess:
         one = ModelProcess(started, lambda each: self._told(generation, each), self._answered)
         generation.processes.append(one)
         self._alive.add(one)
@@ -293,7 +293,7 @@ class Pool:
                 for model in generation.config.models:
                     await loop.run_in_executor(None, verify, model)
                 if len(generation.processes) < generation.config.workers and not self.is_closing:
-                    self._adopt(generation, Started(generation.config, self._folder, generation.model_dir))
+                    self._adopt(generation, StartedModel(generation.config, self._folder, generation.model_dir))
                 return
             except (ServingError, OSError) as error:
                 _log.error("a model process could not load: %s", error)
@@ -336,7 +336,7 @@ class Pool:
                 _log.warning("model process %d is replaced: %s", each.pid, text)
                 self.restarts["memory"] = self.restarts.get("memory", 0) + 1
                 self._successors[each] = self._adopt(
-                    self.current, Started(self.config, self._folder, self.current.model_dir)
+                    self.current, StartedModel(self.config, self._folder, self.current.model_dir)
                 )
 
 

@@ -23,7 +23,7 @@ from paceline.system.processes import core_count
 LOADING, READY, RETIRING, ENDED = "loading", "ready", "retiring", "ended"
 
 
-class Started:
+class StartedModel:
     """A process that has been started, before there is a loop: it imports and loads while the front imports its own."""
 
     def __init__(
@@ -69,7 +69,7 @@ class ModelProcess(asyncio.Protocol):
 
     def __init__(
         self,
-        started: Started,
+        started: StartedModel,
         told: Callable[[ModelProcess], None],
         answered: Callable[[int, wire.Reply], None],
     ) -> None:

@@ -17,7 +17,7 @@ from paceline.serving.config import ServerConfig
 from paceline.serving.front import listening
 from paceline.serving.front.keys import read_keys
 from paceline.serving.front.models import lay_out, verify
-from paceline.serving.front.process import Started
+from paceline.serving.front.process import StartedModel
 from paceline.serving.front.reading import read
 from paceline.system.files import remove_tree
 
@@ -28,7 +28,7 @@ def run(config_file: Path) -> int:
     folder = config_file.parent
     config: ServerConfig | None = None
     listener = None
-    started: list[Started] = []
+    started: list[StartedModel] = []
     try:
         config = read(config_file)
         logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
@@ -38,7 +38,7 @@ def run(config_file: Path) -> int:
         listener = listening.listen(config)
         model_dir = lay_out(config, folder)
         for _ in range(config.workers):
-            started.append(Started(config, folder, model_dir))
+            started.append(StartedModel(config, folder, model_dir))
         try:
             from paceline.serving.front.group import serve
         except ImportError as error:

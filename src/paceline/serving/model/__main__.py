@@ -24,13 +24,13 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _die_with(os.getppid())
-    frames = Frames(link)
+    frames = FrameReader(link)
     setup = frames.next_setup()
     if setup is not None and _serve(link, frames, setup):
         _end_all()
 
 
-def _serve(link: socket.socket, frames: Frames, setup: dict[str, Any]) -> bool:
+def _serve(link: socket.socket, frames: FrameReader, setup: dict[str, Any]) -> bool:
     """Load and answer until the front hangs up; False where nothing can be served."""
     try:
         model = load(setup)
@@ -62,7 +62,7 @@ def _serve(link: socket.socket, frames: Frames, setup: dict[str, Any]) -> bool:
     return True
 
 
-class Frames:
+class FrameReader:
     """What comes from the front. At most one frame is there at a time: the next comes when this one is answered."""
 
     def __init__(self, link: socket.socket) -> None:

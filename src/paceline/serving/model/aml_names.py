@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from paceline.serving.model.headers import Headers
-from paceline.serving.wire import Call, Reply
+from paceline.serving.wire import ModelCall, Reply
 
 _HOMES = ("azureml.contrib.services", "azureml_inference_server_http.api")
 
@@ -42,7 +42,7 @@ class AMLRequest:
     method, path, full_path, url, headers (looked up in any case), data (bytes), args (query: name -> first value), mimetype.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ModelCall) -> None:
         head = call.head
         self.method: str = head.get("method", "POST")
         self.path: str = head.get("path", "/score")

@@ -18,7 +18,7 @@ import numpy as np
 from paceline.serving.model import swagger, tensors
 from paceline.serving.model.answers import InputError, OutputError, as_json, error, parsed
 from paceline.serving.model.runners.base import Runner
-from paceline.serving.wire import INFER, Call, Reply
+from paceline.serving.wire import INFER, ModelCall, Reply
 
 _FAILED = "the model failed on this input. Check the logs for more info."
 
@@ -67,7 +67,7 @@ class AsItIs:
             "openapi": document,
         }
 
-    def answer(self, calls: Sequence[Call]) -> list[Reply]:
+    def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
         replies: list[Reply | None] = []
         groups: dict[Any, list[tuple[int, _Asked]]] = {}
         for at, call in enumerate(calls):
@@ -138,11 +138,11 @@ class AsItIs:
             print(f"paceline: {reason}", file=sys.stderr, flush=True)
             return _refused(asked.is_infer, 500, str(reason))
 
-    def _infer(self, call: Call) -> _Asked:
+    def _infer(self, call: ModelCall) -> _Asked:
         inputs, wanted, id_ = tensors.read_request(call.body, self._runner.inputs)
         return _Asked(inputs, self._wanted(wanted), _rows(inputs), True, id_)
 
-    def _score(self, call: Call) -> _Asked:
+    def _score(self, call: ModelCall) -> _Asked:
         if call.head.get("method") == "GET":
             raise InputError("POST rows to this model.", 405)
         value = parsed(call.body)

@@ -6,10 +6,10 @@ import json
 import urllib.parse
 from typing import Any
 
-from paceline.serving.wire import Call
+from paceline.serving.wire import ModelCall
 
 
-def values_of(call: Call) -> dict[str, Any]:
+def values_of(call: ModelCall) -> dict[str, Any]:
     """The query's parameters, each as JSON where it is some; those that come again as a list."""
     values: dict[str, list[Any]] = {}
     for name, text in urllib.parse.parse_qsl(call.head.get("query", ""), keep_blank_values=True):

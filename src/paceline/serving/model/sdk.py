@@ -26,7 +26,7 @@ from paceline.serving.model.headers import Headers
 from paceline.serving.model.queries import values_of
 from paceline.serving.model.results import answered, batched, failed
 from paceline.serving.model.signatures import parameters
-from paceline.serving.wire import INFER, Call, Reply
+from paceline.serving.wire import INFER, ModelCall, Reply
 
 
 class SdkScript:
@@ -56,7 +56,7 @@ class SdkScript:
     def documents(self) -> dict[str, Any]:
         return swagger.documents(self._run, self._setup)
 
-    def answer(self, calls: Sequence[Call]) -> list[Reply]:
+    def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
         if self._many is None or not self.is_batched:
             return [self._one(call) for call in calls]
         texts: list[Any] = []
@@ -70,7 +70,7 @@ class SdkScript:
         results = iter(batched(self._many, texts, "run_batch"))
         return [reply if reply is not None else next(results) for reply in replies]
 
-    def _one(self, call: Call) -> Reply:
+    def _one(self, call: ModelCall) -> Reply:
         try:
             arguments = self._arguments(call)
         except InputError as reason:
@@ -84,7 +84,7 @@ class SdkScript:
             return failed()
         return answered(result, before)
 
-    def _arguments(self, call: Call) -> dict[str, Any]:
+    def _arguments(self, call: ModelCall) -> dict[str, Any]:
         if call.operation == INFER:
             raise InputError("a scoring script has no tensors; POST to /score.", 404)
         name = self._parameters[0].name
@@ -108,7 +108,7 @@ class SdkScript:
         return given
 
 
-def _object(call: Call) -> dict[str, Any]:
+def _object(call: ModelCall) -> dict[str, Any]:
     kind = Headers(call.head.get("headers", [])).get("content-type", "").partition(";")[0].strip().lower()
     if not is_json_type(kind):
         raise InputError("Expects Content-Type to be application/json", 415)
@@ -123,6 +123,6 @@ def _object(call: Call) -> dict[str, Any]:
     return value
 
 
-def _titled(call: Call) -> list[tuple[str, str]]:
+def _titled(call: ModelCall) -> list[tuple[str, str]]:
     """Headers with the names that Flask gives them: Content-Type for content-type."""
     return [("-".join(part.title() for part in name.split("-")), value) for name, value in call.head.get("headers", [])]

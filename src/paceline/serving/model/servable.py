@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from paceline.serving.wire import Call, Reply
+from paceline.serving.wire import ModelCall, Reply
 
 
 class Servable(Protocol):
@@ -20,6 +20,6 @@ class Servable(Protocol):
         """What the front answers by itself: "swagger2", "swagger3", "openapi", "metadata" (of the inference protocol)."""
         ...
 
-    def answer(self, calls: Sequence[Call]) -> list[Reply]:
+    def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
         """An answer to each; never raises for what a request holds or the user's code does."""
         ...

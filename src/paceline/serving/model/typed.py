@@ -24,7 +24,7 @@ from paceline.serving.model.hints import Hints, object_schema, read_fields
 from paceline.serving.model.queries import values_of
 from paceline.serving.model.results import answered, batched, failed
 from paceline.serving.model.signatures import parameters
-from paceline.serving.wire import INFER, Call, Reply
+from paceline.serving.wire import INFER, ModelCall, Reply
 
 
 class TypedScript:
@@ -64,7 +64,7 @@ class TypedScript:
     def documents(self) -> dict[str, Any]:
         return {"openapi": self._document, "swagger3": self._document}
 
-    def answer(self, calls: Sequence[Call]) -> list[Reply]:
+    def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
         if self._many is None or not self.is_batched:
             return [self._one(call) for call in calls]
         given: list[dict[str, Any]] = []
@@ -78,7 +78,7 @@ class TypedScript:
         results = iter(batched(self._many, given, "predict_batch"))
         return [reply if reply is not None else next(results) for reply in replies]
 
-    def _one(self, call: Call) -> Reply:
+    def _one(self, call: ModelCall) -> Reply:
         try:
             arguments = self._arguments(call)
         except InputError as reason:
@@ -90,7 +90,7 @@ class TypedScript:
             return failed()
         return answered(result, before)
 
-    def _arguments(self, call: Call) -> dict[str, Any]:
+    def _arguments(self, call: ModelCall) -> dict[str, Any]:
         if call.operation == INFER:
             raise InputError("a scoring script has no tensors; POST to /score.", 404)
         value = values_of(call) if call.head.get("method") == "GET" else parsed(call.body)
