@@ -23,6 +23,7 @@ from paceline.targets.configured import Configured
 from paceline.targets.slurm import SlurmTarget, query
 from tests.engines import slurm_lab
 from tests.engines.beside import LIMIT, LOUD, WAITS, check_exec, check_short
+from tests.engines.beside_azureml import check_driver
 from tests.engines.conformance import FRESH_S, GRACE_S
 from tests.engines.conftest import require_engine
 from tests.engines.lab import (
@@ -544,3 +545,7 @@ def test_accounting_tells_who_has_canceled_a_job_that_squeue_has_forgotten(
     wait_until(lambda: job_id(run) not in accounts.states(), "squeue has forgotten it", 60)
     assert wait_for_end(run) == "Canceled"
     assert run.record().canceled_by == "root"
+
+
+def test_a_driver_of_the_azure_sdk_trains_on_a_cluster(slurm: SlurmLab, lab: Lab) -> None:
+    check_driver(lab, "cluster")

@@ -20,6 +20,7 @@ from paceline.runs import states
 from paceline.targets.configured import Configured, add
 from paceline.targets.ssh import SshTarget, command, probe
 from tests.engines.beside import LIMIT, LOUD, check_exec, check_short
+from tests.engines.beside_azureml import check_driver
 from tests.engines.conftest import require_engine
 from tests.engines.hosts import Hosts
 from tests.engines.lab import KEEP, Lab, exit_codes, seen, wait_for_end
@@ -478,3 +479,7 @@ def at_a_terminal(lab: Lab, words: list[str], answers: dict[str, str]) -> str:
         os.close(ours)
     assert process.wait(30) == 0, shown
     return shown
+
+
+def test_a_driver_of_the_azure_sdk_trains_on_hosts(ssh_lab: Lab) -> None:
+    check_driver(ssh_lab, "lab")
