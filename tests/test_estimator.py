@@ -464,3 +464,40 @@ def test_durations_may_be_written_as_text_or_timedelta() -> None:
     assert (est.job().max_run_duration_seconds, est.job().grace_period_seconds) == (129600.0, 120.0)
     with pytest.raises(JobError, match="max_run_duration_seconds='soon': 'soon' is no duration"):
         Estimator(entry_script="train.py", max_run_duration_seconds="soon")
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("python a.py && echo $RANK", "python a.py && echo $RANK"),
+        (["python", "a.py", "--name", "a b", "--rank", "$RANK"], "python a.py --name 'a b' --rank \"$RANK\""),
+        (["python", "a.py", "&&", "echo", 5, "it's"], "python a.py && echo 5 'it'\"'\"'s'"),
+    ],
+    ids=["text", "words", "joined"],
+)
+def test_a_command_is_run_by_bash(command, line):
+    job = Estimator(command=command).job()
+    assert (job.entry_script, job.arguments) == ("bash", ("-c", line))
+
+
+def test_data_in_a_command_is_an_input():
+    reference = DataReference(name="train", sources=(Source(path="/data"),))
+    job = Estimator(command=["cat", reference]).job()
+    assert job.inputs == (reference,)
+    assert job.arguments == ("-c", 'cat "$AZUREML_DATAREFERENCE_train"')
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"command": "ls", "entry_script": "a.py"}, "together with"),
+        ({"command": "ls", "arguments": ["x"]}, "together with"),
+        ({"command": ""}, "no command"),
+        ({"command": []}, "no command"),
+        ({"command": 5}, "no command"),
+        ({"command": ["ls", None]}, "None"),
+    ],
+)
+def test_a_command_that_is_none_is_refused(values, said):
+    with pytest.raises(JobError, match=said):
+        Estimator(**values)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
@@ -37,6 +39,8 @@ class _Script:
     entry_script: Python file in it to run, or another program: a binary, or a script that begins with #!; else the name of a
         program on the nodes' PATH.
     entry_module: a module to run instead, as `python -m` does in source_directory.
+    command: a command line to run instead, by bash in the copy of source_directory, once for each worker: a text, or a list of
+        words and data. `python` is the job's interpreter.
     script_params: argument -> value, in order; an empty string as value makes the argument a bare flag.
     arguments: words as the script gets them, after those of script_params: strings, numbers, paths and data. For
         positionals, flags that are repeated and flags with several values.
@@ -72,6 +76,7 @@ class _Script:
     _: KW_ONLY
     entry_script: str | None = None
     entry_module: str | None = None
+    command: str | Sequence[Any] | None = None
     script_params: Mapping[str, Any] | None = None
     arguments: Sequence[Any] | None = None
     compute_target: str | Configured | None = None
@@ -165,17 +170,14 @@ class _Script:
         if variables is None or isinstance(variables, Mapping):
             variables = {**environment.environment_variables, **(variables or {})}
         values: dict[str, Any] = {
-            # Not given is "" for a job, which then asks for a script or a module.
-            "entry_script": self.entry_script or "",
-            "entry_module": self.entry_module,
-            "arguments": argument_words(self.script_params, self.arguments),
+            **self._entry(),
             "framework": self.framework,
             "compute_target": _name_of(self.compute_target),
             "use_gpu": self.use_gpu,
             "gpu_visibility": self.gpu_visibility,
             "environment": environment,
             "environment_variables": variables,
-            "inputs": references(self.inputs, self.script_params, self.arguments),
+            "inputs": references(self.inputs, self.script_params, self.arguments or _listed(self.command)),
             "max_run_duration_seconds": _seconds("max_run_duration_seconds", self.max_run_duration_seconds),
             "grace_period_seconds": _seconds("grace_period_seconds", self.grace_period_seconds),
             "max_restarts": self.max_restarts,
@@ -183,6 +185,17 @@ class _Script:
             "log_limit": log_limit(self.log_limit),
         }
         return Job(**(values | self._distribution()))
+
+    def _entry(self) -> dict[str, Any]:
+        words = argument_words(self.script_params, self.arguments)
+        if self.command is None:
+            # Not given is "" for a job, which then asks for a script or a module.
+            return {"entry_script": self.entry_script or "", "entry_module": self.entry_module, "arguments": words}
+        if self.entry_script or self.entry_module or words:
+            raise JobError(
+                f"command={self.command!r} together with a script, a module or arguments: the command line says it all."
+            )
+        return {"entry_script": "bash", "arguments": ("-c", command_line(self.command))}
 
     def _distribution(self) -> dict[str, Any]:
         return {}
@@ -282,6 +295,34 @@ def argument_words(script_params: Mapping[str, Any] | None, arguments: Sequence[
         JobError: not a dict or not a list; a name that is no string; a value that is no string, number, path or data.
     """
     return (*_words_of_params(script_params), *_words_of_list(arguments))
+
+
+def command_line(command: object) -> str:
+    """A command as bash takes it: a text as it stands; of a list each word quoted, but for `$NAME` and what a shell joins by.
+
+    Raises:
+        JobError: neither, or a word that no command could get.
+    """
+    if isinstance(command, str) and command.strip():
+        return command
+    words = _words_of_list(_listed(command))
+    if not words:
+        raise JobError(
+            f"command={command!r} is no command. Write it as for a shell: command='python train.py --epochs 5'."
+        )
+    # Of one word, that is the line: so those write it who come from the SDK.
+    return words[0] if len(words) == 1 else " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    if word in ("&&", "||", "|", ";", ">", ">>", "<", "2>&1"):
+        return word
+    # In double quotes a variable becomes its value, and stays one word.
+    return f'"{word}"' if re.fullmatch(r"[\w\s@%+=:,./$(){}-]*\$[\w\s@%+=:,./$(){}-]*", word) else shlex.quote(word)
+
+
+def _listed(command: object) -> Sequence[Any] | None:
+    return command if isinstance(command, Sequence) and not isinstance(command, str) else None
 
 
 def _words_of_params(script_params: object) -> list[str]:

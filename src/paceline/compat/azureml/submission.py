@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from paceline.compat.azureml.exceptions import RunConfigurationException, UserEr
 from paceline.compat.azureml.packages import spec_of
 from paceline.compat.azureml.policy import Notes
 from paceline.compat.azureml.targets import resolve
+from paceline.estimator import command_line
 from paceline.job.data_reference import DataReference, Source
 from paceline.job.job import Job
 
@@ -181,15 +181,8 @@ def _command(command: Any, workspace: Any, run_id: str) -> tuple[dict[str, Any],
         text = command
     else:
         found, references = words_of(list(command), workspace, run_id)
-        # Of a list with one text in it, that is the command line; words of its own are quoted, but for `$NAME`.
-        text = found[0] if len(found) == 1 else " ".join(map(_quoted, found))
+        text = command_line(found)
     return {"entry_script": "bash", "arguments": ("-c", text)}, references
-
-
-def _quoted(word: str) -> str:
-    return (
-        word if re.fullmatch(r"[\w@%+=:,./$&|;><*?(){}-]+", word) else f'"{word}"' if "$" in word else shlex.quote(word)
-    )
 
 
 def _framework(name: str | None) -> str | None:
