@@ -153,13 +153,14 @@ def test_a_notebook_for_the_sdk_runs_after_one_line(tmp_path: Path, monkeypatch:
     (tmp_path / "src/train.py").write_text("from azureml.core import Run\nRun.get_context().log('loss', 0.5)\n")
     cells = [
         "import paceline.azureml",
-        "import azureml.core\nfrom azureml.core import Workspace, Experiment, ScriptRunConfig\nfrom azureml.widgets import RunDetails",
+        "import azureml.core\nfrom azureml.widgets import RunDetails",
+        "from azureml.core import Workspace, Experiment, ScriptRunConfig",
         "ws = Workspace.from_config()\nexp = Experiment(ws, 'book')\nexp",
         "run = exp.submit(ScriptRunConfig('src', 'train.py'))\nRunDetails(run).show()",
         "run.wait_for_completion()\nprint(run.get_metrics())",
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbclient.NotebookClient(book, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    shown = [output.data["text/html"] for output in book.cells[3].outputs if "text/html" in output.get("data", {})]
+    shown = [output.data["text/html"] for output in book.cells[4].outputs if "text/html" in output.get("data", {})]
     assert any("<table>" in html for html in shown)
-    assert book.cells[4].outputs[-1].text == "{'loss': 0.5}\n"
+    assert book.cells[5].outputs[-1].text == "{'loss': 0.5}\n"
