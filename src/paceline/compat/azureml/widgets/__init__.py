@@ -16,7 +16,7 @@ class RunDetails:
     def show(self, render_lib: Any = None, widget_settings: Any = None) -> None:
         """Show it."""
         if _in_notebook():
-            from IPython.display import HTML, display  # type: ignore[import-not-found,unused-ignore]
+            from IPython.display import HTML, display
 
             display(HTML(self._run._repr_html_()))
         else:
@@ -36,7 +36,7 @@ class RunDetails:
 
 def _in_notebook() -> bool:
     try:
-        from IPython import get_ipython  # type: ignore[import-not-found,unused-ignore]
+        from IPython import get_ipython
     except ImportError:
         return False
     shell = get_ipython()
