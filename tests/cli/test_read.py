@@ -48,6 +48,7 @@ DETAIL_KEYS = [
     "environment",
     "data",
     "attempt_records",
+    "trial",
     "models",
     "metrics",
     "files",

@@ -187,3 +187,46 @@ def test_the_example_in_a_file_is_the_one_that_the_program_submits(cli: Any) -> 
         assert f"{name}={shown['sweep'][name]}," in program
     assert len(shown["points"]) == 6
     assert "there is no sweep in" in cli("sweep", "show", code=2).stderr
+
+
+GOES_ON = """
+import os, sys
+import paceline
+
+x, epochs = (float(sys.argv[sys.argv.index(name) + 1]) for name in ("--x", "--epochs"))
+path = os.path.join(os.environ["PACELINE_CHECKPOINT_DIR"], "epoch")
+first = int(open(path).read()) if os.path.exists(path) else 0
+for epoch in range(first, int(epochs)):
+    open(path, "w").write(str(epoch + 1))
+    paceline.Run.get_context().log("score", x + epoch / 100, step=epoch)
+"""
+
+
+def test_trials_that_go_on_are_seen_in_what_is_shown(cli: Any) -> None:
+    write_tree(
+        cli.folder,
+        {
+            "train.py": GOES_ON,
+            "sweep.yaml": (
+                "entry_script: train.py\nsweep:\n  space: {x: [0.4, 0.3]}\n  metric: score\n  sampler: grid\n"
+                "  concurrent: 1\n  stop: asha(first=2, eta=2, last=3, promote=true, budget=--epochs)\n"
+            ),
+        },
+    )
+    done = cli("sweep", "run", "sweep.yaml", "-e", "tuned")
+    sweep = cli.json("list")[0]["run_id"]
+    assert (
+        f"trial 0 goes on as {sweep}_0_2: ASHA: its best of 0.41 after 2 values is among the best 1 of 2" in done.stderr
+    )
+    assert cli("sweep", "best", sweep).stdout.strip() == f"{sweep}_0_2"
+    found = cli.json("sweep", "show", sweep)
+    assert [(row["run_id"], row["from"], row["intervals"]) for row in found["runs"]] == [
+        *((f"{sweep}_0", None, 2), (f"{sweep}_0_2", f"{sweep}_0", 1), (f"{sweep}_1", None, 2)),
+    ]
+    assert [(row["trial"], row["intervals"]) for row in found["trials"]] == [(0, 3), (1, 2)]
+    shown = cli("show", f"{sweep}_0_2").stdout
+    assert f"From:        {sweep}_0\n" in shown
+    assert "Why:         ASHA: its best of 0.41" in shown
+    assert cli.json("show", f"{sweep}_0_2")["trial"]["from"] == f"{sweep}_0"
+    assert cli.json("list")[0]["run_id"] == sweep
+    assert len(cli.json("list", "--trials")) == 4

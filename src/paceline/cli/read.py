@@ -157,6 +157,8 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> int:
         ("Experiment", record.experiment),
         ("Submitted", f"{record.created_utc} by {record.submitted_by}"),
         ("Parent", record.parent_run_id or ""),
+        ("From", (record.trial or {}).get("from") or ""),
+        ("Why", (record.trial or {}).get("why") or ""),
         ("Size", _size(record)),
         ("Target", record.target or ""),
         ("Command", shlex.join([*record.job.entry_words, *record.job.arguments]) if record.job else ""),

@@ -68,6 +68,7 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "data": read_json(folder.data) or {},
         "attempt_records": [attempt.to_json() for attempt in record.attempts],
         "failure": record.failure.to_json() if record.failure else None,
+        "trial": dict(record.trial) if record.trial else None,
         "models": models_of(folder),
         "metrics": metrics.read(folder.metrics),
         "files": names(folder),
