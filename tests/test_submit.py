@@ -9,6 +9,7 @@ import pytest
 from paceline.environments.environment import Environment
 from paceline.errors import JobError, LauncherError, SnapshotError, TargetError, WorkspaceError
 from paceline.submit import SourceCopy, check, submit
+from paceline.targets.configured import Configured, add
 from tests.helpers import make_job, write_program, write_tree
 
 
@@ -32,6 +33,13 @@ def test_more_gpus_than_there_are_is_refused(tmp_path, monkeypatch):
     error = refused(tmp_path, make_job(use_gpu=True, distributed_backend="nccl", process_count_per_node=2))
     assert isinstance(error, TargetError)
     assert "2 workers" in str(error)
+
+
+def test_a_share_of_a_gpu_is_refused_where_gpus_are_not_shared(tmp_path):
+    add(tmp_path / "ws", Configured(name="lab", kind="ssh", settings={"hosts": ["a"]}))
+    error = refused(tmp_path, make_job(compute_target="lab", use_gpu=True, gpu_share=0.5))
+    assert isinstance(error, JobError)
+    assert "gpu_share=0.5: compute target 'lab' is of kind ssh" in str(error)
 
 
 def test_a_missing_mpirun_is_refused(tmp_path, monkeypatch):

@@ -301,6 +301,11 @@ def check(job: Job, workspace_dir: Path) -> None:
 
 
 def _check(job: Job, workspace_dir: Path, described: configured.Configured, target: Target) -> None:
+    if job.gpu_share != 1 and described.kind != configured.LOCAL:
+        raise JobError(
+            f"gpu_share={job.gpu_share:g}: compute target {job.compute_target!r} is of kind {described.kind}; runs share GPUs on "
+            "this machine, target 'local', alone. Leave it out there."
+        )
     target.check(job)
     get_launcher(job.launcher).check(job)
     environment = job.environment

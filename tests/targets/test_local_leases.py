@@ -27,10 +27,10 @@ class Machine:
     def run_dir(self, name: str) -> Path:
         return self.top / "runs" / name
 
-    def submit(self, name: str, cores: int = 1, gpus: int = 0, ports: int = 2) -> None:
+    def submit(self, name: str, cores: int = 1, gpus: int = 0, ports: int = 2, **more: float) -> None:
         self.run_dir(name).mkdir(parents=True)
         self.locks[name] = locks.take(RunFolder(self.run_dir(name)).lock)
-        self.queue.enqueue(self.run_dir(name), cores=cores, gpus=gpus, ports=ports)
+        self.queue.enqueue(self.run_dir(name), cores=cores, gpus=gpus, ports=ports, **more)
 
     def kill(self, name: str) -> None:
         os.close(self.locks.pop(name))
@@ -114,6 +114,28 @@ def test_gpus_are_shared_without_overlap(machine):
     assert machine.ask("c") == ["a", "b"]
     machine.release("a")
     assert machine.ask("c").gpus == ("0", "3")
+
+
+def test_runs_that_say_so_share_gpus_and_whole_ones_stay_free(tmp_path):
+    machine = Machine(tmp_path, cores=99, gpus=("0", "1", "2"))
+    for name, count, share in (
+        *(("a", 1, 0.5), ("b", 1, 1.0), ("c", 1, 0.5), ("d", 2, 0.3), ("e", 1, 1.0)),
+        *((f"f{number}", 1, 0.1) for number in range(7)),
+    ):
+        machine.submit(name, gpus=count, gpu_share=share)
+    assert machine.ask("a").gpus == ("0",)
+    assert machine.ask("b").gpus == ("1",)
+    assert machine.ask("c").gpus == ("0",)
+    # One of its two would have to be shared with those that leave nothing.
+    assert machine.ask("d") == ["a", "b", "c"]
+    machine.release("a")
+    assert machine.ask("d").gpus == ("0", "2")
+    assert machine.ask("e") == ["b", "c", "d"]
+    machine.release("b")
+    assert machine.ask("e").gpus == ("1",)
+    # Of 0 there are 0.2 left, of 2 there are 0.7.
+    assert [machine.ask(f"f{number}").gpus for number in range(6)] == [("0",)] * 2 + [("2",)] * 4
+    machine.close()
 
 
 def test_a_run_that_wants_more_cores_than_there_are_gets_the_whole_machine(machine):

@@ -9,6 +9,7 @@ A description holds what was said alone; what was not has its default only in th
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -110,6 +111,10 @@ def asked(description: Mapping[str, Any]) -> Asked:
         )
         if name in said
     }
+    if "gpu_share" in said:
+        with contextlib.suppress(ValueError):  # the job says what is wrong with a word
+            given["gpu_share"] = said["gpu_share"]
+            given["gpu_share"] = float(said["gpu_share"])
     if "log_limit" in said:
         given["log_limit"] = log_limit(said["log_limit"])
     job = Job(

@@ -48,6 +48,7 @@ KEYS = {
     "distributed_backend": _TEXT,
     "use_gpu": _FLAG,
     "gpu_visibility": _TEXT,
+    "gpu_share": _TEXT,
     "environment_variables": _PAIRS,
     "secrets": _PAIRS,
     "env_file": _PATHS,

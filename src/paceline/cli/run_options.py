@@ -65,6 +65,12 @@ RUN = (
     VerbOption("--compute", "Compute target; default: local.", "TARGET", key="compute_target", complete="targets"),
     VerbOption("--gpu/--no-gpu", "One GPU for each process.", type=bool, key="use_gpu"),
     VerbOption(
+        "--gpu-share",
+        "Of its GPU that each process takes, such as 0.5; the rest is for other runs that say so. Default: 1.",
+        "SHARE",
+        key="gpu_share",
+    ),
+    VerbOption(
         "--gpu-visibility",
         "A process sees its own GPU, or all of its node's. Default: worker.",
         "worker|node",

@@ -73,7 +73,8 @@ class Job:
         variables), "ps" and "tensorflow" (plain processes with `TF_CONFIG`, with and without parameter servers).
     worker_count, parameter_server_count: with "ps" alone; together they are the world size.
     use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees its own alone; "node", each sees all of its
-        node's, for scripts that call `torch.cuda.set_device(LOCAL_RANK)`.
+        node's, for scripts that call `torch.cuda.set_device(LOCAL_RANK)`. gpu_share: of its GPU that each worker takes, above 0
+        and up to 1; what is left is for other runs of this machine that say so too.
     environment: the script's interpreter and what it has installed.
     environment_variables: for every worker; nothing that Paceline sets replaces one of these. A `secret(...)` among them
         becomes one of `secrets`.
@@ -102,6 +103,7 @@ class Job:
     distributed_backend: str | None = None
     use_gpu: bool = False
     gpu_visibility: str = "worker"
+    gpu_share: float = 1.0
     environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
     environment_variables: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -140,6 +142,7 @@ class Job:
             raise JobError("restart_on_exception=True with max_restarts=0: say how often, such as max_restarts=3.")
         if not isinstance(self.use_gpu, bool):
             raise JobError(f"use_gpu={self.use_gpu!r} is not a bool. Write use_gpu=True or use_gpu=False.")
+        _check_share(self.gpu_share, use_gpu=self.use_gpu)
         if not isinstance(self.compute_target, str) or not self.compute_target:
             raise JobError(
                 f"compute_target={self.compute_target!r} is not the name of a compute target, such as 'local'."
@@ -332,6 +335,16 @@ def _check_seconds(name: str, value: object, *, zero: bool) -> None:
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not ok or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
         raise JobError(f"{name}={value!r} is not a number of seconds {'of 0 or more' if zero else 'above 0'}.")
+
+
+def _check_share(share: object, *, use_gpu: bool) -> None:
+    # NaN is not above 0 either.
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise JobError(f"gpu_share={share!r} is no number above 0 and up to 1. Write 0.5 for two runs on each GPU.")
+    if share != 1 and not use_gpu:
+        raise JobError(
+            f"gpu_share={share!r} without use_gpu=True: there is no GPU to share. Set use_gpu=True, or leave it out."
+        )
 
 
 def _check_log_limit(limit: object) -> None:

@@ -59,6 +59,8 @@ class Queue:
 
         {"key": "2026-...", "run_id": ..., "cores": 2, "gpu_count": 1, "port_count": 0, "granted": {"gpus": ["0"]} or None}
 
+    gpu_share, where it is there: of each of its GPUs that the run takes; the rest is for others that take no more than that.
+
     own: the folder of this user's tickets. folders: returns (user's number, folder) of each user whose tickets count; None
     for the number takes a ticket whoever wrote it. locked: while it lasts, nobody else reads or changes tickets. is_alive:
     whether the run of a ticket still is. free_ports: (how many, those that are taken) -> ports, for tickets that ask for some.
@@ -125,7 +127,7 @@ class Queue:
     ) -> Optional[Dict[str, Any]]:
         """A share of the machine for the run, beside these; None where there is no room."""
         used = sum(int(item["cores"]) for item in holders)
-        free = [gpu for gpu in all_gpus if gpu not in self.taken("gpus", holders)]
+        free = self._free_gpus(ticket, holders, all_gpus)
         # A run that asks for more cores than there are gets all of them.
         if used + min(ticket["cores"], all_cores) > all_cores or ticket["gpu_count"] > len(free):
             return None
@@ -135,6 +137,17 @@ class Queue:
             if len(granted["ports"]) < ticket["port_count"]:
                 return None
         return granted
+
+    @staticmethod
+    def _free_gpus(ticket: Ticket, holders: Sequence[Ticket], all_gpus: Sequence[str]) -> List[str]:
+        """Those with room for the run's share. First the ones that are shared already, so that whole ones stay free."""
+        used = dict.fromkeys(all_gpus, 0.0)
+        for item in holders:
+            for gpu in item["granted"].get("gpus", ()):
+                used[gpu] = used.get(gpu, 0.0) + share_of(item)
+        # Ten shares of 0.1 are a little more than 1.
+        free = [gpu for gpu in all_gpus if used[gpu] + share_of(ticket) < 1 + 1e-6]
+        return sorted(free, key=lambda gpu: -round(used[gpu], 6))
 
     @staticmethod
     def taken(what: str, holders: Sequence[Ticket]) -> Any:
@@ -290,6 +303,12 @@ def read(path: str, uid: Optional[int]) -> Optional[Ticket]:
     if not all(isinstance(gpu, str) for gpu in gpus_held):
         return None
     return dict(value, uid=uid, user=user_name(status.st_uid), run_id=str(value.get("run_id")), granted=granted)
+
+
+def share_of(ticket: Ticket) -> float:
+    """The part of each of its GPUs that a run takes. Another user's ticket may say anything: all of it then."""
+    share = ticket.get("gpu_share", 1.0)
+    return float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else 1.0
 
 
 def user_name(uid: int) -> str:

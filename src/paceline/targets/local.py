@@ -1,7 +1,8 @@
 """This machine: nodes are groups of processes on it, and several runs share it by leases.
 
-A run asks for one core a worker, at most all there are, and with use_gpu=True for one GPU a worker. Leases count; they
-do not bind: a worker may use what threads it likes, and finds a sensible number of them in OMP_NUM_THREADS.
+A run asks for one core a worker, at most all there are, and with use_gpu=True for one GPU a worker, or a share of one
+(gpu_share). Leases count; they do not bind: a worker may use what threads it likes, and finds a sensible number of them in
+OMP_NUM_THREADS.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class LocalTarget:
     def enqueue(self, job: Job, run_dir: Path) -> None:
         size = job.world_size
         gpus = size if job.use_gpu else 0
-        self._queue(job).enqueue(run_dir, cores=min(size, self._cores), gpus=gpus, ports=port_count(job))
+        self._queue(job).enqueue(
+            run_dir, cores=min(size, self._cores), gpus=gpus, ports=port_count(job), gpu_share=job.gpu_share
+        )
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         queue, pause = self._queue(job), _POLL_S

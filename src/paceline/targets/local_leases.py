@@ -82,8 +82,8 @@ class LocalQueue:
         # Whoever may write to the folder may put tickets there: a group may have named one that they share.
         self._queue = Queue(own, lambda: [(None, own)], self._locked, _is_looked_after, machine.free_ports)
 
-    def enqueue(self, run_dir: Path, *, cores: int, gpus: int, ports: int) -> None:
-        """Put the run, which asks for so much, at the end of the queue."""
+    def enqueue(self, run_dir: Path, *, cores: int, gpus: int, ports: int, gpu_share: float = 1.0) -> None:
+        """Put the run, which asks for so much, at the end of the queue. gpu_share: of each of its GPUs."""
         with self._locked():
             # Under the guard, so no two runs get one number. A number is used again once the queue is empty.
             numbers = [int(ticket["key"]) for ticket in self._queue.tickets()]
@@ -93,6 +93,7 @@ class LocalQueue:
                 "run_dir": str(run_dir),
                 "cores": cores,
                 "gpu_count": gpus,
+                "gpu_share": gpu_share,
                 "port_count": ports,
                 "granted": None,
             }

@@ -8,7 +8,7 @@ import pytest
 
 import paceline as pl
 from paceline.remote.agent.gpus import GPUS_VARIABLE
-from tests.engines.lab import KEEP, Lab, seen
+from tests.engines.lab import KEEP, Lab, seen, wait_for_end
 
 LOOK = KEEP + "keep(os.environ['CUDA_VISIBLE_DEVICES'])\n"
 
@@ -34,6 +34,24 @@ def test_each_worker_sees_its_own_gpu(lab: Lab, backend: dict[str, Any], nodes: 
 def test_each_worker_may_see_those_of_its_node(lab: Lab, backend: dict[str, Any]) -> None:
     run = lab.complete(LOOK, node_count=2, process_count_per_node=2, gpu_visibility="node", **backend)
     assert [seen(run, rank) for rank in range(4)] == ["0,1", "0,1", "GPU-5f,3", "GPU-5f,3"]
+
+
+def test_runs_that_share_a_gpu_have_it_at_the_same_time(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GPUS_VARIABLE, "GPU-5f")
+    # Each waits for the other, which has to run meanwhile.
+    script = LOOK + (
+        "import time\n"
+        "open(f'{sys.argv[1]}/{os.environ[\"PACELINE_RUN_ID\"]}', 'w').close()\n"
+        "while len(os.listdir(sys.argv[1])) < 2: time.sleep(0.02)\n"
+    )
+    met = lab.folder / "met"
+    met.mkdir()
+    runs = [lab.submit(script, use_gpu=True, gpu_share=0.5, arguments=[str(met)]) for _ in range(2)]
+    third = lab.submit(script, use_gpu=True, gpu_share=0.6, arguments=[str(met)])
+    assert [wait_for_end(run) for run in (*runs, third)] == ["Completed"] * 3
+    assert [seen(run) for run in (*runs, third)] == ["GPU-5f"] * 3
+    # What does not fit beside both has waited for their end.
+    assert third.record().started_utc >= max(run.record().ended_utc for run in runs)
 
 
 def test_more_workers_than_gpus_are_refused_before_anything_starts(lab: Lab) -> None:
