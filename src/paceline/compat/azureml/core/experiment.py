@@ -118,9 +118,10 @@ class Experiment(workspace.Experiment):
         include_children: bool = False,
         **others: Any,
     ) -> Iterator[Any]:
-        """As `paceline.Experiment.get_runs`."""
+        """As `paceline.Experiment.get_runs`; each run of its kind's own class, such as HyperDriveRun."""
         kinds = {"azureml.scriptrun": "script", "hyperdrive": "sweep", "run": "interactive"}
-        return super().get_runs(kinds.get(type or "", type), tags, properties, include_children, **others)
+        for found in super().get_runs(kinds.get(type or "", type), tags, properties, include_children, **others):
+            yield Run._handle(self, found.record())
 
     # --- beside its runs
 

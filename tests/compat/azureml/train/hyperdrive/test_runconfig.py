@@ -140,5 +140,18 @@ def test_a_sweep_of_an_estimator(ws):
     assert f"_aml_system_{best.id}" in run.tags
     assert set(run.get_metrics()) == {f"{run.id}_0", f"{run.id}_1"}
     assert isinstance(ws.get_run(run.id), HyperDriveRun)
+    assert [type(one) for one in Experiment(ws, "hd").get_runs(type="hyperdrive")] == [HyperDriveRun]
     with pytest.raises(HyperDriveRuntimeException):
         run.fail()
+    again = HyperDriveConfig(
+        run_config=ScriptRunConfig("src", "train.py"),
+        hyperparameter_sampling=GridParameterSampling({"--batch": choice(32, 64)}),
+        primary_metric_name="accuracy",
+        primary_metric_goal=PrimaryMetricGoal.MAXIMIZE,
+        max_total_runs=2,
+        resume_from=run,
+    )
+    second = Experiment(ws, "hd").submit(again)
+    wait_until(lambda: second.get_status() in ("Completed", "Failed", "Canceled"), "the sweep ends")
+    assert second.get_status() == "Completed", (second.folder.logs / "driver.log").read_text()
+    assert second.hyperdrive_config.warm_start == (run.id,)
