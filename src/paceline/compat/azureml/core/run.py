@@ -397,7 +397,7 @@ class Run(SdkSpellings, run.Run):
         (name -> path), submittedBy; after a failure also error; then, or where there are any, warnings."""
         record = self.record()
         if record.status == states.COMPLETED:
-            outputs.register(self)
+            outputs.register(self, record)
         properties: dict[str, Any] = {
             key: text for key, text in self.get_properties().items() if key != outputs.PROPERTY
         }
@@ -413,7 +413,7 @@ class Run(SdkSpellings, run.Run):
             "endTimeUtc": record.ended_utc,
             "properties": properties,
             "inputDatasets": self._data("inputs"),
-            "outputDatasets": outputs.details(self),
+            "outputDatasets": outputs.details(self, record),
             "runDefinition": _definition(record.job) if record.job else {},
             "logFiles": {f"logs/{path.name}": str(path) for path in sorted(self.folder.logs.glob("*.log"))},
             "submittedBy": record.submitted_by,

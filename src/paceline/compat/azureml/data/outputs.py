@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.runs import tags_and_properties
 from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
 
 #: Of the run: output's name -> what it is to be registered as.
 PROPERTY = "azureml.outputs.register"
@@ -25,22 +26,22 @@ def note(folder: RunFolder, config: Any) -> None:
         tags_and_properties.add_properties(folder.notes, {PROPERTY: json.dumps(wanted)})
 
 
-def register(run: Any) -> None:
-    """Register what was asked for; what is registered already stays as it is."""
+def register(run: Any, record: RunRecord) -> None:
+    """Register what was asked for; what is registered already stays as it is. record: the run's, as it is now."""
     text = run.properties.get(PROPERTY)
     if text is None:
         return
     workspace = run.experiment.workspace
     for name, wish in json.loads(text).items():
-        if (made := _dataset(run, name)) is not None:
+        if (made := _dataset(run, record, name)) is not None:
             made.register(workspace, wish["name"], wish["description"], wish["tags"], create_new_version=True)
 
 
-def details(run: Any) -> list[dict[str, Any]]:
+def details(run: Any, record: RunRecord) -> list[dict[str, Any]]:
     """`dataset`, `outputDetails` and `identifier` of each."""
     found = []
     for one in run._data("outputs"):
-        dataset = _dataset(run, one["name"])
+        dataset = _dataset(run, record, one["name"])
         if dataset is not None:
             found.append(
                 {
@@ -54,11 +55,10 @@ def details(run: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _dataset(run: Any, name: str) -> Any:
+def _dataset(run: Any, record: RunRecord, name: str) -> Any:
     from paceline.data.datasets.dataset import Dataset
 
-    job = run.record().job
-    for reference in job.inputs if job else ():
+    for reference in record.job.inputs if record.job else ():
         if reference.name == name and reference.is_output:
             source = reference.sources[0]
             return Dataset.File.from_files(

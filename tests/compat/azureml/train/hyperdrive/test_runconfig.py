@@ -145,7 +145,7 @@ def test_a_sweep_of_an_estimator(ws):
         run.fail()
     again = HyperDriveConfig(
         run_config=ScriptRunConfig("src", "train.py"),
-        hyperparameter_sampling=GridParameterSampling({"--batch": choice(32, 64)}),
+        hyperparameter_sampling=GridParameterSampling({"--batch": choice(1, 2)}),
         primary_metric_name="accuracy",
         primary_metric_goal=PrimaryMetricGoal.MAXIMIZE,
         max_total_runs=2,
@@ -154,4 +154,5 @@ def test_a_sweep_of_an_estimator(ws):
     second = Experiment(ws, "hd").submit(again)
     wait_until(lambda: second.get_status() in ("Completed", "Failed", "Canceled"), "the sweep ends")
     assert second.get_status() == "Completed", (second.folder.logs / "driver.log").read_text()
-    assert second.hyperdrive_config.warm_start == (run.id,)
+    assert second.get_best_run_by_primary_metric().id == best.id
+    assert second.get_best_run_by_primary_metric(include_resume_from_runs=False).parent.id == second.id

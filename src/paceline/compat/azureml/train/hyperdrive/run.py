@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.compat.azureml.core.run import Run, ScriptRun
 from paceline.compat.azureml.exceptions import HyperDriveRuntimeException, sdk_class
-from paceline.compat.azureml.train.hyperdrive.runconfig import PrimaryMetricGoal
+from paceline.compat.azureml.train.hyperdrive.runconfig import RESUMED, PrimaryMetricGoal
 from paceline.runs import states
 from paceline.runs.record import RunRecord
 from paceline.sweeps import children
@@ -61,7 +61,11 @@ class HyperDriveRun(Run):
             left_out.add(states.FAILED)
         if not include_canceled:
             left_out.add(states.CANCELED)
-        found = [trial for trial in self._sorted() if trial.status not in left_out and self._best(trial) is not None]
+        trials = self._trials()
+        if include_resume_from_runs:
+            for former in filter(None, (self.properties.get(RESUMED) or "").split(",")):
+                trials += HyperDriveRun(self.experiment, former)._trials()
+        found = [one for one in self._sorted(trials) if one.status not in left_out and self._best(one) is not None]
         return ScriptRun(self.experiment, found[0].run_id) if found else None
 
     def get_children_sorted_by_primary_metric(
@@ -71,7 +75,7 @@ class HyperDriveRun(Run):
 
         Those without the metric come last. top: so many alone; 0 for all. reverse: the worst first.
         """
-        trials = self._sorted()
+        trials = self._sorted(self._trials())
         with_metric = [trial for trial in trials if self._best(trial) is not None]
         without = [trial for trial in trials if self._best(trial) is None]
         listed = (with_metric[::-1] if reverse else with_metric) + ([] if discard_no_metric else without)
@@ -103,11 +107,11 @@ class HyperDriveRun(Run):
     def _best(self, trial: Trial) -> float | None:
         return trial.best(self._spec.goal)
 
-    def _sorted(self) -> list[Trial]:
+    def _sorted(self, trials: list[Trial]) -> list[Trial]:
         sign = -1 if self._spec.goal == "maximize" else 1
 
         def key(trial: Trial) -> tuple[bool, float]:
             best = self._best(trial)
             return (best is None, sign * best if best is not None else 0.0)
 
-        return sorted(self._trials(), key=key)
+        return sorted(trials, key=key)

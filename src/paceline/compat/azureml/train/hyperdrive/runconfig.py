@@ -19,6 +19,10 @@ from paceline.compat.azureml.train.hyperdrive.sampling import HyperParameterSamp
 __all__ = ["HyperDriveConfig", "HyperDriveRunConfig", "PrimaryMetricGoal"]
 
 
+#: Property of a run: those whose results it goes on from.
+RESUMED = "azureml.hyperdrive.resume_from"
+
+
 class PrimaryMetricGoal(enum.Enum):
     """What is better."""
 
@@ -132,7 +136,9 @@ class HyperDriveConfig:
         space = Space(self.hyperparameter_sampling.parameter_space)
         sampler = self.hyperparameter_sampling.sampler
         check_sampler(sampler, space)
-        more: dict[str, Any] = {"warm_start": tuple(run.id for run in self.resume_from)} if self.resume_from else {}
+        former = tuple(run.id for run in self.resume_from)
+        # Random points and grids learn nothing from results; the best of the former runs counts all the same.
+        more: dict[str, Any] = {"warm_start": former} if former and sampler == "tpe" else {}
         spec = SweepSpec(
             space=space,
             metric=self.primary_metric_name,
@@ -155,7 +161,10 @@ class HyperDriveConfig:
             display_name=display_name,
             warnings=found.notes,
         )
-        return late("train.hyperdrive.run", "HyperDriveRun")(experiment, folder.run_id)
+        run = late("train.hyperdrive.run", "HyperDriveRun")(experiment, folder.run_id)
+        if former:
+            run.add_properties({RESUMED: ",".join(former)})
+        return run
 
 
 class HyperDriveRunConfig(HyperDriveConfig):
