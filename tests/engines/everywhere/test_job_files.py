@@ -1,0 +1,42 @@
+"""The files that a job brings with it stand in the working directory of every node, whatever nodes see of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import paceline as pl
+from paceline.runs import states
+from tests.engines.places import TWO, place
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPT = """
+import json, os
+import paceline
+
+given = json.load(open("given.json"))
+assert given == {"model": {"layers": 3}, "x": 2}, given
+if os.environ["RANK"] == "1":
+    print("read on node", os.environ["NODE_RANK"])
+paceline.Run.get_context().log("score", given["x"])
+"""
+
+
+@pytest.mark.parametrize("way", ["ssh", "slurm, login host"])
+def test_a_trial_finds_its_values_in_a_file_on_both_nodes(
+    way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with place(way, request, tmp_path, monkeypatch) as there:
+        there.lab.write(SCRIPT)
+        estimator = pl.Estimator(str(there.lab.source), entry_script="train.py", **TWO)
+        space = {"x": 2, "model": {"layers": pl.choice(3)}}
+        sweep = pl.Sweep(estimator, space, metric="score", sampler="grid", pass_as="given.json")
+        run = there.lab.experiment.submit(sweep)
+        run.wait_for_completion()
+        (row,) = run.trial_rows()
+        assert (row["status"], row["score"]) == (states.COMPLETED, 2)
+        trial = pl.Run(run.experiment, row["run_id"])
+        assert "read on node 1" in trial.folder.rank_log(1, 1).read_text()
+        assert not (trial.folder.work / "given.json").exists()
