@@ -213,6 +213,9 @@ def test_trials_that_go_on_are_seen_in_what_is_shown(cli: Any) -> None:
             ),
         },
     )
+    # Each trial is told at first that its end is at the first rung.
+    dry = cli("sweep", "run", "sweep.yaml", "--dry-run").stdout.splitlines()
+    assert dry == ["train.py --x 0.4 --epochs 2", "train.py --x 0.3 --epochs 2"]
     done = cli("sweep", "run", "sweep.yaml", "-e", "tuned")
     sweep = cli.json("list")[0]["run_id"]
     assert (

@@ -34,7 +34,7 @@ from paceline.sweeps.live.board import Standing
 from paceline.sweeps.pictures import draw
 from paceline.sweeps.pictures import png as pngs
 from paceline.sweeps.points import ENVIRONMENT, WAYS, job_of, text_of, variable
-from paceline.sweeps.policies.pausing import pausing
+from paceline.sweeps.policies.pausing import budget, pausing
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import SHOWN_PAUSED, Leg, Trial
@@ -268,7 +268,8 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
         values = sweep.space.values(proposal.chosen)
         trials.append(Trial(number=number, run_id="", chosen=proposal.chosen, values=values, notes=proposal.notes))
         points.append(values)
-    jobs = [job_of(wanted.job, values, sweep.pass_as, wanted.directory) for values in points]
+    first = budget(sweep.stop)
+    jobs = [job_of(wanted.job, {**values, **first}, sweep.pass_as, wanted.directory) for values in points]
     if as_json:
         print_json({"sweep": sweep.to_json(), "points": points, "arguments": [list(job.arguments) for job in jobs]})
         return 0

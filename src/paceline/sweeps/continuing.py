@@ -29,14 +29,6 @@ def following(sweep: SweepState) -> Next | None:
     )
 
 
-def budget(sweep: SweepState, rung: int) -> dict[str, int]:
-    """The argument that tells a script after how many values it ends, of a trial that is let beyond `rung`; empty where it is
-    not told."""
-    policy = pausing(sweep.spec.stop)
-    argument = None if policy is None else policy.argument(rung)
-    return {} if argument is None else {argument[0]: argument[1]}
-
-
 def without_checkpoints(sweep: SweepState) -> str | None:
     """Why a sweep ends whose paused trials have left nothing to go on from."""
     found = sweep.has_checkpoint

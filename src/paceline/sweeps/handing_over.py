@@ -17,6 +17,7 @@ from paceline.supervisor.logs import say
 from paceline.sweeps import continuing
 from paceline.sweeps.live.table import number as short
 from paceline.sweeps.points import job_of
+from paceline.sweeps.policies.pausing import budget
 from paceline.sweeps.prior import prior_trials
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.sweep_state import SweepState
@@ -209,7 +210,7 @@ class HandingOver:
 
     def _job(self, values: Mapping[str, Any], rung: int) -> Job:
         sweep = self._sweep
-        return job_of(sweep.job, {**values, **continuing.budget(sweep, rung)}, sweep.spec.pass_as, self._snapshot)
+        return job_of(sweep.job, {**values, **budget(sweep.spec.stop, rung)}, sweep.spec.pass_as, self._snapshot)
 
     def _source(self) -> SourceCopy:
         record = self._sweep.record

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from paceline.errors import SweepError
 from paceline.sweeps.points import ARGUMENTS, check_way
-from paceline.sweeps.policies.pausing import pausing
+from paceline.sweeps.policies.pausing import budget
 from paceline.sweeps.policies.policies import policy_from_json
 from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.space import Space
@@ -99,11 +99,10 @@ class SweepSpec:
                 f"stop={self.stop!r} is no policy. Give Bandit, MedianStopping, TruncationSelection, ASHA, Hyperband or "
                 "PopulationBasedTraining."
             )
-        policy = pausing(self.stop)
-        argument = None if policy is None else policy.argument(0)
-        if argument is not None and argument[0].lstrip("-") in (name.lstrip("-") for name in self.space.names):
+        names = {name.lstrip("-") for name in self.space.names}
+        if taken := [name for name in budget(self.stop) if name.lstrip("-") in names]:
             raise SweepError(
-                f"budget={argument[0]!r} is a hyperparameter of the space as well: the policy says how long a trial lasts. "
+                f"budget={taken[0]!r} is a hyperparameter of the space as well: the policy says how long a trial lasts. "
                 "Take it out of one of them."
             )
         if not all(isinstance(run_id, str) for run_id in self.warm_start):

@@ -17,7 +17,7 @@ from paceline.snapshot import Progress, git_state
 from paceline.submit import SourceCopy, being_started, check, take_snapshot, values_of, warn_of_secrets
 from paceline.sweeps.fit.fit import check_script
 from paceline.sweeps.points import ARGUMENTS, job_of
-from paceline.sweeps.policies.pausing import pausing
+from paceline.sweeps.policies.pausing import budget
 from paceline.sweeps.prior import as_trials, keep, known_results
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.results import MORE
@@ -98,12 +98,11 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> None:
     """
     if spec.pass_as == ARGUMENTS:
         check_script(spec.space, job, directory)
-        policy = pausing(spec.stop)
-        if policy is not None and (budget := policy.argument(0)) is not None:
+        for name, value in budget(spec.stop).items():
             try:
-                check_script(Space(dict([budget])), job, directory)
+                check_script(Space({name: value}), job, directory)
             except SweepError as error:
-                raise SweepError(f"budget={budget[0]!r}: {error}") from None
+                raise SweepError(f"budget={name!r}: {error}") from None
     # A point from its middle shows whether the job takes what it will be given.
     first = spec.space.draw(lambda dimension: dimension.expression.raw_at(0.5))
     job_of(job, spec.space.values(first), spec.pass_as, directory)

@@ -65,6 +65,14 @@ def pausing(policy: object) -> PausingPolicy | None:
     return policy if isinstance(policy, PausingPolicy) and policy.pauses else None
 
 
+def budget(policy: object, rung: int = 0) -> dict[str, int]:
+    """The name and the number that tell a script after how many values it ends, of a trial that is let beyond `rung`; empty where
+    scripts are not told. They are given as hyperparameters are."""
+    found = pausing(policy)
+    argument = None if found is None else found.argument(rung)
+    return {} if argument is None else {argument[0]: argument[1]}
+
+
 def check_budget(policy: str, budget: object, last: int | None) -> None:
     """
     Raises:
