@@ -110,12 +110,12 @@ def tpe_ms(told: int, asked: int = 50) -> float:
     spent: list[float] = []
     for number in range(told + asked):
         before = time.process_time()
-        chosen = sampler.propose(number, trials)
+        proposal = sampler.propose(number, trials)
         if number >= told:
             spent.append(time.process_time() - before)
-        assert chosen is not None
-        values = space.values(chosen)
-        trials.append(Trial(number=number, run_id="", chosen=chosen, values=values, status="Running"))
+        assert proposal is not None
+        values = space.values(proposal.chosen)
+        trials.append(Trial(number=number, run_id="", chosen=proposal.chosen, values=values, status="Running"))
         if number >= CONCURRENT:
             before_it = trials[number - CONCURRENT]
             loss = (before_it.values["--a"] - 0.3) ** 2 + before_it.values["--d"] / 9

@@ -107,8 +107,9 @@ def ours(problem: str, sampler: str, seed: int) -> float:
                 status="Completed",
                 curve=(loss,),
             )
-        chosen = proposer.propose(number, trials)
-        assert chosen is not None
+        proposal = proposer.propose(number, trials)
+        assert proposal is not None
+        chosen = proposal.chosen
         trials.append(Trial(number=number, run_id="", chosen=chosen, values=space.values(chosen), status="Running"))
     return min(function(trial.values) for trial in trials)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +120,7 @@ class Space:
     @property
     def names(self) -> list[str]:
         """What the script calls them, those of all branches; without the choices that only lead to branches."""
-        return list(dict.fromkeys(d.name for d in _all(self.dimensions) if not d.branches))
+        return list(dict.fromkeys(d.name for d in every(self.dimensions) if not d.branches))
 
     @property
     def size(self) -> int | None:
@@ -134,7 +134,7 @@ class Space:
             SweepError: a name has no end of values.
         """
         # Checked here and not on the way: `_grid` is a generator, and would raise only where a sweep already runs.
-        for dimension in _all(self.dimensions):
+        for dimension in every(self.dimensions):
             if dimension.expression.count is None:
                 raise SweepError(
                     f"{dimension.name}: {dimension.expression.to_json()[0]}() has no end of values, and a grid takes each. "
@@ -216,11 +216,12 @@ def _branch(dimension: Dimension, known: Mapping[str, Any]) -> int:
     return -max(fits)[1]
 
 
-def _all(dimensions: tuple[Dimension, ...]) -> Iterator[Dimension]:
+def every(dimensions: Iterable[Dimension]) -> Iterator[Dimension]:
+    """These, and those of their branches."""
     for dimension in dimensions:
         yield dimension
         for branch in dimension.branches:
-            yield from _all(branch)
+            yield from every(branch)
 
 
 def _size(dimensions: tuple[Dimension, ...]) -> int | None:

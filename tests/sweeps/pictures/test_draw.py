@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.sweeps.pictures import draw
-from tests.sweeps.pictures.trials import SPEC, make_trials
+from tests.sweeps.pictures.trials import SPEC, SPEC_OF_TWO, make_trials, make_trials_of_two
 
 
 def test_all_pictures_of_a_sweep(tmp_path: Path) -> None:
@@ -25,6 +25,16 @@ def test_all_pictures_of_a_sweep(tmp_path: Path) -> None:
         assert Path(path).read_bytes().startswith(b"\x89PNG")
     with open(written[1]) as file:
         assert next(csv.DictReader(file))["parameter"] == "lr"
+
+
+def test_two_metrics_are_drawn_against_each_other(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    # The sixth is a trial that has just begun, and has no curves.
+    trials = [*make_trials_of_two(5), make_trials(6)[5]]
+    drawn = draw.sketched("Sweep", SPEC_OF_TWO, trials)
+    assert "front.png" in {Path(path).name for path in draw.into(tmp_path, drawn)}
+    assert 'class="front"' in (tmp_path / "sweep.html").read_text()
+    assert [remark.split()[2] for remark in drawn.remarks] == ["loss", "size"]
 
 
 def test_without_matplotlib_the_page_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ import dataclasses
 
 from paceline.sweeps.pictures import sketch as module
 from paceline.sweeps.pictures.sketch import sketch
-from tests.sweeps.pictures.trials import HOSTILE, SPEC, make_trials
+from paceline.sweeps.results import best_trials
+from tests.sweeps.pictures.trials import HOSTILE, SPEC, SPEC_OF_TWO, make_trials, make_trials_of_two
 
 
 def test_each_trial_is_a_line_and_the_best_one_lies_on_top():
@@ -44,3 +45,18 @@ def test_a_sweep_without_trials_or_values_is_drawn_too():
     assert sketch("title", SPEC, []).histories == ()
     drawn = sketch("title", SPEC, [make_trials(4)[3]])
     assert (drawn.histories, len(drawn.lines)) == ((), 1)
+
+
+def test_several_metrics_have_a_history_each_and_a_front():
+    trials = make_trials_of_two()
+    drawn = sketch("title", SPEC_OF_TWO, trials)
+    assert [column.name for column in drawn.columns[-2:]] == [f"loss {HOSTILE}", "size"]
+    assert [history.name for history in drawn.histories] == [f"loss {HOSTILE}", "size"]
+    (front,) = drawn.fronts
+    on_front = {trial.number for trial in best_trials(trials, SPEC_OF_TWO)}
+    assert len(front.best) == len(on_front) > 1
+    # Both are to be small: on the front, what is better in one is worse in the other.
+    assert list(front.best) == sorted(front.best, key=lambda places: -places[1])
+    assert {line.number for line in drawn.lines if line.shade == 1.0} == on_front
+    shown = {number for number, _, _ in front.points}
+    assert shown == {trial.number for trial in trials} - {3, 7, 9}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -44,3 +45,15 @@ def make_trials(count: int = 40) -> list[Trial]:
             Trial(number=number, run_id="", chosen=chosen, values=values, status=status, curve=curve),
         )
     return trials
+
+
+#: The same with a second metric.
+SPEC_OF_TWO = dataclasses.replace(SPEC, further=(("size", "minimize"),))
+
+
+def make_trials_of_two(count: int = 40) -> list[Trial]:
+    """The same, of which each but one has logged the second metric, too."""
+    return [
+        dataclasses.replace(trial, further=(() if trial.number == 9 else (float(trial.number * 7 % 10),),))
+        for trial in make_trials(count)
+    ]

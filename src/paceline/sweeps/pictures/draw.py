@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from paceline.sweeps.pictures import png
 from paceline.sweeps.pictures.importance import LEAST, Importance, importances, missing
 from paceline.sweeps.pictures.page import page
 from paceline.sweeps.pictures.sketch import Sketch, sketch
+from paceline.sweeps.results import values_of
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
 from paceline.system.files import write_whole
@@ -25,15 +27,23 @@ def sketched(title: str, spec: SweepSpec, trials: Sequence[Trial]) -> Sketch:
     """What there is to be drawn of these trials; what can't be is among its remarks."""
     found: list[tuple[str, tuple[Importance, ...]]] = []
     remarks: list[str] = []
-    valued = sum(trial.best(spec.goal) is not None and trial.status != states.FAILED for trial in trials)
-    if valued < LEAST:
-        remarks.append(f"Importance is left out: it needs {LEAST} trials with a value, and {valued} have one.")
-    elif lacking := missing():
-        remarks.append(lacking)
-    elif shares := importances(trials, spec.space, spec.goal):
-        found.append((spec.metric, shares))
-    else:
-        remarks.append("Importance is left out: all trials came to the same value.")
+    # What a failed trial has logged is not trusted.
+    sound = [trial for trial in trials if trial.status != states.FAILED]
+    for number, metric in enumerate(spec.metrics):
+        told = [(trial, values[number]) for trial in sound if len(values := values_of(trial, spec)) > number]
+        valued = [(trial, value) for trial, value in told if value is not None and math.isfinite(value)]
+        of = f" for {metric}" if spec.further else ""
+        if len(valued) < LEAST:
+            remarks.append(
+                f"Importance{of} is left out: it needs {LEAST} trials with a value, and {len(valued)} have one."
+            )
+        elif lacking := missing():
+            remarks.append(lacking)
+            break
+        elif shares := importances(valued, spec.space):
+            found.append((metric, shares))
+        else:
+            remarks.append(f"Importance{of} is left out: all trials came to the same value.")
     return sketch(title, spec, trials, found, remarks)
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import importlib.util
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.runs import states
 from paceline.sweeps.expressions import Choice, Integers, Normal, Raw, Uniform
-from paceline.sweeps.space import Dimension, Space
-from paceline.sweeps.trial import Goal, Trial
+from paceline.sweeps.space import Dimension, Space, every
+from paceline.sweeps.trial import Trial
 
 #: Fewer trials than this say nothing of a hyperparameter's importance; of more, the forest takes seconds and says the same.
 LEAST = 10
@@ -49,21 +48,18 @@ def missing() -> str | None:
 _NEEDS = {"Optuna": "optuna", "scikit-learn": "sklearn"}
 
 
-def importances(trials: Sequence[Trial], space: Space, goal: Goal) -> tuple[Importance, ...]:
-    """The share of each hyperparameter, the largest first; none where fewer than `LEAST` trials have a value, or all the same.
+def importances(trials: Sequence[tuple[Trial, float]], space: Space) -> tuple[Importance, ...]:
+    """The share of each hyperparameter, the largest first; none of fewer than `LEAST` trials, or where all came to one value.
 
-    A hyperparameter of a branch is judged among the trials that have it. Trials that were stopped count with what they reached.
+    trials: with what each came to; those that were stopped, with what they reached. A hyperparameter of a branch is judged among
+        those that have it.
     """
-    valued = [
-        (trial, value)
-        for trial in trials
-        if trial.status != states.FAILED and trial.chosen and (value := trial.best(goal)) is not None
-    ]
+    valued = [(trial, value) for trial, value in trials if trial.chosen]
     # Evenly over the sweep, for a sampler's later trials are others than its first.
     valued = valued[:: -(-len(valued) // _MOST)] if valued else []
     if len(valued) < LEAST or len({value for _, value in valued}) < 2:
         return ()
-    dimensions = {d.key: d for d in _all(space.dimensions) if d.expression.count != 1}
+    dimensions = {d.key: d for d in every(space.dimensions) if d.expression.count != 1}
     plain = [dimension.name.lstrip("-") for dimension in dimensions.values()]
     everywhere = [key for key in dimensions if all(key in trial.chosen for trial, _ in valued)]
     shares = _shares(valued, [dimensions[key] for key in everywhere])
@@ -124,10 +120,3 @@ def _name(dimension: Dimension, plain: Sequence[str]) -> str:
     """Its name; with the branch, where two branches have one of this name."""
     name = dimension.name.lstrip("-")
     return name if plain.count(name) == 1 else dimension.key.lstrip("-")
-
-
-def _all(dimensions: Sequence[Dimension]) -> Iterator[Dimension]:
-    for dimension in dimensions:
-        yield dimension
-        for branch in dimension.branches:
-            yield from _all(branch)

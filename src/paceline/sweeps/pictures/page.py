@@ -21,6 +21,11 @@ def page(sketch: Sketch) -> str:
     for history in sketch.histories:
         parts.append(f"<h2>History of {_text(history.name)}</h2>{svg.history(history)}")
         parts.append('<p class="key">● completed ○ stopped or running × failed — the best so far</p>')
+    for front in sketch.fronts:
+        parts.append(f"<h2>{_text(front.up.name)} against {_text(front.across.name)}</h2>{svg.front(front)}")
+        parts.append(
+            '<p class="key">The last values of each trial — those to which no other is better in all metrics</p>'
+        )
     if sketch.lines:
         parts.append(f"<h2>Parallel coordinates</h2>{svg.parallel(sketch.columns, sketch.lines)}")
         parts.append(
@@ -76,7 +81,8 @@ svg { max-width: 100%; height: auto; font: 11px system-ui, sans-serif; }
 svg.parallel { overflow: visible; }
 .parallel .trial { fill: none; stroke-width: 1.5; opacity: .75; }
 .dense .trial { stroke-width: .8; opacity: .45; }
-.axis { stroke: #444; } .grid { stroke: #e4e6ea; } .tick { fill: #666; } .name { fill: #222; font-weight: 600; }
+.frame { fill: none; stroke: #ccc; } .axis { stroke: #444; } .grid { stroke: #e4e6ea; } .tick { fill: #666; }
+.name { fill: #222; font-weight: 600; }
 .parallel .tick { paint-order: stroke; stroke: #fff; stroke-width: 3px; }
 .best { fill: none; stroke: #2c7fb8; stroke-width: 2; } .mark { stroke-width: 1.5; } .bar { fill: #2c7fb8; }
 .brush { fill: transparent; cursor: ns-resize; } .brush.set { fill: rgba(44, 127, 184, .25); }

@@ -11,10 +11,10 @@ from paceline.runs import states
 from paceline.runs.visible import visible
 from paceline.sweeps.pictures.colours import BEST, FAILED, GREY, line_of
 from paceline.sweeps.pictures.importance import Importance
-from paceline.sweeps.pictures.sketch import Column, History, Line, Sketch
+from paceline.sweeps.pictures.sketch import Column, Front, History, Line, Sketch
 from paceline.sweeps.pictures.svg import DENSE
 
-HISTORY, PARALLEL, IMPORTANCE = "history.png", "parallel_coordinates.png", "importance.png"
+HISTORY, FRONT, PARALLEL, IMPORTANCE = "history.png", "front.png", "parallel_coordinates.png", "importance.png"
 _LONGEST = 24
 #: matplotlib's words for SVG's dashes.
 _DASHES = {"": "-", "3 3": ":", "7 4": "--"}
@@ -35,6 +35,8 @@ def write(sketch: Sketch, folder: Path) -> list[Path]:
         found: list[Path] = []
         if sketch.histories:
             found.append(_save(_histories(sketch.histories), folder / HISTORY))
+        if any(front.points for front in sketch.fronts):
+            found.append(_save(_fronts(sketch.fronts), folder / FRONT))
         if sketch.lines:
             found.append(_save(_parallel(sketch.columns, sketch.lines), folder / PARALLEL))
         if any(bars for _, bars in sketch.importances):
@@ -55,15 +57,7 @@ def _figure(width: float, height: float, panels: int = 1) -> tuple[Any, list[Any
 def _histories(histories: Sequence[History]) -> Any:
     figure, panels = _figure(9, 3.6 * len(histories), len(histories))
     for panel, history in zip(panels, histories, strict=True):
-        marks = {
-            states.COMPLETED: {"marker": "o", "color": BEST, "label": "completed"},
-            states.FAILED: {"marker": "x", "color": FAILED, "label": "failed"},
-            "": {"marker": "o", "color": GREY, "label": "stopped or running", "facecolors": "none"},
-        }
-        for status, look in marks.items():
-            points = [(n, y) for n, y, seen in history.points if (seen if seen in marks else "") == status]
-            if points:
-                panel.scatter(*zip(*points, strict=True), s=18, linewidths=1.2, **look)
+        _scatter(panel, [((number, place), status) for number, place, status in history.points])
         last = max([point[0] for point in history.points] + [point[0] for point in history.best])
         steps = [*history.best, (last, history.best[-1][1])]
         panel.step(*zip(*steps, strict=True), where="post", color="#2c7fb8", label="the best so far", zorder=0)
@@ -75,6 +69,34 @@ def _histories(histories: Sequence[History]) -> Any:
         _name(panel.set_xlabel("trial"), panel.set_ylabel(_short(history.name)))
         panel.legend(fontsize=8, frameon=False, loc="best")
     return figure
+
+
+def _fronts(fronts: Sequence[Front]) -> Any:
+    figure, panels = _figure(6.5, 4.2 * len(fronts), len(fronts))
+    for panel, front in zip(panels, fronts, strict=True):
+        _scatter(panel, [(places, status) for _, places, status in front.points])
+        if front.best:
+            panel.plot(*zip(*front.best, strict=True), color="#2c7fb8", label="Pareto front", zorder=0)
+        _ticks(panel, front.up.axis.ticks())
+        across = front.across.axis.ticks()
+        panel.set_xticks([place for place, _ in across], [text for _, text in across], fontsize=8)
+        panel.set(xlim=(-0.04, 1.04), ylim=(-0.04, 1.04))
+        _name(panel.set_xlabel(_short(front.across.name)), panel.set_ylabel(_short(front.up.name)))
+        panel.legend(fontsize=8, frameon=False, loc="best")
+    return figure
+
+
+def _scatter(panel: Any, points: Sequence[tuple[tuple[float, float], str]]) -> None:
+    """Marks by how the trials have ended."""
+    looks = {
+        states.COMPLETED: {"marker": "o", "color": BEST, "label": "completed"},
+        states.FAILED: {"marker": "x", "color": FAILED, "label": "failed"},
+        "": {"marker": "o", "color": GREY, "label": "stopped or running", "facecolors": "none"},
+    }
+    for status, look in looks.items():
+        places = [place for place, seen in points if (seen if seen in looks else "") == status]
+        if places:
+            panel.scatter(*zip(*places, strict=True), s=18, linewidths=1.2, **look)
 
 
 def _parallel(columns: Sequence[Column], lines: Sequence[Line]) -> Any:

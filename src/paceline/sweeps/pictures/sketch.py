@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.sweeps.expressions import Choice, Fixed, Normal, Uniform
+from paceline.sweeps.front import ordered
 from paceline.sweeps.pictures.axis import Numbers, Options, axis_of, numbers_axis, text_of
 from paceline.sweeps.pictures.importance import Importance
-from paceline.sweeps.space import Dimension, Space
+from paceline.sweeps.results import best_trials, values_of
+from paceline.sweeps.space import Dimension, Space, every
 from paceline.sweeps.spec import SweepSpec
-from paceline.sweeps.trial import Goal, Trial, is_better, ranked
+from paceline.sweeps.trial import Goal, Trial, is_better
 
 #: Trials that are drawn: the best ones. More lines than this can't be told from each other, and a browser is slow with them.
 MOST = 1000
@@ -52,12 +56,23 @@ class History:
     best: tuple[tuple[int, float], ...]
 
 
+@dataclass(frozen=True)
+class Front:
+    """Two metrics against each other: points (number, places, status), and the Pareto front's places from left to right."""
+
+    across: Column
+    up: Column
+    points: tuple[tuple[int, tuple[float, float], str], ...]
+    best: tuple[tuple[float, float], ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sketch:
     """All pictures of a sweep.
 
     title: the sweep's id and how far it is. lines: of each trial, the worst first, so that the best are drawn over them.
-    count: how many trials there are, of which `lines` may be some. importances: of each metric.
+    count: how many trials there are, of which `lines` may be some. fronts: of each two metrics that follow each other.
+    importances: of each metric.
     remarks: what is not drawn, and why.
     """
 
@@ -66,6 +81,7 @@ class Sketch:
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
     histories: tuple[History, ...]
+    fronts: tuple[Front, ...] = ()
     importances: tuple[tuple[str, tuple[Importance, ...]], ...] = ()
     remarks: tuple[str, ...] = ()
 
@@ -78,36 +94,49 @@ def sketch(
     remarks: Sequence[str] = (),
 ) -> Sketch:
     """The pictures of these trials."""
-    shown = ranked(trials, spec.goal)[:MOST]
-    columns = (*_parameters(spec.space, shown), _metric(spec.metric, spec.goal, shown))
-    valued = sum(trial.best(spec.goal) is not None for trial in shown)
-    names = [column.name for column in columns[:-1]]
+    shown = ordered(trials, spec.goals)[:MOST]
+    parameters = _parameters(spec.space, shown)
+    values = {trial.number: _values(trial, spec) for trial in trials}
+    metrics = [
+        Column(name, numbers_axis([v for trial in shown if (v := values[trial.number][n]) is not None]))
+        for n, name in enumerate(spec.metrics)
+    ]
+    valued = sum(values[trial.number][0] is not None for trial in shown)
+    best = {trial.number for trial in best_trials(trials, spec)}
     lines = []
     for place, trial in enumerate(shown):
         plain = {name.lstrip("-"): value for name, value in trial.values.items()}
-        value = trial.best(spec.goal)
-        told = [plain.get(name) for name in names]
-        has = [name in plain for name in names]
-        places = [c.axis.place(v) if h else None for c, v, h in zip(columns, told, has, strict=False)]
-        texts = [text_of(v) if h else "" for v, h in zip(told, has, strict=True)]
+        found = values[trial.number]
+        # All on a front are the best.
+        rank = 0 if trial.number in best else place
         lines.append(
             Line(
                 number=trial.number,
-                status=trial.status,
-                places=(*places, columns[-1].axis.place(value)),
-                texts=(*texts, "" if value is None else text_of(float(value))),
-                shade=1 - place / max(1, valued - 1) if value is not None else None,
+                status=trial.shown,
+                places=(
+                    *(column.axis.place(plain[column.name]) if column.name in plain else None for column in parameters),
+                    *(column.axis.place(value) for column, value in zip(metrics, found, strict=True)),
+                ),
+                texts=(
+                    *(text_of(plain[column.name]) if column.name in plain else "" for column in parameters),
+                    *("" if value is None else text_of(float(value)) for value in found),
+                ),
+                shade=1 - rank / max(1, valued - 1) if found[0] is not None else None,
             )
         )
-    history = _history(spec.metric, spec.goal, trials)
+    histories = [
+        _history(name, goal, [(trial, v) for trial in trials if (v := values[trial.number][n]) is not None])
+        for n, (name, goal) in enumerate(zip(spec.metrics, spec.goals, strict=True))
+    ]
     if len(trials) > MOST:
         remarks = (*remarks, f"The best {MOST} of {len(trials)} trials are drawn.")
     return Sketch(
         title=title,
         count=len(trials),
-        columns=columns,
+        columns=(*parameters, *metrics),
         lines=tuple(reversed(lines)),
-        histories=(history,) if history else (),
+        histories=tuple(history for history in histories if history is not None),
+        fronts=tuple(_front(pair, n, shown, values, best) for n, pair in enumerate(itertools.pairwise(metrics))),
         importances=tuple(importances),
         remarks=tuple(remarks),
     )
@@ -116,7 +145,7 @@ def sketch(
 def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
     """A column for each name that has more than one value, or that not all trials have."""
     found: dict[str, list[Dimension]] = {}
-    for dimension in _all(space.dimensions):
+    for dimension in every(space.dimensions):
         # What a choice of spaces chose is seen in the names that are there.
         if not dimension.branches:
             found.setdefault(dimension.name.lstrip("-"), []).append(dimension)
@@ -132,12 +161,29 @@ def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
     return columns
 
 
-def _metric(name: str, goal: Goal, trials: Sequence[Trial]) -> Column:
-    return Column(name, numbers_axis([value for trial in trials if (value := trial.best(goal)) is not None]))
+def _values(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
+    """What a trial has come to in each metric; None where that is no number that can be drawn."""
+    found = [value if value is not None and math.isfinite(value) else None for value in values_of(trial, spec)]
+    # One that has just begun has no curves yet.
+    return (*found, *(None for _ in range(len(spec.metrics) - len(found))))
 
 
-def _history(name: str, goal: Goal, trials: Sequence[Trial]) -> History | None:
-    valued = [(trial, value) for trial in trials if (value := trial.best(goal)) is not None]
+def _front(
+    pair: tuple[Column, Column],
+    first: int,
+    trials: Sequence[Trial],
+    values: Mapping[int, tuple[float | None, ...]],
+    best: Collection[int],
+) -> Front:
+    points = []
+    for trial in trials:
+        x, y = (c.axis.place(v) for c, v in zip(pair, values[trial.number][first : first + 2], strict=True))
+        if x is not None and y is not None:
+            points.append((trial.number, (x, y), trial.shown))
+    return Front(*pair, tuple(points), tuple(sorted(places for number, places, _ in points if number in best)))
+
+
+def _history(name: str, goal: Goal, valued: Sequence[tuple[Trial, float]]) -> History | None:
     if not valued:
         return None
     axis = numbers_axis([value for _, value in valued])
@@ -150,13 +196,9 @@ def _history(name: str, goal: Goal, trials: Sequence[Trial]) -> History | None:
     return History(
         name=name,
         axis=axis,
-        points=tuple((trial.number, axis.place(value) or 0.0, trial.status) for trial, value in valued[::apart]),
+        points=tuple((trial.number, axis.place(value) or 0.0, trial.shown) for trial, value in valued[::apart]),
         best=tuple((trial.number, axis.place(value) or 0.0) for trial, value in best),
     )
-
-
-def _all(dimensions: Sequence[Dimension]) -> list[Dimension]:
-    return [d for dimension in dimensions for d in (dimension, *(i for b in dimension.branches for i in _all(b)))]
 
 
 def _options(dimensions: Sequence[Dimension]) -> list[Any] | None:

@@ -10,7 +10,7 @@ from paceline.runs.visible import visible
 from paceline.sweeps.pictures.axis import Numbers
 from paceline.sweeps.pictures.colours import BEST, FAILED, GREY, line_of
 from paceline.sweeps.pictures.importance import Importance
-from paceline.sweeps.pictures.sketch import Column, History, Line
+from paceline.sweeps.pictures.sketch import Column, Front, History, Line
 
 WIDTH = 960
 _HEIGHT = 320
@@ -83,6 +83,26 @@ def history(picture: History) -> str:
     for number, place, status in picture.points:
         parts.append(_mark(number, x(number), y(place), status))
     return _svg(WIDTH, bottom + _BOTTOM, "history", parts)
+
+
+def front(picture: Front) -> str:
+    """Two metrics against each other, and a line through the Pareto front."""
+    bottom, right = _TOP + _HEIGHT, _LEFT + 1.5 * _HEIGHT
+
+    def at(places: tuple[float, float]) -> tuple[float, float]:
+        return _LEFT + (right - _LEFT) * places[0], bottom - places[1] * _HEIGHT
+
+    parts = [f'<rect class="frame" x="{_LEFT}" y="{_TOP}" width="{right - _LEFT:.1f}" height="{_HEIGHT}"/>']
+    for place, text in picture.up.axis.ticks():
+        parts.append(_text(_LEFT - 8, at((0, place))[1] + 4, text, "tick", "end"))
+    for place, text in picture.across.axis.ticks():
+        parts.append(_text(at((place, 0))[0], bottom + 16, text, "tick", "middle"))
+    parts.append(_text(_LEFT, _TOP - 14, picture.up.name, "name", "start", 60))
+    parts.append(_text(right, bottom + 34, picture.across.name, "name", "end", 60))
+    line = " ".join("{:.1f},{:.1f}".format(*at(places)) for places in picture.best)
+    parts.append(f'<polyline class="best" points="{line}"/>')
+    parts += [_mark(number, *at(places), status) for number, places, status in picture.points]
+    return _svg(right + _RIGHT, bottom + _BOTTOM, "front", parts)
 
 
 def importance(found: Sequence[Importance]) -> str:

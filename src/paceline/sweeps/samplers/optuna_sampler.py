@@ -20,7 +20,7 @@ from paceline.errors import SweepError
 from paceline.runs import states
 from paceline.sweeps.expressions import Choice, Expression, Fixed, Integers, Normal, Raw, Uniform
 from paceline.sweeps.samplers.sampler import Proposal, seed_of
-from paceline.sweeps.space import Dimension, Space
+from paceline.sweeps.space import Dimension, Space, every
 from paceline.sweeps.trial import Goal, Trial
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _TRIAL, _STUDY = "trial", "study"
 #: Trials that are drawn at random before a model is made; Optuna's own number.
 _STARTUP_TRIALS = 10
+#: So many are drawn over each parameter alone, too: of a thousand trials that takes longer, and the choices are made by then.
+_ALONE_TRIALS = 300
 #: Of which the best tenth is one.
 _WARM_START_TRIALS = 10
 
@@ -39,8 +41,8 @@ _WARM_START_TRIALS = 10
 class OptunaSampler:
     """Proposes what one of Optuna's samplers does.
 
-    make: seed -> the sampler. goals: one for each metric; several make the study one of several objectives. prior: results of
-        former sweeps, which the study knows from the start.
+    make: seed and number of a trial -> its sampler. goals: one for each metric; several make the study one of several objectives.
+    prior: results of former sweeps, which the study knows from the start.
     keeps_notes: what the sampler writes down on trials (Optuna's system attributes), such as the state of a generation, is handed
         out with a proposal, and taken from the trials where the study is made anew.
 
@@ -53,7 +55,7 @@ class OptunaSampler:
         space: Space,
         seed: int,
         goals: Sequence[Goal],
-        make: Callable[[int], optuna.samplers.BaseSampler],
+        make: Callable[[int, int], optuna.samplers.BaseSampler],
         prior: Sequence[Trial] = (),
         *,
         keeps_notes: bool = True,
@@ -67,7 +69,7 @@ class OptunaSampler:
         self._begin()
 
     def _begin(self) -> None:
-        self._study = _optuna().create_study(directions=self._goals, sampler=self._made(self._seed))
+        self._study = _optuna().create_study(directions=self._goals, sampler=self._made(self._seed, 0))
         for trial in self._prior:
             self._study.add_trial(frozen(self._space, trial, self._known(trial)))
         #: What the sampler has written down on the study.
@@ -83,7 +85,7 @@ class OptunaSampler:
             self._begin()
         for trial in trials:
             self._tell(trial)
-        self._study.sampler = self._made(seed_of(self._seed, number))
+        self._study.sampler = self._made(seed_of(self._seed, number), number)
         asked = self._study.ask()
         self._asked[number] = asked.number
         chosen = self._space.draw(functools.partial(_suggest, asked))
@@ -103,11 +105,11 @@ class OptunaSampler:
         parts = {_TRIAL: _json_alone(of_trial), _STUDY: _json_alone(new)}
         return {name: part for name, part in parts.items() if part}
 
-    def _made(self, seed: int) -> optuna.samplers.BaseSampler:
+    def _made(self, seed: int, number: int) -> optuna.samplers.BaseSampler:
         with warnings.catch_warnings():
             # `multivariate` and `group` are called experimental in some versions, and are the default in others.
             warnings.simplefilter("ignore", _optuna().exceptions.ExperimentalWarning)
-            return self._make(seed)
+            return self._make(seed, number)
 
     def _tell(self, trial: Trial) -> None:
         """Let the study know of a trial: as running, so that it repels others, and once as ended."""
@@ -168,12 +170,34 @@ def frozen(space: Space, trial: Trial, values: Sequence[float] | None, *, is_run
 
 
 def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
-    """Tree-structured Parzen estimators (Bergstra et al., NeurIPS 2011), over all parameters together; running trials repel."""
-    optuna = _optuna()
+    """Tree-structured Parzen estimators (Bergstra et al., NeurIPS 2011); running trials repel.
 
-    def make(seed: int) -> Any:
-        return optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=_STARTUP_TRIALS
+    Over all parameters together, but where the space has a choice, every other trial by chance over each alone: the joint
+    estimator keeps to the option that its best trials have, for its candidates with another one are no good in the rest.
+    """
+    optuna = _optuna()
+    dimensions = list(every(space.dimensions))
+    has_choice = any(isinstance(dimension.expression, Choice) for dimension in dimensions)
+    has_branches = any(dimension.branches for dimension in dimensions)
+
+    known = {d.key: _distribution(d.expression) for d in dimensions if not isinstance(d.expression, Fixed)}
+
+    class Joint(optuna.samplers.TPESampler):  # type: ignore[misc, name-defined]
+        """All parameters at once. Optuna would look for those that all trials have, again for each sampler, in all trials."""
+
+        def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+            return {key: known[key] for key in sorted(known) if not known[key].single()}
+
+    def make(seed: int, number: int) -> Any:
+        is_joint = not has_choice or seed % 2 == 0 or number >= _ALONE_TRIALS
+        # With branches, a trial has some of the parameters.
+        kind = Joint if is_joint and not has_branches else optuna.samplers.TPESampler
+        return kind(
+            seed=seed,
+            multivariate=is_joint,
+            group=is_joint and has_branches,
+            constant_liar=True,
+            n_startup_trials=_STARTUP_TRIALS,
         )
 
     # What it notes is the point of a trial that runs, which is known here.
@@ -196,7 +220,7 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial]
     if importlib.util.find_spec("cmaes") is None:
         raise SweepError("the sampler cmaes needs the package cmaes: pip install 'paceline[tune]'.")
     if not prior:
-        return OptunaSampler(space, seed, goals, lambda seed: optuna.samplers.CmaEsSampler(seed=seed))
+        return OptunaSampler(space, seed, goals, lambda seed, _: optuna.samplers.CmaEsSampler(seed=seed))
     known = [(trial, value) for trial in prior if (value := trial.best(goals[0])) is not None]
     if len(known) < _WARM_START_TRIALS:
         raise SweepError(
@@ -204,7 +228,9 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial]
         )
     # Trials that it has not proposed tell it nothing; it makes its first covariance of these (Nomura et al., AAAI 2021).
     source = [frozen(space, trial, (value,)) for trial, value in known]
-    return OptunaSampler(space, seed, goals, lambda seed: optuna.samplers.CmaEsSampler(seed=seed, source_trials=source))
+    return OptunaSampler(
+        space, seed, goals, lambda seed, _: optuna.samplers.CmaEsSampler(seed=seed, source_trials=source)
+    )
 
 
 def gp(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
@@ -217,7 +243,7 @@ def gp(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = 
     for module in ("torch", "scipy"):
         if importlib.util.find_spec(module) is None:
             raise SweepError(f"the sampler gp needs {module}, which is not installed here: pip install {module}.")
-    return OptunaSampler(space, seed, goals, lambda seed: optuna.samplers.GPSampler(seed=seed), prior)
+    return OptunaSampler(space, seed, goals, lambda seed, _: optuna.samplers.GPSampler(seed=seed), prior)
 
 
 def own(sampler: Any, space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
@@ -231,15 +257,13 @@ def own(sampler: Any, space: Space, seed: int, goals: Sequence[Goal], prior: Seq
             f"the sampler {sampler!r} is neither a name nor a function of a seed. Give random, grid, tpe, cmaes, gp, or such as "
             "lambda seed: optuna.samplers.NSGAIISampler(seed=seed)."
         )
-    make = sampler
-    if inspect.isclass(sampler):
+    is_class = inspect.isclass(sampler)
+
+    def make(seed: int, _: int) -> Any:
         # Optuna's classes take the seed by name, and some have other arguments before it.
-        make = functools.partial(_seeded, sampler)
+        return sampler(seed=seed) if is_class else sampler(seed)
+
     return OptunaSampler(space, seed, goals, make, prior)
-
-
-def _seeded(sampler: type, seed: int) -> Any:
-    return sampler(seed=seed)
 
 
 def _suggest(trial: OptunaTrial, dimension: Dimension) -> Raw:
