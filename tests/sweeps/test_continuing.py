@@ -114,14 +114,13 @@ def test_the_best_of_those_that_come_at_once_runs_on_and_its_notes_say_so(sweep:
         trials=2,
         concurrent=2,
         stop=pl.ASHA(first=2, eta=2, last=4, promote=True),
-        arguments=("--epochs", "30", "--pause", "0.3"),
+        arguments=("--epochs", "100", "--pause", "0.3"),
     )
     until(lambda: any(row["status"] == "Paused" for row in run.trial_rows()))
-    until(lambda: any(row["intervals"] > 3 for row in run.trial_rows()))
-    leader = of(run, run.trial_rows()[0]["run_id"])
-    # Under load the first one may have come to its rung alone, and wait for the other there.
-    assert leader.tags.get(RUNG) == "2" or leader.id.endswith("_0_2")
-    assert PROMOTED in leader.tags or run.lineage()[1]["why"].endswith("best 1 of 2")
+    first = of(run, f"{run.id}_0")
+    # Under load the first one may come to its rung alone, and wait for the other there.
+    until(lambda: PROMOTED in first.tags or len(run.lineage()) == 3)
+    assert first.tags.get(RUNG) == "2" or run.lineage()[1]["why"].endswith("best 1 of 2")
     run.cancel()
     until(lambda: run.record().is_terminal)
     assert [row["status"] for row in run.trial_rows()] == [states.CANCELED] * 2
@@ -221,3 +220,24 @@ def test_a_population_trains_in_step_and_its_worst_take_over_the_best_ones_check
     # Two generations after its first exchange the best one is 1 or what was made of it.
     assert run.best_point()["x"] >= 0.8
     assert run.best_child().id.endswith("_3")
+
+
+def test_more_trials_may_bring_one_to_go_on_that_was_left_behind(sweep: Any) -> None:
+    run = sweep(
+        {"x": pl.choice(0.4, 0.3, 0.2, 0.1)},
+        sampler="grid",
+        trials=2,
+        concurrent=1,
+        stop=pl.ASHA(first=2, eta=2, last=4, promote=True),
+        arguments=("--epochs", "4", "--pause", "0", "--stays-at", "2"),
+    )
+    run.wait_for_completion()
+    left = of(run, f"{run.id}_1")
+    assert "is not among the best 1 of 2" in left.tags["stopped"]
+    run.more(2)
+    until(lambda: run.spec.trials == 4 and run.record().is_terminal)
+    assert [(row["trial"], row["run_id"], row["status"]) for row in run.trial_rows()] == [
+        *((0, f"{run.id}_0_2", states.COMPLETED), (1, f"{run.id}_1_2", states.COMPLETED)),
+        *((2, f"{run.id}_2", states.CANCELED), (3, f"{run.id}_3", states.CANCELED)),
+    ]
+    assert "stopped" not in left.tags

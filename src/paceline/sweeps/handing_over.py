@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -10,11 +11,12 @@ from typing import Any
 
 from paceline.errors import EngineError
 from paceline.job.job import Job
-from paceline.runs import removal
+from paceline.runs import removal, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.submit import SourceCopy, submit, submit_again, submit_alike
 from paceline.supervisor.logs import say
 from paceline.sweeps import continuing
+from paceline.sweeps.children import STOPPED
 from paceline.sweeps.live.table import number as short
 from paceline.sweeps.points import job_of
 from paceline.sweeps.policies.pausing import budget
@@ -198,6 +200,10 @@ class HandingOver:
             values=self._secrets,
             checkpoints=RunFolder(sweep.runs_dir / following.source).checkpoints,
         )
+        if sweep.trials[number].stopped is not None:
+            # It was left behind when the sweep had ended, and more trials were asked for.
+            with contextlib.suppress(OSError):
+                tags_and_properties.remove_tags(sweep.folder_of(number).notes, [STOPPED])
         sweep.go_on(sweep.trials[number].gone_on(folder.run_id, following, values))
         say(f"trial {number} goes on as {folder.run_id}: {following.why}")
 
