@@ -95,6 +95,26 @@ def test_without_hard_links_each_has_a_copy_of_its_own(kept, tmp_path, monkeypat
     assert blobs(tmp_path) == []
 
 
+def test_a_content_of_another_user_s_that_may_not_be_linked_is_kept_once_for_each_user(kept, tmp_path, monkeypatch):
+    """As Linux has it (protected_hardlinks) in a workspace that several users share."""
+    link = os.link
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+
+    def refused(source, target, **values):
+        if "-4711" not in f"{source}{target}" and blobs(tmp_path)[:1] == [source]:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        link(source, target, **values)
+
+    kept(b"weights")
+    monkeypatch.setattr(os, "link", refused)
+    (_, mine), (_, again) = kept(b"weights"), kept(b"weights")
+    assert os.path.samefile(mine, again)
+    assert [path.name[64:] for path in blobs(tmp_path)] == ["", "-4711"]
+    mine.unlink()
+    again.unlink()
+    assert keep.drop(blobs(tmp_path)[0]) == 7, "the other user's is a version's"
+
+
 def test_a_source_that_changes_while_it_is_read_is_read_again(kept, tmp_path, monkeypatch):
     pump, times = keep._pump, []
 

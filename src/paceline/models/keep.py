@@ -1,6 +1,7 @@
 """Files kept by content: copied and hashed in one pass, and a further name of what is there already.
 
-    <models>/.blobs/<size>/<sha256>     whole files, mode 0444, with a time of change that is the same for all
+    <models>/.blobs/<size>/<sha256>         whole files, mode 0444, with a time of change that is the same for all
+    <models>/.blobs/<size>/<sha256>-<uid>   the same, of another user than the first, who may not link that one's
 
 A version's files are hard links to blobs, so the kernel counts who needs one: a blob with one name is nobody's any more.
 A whole file's time of change is fixed, so that a file that somebody wrote into is told by its time.
@@ -30,8 +31,8 @@ from paceline.models.sources import ModelSourceFile
 STAMP_NS = 10**18
 #: linux/fs.h: _IOW(0x94, 9, int)
 _FICLONE = 0x40049409
-#: Large, for each piece costs the two threads a change of who runs.
-_CHUNK, _CHUNKS = 1 << 22, 4
+#: Large, for each piece costs the two threads a change of who runs; several, lest one wait for the other on a busy machine.
+_CHUNK, _CHUNKS = 1 << 21, 8
 _SAMPLE = 1 << 16
 _TRIES = 3
 
@@ -70,14 +71,6 @@ def keep(
     )
 
 
-def has(blobs: Path, size_bytes: int, sha256: str) -> bool:
-    """True if this content is here, and nobody wrote into it."""
-    try:
-        return is_untouched(os.lstat(blob_path(blobs, size_bytes, sha256)), size_bytes)
-    except OSError:
-        return False
-
-
 def take(blobs: Path, size_bytes: int, sha256: str, target: Path) -> bool:
     """Make a content that is here `target` as well; False where it is not."""
     return _link(blob_path(blobs, size_bytes, sha256), target, size_bytes)
@@ -95,16 +88,16 @@ def drop(blob: Path) -> int:
 
     A registration that finds it meanwhile makes it a name of its own, and keeps the content by that.
     """
-    try:
-        found = os.lstat(blob)
-        if found.st_nlink != 1:
-            return 0
-        os.unlink(blob)
+    freed = 0
+    for name in _names(blob):
         with contextlib.suppress(OSError):
-            blob.parent.rmdir()
-        return found.st_size
-    except OSError:
-        return 0
+            found = os.lstat(name)
+            if found.st_nlink == 1:
+                os.unlink(name)
+                freed += found.st_size
+    with contextlib.suppress(OSError):
+        blob.parent.rmdir()
+    return freed
 
 
 def blob_path(blobs: Path, size_bytes: int, sha256: str) -> Path:
@@ -250,26 +243,27 @@ def _pump(fd: int, out: int, came: Callable[[int], object]) -> str:
 
 def _link(blob: Path, target: Path, size: int) -> bool:
     """Make a kept content `target` as well; False where there is none, or somebody wrote into it."""
-    try:
-        if not is_untouched(os.lstat(blob), size):
-            # Whoever has it keeps it, and `verify` tells of it; the next one gets a whole one.
-            os.unlink(blob)
-            return False
-        os.link(blob, target, follow_symlinks=False)
-        return True
-    except OSError:
-        # None there, another user's that may not be linked, or a file system without hard links.
-        return False
+    for name in _names(blob):
+        try:
+            if not is_untouched(os.lstat(name), size):
+                # Whoever has it keeps it, and `verify` tells of it; the next one gets a whole one.
+                os.unlink(name)
+                continue
+            os.link(name, target, follow_symlinks=False)
+            return True
+        except OSError:
+            continue  # none there, another user's, or a file system without hard links
+    return False
 
 
 def _share(blob: Path, copy: Path, size: int) -> bool:
     """Let a new copy be the content that others find; True unless that was there, and the copy is a name of it now."""
     beside = copy.with_name(f".{copy.name[:100]}.{os.urandom(4).hex()}")
-    for _ in range(_TRIES):
+    for name in _names(blob) * _TRIES:
         try:
             blob.parent.mkdir(parents=True, exist_ok=True)
             # The caller's own second name of an inode, not a copy: a reader of blobs finds whole ones alone.
-            os.link(copy, blob, follow_symlinks=False)
+            os.link(copy, name, follow_symlinks=False)
             return True
         except FileExistsError:
             if _link(blob, beside, size):
@@ -278,10 +272,15 @@ def _share(blob: Path, copy: Path, size: int) -> bool:
         except FileNotFoundError:
             continue  # somebody has removed the empty folder
         except OSError as error:
-            if error.errno in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):
+            if error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):
                 return True  # without hard links, each version has a copy of its own
             raise
     return True
+
+
+def _names(blob: Path) -> list[Path]:
+    """The names that a content may have: Linux lets nobody link another user's file, so each user may have one."""
+    return [blob, blob.with_name(f"{blob.name}-{os.geteuid()}")]
 
 
 def _all(blobs: Path) -> Iterator[tuple[Path, os.stat_result]]:

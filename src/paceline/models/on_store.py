@@ -213,32 +213,30 @@ def _fetch(
 ) -> None:
     blobs, fetched = registry.blobs_dir(workspace_dir), registry.parts_dir(workspace_dir) / "pulled"
     infos = {info.path.rpartition("/")[2]: info for info in _listed(store, source, f"{path}.blobs/")}
-    contents = {file.sha256: file for file in record.files}
-    jobs, came = [], {}
-    for sha256, file in contents.items():
-        if not keep.has(blobs, file.size_bytes, sha256):
-            info = infos.get(sha256)
-            if info is None or info.size != file.size_bytes:
-                raise ModelChangedError(f"file {file.name!r} of model {record.id} is not whole in {store.title}.")
-            fetched.mkdir(parents=True, exist_ok=True)
-            came[sha256] = fetched / sha256
-            jobs.append(_job(info, fetched / sha256))
-    meter = Meter(progress, sum(job.size for job in jobs), len(jobs))
-    transfer(store, jobs, meter)
-    meter.finish()
+    missing, came, jobs = [], {}, []
     for file in record.files:
         target = folder / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if not keep.take(blobs, file.size_bytes, file.sha256, target):
-            # Not in the first place, or gone since: somebody has pruned what no version had.
-            if file.sha256 not in came:
-                raise TransferError(f"a content of model {record.id} was removed while it was pulled. Pull again.")
-            kept = keep.keep(ModelSourceFile(name=file.name, path=came[file.sha256]), blobs, target)
-            if kept.sha256 != file.sha256:
-                came[file.sha256].unlink(missing_ok=True)
-                raise ModelChangedError(
-                    f"file {file.name!r} of model {record.id} in {store.title} has other content than was registered."
-                )
+        if keep.take(blobs, file.size_bytes, file.sha256, target):
+            continue
+        missing.append(file)
+        if file.sha256 not in came:
+            info = infos.get(file.sha256)
+            if info is None or info.size != file.size_bytes:
+                raise ModelChangedError(f"file {file.name!r} of model {record.id} is not whole in {store.title}.")
+            fetched.mkdir(parents=True, exist_ok=True)
+            came[file.sha256] = fetched / file.sha256
+            jobs.append(_job(info, fetched / file.sha256))
+    meter = Meter(progress, sum(job.size for job in jobs), len(jobs))
+    transfer(store, jobs, meter)
+    meter.finish()
+    for file in missing:
+        fetched_file = ModelSourceFile(name=file.name, path=came[file.sha256])
+        if keep.keep(fetched_file, blobs, folder / file.name).sha256 != file.sha256:
+            fetched_file.path.unlink(missing_ok=True)
+            raise ModelChangedError(
+                f"file {file.name!r} of model {record.id} in {store.title} has other content than was registered."
+            )
     for one in came.values():
         one.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
