@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import pytest
+
 import paceline as pl
 from paceline.sweeps import results
 from paceline.sweeps.children import trials
+from paceline.sweeps.live import show
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
 from tests.sweeps.made import add_trial, make_sweep
@@ -53,3 +56,22 @@ def test_a_frame_has_its_columns_before_the_first_trial():
     assert results.column_names([], SPEC) == [
         *("trial", "run_id", "status", "loss", "intervals", "started_utc", "duration_s"),
     ]
+
+
+def test_a_notebook_shows_a_sweep_with_its_trials_and_ctrl_c_says_how_to_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workspace = pl.Workspace(tmp_path / "workspace")
+    sweep = make_sweep(workspace.runs_dir, SPEC)
+    add_trial(sweep, 0, {"--status": "<b>"}, (3.0, 2.0))
+    run = workspace.get_run(sweep.run_id)
+    assert "<td>&lt;b&gt;</td>" in run._repr_html_()
+    assert sweep.run_id in run._repr_html_()
+
+    def pressed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(show, "to_the_end", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        run.wait_for_completion(show_output=True)
+    assert f"paceline sweep show -f {sweep.run_id}" in capsys.readouterr().err

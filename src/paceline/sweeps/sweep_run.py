@@ -12,7 +12,8 @@ from paceline.runs.record import RunRecord
 from paceline.runs.run import ExperimentLike, Run
 from paceline.runs.visible import visible_line
 from paceline.sweeps import children, results
-from paceline.sweeps.live import show
+from paceline.sweeps.live import notebook, show
+from paceline.sweeps.live.board import Board
 from paceline.sweeps.pictures import draw
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.start import more
@@ -34,6 +35,10 @@ class SweepRun(Run):
     @classmethod
     def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> Any:
         return Run._handle(experiment, record)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the sweep as any run, and its trials."""
+        return super()._repr_html_() + notebook.html_of(Board(self._folder).look())
 
     def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
         """Block until the sweep has ended; its record then. Ctrl-C only stops the waiting.
