@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.job.environment import EnvironmentSpec
-from paceline.services.package.versions import Versions, merged, of_environment
+from paceline.services.package.versions import PackageVersions, merged, of_environment
 from tests.helpers import write_tree
 
 
@@ -20,8 +20,10 @@ def test_of_an_interpreter_that_was_used_as_it_is_only_what_the_source_imports_i
 
 
 def test_the_servers_versions_give_way_to_the_models() -> None:
-    model = Versions(("torch==2.5.0", "anyio==3.0"), ("typing_extensions==4.9",))
-    server = Versions(("starlette==1.0", "uvicorn==0.40"), ("anyio==4.1", "typing-extensions==4.16", "idna==3.2"))
+    model = PackageVersions(("torch==2.5.0", "anyio==3.0"), ("typing_extensions==4.9",))
+    server = PackageVersions(
+        ("starlette==1.0", "uvicorn==0.40"), ("anyio==4.1", "typing-extensions==4.16", "idna==3.2")
+    )
     both = merged(model, server)
     assert both.requirements == ("torch==2.5.0", "anyio==3.0", "starlette==1.0", "uvicorn==0.40")
     assert both.constraints == ("idna==3.2", "typing_extensions==4.9")

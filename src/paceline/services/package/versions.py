@@ -21,18 +21,18 @@ _FRAMEWORKS = {"sklearn": "scikit-learn", "scikit-learn": "scikit-learn", "pytor
 
 
 @dataclass(frozen=True)
-class Versions:
+class PackageVersions:
     """requirements: what is asked for, in exact versions. constraints: exact versions of what that may need."""
 
     requirements: tuple[str, ...]
     constraints: tuple[str, ...]
 
 
-def server_versions() -> Versions:
+def server_versions() -> PackageVersions:
     """The server's packages, as they are installed here."""
     found = {name: _installed(name) for name in _closure(_SERVER)}
     here = {name: version for name, version in found.items() if version is not None}
-    return Versions(
+    return PackageVersions(
         tuple(f"{name}=={here[name]}" for name in _SERVER if name in here),
         tuple(f"{name}=={version}" for name, version in sorted(here.items())),
     )
@@ -40,7 +40,7 @@ def server_versions() -> Versions:
 
 def of_environment(
     environment: EnvironmentSpec | None, packages: Collection[str], framework: str | None, source: Path | None
-) -> Versions:
+) -> PackageVersions:
     """What the model's script needs.
 
     environment: of the run, in exact versions where it was built. packages: "name==version" of all that its interpreter had.
@@ -65,17 +65,17 @@ def of_environment(
                 "elsewhere: --requirements FILE or --pip PACKAGE."
             )
         if not environment.layered:
-            return Versions(tuple(wanted), tuple(exact.values()))
+            return PackageVersions(tuple(wanted), tuple(exact.values()))
         found = {_name(line): line for line in wanted}
     else:
         found = {}
     for name in _imported(source, framework):
         if name in exact:
             found.setdefault(name, exact[name])
-    return Versions(tuple(found[name] for name in sorted(found)), tuple(exact.values()))
+    return PackageVersions(tuple(found[name] for name in sorted(found)), tuple(exact.values()))
 
 
-def merged(model: Versions, server: Versions) -> Versions:
+def merged(model: PackageVersions, server: PackageVersions) -> PackageVersions:
     """Both together. The server's versions give way: the model was made with its own."""
     own = {_name(line) for line in (*model.requirements, *model.constraints)}
     requirements = [*model.requirements]
@@ -85,7 +85,7 @@ def merged(model: Versions, server: Versions) -> Versions:
             requirements.append(name if name in own else line)
     constraints = [*model.constraints, *(line for line in server.constraints if _name(line) not in own)]
     asked = {_name(line) for line in requirements if "==" in line}
-    return Versions(
+    return PackageVersions(
         tuple(requirements), tuple(sorted((line for line in constraints if _name(line) not in asked), key=str.lower))
     )
 

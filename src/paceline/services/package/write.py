@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import paceline
 from paceline import snapshot
 from paceline.errors import ServiceError, ServingError
 from paceline.job.environment import EnvironmentSpec
@@ -30,7 +29,8 @@ from paceline.services.package import texts, versions
 from paceline.serving.config import ServedModel, ServerConfig
 from paceline.system.files import remove_tree, write_json
 
-_LIBRARY = Path(paceline.__file__).parent
+#: The package itself: this file is at services/package/ in it.
+_LIBRARY = Path(__file__).resolve().parents[2]
 #: What of Paceline a server needs.
 _PARTS = ("__init__.py", "py.typed", "errors.py", "system", "serving")
 

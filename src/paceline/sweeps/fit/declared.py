@@ -27,7 +27,7 @@ _ALL, _REST = ("parse_args", "parse_intermixed_args"), ("parse_known_args", "par
 
 
 @dataclass(frozen=True, kw_only=True)
-class Option:
+class DeclaredOption:
     """What one `add_argument` says. line: where.
 
     is_switch: takes no value; None where that can't be known. count: how many values it needs; None for any number.
@@ -49,7 +49,7 @@ class Declared:
     is_closed: an option that is not among them ends the script. has_positionals: it takes words without a name as well.
     """
 
-    options: tuple[Option, ...]
+    options: tuple[DeclaredOption, ...]
     is_closed: bool
     has_positionals: bool
 
@@ -78,7 +78,7 @@ class _Reader:
         self._functions = {node.name: node for node in self._nodes if isinstance(node, ast.FunctionDef)}
         self._modules: set[str] = set()  # names of argparse itself
         self._names: dict[str, str] = {}  # a name -> what of argparse it is
-        self._options: list[Option] = []
+        self._options: list[DeclaredOption] = []
         self._is_closed = True
         self._has_positionals = False
         self._is_parsed = False
@@ -276,12 +276,12 @@ class _Reader:
             return
         # What is done to the action behind its back can't be seen.
         if None in given or not isinstance(self._parent[call], ast.Expr):
-            self._options.append(Option(names=tuple(names), line=call.lineno, is_switch=None))
+            self._options.append(DeclaredOption(names=tuple(names), line=call.lineno, is_switch=None))
             return
         is_switch, names = self._action(given.get("action"), names)
         count, is_known = self._count(given.get("nargs"))
         self._options.append(
-            Option(
+            DeclaredOption(
                 names=tuple(names),
                 line=call.lineno,
                 is_switch=is_switch if is_known else None,

@@ -11,7 +11,7 @@ from paceline.errors import SweepError
 from paceline.job.entry import entry_file
 from paceline.job.job import Job
 from paceline.sweeps.expressions import Expression
-from paceline.sweeps.fit.declared import Declared, Option, declared
+from paceline.sweeps.fit.declared import Declared, DeclaredOption, declared
 from paceline.sweeps.points import text_of
 from paceline.sweeps.space import Dimension, Space, argument
 
@@ -77,7 +77,7 @@ def _complaint(dimension: Dimension, known: Declared) -> str | None:
     return None
 
 
-def _meant(name: str, known: Declared) -> list[Option] | None:
+def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
     """The options that argparse takes a name for; None where it can't be known whether it has one."""
     exact = [option for option in known.options if name in option.names]
     if exact:
@@ -89,7 +89,7 @@ def _meant(name: str, known: Declared) -> list[Option] | None:
     return []
 
 
-def _wrong(option: Option, text: str, known: Declared) -> str | None:
+def _wrong(option: DeclaredOption, text: str, known: Declared) -> str | None:
     """Why the option does not take this word."""
     at = f"line {option.line}"
     if option.is_switch is None:

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.errors import SweepError
 from paceline.runs import states
 from paceline.sweeps.policies import promotion
-from paceline.sweeps.policies.pausing import Verdict, check_budget
+from paceline.sweeps.policies.pausing import Judgement, check_budget
 from paceline.sweeps.policies.policy import check_whole
 from paceline.sweeps.policies.promotion import Ladder
 from paceline.sweeps.space import Space
@@ -98,7 +98,7 @@ class ASHA:
     def pauses(self) -> bool:
         return self.promote
 
-    def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Verdict]:
+    def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
         """Trial number -> whether it waits at its rung or goes on beyond it. None where the script knows its budget."""
         return {} if self.budget else promotion.judge(self._ladder, trials, goal)
 

@@ -19,7 +19,7 @@ TO_ITS_END = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Judgement:
     """What is to become of a trial that runs. rung: it goes on beyond so many values; None: it is paused. why: a sentence."""
 
     rung: int | None = None
@@ -34,7 +34,7 @@ class PausingPolicy(Protocol):
     def pauses(self) -> bool:
         """Whether it does so at all: ASHA without promotion only stops."""
 
-    def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Verdict]:
+    def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
         """Trial number -> what is to become of it, of those that run and have come so far that this is to be said."""
 
     def next(

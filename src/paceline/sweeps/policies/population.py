@@ -21,7 +21,7 @@ from paceline.errors import SweepError
 from paceline.runs import states
 from paceline.sweeps.explore import explored
 from paceline.sweeps.expressions import Raw
-from paceline.sweeps.policies.pausing import Verdict, check_budget
+from paceline.sweeps.policies.pausing import Judgement, check_budget
 from paceline.sweeps.policies.policy import check_whole
 from paceline.sweeps.samplers.sampler import seed_of
 from paceline.sweeps.space import Space
@@ -78,16 +78,16 @@ class PopulationBasedTraining:
         """None: what falls behind is replaced."""
         return {}
 
-    def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Verdict]:
+    def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
         """Trial number -> that it waits for the others, where it has come to its generation's end.
 
         None where the script knows its budget."""
-        found: dict[int, Verdict] = {}
+        found: dict[int, Judgement] = {}
         for trial in trials:
             end = self._end(len(trial.legs))
             # A script that ends by itself at `last` need not be told.
             if not self.budget and not trial.is_over and len(trial.curve) >= end and end < self.last:
-                found[trial.number] = Verdict(why=f"PBT: the end of generation {len(trial.legs)}, at {end} values")
+                found[trial.number] = Judgement(why=f"PBT: the end of generation {len(trial.legs)}, at {end} values")
         return found
 
     def next(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.runs import states
-from paceline.sweeps.policies.pausing import TO_ITS_END, Verdict
+from paceline.sweeps.policies.pausing import TO_ITS_END, Judgement
 from paceline.sweeps.trial import Goal, Next, Trial
 
 
@@ -48,9 +48,9 @@ class Ladder:
         return found if self.last is None else min(found, self.last)
 
 
-def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Verdict]:
+def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Judgement]:
     """What becomes of each trial that runs and has come to a rung at which it was not judged yet."""
-    found: dict[int, Verdict] = {}
+    found: dict[int, Judgement] = {}
     known = {trial.number: trial for trial in trials}
     # The best of those that come at once has the first right to a place.
     for trial in sorted(trials, key=lambda trial: _order(trial, ladder.reached(trial), goal)):
@@ -63,12 +63,12 @@ def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Verd
         is_among = any(other.number == trial.number for other in there[:keep])
         # One that would be promoted at once need not give back its nodes and queue for them again.
         if is_among and _promoted(ladder, there, rung) < keep:
-            found[trial.number] = Verdict(rung=rung, why=f"ASHA: {said} is among the best {keep} of {len(there)}")
+            found[trial.number] = Judgement(rung=rung, why=f"ASHA: {said} is among the best {keep} of {len(there)}")
             known[trial.number] = dataclasses.replace(trial, rung=rung)
         else:
             why = f"is among the best {keep}" if is_among else f"is not among the best {keep}"
             taken = ", whose places are taken" if is_among else ""
-            found[trial.number] = Verdict(why=f"ASHA: {said} {why} of {len(there)} so far{taken}")
+            found[trial.number] = Judgement(why=f"ASHA: {said} {why} of {len(there)} so far{taken}")
     return found
 
 
