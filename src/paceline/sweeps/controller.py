@@ -41,7 +41,7 @@ class Controller:
         self._judge_at = 0.0
 
     def run(self) -> None:
-        """To the sweep's end, which is written down."""
+        """To the sweep's end, which is written down; or until its folder is gone."""
         sweep = self.sweep
         sweep.take_up()
         for trial in sweep.trials:
@@ -50,6 +50,10 @@ class Controller:
             started = sweep.record.started_utc or utc_now()
             sweep.record = store.change(sweep.folder, sweep.record, states.RUNNING, started_utc=started)
         while True:
+            if not sweep.folder.record.exists():
+                # Removed by hand: nobody could ask for the end of what runs any more, and it can't be written down.
+                self._stopping.all("the sweep's folder is gone")
+                return
             changed = sweep.look()
             for trial in changed:
                 self._tell(trial)
