@@ -14,12 +14,16 @@ import pytest
 
 import paceline as pl
 from paceline.errors import SweepError
-from paceline.runs import states
+from paceline.runs import read, states, store
 from paceline.sweeps.prior import prior_trials
 from paceline.sweeps.proposals import Proposals
+from paceline.sweeps.space import Space
+from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.sweep_run import SweepRun
 from paceline.system import locks
-from tests.sweeps.helpers import SCRIPT, until
+from tests.helpers import make_run
+from tests.sweeps.helpers import SCRIPT, SWEEP_ID, until
+from tests.sweeps.made import add_trial
 
 
 def test_a_sweep_tries_points_and_knows_the_best(submit: Any, capsys: Any) -> None:
@@ -132,6 +136,21 @@ def test_a_controller_that_can_not_begin_ends_its_trials(submit: Any) -> None:
     assert "metric=''" in run.record().failure.message
     trial = pl.Run(run.experiment, f"{run.id}_0")
     until(lambda: trial.status == states.CANCELED)
+
+
+def test_a_sweep_that_no_controller_can_be_had_for_ends_its_trials(tmp_path: Path) -> None:
+    """Such as where the installation is broken: it is whoever reads the sweep who gives up."""
+    spec = SweepSpec(space=Space({"x": 1}), metric="loss")
+    owner = {**store.owner(), "starts": 3}
+    folder, fd = make_run(tmp_path / "runs", SWEEP_ID, states.RUNNING, kind="sweep", sweep=spec.to_json(), owner=owner)
+    running = add_trial(folder, 0, {"x": 1}, status=states.RUNNING)
+    ended = add_trial(folder, 1, {"x": 1})
+    os.close(fd)
+    record = read.record(folder)
+    assert record.status == states.FAILED
+    assert "ended 3 times before it could begin" in record.failure.message
+    assert read.record(running).status == states.CANCEL_REQUESTED
+    assert not ended.cancel_request.exists()
 
 
 def test_several_metrics_have_a_front(submit: Any) -> None:
