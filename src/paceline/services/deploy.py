@@ -25,6 +25,8 @@ from paceline.system.files import write_json
 from paceline.targets import configured
 
 _PAUSE_S = 0.05
+#: Of targets that have hosts of their own for a service.
+_KINDS = ("ssh", "slurm")
 
 
 def deploy(
@@ -54,11 +56,12 @@ def deploy(
     store.check_name(name)
     check_workers(workers)
     port = _checked_port(port)
-    needs_keys = not is_loopback(host) if auth is None else auth
-    if not needs_keys and not is_loopback(host):
+    is_open = _check_target(workspace_dir, target) or not is_loopback(host)
+    needs_keys = is_open if auth is None else auth
+    if not needs_keys and is_open:
         raise ServiceError(
-            f"host={host!r} can be reached from other machines: a service there asks for a key. Leave out auth=False, or "
-            "listen at 127.0.0.1."
+            f"host={host!r} on {target!r} can be reached from other machines: a service there asks for a key. Leave out "
+            "auth=False, or listen at 127.0.0.1 of 'local'."
         )
     tls_cert, tls_key = _checked_tls(tls)
     folder = ServiceFolder(store.services_dir(workspace_dir) / name)
@@ -70,7 +73,6 @@ def deploy(
             )
         return _overwrite(folder, asked, workers=workers, port=port, auth=auth, progress=progress)
     _check_server()
-    _check_target(workspace_dir, target)
     check_free(host, port)
     record = ServiceRecord(
         name=name,
@@ -312,13 +314,18 @@ def _checked_tls(tls: tuple[str, str] | None) -> tuple[str | None, str | None]:
     return cert, key
 
 
-def _check_target(workspace_dir: Path, target: str) -> None:
-    kind = configured.read(workspace_dir, target).kind
-    if kind != configured.LOCAL:
+def _check_target(workspace_dir: Path, target: str) -> bool:
+    """Refuse a target that can't serve; whether its nodes are reached by their own names, so that a key is needed."""
+    found = configured.read(workspace_dir, target)
+    if found.kind == configured.LOCAL:
+        return False
+    if found.kind not in _KINDS or found.settings.get("login"):
+        what = f"of the kind {found.kind!r}" if found.kind not in _KINDS else "behind a login host"
         raise ServiceError(
-            f"target {target!r} is of the kind {kind!r}, and services run on 'local' alone. To serve elsewhere, write a folder "
-            "that does not need this workspace: paceline package MODEL --entry SCRIPT -o DIR."
+            f"target {target!r} is {what}: services run on 'local', on ssh hosts, and on a Slurm whose nodes this machine "
+            "reaches. To serve elsewhere, write a folder that needs no workspace: paceline package MODEL --entry SCRIPT -o DIR."
         )
+    return found.kind != "ssh"
 
 
 def _check_server() -> None:

@@ -22,14 +22,17 @@ from paceline.system.files import read_json
 class Preparation:
     """A build that goes on; `poll` until `setup` or `failure` is there. held: keeps `env prune` from what was built."""
 
-    def __init__(self, folder: ServiceFolder, revision: Revision) -> None:
+    def __init__(self, folder: ServiceFolder, revision: Revision, *, is_here: bool = True) -> None:
         self._folder, self._number = folder, revision.number
         self._process: subprocess.Popen[bytes] | None = None
         self.setup: NodeSetup | None = None
         self.failure: str | None = None
         self.held = contextlib.ExitStack()
         environment = EnvironmentSpec.from_json(dict(revision.environment))
-        if environment.needs_build:
+        if not is_here:
+            # Its node builds it, as for any run.
+            self.setup = NodeSetup(python="")
+        elif environment.needs_build:
             self._start()
         elif environment.python is not None and not Path(environment.python).exists():
             self.failure = f"the interpreter {environment.python!r} of the environment is not there."

@@ -39,6 +39,19 @@ class Server:
         self._drain_s = 30.0
 
     @property
+    def is_up(self) -> bool:
+        return self._process is not None
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes that this one has started."""
+        return set() if self._process is None else {self._process.pid}
+
+    #: Of a server on another machine: its run, and where that is.
+    run_id: str | None = None
+    note: str | None = None
+
+    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
@@ -52,7 +65,7 @@ class Server:
         folder = self._folder
         remove_tree(folder.server)
         folder.server.mkdir(mode=0o700)
-        self.tell(tag, record, revision, workers, setup)
+        self.keep(tag, record, revision, workers, setup)
         self._log_start = folder.log.stat().st_size if folder.log.exists() else 0
         let_in(self._listener)
         variables = {name: text for name, text in os.environ.items() if name != processes.SUPERVISOR_VARIABLE}
@@ -69,8 +82,13 @@ class Server:
             preexec_fn=processes.ends_with_parent(signal.SIGTERM),  # noqa: PLW1509 - no lock between fork and exec
         )
 
-    def tell(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
-        """Write the configuration. A server that runs takes it after `reload`."""
+    def change(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
+        """Let it serve this revision, in place of the present one once it is ready."""
+        self.keep(tag, record, revision, workers, setup)
+        self.reload()
+
+    def keep(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
+        """Write the configuration, which is read at its start and with `reload`."""
         folder = self._folder
         shell = {**os.environ, "PYTHONPATH": os.environ.get("PACELINE_SHELL_PYTHONPATH", "")}
         config = config_of(

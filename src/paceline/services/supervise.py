@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from paceline.errors import PacelineError
 from paceline.runs import store as runs_store
 from paceline.services import states, store
+from paceline.services.away import AwayServer
 from paceline.services.folder import ServiceFolder
 from paceline.services.log import shorten
 from paceline.services.preparation import Preparation
@@ -30,6 +31,7 @@ from paceline.supervisor.logs import say
 from paceline.supervisor.signals import Wake
 from paceline.system import processes
 from paceline.system.files import remove_tree
+from paceline.targets import configured
 
 _PAUSE_S = 0.2
 _PAUSE_WHILE_CHANGING_S = 0.03
@@ -58,7 +60,6 @@ class Supervisor:
     def __init__(self, folder: ServiceFolder, listener: socket.socket) -> None:
         self.folder = folder
         self.wake = Wake()
-        self.server = Server(folder, listener)
         self.change: _Change | None = None
         #: What the environment of the revision that is served is held by.
         self.serving: Preparation | None = None
@@ -69,6 +70,10 @@ class Supervisor:
         self.next_shorten_s = 0.0
         self.keys_time = self._keys_time()
         record = store.stored(folder)
+        is_here = record.target == configured.LOCAL
+        self.server: Server | AwayServer = (
+            Server(folder, listener) if is_here else AwayServer(folder, listener, record.target)
+        )
         self.record = store.change(
             folder,
             record,
@@ -93,7 +98,7 @@ class Supervisor:
             self.wake.sleep(_PAUSE_S if self.change is None else _PAUSE_WHILE_CHANGING_S)
 
     def _look(self, wanted: Wanted) -> None:
-        if self.server.pid is not None and (how := self.server.ended()) is not None:
+        if self.server.is_up and (how := self.server.ended()) is not None:
             self._died(how)
         if self.change is not None:
             # A newer wish takes the place of one whose environment is still being built.
@@ -102,7 +107,7 @@ class Supervisor:
             else:
                 self._go_on()
             return
-        if self.server.pid is None:
+        if not self.server.is_up:
             if time.monotonic() >= self.next_start_s:
                 self._begin_start(wanted)
         elif wanted.serial != self.record.settled:
@@ -127,7 +132,12 @@ class Supervisor:
         say(f"revision {number} with {workers} workers is being made ready: {', '.join(revision.model_names)}")
         if serial is not None:
             self.record = store.change(self.folder, self.record, updating=number)
-        self.change = _Change(revision, workers, serial, Preparation(self.folder, revision))
+        self.change = _Change(
+            revision,
+            workers,
+            serial,
+            Preparation(self.folder, revision, is_here=self.record.target == configured.LOCAL),
+        )
 
     def _go_on(self) -> None:
         change = self.change
@@ -151,12 +161,11 @@ class Supervisor:
         assert change.preparation.setup is not None
         what = (change.tag, self.record, change.revision, change.workers, change.preparation.setup)
         try:
-            if self.server.pid is None:
+            if not self.server.is_up:
                 self.server.start(*what)
                 self.record = store.change(self.folder, self.record, server_pid=self.server.pid)
             else:
-                self.server.tell(*what)
-                self.server.reload()
+                self.server.change(*what)
         except (PacelineError, OSError) as error:
             self._failed(str(error))
 
@@ -177,6 +186,8 @@ class Supervisor:
             settled=self.record.settled if change.serial is None else change.serial,
             failure=None,
             updating=None,
+            run_id=self.server.run_id,
+            note=self.server.note,
         )
 
     def _failed(self, reason: str) -> None:
@@ -185,15 +196,13 @@ class Supervisor:
         assert change is not None
         self._drop()
         say(f"revision {change.revision.number} can't be served: {reason}")
-        if self.server.pid is None:
+        if not self.server.is_up:
             self._wait_longer()
         self._settle_failed(change.serial, reason)
 
     def _settle_failed(self, serial: int | None, reason: str) -> None:
-        if self.server.pid is not None:
-            state = self.record.state
-        else:
-            state = states.FAILED if self.record.revision is None else states.UNHEALTHY
+        without = states.FAILED if self.record.revision is None else states.UNHEALTHY
+        state = self.record.state if self.server.is_up else without
         settled = self.record.settled if serial is None else serial
         self.record = store.change(
             self.folder, self.record, state=state, settled=settled, failure=reason, updating=None
@@ -204,7 +213,7 @@ class Supervisor:
             return
         revision = store.revision(self.folder, self.record.revision)
         tag = str(self.server.state().get("revision"))
-        self.server.tell(tag, self.record, revision, self.record.workers or 1, self.serving.setup)
+        self.server.keep(tag, self.record, revision, self.record.workers or 1, self.serving.setup)
 
     def _drop(self) -> None:
         change, self.change = self.change, None
@@ -252,7 +261,7 @@ class Supervisor:
 
     def _tidy(self) -> None:
         # Orphans come to this process. Its own children are waited for by whoever has started them, with their exit codes.
-        own = (self.server.pid, self.change.preparation.pid if self.change is not None else None)
+        own = {*self.server.pids, self.change.preparation.pid if self.change is not None else None}
         while (pid := processes.ended_child()) is not None and pid not in own:
             os.waitpid(pid, 0)
         if time.monotonic() >= self.next_shorten_s:

@@ -7,6 +7,7 @@ python start.py --check answers with exit code 0 where the server at --port is r
 """
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -16,7 +17,10 @@ import urllib.request
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "library"))
+LIBRARY = HERE / "library"
+# In a run it is not there: the run has all of Paceline.
+if LIBRARY.is_dir():
+    sys.path.insert(0, str(LIBRARY))
 
 
 def main() -> int:
@@ -69,8 +73,13 @@ def serve(folder: Path, given: argparse.Namespace, key: str) -> int:
     # No key is in what the script's processes see.
     for name in ("PACELINE_KEY", "PACELINE_SECONDARY_KEY"):
         os.environ.pop(name, None)
-    # The script's processes find the library by this.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE / "library"), os.environ.get("PYTHONPATH"))))
+    if LIBRARY.is_dir():
+        # The script's processes find it by this.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(LIBRARY), os.environ.get("PYTHONPATH"))))
+    if os.environ.get("PACELINE_RUN_ID"):
+        # By this the service's supervisor reaches the node where it can't look up the node's name.
+        with contextlib.suppress(OSError):
+            print(f"this node's address: {socket.gethostbyname(socket.gethostname())}", file=sys.stderr, flush=True)
     told = folder / "config.json"
     told.write_text(json.dumps(config))
     return run(told)

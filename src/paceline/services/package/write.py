@@ -44,11 +44,13 @@ def package(
     workers: int = 1,
     base: str | None = None,
     overwrite: bool = False,
+    elsewhere: bool = False,
 ) -> Path:
     """Write the folder; its path. It appears whole or not at all.
 
     name: of the service; default: the first model's. base: image to build on; default: python's of the run's version.
     overwrite: replace a folder that a package was written to before.
+    elsewhere: for a run, which has Paceline and builds the environment.
 
     Raises:
         UserError: no such model or script, an environment that can't be had elsewhere, or a folder that is in use.
@@ -61,7 +63,16 @@ def package(
     try:
         beside.mkdir(parents=True)
         try:
-            _fill(beside, workspace_dir, spec, found, name=name or found[0].name, workers=workers, base=base)
+            _fill(
+                beside,
+                workspace_dir,
+                spec,
+                found,
+                name=name or found[0].name,
+                workers=workers,
+                base=base,
+                elsewhere=elsewhere,
+            )
             if overwrite:
                 remove_tree(folder)
             os.rename(beside, folder)
@@ -95,6 +106,7 @@ def _fill(
     name: str,
     workers: int,
     base: str | None,
+    elsewhere: bool,
 ) -> None:
     models = [_copy_model(folder, index, each) for index, each in enumerate(found)]
     source = None
@@ -118,6 +130,10 @@ def _fill(
         key: value for key, value in config.to_json().items() if key not in ("host", "port", "listen_fd", "python")
     }
     write_json(folder / "service.json", values)
+    shutil.copy(Path(__file__).with_name("start.py"), folder / "start.py")
+    if elsewhere:
+        return
+    _copy_library(folder / "library" / "paceline")
     known = found[0].known_environment
     environment = spec.environment or found[0].environment
     packages = known.get("packages") or () if spec.environment is None else ()
@@ -125,8 +141,6 @@ def _fill(
     both = versions.merged(own, versions.server_versions())
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in both.requirements))
     (folder / "constraints.txt").write_text("".join(f"{line}\n" for line in both.constraints))
-    shutil.copy(Path(__file__).with_name("start.py"), folder / "start.py")
-    _copy_library(folder / "library" / "paceline")
     image = base or f"python:{_python_version(known, environment)}-slim"
     (folder / "Dockerfile").write_text(texts.dockerfile(image))
     (folder / ".dockerignore").write_text(texts.DOCKERIGNORE)

@@ -78,6 +78,28 @@ class Ssh:
             *command,
         ]
 
+    def forward_words(self, host: SshHost, socket_path: str, port: int) -> list[str]:
+        """The command line that leads connections to a socket of this machine on to a port of a host, until it ends.
+
+        Raises:
+            TargetError: there is no `ssh` on this machine.
+        """
+        return [
+            self.program(),
+            *self._base(host),
+            # A connection of its own: one that is shared would go on with the forwarding after this command.
+            *_words(
+                *("ControlMaster=no", "ControlPath=none", "BatchMode=yes", f"ConnectTimeout={CONNECT_S}"),
+                f"ServerAliveInterval={math.ceil(self.silence_s / _ALIVE_COUNT)}",
+                f"ServerAliveCountMax={_ALIVE_COUNT}",
+                *("ExitOnForwardFailure=yes", "StreamLocalBindUnlink=yes", "StreamLocalBindMask=0177"),
+                *("ForwardX11=no", "RemoteCommand=none", "RequestTTY=no", "EscapeChar=none"),
+            ),
+            *("-N", "-L", f"{socket_path}:127.0.0.1:{port}"),
+            "--",
+            host.name,
+        ]
+
     def at_once(self, host: SshHost) -> int:
         """The number of connections that may be opened at the same time.
 

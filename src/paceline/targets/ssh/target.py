@@ -47,6 +47,17 @@ class SshTarget:
         self._looks: list[HostProbe] | None = None
         self._gathered = 0
 
+    def forward_words(self, node: str, socket_path: str, port: int) -> list[str]:
+        """The command line that leads a socket of this machine on to a port of the node of this name.
+
+        Raises:
+            TargetError: it is none of this target's hosts.
+        """
+        for host in self._set.hosts:
+            if host.name == node:
+                return self._set.ssh.forward_words(host, socket_path, port)
+        raise TargetError(f"compute target {self.name!r} has no host {node!r} any more.")
+
     # --- for the submitting program
 
     def check(self, job: Job) -> None:

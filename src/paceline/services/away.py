@@ -1,0 +1,398 @@
+"""The server of a service on another machine: a run whose one worker is the server, and the way to it.
+
+A run has all that is needed there: its environment is built, its source is brought, its log comes back, it is ended with all
+that belongs to it, on ssh hosts and on Slurm alike. What is submitted is the revision as `paceline package` writes it. An update
+is a second run, to which connections go once it answers; the first is canceled then, and ends when its requests have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError, RunNotFoundError
+from paceline.job.environment import EnvironmentSpec
+from paceline.job.job import Job
+from paceline.job.plan import NodeSetup
+from paceline.runs import read, states
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
+from paceline.services import keys, revise
+from paceline.services.folder import ServiceFolder
+from paceline.services.package.versions import server_versions
+from paceline.services.package.write import package
+from paceline.services.record import Revision, ServiceRecord
+from paceline.services.relay import Place, Relay
+from paceline.serving.state import READY
+from paceline.submit import SourceCopy, submit
+from paceline.system import processes
+from paceline.system.files import read_json, write_json
+from paceline.targets import configured
+
+#: As the server says it, once it answers.
+_SERVING = re.compile(r"serving \S+ at https?://\S+?:(\d+)\s*$", re.MULTILINE)
+_ADDRESS = re.compile(r"this node's address: (\S+)$", re.MULTILINE)
+_LOOK_S = 0.5
+_PAUSE_S = 0.1
+#: Beside the time that requests have to end in.
+_END_S = 60.0
+
+
+@dataclass
+class _Served:
+    """A run that serves a revision. port: of the server on its node, once it is known. forward: ssh, which leads there."""
+
+    tag: str
+    folder: RunFolder
+    record: RunRecord | None = None
+    port: int | None = None
+    node: str | None = None
+    forward: subprocess.Popen[bytes] | None = None
+    place: Place | None = None
+    is_ready: bool = False
+    shown: int = 0
+    ended: str | None = None
+
+
+class AwayServer:
+    """Stands for `paceline.services.server.Server` where the target is another machine."""
+
+    def __init__(self, folder: ServiceFolder, listener: socket.socket, target: str) -> None:
+        self._folder, self._target = folder, target
+        self._kind = configured.read(folder.workspace_dir, target).kind
+        self._relay = Relay(listener)
+        self._present: _Served | None = None
+        self._next: _Served | None = None
+        #: They end, with the requests that they have.
+        self._retired: list[_Served] = []
+        self._refused: tuple[str, str] | None = None
+        self._next_look_s = 0.0
+        self._scratch: Path | None = None
+        self._forwards = 0
+        # The models are a part of what is submitted.
+        os.environ["PACELINE_SNAPSHOT_LIMIT"] = "off"
+
+    @property
+    def is_up(self) -> bool:
+        return self._present is not None
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    @property
+    def pids(self) -> set[int]:
+        """Processes of this machine that belong to it."""
+        return {each.forward.pid for each in self._all() if each.forward is not None}
+
+    @property
+    def run_id(self) -> str | None:
+        return None if self._present is None else self._present.folder.run_id
+
+    @property
+    def note(self) -> str | None:
+        """Where it runs, for people."""
+        served = self._present
+        if served is None or served.node is None or served.port is None:
+            return None
+        run = f"run {served.folder.run_id} on {served.node}"
+        if self._kind == "ssh":
+            return f"It is {run}, where it listens at 127.0.0.1, port {served.port}; connections to the URI are led there by ssh."
+        limit = served.record.job.max_run_duration_seconds if served.record and served.record.job else None
+        until = f" It ends with the job's time limit of {limit:g} s, and is submitted again." if limit else ""
+        return f"It is {run}, which answers at http://{served.node}:{served.port} too, with the same keys.{until}"
+
+    def start(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
+        """Submit its run, or go on with the one of a supervisor before this one."""
+        self._present = self._adopted(tag, revision, workers) or self._submitted(tag, record, revision, workers)
+        self._next_look_s = 0.0
+
+    def change(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
+        """Submit a run of another revision beside the present one."""
+        if self._next is not None:
+            self._retire(self._next)
+        self._next = self._submitted(tag, record, revision, workers)
+        self._next_look_s = 0.0
+
+    def keep(self, *arguments: Any) -> None:
+        """Nothing to be done: the present run was not told of the other revision."""
+
+    def reload(self) -> None:
+        """Nothing to be done: a run has its keys from its start, and new ones with the next revision."""
+
+    def state(self) -> dict[str, Any]:
+        present = self._present
+        return {"state": READY} if present is not None and present.is_ready and present.ended is None else {}
+
+    def is_ready(self, tag: str) -> bool:
+        self._look()
+        for served in (self._next, self._present):
+            if served is not None and served.tag == tag and served.is_ready:
+                if served is self._next:
+                    before, self._present, self._next = self._present, served, None
+                    self._relay.place = served.place
+                    if before is not None:
+                        self._retire(before)
+                self._relay.place = served.place
+                self._remember()
+                return True
+        return False
+
+    def refusal(self, tag: str) -> str | None:
+        if self._next is not None and self._next.tag == tag and self._next.ended is not None:
+            self._refused = (tag, self._next.ended)
+            self._drop(self._next)
+            self._next = None
+        return self._refused[1] if self._refused is not None and self._refused[0] == tag else None
+
+    def ended(self) -> str | None:
+        self._look()
+        return None if self._present is None else self._present.ended
+
+    def stop(self) -> None:
+        """Cancel its runs, and wait for them to end."""
+        served = self._all()
+        for each in served:
+            self._retire(each)
+        deadline = time.monotonic() + _END_S + 30.0
+        while time.monotonic() < deadline and any(not _is_over(each) for each in served):
+            time.sleep(_PAUSE_S)
+        self.clear()
+        self._relay.close()
+
+    def clear(self) -> None:
+        """Let go of the present run: it has ended."""
+        for each in self._all():
+            self._retire(each)
+            self._drop(each)
+        self._present = self._next = None
+        self._retired = []
+        self._relay.place = None
+        self._memory.unlink(missing_ok=True)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+    # --- runs
+
+    @property
+    def _memory(self) -> Path:
+        return self._folder.path / "run.json"
+
+    def _remember(self) -> None:
+        if self._present is not None:
+            write_json(self._memory, {"run_id": self._present.folder.run_id, "tag": self._present.tag})
+
+    def _adopted(self, tag: str, revision: Revision, workers: int) -> _Served | None:
+        """The run of a supervisor before this one, if it serves this revision still; else it is canceled."""
+        known = read_json(self._memory)
+        if not isinstance(known, dict):
+            return None
+        folder = RunFolder(self._folder.workspace_dir / "runs" / known["run_id"])
+        try:
+            record = read.record(folder)
+        except RunNotFoundError:
+            return None
+        words = record.job.arguments if record.job is not None else ()
+        is_same = known["tag"].split(".")[0] == str(revision.number) and ("--workers", str(workers)) == tuple(
+            words[-2:]
+        )
+        if record.is_terminal or not is_same:
+            if not record.is_terminal:
+                read.request_cancel(folder, by=f"service {self._folder.name}")
+            return None
+        return _Served(tag, folder)
+
+    def _submitted(self, tag: str, record: ServiceRecord, revision: Revision, workers: int) -> _Served:
+        spec = revise.as_asked(self._folder, revision)
+        if spec.source_directory is not None:
+            spec = replace(spec, source_directory=str(self._folder.revision(revision.number).source))
+        place = self._folder.path / "submitted"
+        shutil.rmtree(place, ignore_errors=True)
+        try:
+            package(self._folder.workspace_dir, spec, place, name=self._folder.name, workers=workers, elsewhere=True)
+            run = submit(
+                self._job(record, revision, workers),
+                SourceCopy(directory=place),
+                self._folder.workspace_dir,
+                f"service-{self._folder.name}",
+                tags={"service": self._folder.name, "revision": str(revision.number)},
+                values=self._values(record),
+            )
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        served = _Served(tag, run)
+        if self._present is None:
+            write_json(self._memory, {"run_id": run.run_id, "tag": tag})
+        return served
+
+    def _job(self, record: ServiceRecord, revision: Revision, workers: int) -> Job:
+        environment = EnvironmentSpec.from_json(dict(revision.environment))
+        needed = server_versions()
+        # Beside what the model needs; of an interpreter that is used as it is, only what that lacks is added.
+        environment = replace(
+            environment,
+            layered=environment.layered or not environment.needs_build,
+            pip_packages=(*environment.pip_packages, *(name.partition("==")[0] for name in needed.requirements[:2])),
+            locked_pip=(*environment.locked_pip, *needed.constraints) if environment.locked_pip else (),
+        )
+        host = "127.0.0.1" if self._kind == "ssh" else "0.0.0.0"
+        words = ["--host", host, "--port", "0", *(() if record.has_keys else ("--no-key",)), "--workers", str(workers)]
+        drain_s = revision.settings.get("drain_s") or 30.0
+        return Job(
+            entry_script="start.py",
+            arguments=tuple(words),
+            compute_target=self._target,
+            environment=environment,
+            environment_variables=dict(revision.variables),
+            secrets={name: f"env:{name}" for name in self._values(record)},
+            grace_period_seconds=drain_s + 5.0,
+        )
+
+    def _values(self, record: ServiceRecord) -> dict[str, str]:
+        if not record.has_keys:
+            return {}
+        primary, secondary = keys.read(self._folder)
+        return {"PACELINE_KEY": primary, "PACELINE_SECONDARY_KEY": secondary}
+
+    def _retire(self, served: _Served) -> None:
+        """Let it end: its requests are answered first."""
+        with contextlib.suppress(PacelineError, OSError):
+            if not read.record(served.folder).is_terminal:
+                read.request_cancel(served.folder, by=f"service {self._folder.name}")
+        if served is not self._present and served not in self._retired:
+            self._retired.append(served)
+
+    def _all(self) -> list[_Served]:
+        return [*(each for each in (self._present, self._next) if each is not None), *self._retired]
+
+    def _drop(self, served: _Served) -> None:
+        if served.forward is not None:
+            served.forward.kill()
+            served.forward.wait()
+            served.forward = None
+
+    # --- how they stand
+
+    def _look(self) -> None:
+        if time.monotonic() < self._next_look_s:
+            return
+        self._next_look_s = time.monotonic() + _LOOK_S
+        for served in (self._present, self._next):
+            if served is not None and served.ended is None:
+                self._look_at(served)
+        for served in list(self._retired):
+            if _is_over(served):
+                self._drop(served)
+                self._retired.remove(served)
+
+    def _look_at(self, served: _Served) -> None:
+        try:
+            record = served.record = read.record(served.folder)
+        except (PacelineError, OSError):
+            return  # the engine does not answer; it may at the next look
+        self._show(served, record)
+        if record.is_terminal:
+            failure = record.failure.message if record.failure is not None else record.status
+            served.ended = f"run {record.run_id} has ended: {failure}{_last_words(served.folder, record)}"
+            self._drop(served)
+            return
+        if served.port is None and record.attempts:
+            served.port, served.node = _port(served.folder, record), record.attempts[-1].nodes[0]
+        if served.port is None or served.node is None:
+            return
+        if served.forward is not None and served.forward.poll() is not None:
+            served.forward = None  # the connection was cut; another one is made
+        if self._kind == "ssh" and served.forward is None:
+            served.forward, served.place = self._forwarded(served.node, served.port)
+            if served is self._present and served.is_ready:
+                self._relay.place = served.place
+        if served.is_ready:
+            return
+        places = [served.place] if self._kind == "ssh" else self._places(served, record)
+        for place in places:
+            if place is not None and _answers(place):
+                served.place, served.is_ready = place, True
+                break
+
+    def _places(self, served: _Served, record: RunRecord) -> list[Place | None]:
+        """By the node's name, and by the address that the server tells: a name may mean nothing on this machine."""
+        assert served.node is not None
+        assert served.port is not None
+        found = _ADDRESS.search(_log(served.folder, record))
+        return [(host, served.port) for host in (served.node, *([found[1]] if found else []))]
+
+    def _show(self, served: _Served, record: RunRecord) -> None:
+        """Add to the service's log what its server has printed since."""
+        with (
+            contextlib.suppress(OSError, IndexError),
+            open(served.folder.rank_log(record.attempts[-1].number, 0), "rb") as file,
+        ):
+            file.seek(served.shown)
+            data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            served.shown += len(whole)
+            sys.stdout.write(whole.decode(errors="replace"))
+            sys.stdout.flush()
+
+    def _forwarded(self, node: str, port: int) -> tuple[subprocess.Popen[bytes], str]:
+        target: Any = configured.read(self._folder.workspace_dir, self._target).make()
+        if self._scratch is None:
+            # Its own user's alone, and short.
+            self._scratch = Path(tempfile.mkdtemp(prefix="pl-svc-"))
+        self._forwards += 1
+        path = str(self._scratch / str(self._forwards))
+        process = subprocess.Popen(
+            target.forward_words(node, path, port),
+            stdin=subprocess.DEVNULL,
+            preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509 - no lock is taken between fork and exec
+        )
+        return process, path
+
+
+def _is_over(served: _Served) -> bool:
+    try:
+        return read.record(served.folder).is_terminal
+    except RunNotFoundError:
+        return True
+    except (PacelineError, OSError):
+        return False
+
+
+def _log(folder: RunFolder, record: RunRecord) -> str:
+    try:
+        return folder.rank_log(record.attempts[-1].number, 0).read_text(errors="replace")
+    except (OSError, IndexError):
+        return ""
+
+
+def _port(folder: RunFolder, record: RunRecord) -> int | None:
+    found = _SERVING.search(_log(folder, record))
+    return int(found[1]) if found else None
+
+
+def _last_words(folder: RunFolder, record: RunRecord) -> str:
+    lines = _log(folder, record).splitlines()[-8:]
+    return "\n" + "\n".join(f"  {line}" for line in lines) if lines and record.status != states.CANCELED else ""
+
+
+def _answers(place: Place) -> bool:
+    """True where the server there is ready."""
+    with contextlib.suppress(OSError):
+        family = socket.AF_UNIX if isinstance(place, str) else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.settimeout(5)
+            probe.connect(place)
+            probe.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return b" 200 " in probe.recv(64)
+    return False

@@ -1,0 +1,62 @@
+"""A service as a job of a real Slurm: served on a node, reached from here and by the node's name, gone with its job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ServiceError
+from paceline.services import client, states
+from paceline.services.service import Service
+from paceline.targets.configured import Configured, add
+from paceline.workspace import Workspace
+from tests.engines.slurm_lab import SlurmLab
+from tests.helpers import wait_until, write_tree
+from tests.services.conftest import SCRIPT
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def workspace(slurm_cluster: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+    for name, value in slurm_cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    found = Workspace(tmp_path / "ws")
+    add(found.path, Configured(name="cluster", kind="slurm", settings={"time": "10"}))
+    yield found
+    for service in Service.list(found).values():
+        service.delete()
+    try:
+        wait_until(lambda: not slurm_cluster.run("squeue", "-h"), "no job is left", 60)
+    finally:
+        slurm_cluster.settle()
+
+
+def test_a_service_as_a_job(slurm_cluster: SlurmLab, workspace: Workspace, tmp_path: Path) -> None:
+    source = write_tree(tmp_path / "src", {"score.py": SCRIPT, "two.txt": "2", "three.txt": "3"})
+    given = {"entry_script": source / "score.py", "target": "cluster"}
+    with pytest.raises(ServiceError, match="asks for a key"):
+        Service.deploy(workspace, "digits", source / "two.txt", auth=False, **given)
+    service = Service.deploy(workspace, "digits", source / "two.txt", **given)
+    service.wait_for_deployment(timeout_sec=60)
+    assert service.run({"x": [1]})["y"] == [2]
+    record = service.record()
+    assert record.has_keys
+    # Without this machine in between, with the same key. Here the node's name stands for nothing.
+    name, _, port = str(record.note).partition("http://")[2].partition(" ")[0].partition(":")
+    node = slurm_cluster.hosts.addresses[name]
+    assert client.call(f"http://{node}:{port}/score", {"x": [1]}, key=service.get_keys()[1])["y"] == [2]
+    assert service.update(source / "three.txt").revision == 2
+    assert service.run({"x": [1]})["y"] == [3]
+    # A job that is ended from outside is submitted again.
+    run_id = service.record().run_id
+    for job in slurm_cluster.run("squeue", "-h", "-o", "%i").split():
+        slurm_cluster.run("scancel", job)
+    wait_until(lambda: service.record().restarts > 0, "its end is seen", 90)
+    wait_until(lambda: service.state == states.HEALTHY, "it is served again", 120)
+    assert service.record().run_id != run_id
+    assert service.run({"x": [1]})["y"] == [3]
+    service.stop()
+    assert service.state == states.STOPPED
