@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.services import store
-from paceline.services.folder import MARK
+from paceline.services.folder import MARK, ServiceFolder
 from paceline.services.service import Service
 from paceline.system import processes
 from paceline.workspace import Workspace
@@ -44,7 +45,7 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
         Service(found, folder.name).delete()
         assert not folder.path.exists()
         assert processes.with_variable(MARK, str(folder.path)) == []
-        assert processes.with_variable(processes.SUPERVISOR_VARIABLE, folder.name) == []
+        assert looking_after(folder) == []
 
 
 def deployed(
@@ -62,20 +63,24 @@ def deployed(
     return service
 
 
+def looking_after(folder: ServiceFolder) -> list[int]:
+    """The processes that look after the service of this folder: others of its name may run elsewhere."""
+    found = []
+    for pid in processes.with_variable(processes.SUPERVISOR_VARIABLE, folder.name):
+        try:
+            if os.fsencode(folder.path) in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
 def supervisors(service: Service) -> list[int]:
     """The guardian and its child, in this order."""
-
-    def found() -> list[int]:
-        path = str(store.folder_of(service.workspace.path, service.name).path).encode()
-        return [
-            pid
-            for pid in processes.with_variable(processes.SUPERVISOR_VARIABLE, service.name)
-            if path in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
-
-    wait_until(lambda: len(found()) == 2, "two processes that look after the service")
+    folder = store.folder_of(service.workspace.path, service.name)
+    wait_until(lambda: len(looking_after(folder)) == 2, "two processes that look after the service")
     child = service.record().owner["pid"]
-    return sorted(found(), key=lambda pid: pid == child)
+    return sorted(looking_after(folder), key=lambda pid: pid == child)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from paceline.services import states, store, unit_file
 from paceline.services.folder import ServiceFolder
 from paceline.workspace import Workspace
 from tests.helpers import wait_until
-from tests.services.conftest import deployed
+from tests.services.conftest import deployed, looking_after
 
 
 def test_what_the_unit_starts_takes_over_when_nobody_else_looks_after_the_service(
@@ -39,7 +39,8 @@ def test_what_the_unit_starts_takes_over_when_nobody_else_looks_after_the_servic
         )
     try:
         # It waits while somebody does.
-        first = [pid for pid in supervisors_of(service) if pid != unit.pid]
+        wait_until(lambda: len(looking_after(folder)) == 3, "the unit's process is there")
+        first = [pid for pid in looking_after(folder) if pid != unit.pid]
         assert len(first) == 2
         for pid in first:
             os.kill(pid, signal.SIGKILL)
@@ -55,22 +56,6 @@ def test_what_the_unit_starts_takes_over_when_nobody_else_looks_after_the_servic
     finally:
         unit.kill()
         unit.wait()
-
-
-def supervisors_of(service: object) -> list[int]:
-    wait_until(lambda: len(found(service)) == 3, "the unit's process is there")
-    return found(service)
-
-
-def found(service: object) -> list[int]:
-    from paceline.system import processes
-
-    path = str(service._folder.path).encode()  # type: ignore[attr-defined]
-    return [
-        pid
-        for pid in processes.with_variable(processes.SUPERVISOR_VARIABLE, service.name)  # type: ignore[attr-defined]
-        if path in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
 
 
 def test_it_is_a_unit_whatever_characters_the_path_has(tmp_path: Path) -> None:
