@@ -71,6 +71,10 @@ NAMES = [
     "sweep_asha_simulated_bandit",
     "sweep_asha_digits_promote",
     "sweep_asha_digits_bandit",
+    "sweep_regret_branin",
+    "sweep_regret_hartmann6",
+    "sweep_regret_rosenbrock5",
+    "sweep_regret_mixed",
 ]
 
 
