@@ -38,7 +38,7 @@ PYTHON = ("3.11", "3.10", "3.12", "3.13")
 #: Column -> which tests count in it: a pattern of "file::test". Tests that match none are not run: two ranks show what a
 #: release has changed, of collectives three, and four the products of strategies, which are in the checks of pipelines.
 COLUMNS = {
-    "DataParallel, FullyShard": r"parallel/test_on_ranks\.py::.*\[(data|loop|mutations|reads|silent)\..*-2\]",
+    "DataParallel, FullyShard": r"parallel/test_on_ranks\.py::.*\[(data|fitting|loop|mutations|reads|silent)\..*-2\]",
     "PipelineParallel, products": r"parallel/test_on_ranks\.py::.*\[((pipeline|stages)\..*-2|pipeline\..*-4)\]",
     "TensorParallel": r"parallel/test_on_ranks\.py::.*\[tensor\..*-2\]",
     "checkpoints": r"parallel/test_on_ranks\.py::.*\[checkpoint\..*-2\]",

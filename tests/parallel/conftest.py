@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,8 @@ import pytest
 from tests.collectives.gloo_world import free_port
 from tests.engines.conftest import require_engine
 from tests.parallel.world import modules
-from tests.ranks import Worlds, launcherless_environment
+from tests.ranks import Worlds, clean_environment, launcherless_environment
+from tests.warm import Warm
 
 _WORLD = Path(__file__).with_name("world.py")
 
@@ -28,20 +29,13 @@ class Ended:
     output: str
 
 
-def run_on_ranks(
-    size: int, folder: Path, *command: str, timeout_s: float = 2700.0, variables: Mapping[str, str] | None = None
-) -> list[Ended]:
+def run_on_ranks(size: int, folder: Path, *command: str, timeout_s: float = 2700.0) -> list[Ended]:
     """How each of so many ranks of this Python program ended; none outlives the call."""
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     outputs = [(folder / f"output_{rank}.txt").open("w+") for rank in range(size)]
     processes = [
-        subprocess.Popen(
-            [sys.executable, *command],
-            stdout=outputs[rank],
-            stderr=subprocess.STDOUT,
-            env=launcherless_environment(rank, size, port) | dict(variables or {}),
-        )
+        _warm(rank).start(command, launcherless_environment(rank, size, port), outputs[rank].fileno())
         for rank in range(size)
     ]
     deadline = time.monotonic() + timeout_s
@@ -55,13 +49,33 @@ def run_on_ranks(
     finally:
         for process in processes:
             process.kill()
-            process.wait()
     ended = []
     for code, output in zip(codes, outputs, strict=True):
         output.seek(0)
         ended.append(Ended(code, output.read()))
         output.close()
     return ended
+
+
+_started: dict[int, Warm] = {}
+#: Worlds may be started in several threads at once.
+_starting = threading.Lock()
+
+
+def _warm(rank: int) -> Warm:
+    """The program that has torch loaded for this rank. By rank, for it gives its hash seed to what it starts."""
+    with _starting:
+        if rank not in _started:
+            _started[rank] = Warm(clean_environment())
+        return _started[rank]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_programs_end() -> Iterator[None]:
+    yield
+    for warm in _started.values():
+        warm.close()
+    _started.clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

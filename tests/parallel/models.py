@@ -175,3 +175,11 @@ SHALLOW = CASES | {
     name: replace(CASES[name], make=lambda tied=tied: Transformer(tied=tied, depth=2))
     for name, tied in (("transformer_tied", True), ("transformer_untied", False))
 }
+
+#: Those that differ in what more workers could do wrong: statistics of a batch, a tie, a value that skips stages.
+_ON_MORE = ("cnn_batch", "transformer_tied", "long_skip")
+
+
+def on(size: int, cases: dict[str, Case] = CASES) -> list[Case]:
+    """Those for so many workers: all on two, and on more those of which their number could make something else."""
+    return [case for name, case in cases.items() if size == 2 or name in _ON_MORE]

@@ -90,6 +90,7 @@ def parallelize(
     from paceline.parallel.batches.batch import default_split
     from paceline.parallel.batches.loader import feed
     from paceline.parallel.failure.watch import FailureWatch
+    from paceline.parallel.fitting import check_fits
     from paceline.parallel.skeleton import Skeleton
     from paceline.parallel.task import Task
     from paceline.parallel.training import OriginalParameters, Parallel
@@ -132,6 +133,7 @@ def parallelize(
                 batch = feed(loader, task, mesh.build(place, strategies.Layout(data=place.size))).sample()
             strategy, reason = auto.choose(task, optimizer, batch, place, memory_bytes)
         world = mesh.build(place, strategies.resolve(strategy, place.size))
+        check_fits(task.model, optimizer, world.layout)
 
         def build(batch: Callable[[], Any]) -> Executor:
             def first() -> Any:

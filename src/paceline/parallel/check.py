@@ -107,13 +107,20 @@ def compare(
         part.training = modes.get(name, executor.module.training)
     plain = _Plain(reference, parts, task, world.device, is_cut=world.replicas > 1 or task.microbatches > 1)
     with generators(0, world.device), unchanged(executor.module), Steady():  # type: ignore[no-untyped-call]
-        first = plain.run_short(par.world, micros) if is_short else plain.run()
         for param in executor.module.parameters():
             param.grad = None
+        first = plain.run_short(par.world, micros) if is_short else plain.run()
+        own_reads = [name for name, param in executor.named_parameters().items() if param.grad is not None]
+        if anywhere(bool(own_reads), world):
+            # The copy's loss has given the user's own model a gradient.
+            raise (CannotCompareError if is_short else ParallelError)(
+                f"the loss reads {own_reads[0] if own_reads else 'a parameter'} of the model itself, and the copy with which it "
+                "would be compared has another"
+            )
         own_loss = executor.train_step(micros).detach()
         executor.finish_gradients()
         loss = sum_number(float(own_loss), world.replica_group, world.device)
-        found = {name: whole(param.grad) for name, param in executor.named_parameters().items()}
+        found = {name: _dense(whole(param.grad)) for name, param in executor.named_parameters().items()}
         kept = {name for name, _ in reference.named_buffers() if name in reference.state_dict()}
         buffers = {name: whole(value).clone() for name, value in executor.module.named_buffers() if name in kept}
         for param in executor.module.parameters():
@@ -239,9 +246,15 @@ def _apart(grad: Any, plain: Any, largest: float) -> float:
         return 0.0 if other is None or not bool(other.any()) else float("inf")
     if grad.shape != plain.shape:
         return float("inf")
-    far = float((grad.double() - plain.double()).abs().max()) if grad.numel() else 0.0
+    wide = torch.complex128 if grad.is_complex() else torch.float64
+    far = float((grad.to(wide) - plain.to(wide)).abs().max()) if grad.numel() else 0.0
     # A nan stays one here, and counts as infinitely far later: two of them are no agreement.
     return far / largest if largest > 0 else far
+
+
+def _dense(grad: Any) -> Any:
+    """The gradient with a value for each row: that of an embedding may have those alone that were looked up."""
+    return grad.to_dense() if grad is not None and grad.is_sparse else grad
 
 
 class _Plain:
@@ -264,7 +277,7 @@ class _Plain:
             for piece, weight in zip(pieces, weights, strict=True):
                 if weight:
                     total += self._run(piece, weight / sum(weights))
-            gradients = {name: param.grad for name, param in self._model.named_parameters()}
+            gradients = {name: _dense(param.grad) for name, param in self._model.named_parameters()}
             return _Result(
                 loss=total, gradients=gradients, buffers={n: b.clone() for n, b in self._model.named_buffers()}
             )

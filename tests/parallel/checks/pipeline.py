@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.parallel import FullyShard, PipelineParallel
 from tests.parallel.equality import alone, assert_equal, batches, made, sgd, together
-from tests.parallel.models import CASES, Case, LongSkip, Mlp, token_loss, vectors
+from tests.parallel.models import CASES, Case, LongSkip, Mlp, on, token_loss, vectors
 from tests.parallel.pipelines import (
     EXACT,
     assert_refused,
@@ -27,11 +27,11 @@ SIZES = (2, 4)
 
 
 def check_every_model_ends_as_in_one_process(ranks: Ranks) -> None:
-    for case in CASES.values():
+    for case in on(ranks.size):
         one = alone(case, microbatches=4)
         for strategy in (*pipelines(ranks.size), *combined(ranks.size)):
             if fits(case, strategy, ranks.size):
-                assert_equal(one, together(case, strategy, microbatches=4), **EXACT)
+                assert_equal(one, together(case, strategy, microbatches=4, check="first"), **EXACT)
 
 
 def check_values_are_carried_over_eight_stages(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
@@ -45,13 +45,14 @@ def check_values_are_carried_over_eight_stages(ranks: Ranks, sizes: tuple[int, .
 
 
 def check_single_precision_stays_close(ranks: Ranks) -> None:
-    for case in CASES.values():
+    for case in on(ranks.size):
         one = alone(case, dtype=torch.float32, microbatches=4, rows=(8,), optimizer=sgd)
-        # The order of a schedule changes no number: on two workers all of them, on four one.
-        own = pipelines(2) if ranks.size == 2 else [PipelineParallel(4)]
+        # The order of a schedule changes no number: all of them for one model.
+        own = pipelines(2) if case.name == "transformer_tied" and ranks.size == 2 else [PipelineParallel(ranks.size)]
         for strategy in (*own, *combined(ranks.size)):
             if fits(case, strategy, ranks.size):
-                many = together(case, strategy, dtype=torch.float32, microbatches=4, rows=(8,), optimizer=sgd)
+                options = {"dtype": torch.float32, "microbatches": 4, "rows": (8,), "optimizer": sgd}
+                many = together(case, strategy, check="first" if ranks.size == 2 else "off", **options)
                 assert_equal(one, many, loss=5e-6, gradient=5e-6, parameter=5e-6, buffer=5e-6)
 
 

@@ -6,6 +6,7 @@ Tensors that are tied over two units belong to the model itself, for FSDP2 can't
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -39,6 +40,7 @@ def shard_stage(module: nn.Module, world: World) -> nn.Module:
     if ignored:
         options["ignored_params"] = ignored
     names = [*find_units(module, layout.units), ""]
+    _check_dtypes(module, names, ignored)
     hooks = {name: Hooks(param) for name, param in module.named_parameters(remove_duplicate=False)}
     try:
         for name in names:
@@ -161,3 +163,18 @@ def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
         if first != name:
             shared |= {first, name}
     return shared
+
+
+def _check_dtypes(module: nn.Module, units: Sequence[str], ignored: Iterable[nn.Parameter]) -> None:
+    """Refuse a unit whose parameters have several types: FSDP2 says so in its first forward pass alone, as an AssertionError."""
+    taken = {id(param) for param in ignored}
+    for unit in units:
+        own = {name: param for name, param in module.get_submodule(unit).named_parameters() if id(param) not in taken}
+        taken.update(id(param) for param in own.values())
+        first_of = {param.dtype: name for name, param in reversed(own.items()) if param.requires_grad}
+        if len(first_of) > 1:
+            told = ", ".join(f"{name} is {dtype}" for dtype, name in sorted(first_of.items(), key=str))
+            raise ParallelError(
+                f"FullyShard() keeps the parameters of {unit or 'the model outside of its units'} together, which have several "
+                f"types: {told}. Make them of one type, or the parts with another one units: FullyShard(units=['<module>', ...])."
+            )

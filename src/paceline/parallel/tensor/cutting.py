@@ -69,6 +69,9 @@ def apply(
     """
     parts = world.extent("tensor")
     run = _runner(model, sample)
+    # What the cut model is compared with. Before the trials, for they leave on rank 0's model what a call leaves, and all ranks
+    # have to agree on whether it can be copied.
+    plain = _copied(model) if sample is not None and parts > 1 else None
 
     def find() -> TensorPlan:
         if plan is not None:
@@ -91,8 +94,6 @@ def apply(
         )
     if parts > 1:
         _check_ties(model, found, ties)
-        # The copy is made before the cut: it is what the cut model is compared with.
-        plain = copy.deepcopy(model) if sample is not None else None
         hooked = {name for name, param in model.named_parameters(remove_duplicate=False) if Hooks(param)}
         cut(model, world.mesh["tensor"], found, copies=world.layout.shard > 1)
         # `parallelize_module` gives each module a parameter of its own, and with it breaks ties in silence.
@@ -142,6 +143,18 @@ def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
         for other in others:
             owner, _, name = other.rpartition(".")
             setattr(model.get_submodule(owner), name, tensor)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise ParallelError(
+            "TensorParallel() compares the model that it has cut with a copy of the plain one, and it can't be copied "
+            f"({type(error).__name__}: {error}). A module that keeps a tensor of an earlier call, such as an auxiliary loss or "
+            "torch.nn.utils.weight_norm's weight, can't be: keep none, take torch.nn.utils.parametrizations.weight_norm, or use "
+            "another strategy."
+        ) from error
 
 
 def _cut_gradient(param: Any) -> None:

@@ -12,13 +12,13 @@ from tests.compat.horovod.tensorflow.world import CHECKS
 from tests.ranks import Worlds, checks_in
 
 _ANY = ("collectives", "semantics", "gradients", "graphs", "reduction", "state")
-#: Number of ranks -> what runs on so many: with more than two, what looks at the number; training, which is compared with
-#: one process, on two. A process with TensorFlow takes seconds to start.
+#: Number of ranks -> what runs on so many: on three, what looks at the number; training, which is compared with one process,
+#: on two. On four the engine below runs with torch (tests/compat/horovod/conftest.py): a process with TensorFlow takes a
+#: processor six seconds to start.
 MODULES = {
     1: _ANY,
     2: (*_ANY, "training"),
     3: ("collectives", "semantics", "gradients"),
-    4: ("collectives", "semantics"),
 }
 #: What also has to hold with tf_keras in the place of Keras 3.
 LEGACY_MODULES = ("legacy",)

@@ -1,4 +1,4 @@
-"""Every check of `checks/`, in a world of one without a launcher, and on 2, 3 and 4 ranks."""
+"""Every check of `checks/`, in a world of one without a launcher, and on 2 and 3 ranks."""
 
 from __future__ import annotations
 

@@ -1,0 +1,169 @@
+"""What a layout can't train is refused by its name before the first step; what it can, it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+import paceline
+from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel
+from tests.parallel.equality import alone, assert_equal, sgd, together
+from tests.parallel.models import Case, plain_tokens, token_loss, vectors
+from tests.parallel.pipelines import EXACT
+from tests.parallel.world import Ranks
+
+SIZES = (2,)
+
+
+class Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(64, 8, sparse=True)
+        self.blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+        self.head = nn.Linear(8, 64)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.rows(tokens)
+        for block in self.blocks:
+            h = torch.tanh(block(h))
+        return self.head(h)
+
+
+class Turn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.randn(12, 12, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(self.by.dtype) @ self.by).abs()
+
+
+class Mixed(Turn):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(super().forward(x))
+
+
+class Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turned = nn.ModuleList([Turn() for _ in range(2)])
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for turn in self.turned:
+            x = turn(x)
+        return self.head(x)
+
+
+class Remembers(nn.Module):
+    """Keeps a tensor with its graph, which can't be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(12, 24), nn.Linear(24, 5)
+        self.penalty: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.up(x))
+        self.penalty = (h**2).mean()
+        return self.down(h)
+
+
+SPARSE = Case(name="sparse", make=Lookup, batch=plain_tokens, loss=token_loss)
+
+
+def spread(
+    model: nn.Module,
+    strategy: Any,
+    *,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    loss: Callable[[Any, Any], Tensor] = F.cross_entropy,
+) -> Any:
+    torch.manual_seed(2)
+    given = [vectors(8)] * 2
+    return paceline.parallelize(model, optimizer(model), given, loss=loss, strategy=strategy, microbatches=2)
+
+
+def check_sparse_gradients_go_through_a_pipeline_and_are_refused_elsewhere(ranks: Ranks) -> None:
+    """Story: elsewhere torch failed with words of its own; and with the comparison of the first step a pipeline did as well."""
+    one = alone(SPARSE, microbatches=4, rows=(8, 8), optimizer=sgd)
+    many = together(SPARSE, PipelineParallel(), microbatches=4, rows=(8, 8), optimizer=sgd, check="first")
+    for found in (one, many):
+        found.gradients = {name: grad.to_dense() for name, grad in found.gradients.items()}
+    assert_equal(one, many, **EXACT)
+    for strategy in (DataParallel(), FullyShard(), TensorParallel()):
+        with pytest.raises(ParallelError, match=r"rows has sparse gradients .*sparse=False, or use PipelineParallel"):
+            together(SPARSE, strategy, rows=(8,), optimizer=sgd)
+
+
+def check_complex_parameters_are_trained_where_they_can_be(ranks: Ranks) -> None:
+    """Story: DataParallel said that parameters were not used, and the first step was compared by real parts alone."""
+    for strategy in (FullyShard(), PipelineParallel()):
+        torch.manual_seed(3)
+        model, plain = Turned(), Turned()
+        plain.load_state_dict(model.state_dict())
+        par = spread(model, strategy)
+        x, y = vectors(8)
+        loss = F.cross_entropy(plain(x), y)
+        assert abs(float(par.step((x, y))) - float(loss.detach())) < 1e-5
+        loss.backward()
+        sgd(plain).step()
+        after = par.full_state_dict()
+        assert all(torch.allclose(value, after[name], atol=1e-5) for name, value in plain.state_dict().items())
+        assert "complex" not in par.explain()
+    with pytest.raises(ParallelError, match=r"turned\.0\.by is complex, .*FullyShard"):
+        spread(Turned(), DataParallel())
+    with pytest.raises(ParallelError, match=r"several types: by is torch\.complex64, head\.weight is torch\.float32"):
+        spread(Mixed(), FullyShard())
+
+
+def check_an_optimizer_of_whole_matrices_is_refused_where_they_are_cut(ranks: Ranks) -> None:
+    def adafactor(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adafactor(model.parameters(), lr=0.1)
+
+    for strategy in (FullyShard(), TensorParallel()):
+        with pytest.raises(ParallelError, match="Adafactor looks at whole matrices"):
+            spread(nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 5)), strategy, optimizer=adafactor)
+    par = spread(nn.Linear(12, 5), DataParallel(), optimizer=adafactor)
+    par.step(vectors(8))
+
+
+def check_a_model_that_can_t_be_copied_is_not_cut(ranks: Ranks) -> None:
+    """Story: "Only Tensors created explicitly by the user support the deepcopy protocol", and no word of what to do."""
+    model = Remembers()
+    model(vectors(2)[0])
+    with pytest.raises(ParallelError, match=r"it can't be copied \(RuntimeError: .*parametrizations\.weight_norm"):
+        spread(model, TensorParallel())
+
+
+def check_a_loss_that_reads_a_parameter_is_trained_without_the_comparison(ranks: Ranks) -> None:
+    """Story: it was refused, for the copy with which it was compared lacks what the loss gives the model's own parameter."""
+    torch.manual_seed(1)
+    model, plain = nn.Linear(12, 5), nn.Linear(12, 5)
+    plain.load_state_dict(model.state_dict())
+
+    def loss_with(weight: Tensor) -> Callable[[Any, Any], Tensor]:
+        return lambda output, target: F.cross_entropy(output, target) + 0.1 * (weight**2).sum()
+
+    par = spread(model, DataParallel(), loss=loss_with(model.weight))
+    optimizer = sgd(plain)
+    for _ in range(2):
+        batch = vectors(8)
+        loss = loss_with(plain.weight)(plain(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert abs(float(par.step(batch)) - float(loss.detach())) < 1e-6
+    assert torch.allclose(model.weight, plain.weight, atol=1e-6)
+    assert "the loss reads weight of the model itself" in par.explain()
+    with pytest.raises(ParallelError, match="the loss reads weight of the model itself"):
+        par.check(vectors(8))

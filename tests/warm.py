@@ -1,0 +1,189 @@
+"""Programs that start with torch already loaded, which takes a processor two to three seconds in each of them.
+
+    Warm(rank) ── starts once ──> this file as a program: loads torch, waits
+    start(argv) ── argv, variables, output ──> it forks; the child runs the script as `python script` would
+
+One such program for each rank: the ranks of a world have other hash seeds than one another, as they have when each is
+started by itself, so that an order which depends on them is found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_LOADED = (
+    *("torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
+    *("torch.distributed.checkpoint.state_dict", "torch.nn.parallel", "torch.optim", "torch.utils.data"),
+    # What the first step of an optimizer loads.
+    "torch._dynamo",
+)
+
+
+class Process:
+    """A program under way. It ends with this object, or with this process, at the latest."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._code: int | None = None
+
+    def wait(self, timeout_s: float | None) -> int:
+        """Its exit code, negative for a signal.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended by then.
+        """
+        if self._code is None:
+            self._connection.settimeout(timeout_s)
+            try:
+                told = self._connection.recv(64)
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired("a warm program", timeout_s or 0.0) from None
+            assert told, "the program that has torch loaded has ended"
+            self._code = int(told)
+            self._connection.close()
+        return self._code
+
+    def kill(self) -> None:
+        """End it, if it has not ended, and wait until it has. Harmless the second time."""
+        if self._code is None:
+            self._connection.shutdown(socket.SHUT_WR)
+            self.wait(60)
+
+
+class Warm:
+    """A Python that has torch loaded and starts programs for one rank."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        # Not in a test's folder: the path of a socket may have 107 bytes.
+        self._folder = tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
+        self._path = os.path.join(self._folder.name, "socket")
+        # It ends when its standard input does, and so with this process, however that ends.
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, self._path], stdin=subprocess.PIPE, env=dict(environment), cwd="/"
+        )
+
+    def start(self, argv: Sequence[str], environment: Mapping[str, str], output: int) -> Process:
+        """Run a script with these arguments in this process's working directory. output: a descriptor, for all that it prints."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        while True:
+            try:
+                connection.connect(self._path)
+                break
+            except OSError:
+                assert self._process.poll() is None, "the program that loads torch has ended"
+                time.sleep(0.02)
+        told = {"argv": list(argv), "environment": dict(environment), "directory": os.getcwd()}
+        with tempfile.TemporaryFile() as file:
+            # By a file, for a packet has a largest size.
+            file.write(json.dumps(told).encode())
+            file.flush()
+            socket.send_fds(connection, [b"start"], [file.fileno(), output])
+        return Process(connection)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+def serve(path: str) -> dict[str, Any]:
+    """Take programs to start until standard input ends. Returns in each child, with what it was told."""
+    running: dict[int, tuple[int, socket.socket]] = {}  # descriptor of the connection -> pid, connection
+    # A child that ends writes into this pipe; the handler is there because an ignored signal would not.
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen(64)
+    try:
+        while True:
+            ready, _, _ = select.select([0, woken, listener, *running], [], [])
+            if 0 in ready:
+                sys.exit()
+            for fd in set(ready) & set(running):
+                # Whoever has started it wants its end.
+                os.kill(running[fd][0], signal.SIGKILL)
+            if woken in ready:
+                os.read(woken, 4096)
+            for fd, (pid, connection) in list(running.items()):
+                ended, status = os.waitpid(pid, 0 if fd in ready else os.WNOHANG)
+                if ended:
+                    del running[fd]
+                    with connection:
+                        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+            if listener in ready:
+                connection, _ = listener.accept()
+                _, (file, output), _, _ = socket.recv_fds(connection, 64, 2)
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    with os.fdopen(file, "rb") as told:
+                        told.seek(0)
+                        found: dict[str, Any] = json.load(told)
+                    os.dup2(output, 1)
+                    os.dup2(output, 2)
+                    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                    others = [one for _, one in running.values()]
+                    for one in (*others, connection, listener):
+                        one.close()
+                    for fd in (output, woken, wake):
+                        os.close(fd)
+                    # Those of the parent are none of its.
+                    running.clear()
+                    return found
+                os.close(file)
+                os.close(output)
+                running[connection.fileno()] = (pid, connection)
+    finally:
+        for pid, _ in running.values():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _run(told: dict[str, Any]) -> None:
+    """As the interpreter itself would run a script."""
+    import random
+    import runpy
+
+    import numpy
+
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    os.chdir(told["directory"])
+    sys.argv = told["argv"]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+    # Each process has its own, unless it asks for a seed.
+    random.seed()
+    numpy.random.seed()
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    import gc
+    import importlib
+    import warnings
+
+    with warnings.catch_warnings():
+        # As for a script: the filters are those of the interpreter, and the script sets its own.
+        warnings.simplefilter("ignore")
+        for name in _LOADED:
+            importlib.import_module(name)
+    # What is loaded stays: children's collections pass it over, which would touch, and so copy, all its pages.
+    gc.collect()
+    gc.freeze()
+    _run(serve(sys.argv[1]))
