@@ -73,6 +73,7 @@ def test_importing_paceline_loads_next_to_nothing():
         "import paceline; paceline.Run",
         "import paceline; paceline.PyTorch",
         "import paceline; paceline.Workspace",
+        "import paceline; paceline.Model",
         "import paceline; paceline.DataParallel",
         "from paceline.compat.azureml import Experiment, Run",
         "import paceline.worker.script, paceline.worker.monitor, paceline.worker.ranks",

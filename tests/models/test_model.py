@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 
 import paceline as pl
 from paceline import models
-from paceline.errors import ModelChangedError, ModelError, ModelNotFoundError
+from paceline.errors import ModelChangedError, ModelError, ModelNotFoundError, RunStateError
 from tests.helpers import write_tree
 
 
@@ -145,3 +146,89 @@ def test_a_version_that_an_alias_points_at_stays(workspace, tmp_path):
     assert pl.Model.list(workspace) == [second]
     second.verify()
     assert register(workspace, tmp_path).version == 3
+
+
+def test_versions_are_found_by_what_people_said_of_them(workspace, tmp_path, run):
+    first = register(workspace, tmp_path, tags={"stage": "try", "bare": None}, properties={"seed": 3})
+    second = register(workspace, tmp_path, name="letters", tags={"stage": "good"}, run=run)
+    third = run.register_model("digits", "outputs/model")
+    assert pl.Model.list(workspace, tags={"stage": "try"}) == [first]
+    assert pl.Model.list(workspace, tags="stage") == [second, first]
+    assert pl.Model.list(workspace, tags=["bare", ("stage", "try")]) == [first]
+    assert pl.Model.list(workspace, tags={"bare": None}) == [first]
+    assert pl.Model.list(workspace, properties={"seed": 3}) == [first]
+    assert pl.Model.list(workspace, run_id=run.id) == [third, second] == run.models
+    assert pl.Model.list(workspace, "digits", latest=True) == [third]
+    assert pl.Model.list(workspace, latest=True) == [third, second]
+    assert pl.Model.list(workspace, "nix") == []
+
+
+def test_what_people_say_of_a_version_changes_and_its_properties_do_not(workspace, tmp_path):
+    model = register(workspace, tmp_path, tags={"stage": "try", "old": 1}, properties={"seed": 3}, description="first")
+    model.update(tags={"stage": "good"}, description="better")
+    model.remove_tags("old")
+    model.add_properties({"reviewed": "yes"})
+    again = pl.Model(workspace, "digits")
+    assert (again.tags, again.description) == ({"stage": "good"}, "better")
+    assert again.properties == {"seed": "3", "reviewed": "yes"}
+    with pytest.raises(RunStateError, match="property 'seed' is '3' already"):
+        model.add_properties({"seed": 4})
+    assert again.record == model.record
+    model.delete()
+    for change in (lambda: model.add_tags({"a": 1}), lambda: model.update(description="x"), model.delete):
+        with pytest.raises(ModelNotFoundError, match="digits:1 is there no more"):
+            change()
+
+
+def test_an_alias_is_removed_by_the_version_that_has_it(workspace, tmp_path):
+    first, second = register(workspace, tmp_path), register(workspace, tmp_path)
+    first.set_alias("production")
+    with pytest.raises(ModelNotFoundError, match=r"digits:2 has no alias 'production'\. It has: none\."):
+        second.remove_alias("production")
+    first.remove_alias("production")
+    assert (first.aliases, [one["version"] for one in first.alias_history("production")]) == ([], [1, None])
+
+
+@pytest.mark.parametrize("datasets", [["digits"], [("training",)], [3]])
+def test_datasets_are_pairs_of_a_purpose_and_a_dataset(workspace, tmp_path, datasets):
+    with pytest.raises(ModelError, match=r"is not \(purpose, dataset\)"):
+        register(workspace, tmp_path, datasets=datasets)
+    assert pl.Model.list(workspace) == []
+
+
+def test_a_workspace_that_is_none_is_said(tmp_path):
+    with pytest.raises(ModelError, match="'here' is not a workspace"):
+        pl.Model("here", "digits")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / "model.bin").unlink(), "'made/model.bin' is not there"),
+        (lambda folder: (folder / "more").write_text("1"), "'made/more' was not registered"),
+        (lambda folder: (folder / "more").symlink_to("/etc"), "'made/more' was not registered"),
+        (lambda folder: os.truncate(folder / "model.bin", 3), "'made/model.bin' has 3 bytes in place of 7"),
+        (
+            lambda folder: ((folder / "model.bin").unlink(), (folder / "model.bin").symlink_to("x")),
+            "is no file any more",
+        ),
+    ],
+    ids=["gone", "more", "link", "short", "link-for-file"],
+)
+def test_every_change_of_a_version_s_folder_is_seen_at_once(workspace, tmp_path, spoil, said):
+    model = register(workspace, tmp_path)
+    spoil(model.artifact)
+    with pytest.raises(ModelChangedError, match=said):
+        model.verify()
+    with pytest.raises(ModelChangedError, match=said):
+        model.path  # noqa: B018
+
+
+def test_a_workspace_that_was_copied_without_its_times_is_read_whole(workspace, tmp_path):
+    shutil.copytree(register(workspace, tmp_path).workspace.path, tmp_path / "copy", copy_function=shutil.copyfile)
+    model = pl.Model(pl.Workspace(tmp_path / "copy"), "digits")
+    assert model.path
+    os.chmod(model.artifact / "model.bin", 0o644)
+    (model.artifact / "model.bin").write_bytes(b"spoiled")
+    with pytest.raises(ModelChangedError, match="has other content"):
+        model.path  # noqa: B018

@@ -91,6 +91,7 @@ def register(
         "description": description,
         "model_framework": framework,
         "model_framework_version": framework_version,
+        "progress": terminal_bar("reading"),
     }
     if run is not None:
         folder = folder_of(run)
@@ -264,10 +265,14 @@ def verify(
         sum(model.record.size_bytes for model in chosen),
         sum(len(m.record.files) for m in chosen),
     )
+    looked = [
+        (model, check.changes(registry.files_dir(workspace.path, model.record), model.record, came=meter.add))
+        for model in chosen
+    ]
+    meter.finish(files=sum(len(model.record.files) for model in chosen))
     results = []
-    for model in chosen:
+    for model, found in looked:
         record = model.record
-        found = check.changes(registry.files_dir(workspace.path, record), record, came=meter.add)
         results.append({"id": model.id, "changed": [{"name": one.name, "why": one.why} for one in found]})
         if as_json:
             continue

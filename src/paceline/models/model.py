@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from paceline.data.transfer.progress import Meter, Progress
 from paceline.errors import ModelError, ModelNotFoundError
 from paceline.models import (
     aliases,
@@ -70,12 +71,14 @@ class Model:
         model_framework_version: str | None = None,
         *,
         run: Any = None,
+        progress: Progress | None = None,
     ) -> Model:
         """A new version of a model, of a file or a folder of this machine, which is copied.
 
         tags: may be changed later; properties: may only be added to. datasets: (purpose, dataset) of what it was trained on,
             where its run's inputs do not say it. model_framework, model_framework_version: else they are seen from the files
-            and the run. run: the `Run` that made it, or its id.
+            and the run. run: the `Run` that made it, or its id. progress: called with (bytes done, bytes in all, files done,
+            files in all) while they are read.
 
         Raises:
             ModelError: a wrong name, nothing at the path, or something there that is no file.
@@ -98,6 +101,7 @@ class Model:
                 datasets=datasets,
                 framework=model_framework,
                 framework_version=model_framework_version,
+                progress=progress,
             ),
         )
 
@@ -365,6 +369,7 @@ def register_of_run(
     datasets: Sequence[tuple[str, Any]] | None = None,
     model_framework: str | None = None,
     model_framework_version: str | None = None,
+    progress: Progress | None = None,
 ) -> Model:
     """A new version of a model, of a run's file or folder.
 
@@ -388,6 +393,7 @@ def register_of_run(
         datasets=datasets,
         framework=model_framework,
         framework_version=model_framework_version,
+        progress=progress,
     )
     return Model._of(workspace, record)
 
@@ -399,12 +405,15 @@ def _add(
     came_from: RunFolder | None,
     *,
     datasets: Sequence[tuple[str, Any]] | None,
+    progress: Progress | None,
     **more: Any,
 ) -> ModelRecord:
+    used = [_dataset(one) for one in datasets or ()]
     run = None if came_from is None else lineage.of_run(came_from, read.record(came_from))
-    return registry.add(
-        workspace_dir, name, source, run=run, datasets=[_dataset(one) for one in datasets or ()], **more
-    )
+    meter = Meter(progress, source.size_bytes, len(source.files))
+    record = registry.add(workspace_dir, name, source, run=run, datasets=used, came=meter.add, **more)
+    meter.finish(files=len(source.files))
+    return record
 
 
 def _dataset(given: Any) -> dict[str, Any]:

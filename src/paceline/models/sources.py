@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -49,6 +50,15 @@ class ModelSource:
     is_folder: bool
     files: tuple[ModelSourceFile, ...]
     said: str
+
+    @property
+    def size_bytes(self) -> int:
+        """All files together, as far as they can be looked at."""
+        total = 0
+        for file in self.files:
+            with contextlib.suppress(OSError):
+                total += os.stat(file.path).st_size
+        return total
 
 
 def local(path: Any) -> ModelSource:

@@ -36,9 +36,10 @@ class Meter:
             self._told_at = time.monotonic()
             self._progress(*self._figures())
 
-    def finish(self) -> None:
-        """Tell the last figures, whenever the last ones were told."""
+    def finish(self, files: int = 0) -> None:
+        """Tell the last figures, whenever the last ones were told. files: to be counted now, where nobody has counted them."""
         with self._guard:
+            self._files += files
             if self._progress is not None:
                 self._progress(*self._figures())
 
