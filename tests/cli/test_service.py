@@ -58,6 +58,14 @@ def test_a_service_from_its_deployment_to_its_end(services: Any) -> None:
     assert "ExecStart=" in unit.stdout
     assert "systemctl --user enable --now paceline-digits.service" in unit.stderr
 
+    measured = services.json(
+        "service", "bench", "digits", '{"x": [1]}', "--clients", "1,2", "--seconds", "0.3", "--picture", "bench.png"
+    )
+    assert [(each["clients"], each["failures"]) for each in measured] == [(1, 0), (2, 0)]
+    assert all(each["requests"] > 0 for each in measured)
+    assert (services.folder / "bench.png").read_bytes()[:4] == b"\x89PNG"
+    assert "P99 MS" in services("service", "bench", "digits", '{"x": [1]}', "--clients", "1", "--seconds", "0.2").stdout
+
     follower = services.start("service", "logs", "-f", "digits")
     assert services("service", "stop", "digits").stdout == "digits is stopped\n"
     # It ends with the service.
@@ -90,6 +98,7 @@ def test_what_fails_is_told_in_a_sentence_with_its_exit_code(services: Any) -> N
         (("keys", "digits"), "--auth"),
         (("logs", "digits", "-f", "--json"), "Leave one of them out"),
         (("call", "digits", "@none.json"), "can't be read"),
+        (("bench", "digits", "{}", "--clients", "many"), "such as 1,8,32"),
         (("show", "none"), "There are digits"),
     ):
         assert text in services("service", *words, code=2).stderr, words

@@ -3,7 +3,7 @@ from __future__ import annotations
 import socket
 import threading
 
-from paceline.services.relay import Relay
+from paceline.services.relay import ConnectionRelay
 from tests.helpers import wait_until
 
 
@@ -27,7 +27,7 @@ def server(text: bytes) -> socket.socket:
 
 def test_connections_go_where_the_place_is_and_stay_with_the_one_that_they_were_made_to() -> None:
     with server(b"one\n") as one, server(b"two\n") as two, socket.create_server(("127.0.0.1", 0)) as listener:
-        relay = Relay(listener)
+        relay = ConnectionRelay(listener)
         address = listener.getsockname()
         with socket.create_connection(address, timeout=60) as first, first.makefile("rb") as lines:
             first.sendall(b"hello\n")  # before there is a place: it waits

@@ -43,6 +43,7 @@ def add_to(app: typer.Typer) -> None:
     verbs.command("start")(start)
     verbs.command("delete")(delete)
     verbs.command("unit")(unit)
+    verbs.command("bench")(bench)
     app.add_typer(verbs, name="service", help="Services: models that answer requests.")
 
 
@@ -180,6 +181,45 @@ def logs(
     return 0
 
 
+def bench(
+    name: Name,
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="What is sent: text, @FILE, or - for standard input.")
+    ] = "-",
+    clients: Annotated[str, typer.Option("--clients", metavar="N,N,...", help="How many at a time.")] = "1,8,32",
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="For each number of clients.")] = 5.0,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Draw it (PNG, SVG or PDF).")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Call a service with 1, 8 and 32 clients: requests a second, and p50, p95 and p99 of the times."""
+    from paceline.serving import bench as benching
+
+    folder = store.folder_of(Workspace.from_config(create=False).path, name)
+    record = read.record(folder)
+    if record.state != states.HEALTHY or record.scoring_uri is None:
+        raise ServiceError(f"service {name!r} is {record.state}: there is nothing to measure.")
+    try:
+        counts = [int(each) for each in clients.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise ServiceError(f"--clients {clients}: give numbers of 1 or more, such as 1,8,32.")
+    key = {"authorization": f"Bearer {key_file.read(folder)[0]}"} if record.has_keys else {}
+    found = benching.bench(
+        record.scoring_uri, _body(data), clients=counts, seconds=seconds, headers=key, cafile=record.tls_cert
+    )
+    if picture is not None:
+        benching.picture(found, picture, f"{name}, revision {record.revision}, {record.workers} workers")
+    if as_json:
+        print_json([each.to_json() for each in found])
+    else:
+        header, *rows = benching.table(found)
+        print_table(header, rows)
+    return 0
+
+
 def call(
     name: Name,
     data: Annotated[
@@ -190,16 +230,7 @@ def call(
 ) -> int:
     """Send one request, with the service's key; prints the answer."""
     service = Service(Workspace.from_config(create=False), name)
-    if data == "-":
-        body = sys.stdin.buffer.read()
-    elif data.startswith("@"):
-        try:
-            body = Path(data[1:]).read_bytes()
-        except OSError as error:
-            raise ServiceError(f"{data[1:]!r} can't be read: {error.strerror}.") from error
-    else:
-        body = data.encode()
-    answer = service.run(body, timeout_s=timeout)
+    answer = service.run(_body(data), timeout_s=timeout)
     # Text is printed as it is, unless JSON is asked for.
     print(json.dumps(answer) if as_json or not isinstance(answer, str) else visible(answer, lines=True))
     return 0
@@ -311,6 +342,17 @@ def unit(name: Name, as_json: Json = False) -> int:
     sys.stdout.write(text)
     warn("\n".join(unit_file.instructions(folder)))
     return 0
+
+
+def _body(data: str) -> bytes:
+    if data == "-":
+        return sys.stdin.buffer.read()
+    if not data.startswith("@"):
+        return data.encode()
+    try:
+        return Path(data[1:]).read_bytes()
+    except OSError as error:
+        raise ServiceError(f"{data[1:]!r} can't be read: {error.strerror}.") from error
 
 
 def _settled(service: Service, *, wait: bool, as_json: bool) -> int:

@@ -32,7 +32,7 @@ from paceline.services.folder import ServiceFolder
 from paceline.services.package.versions import server_versions
 from paceline.services.package.write import package
 from paceline.services.record import Revision, ServiceRecord
-from paceline.services.relay import Place, Relay
+from paceline.services.relay import ConnectionRelay, Place
 from paceline.serving.state import READY
 from paceline.submit import SourceCopy, submit
 from paceline.system import processes
@@ -70,7 +70,7 @@ class AwayServer:
     def __init__(self, folder: ServiceFolder, listener: socket.socket, target: str) -> None:
         self._folder, self._target = folder, target
         self._kind = configured.read(folder.workspace_dir, target).kind
-        self._relay = Relay(listener)
+        self._relay = ConnectionRelay(listener)
         self._present: _Served | None = None
         self._next: _Served | None = None
         #: They end, with the requests that they have.

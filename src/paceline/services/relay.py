@@ -21,7 +21,7 @@ _PATIENCE_S = 300.0
 _PAUSE_S = 0.05
 
 
-class Relay:
+class ConnectionRelay:
     """place: where connections go; None lets them wait."""
 
     def __init__(self, listener: socket.socket) -> None:
