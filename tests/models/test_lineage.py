@@ -9,6 +9,7 @@ import pytest
 
 import paceline as pl
 from paceline.errors import ModelError
+from paceline.job.environment import EnvironmentSpec
 from paceline.models import packages
 from paceline.runs import states
 from paceline.runs.context import WorkerContext
@@ -93,19 +94,20 @@ def test_datasets_come_with_their_fingerprints_and_nodes_count_once(tmp_path):
     assert record.run["topology"]["node_count"] == 2
 
 
-def test_a_process_that_sees_a_copy_of_the_run_s_folder_is_told_where_to_register(tmp_path, monkeypatch):
-    folder, fd = make_run(tmp_path / "ws/runs", status=states.RUNNING)
+@pytest.mark.parametrize("where", ["on a node that has a copy of the folder", "in a container, which has the folder"])
+def test_a_process_that_does_not_see_the_workspace_is_told_where_to_register(tmp_path, monkeypatch, where):
+    job = make_job(environment=EnvironmentSpec(docker_image="python:3.11")) if "container" in where else make_job()
+    folder, fd = make_run(tmp_path / "ws/runs", status=states.RUNNING, job=job)
     os.close(fd)
     write_tree(folder.path, {"outputs/m": "1"})
-    folder.lock.unlink()  # as on a node that the folder was brought to
+    if "copy" in where:
+        folder.lock.unlink()  # as on a node that the folder was brought to
     for name, value in {"RUN_DIR": folder.path, "RUN_ID": folder.run_id, "ATTEMPT": 1}.items():
         monkeypatch.setenv(f"PACELINE_{name}", str(value))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert WorkerContext.from_environment() is not None
-    with pytest.raises(
-        ModelError, match=rf"sees a copy of run .* paceline model register NAME PATH --run {folder.run_id}"
-    ):
+    with pytest.raises(ModelError, match=rf"is {where} of run .* model register NAME PATH --run {folder.run_id}"):
         pl.Run.get_context().register_model("m", "outputs/m")
     assert not (tmp_path / "ws/models").exists()
 

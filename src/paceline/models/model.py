@@ -430,14 +430,21 @@ def _dataset(given: Any) -> dict[str, Any]:
 
 
 def _check_home(folder: RunFolder) -> None:
-    """Refuse a folder that is a node's copy of the run's: the workspace with its models is elsewhere."""
-    is_worker = os.environ.get("PACELINE_RUN_ID") == folder.run_id
-    if is_worker and (not folder.lock.exists() or is_copy(folder)):
-        raise ModelError(
-            f"this process sees a copy of run {folder.run_id}'s folder, and not the workspace that its models belong to. Leave "
-            "the files in outputs, and register them where the run was submitted: run.register_model(...), or "
-            f"paceline model register NAME PATH --run {folder.run_id}."
-        )
+    """Refuse a process that does not see the workspace: it has a node's copy of the run's folder, or is in a container, which has
+    that folder alone, and would lose with its end what is written beside it."""
+    if os.environ.get("PACELINE_RUN_ID") != folder.run_id:
+        return
+    job = store.stored(folder).job
+    if job is not None and job.environment.docker_image:
+        where = f"in a container, which has the folder of run {folder.run_id}"
+    elif not folder.lock.exists() or is_copy(folder):
+        where = f"on a node that has a copy of the folder of run {folder.run_id}"
+    else:
+        return
+    raise ModelError(
+        f"this process is {where}, and not the workspace that its models belong to. Leave the files in outputs, and register "
+        f"them where the run was submitted: run.register_model(...), or paceline model register NAME PATH --run {folder.run_id}."
+    )
 
 
 def _run_folder(workspace_dir: Path, run: Any) -> RunFolder:
