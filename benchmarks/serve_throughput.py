@@ -3,8 +3,8 @@
     apt-get install wrk
     python benchmarks/serve_throughput.py --environments FOLDER
 
-Each peer gets an environment of its own below FOLDER, made there where it is not yet. The model is the same for all: 64 numbers in,
-one out, numpy. All servers are up, and are measured in turn.
+Each peer gets an environment of its own below FOLDER, made there where it is not yet. The model is the same for all: 64 numbers
+in, one out, numpy. All servers are up, and are measured in turn.
 """
 
 from __future__ import annotations
