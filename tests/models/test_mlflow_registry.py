@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 from pathlib import Path
@@ -43,7 +44,11 @@ def uri(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MLflow keeps artifacts beside its database
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     logging.getLogger("alembic").setLevel(logging.ERROR)
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+    yield f"sqlite:///{tmp_path / 'mlflow.db'}"
+    # MLflow keeps its connections to the end of the process, and Python warns of those that nobody has closed.
+    for one in gc.get_objects():
+        if type(one).__module__ == "sqlalchemy.engine.base" and type(one).__name__ == "Engine":
+            one.dispose()
 
 
 @needs_mlflow
