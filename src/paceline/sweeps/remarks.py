@@ -19,6 +19,7 @@ _WITHOUT, _FINITE, _RANKS, _DIRECTION = (
 )
 #: So many trials, each with so many values, that all go the wrong way.
 _TRIALS, _VALUES = 3, 3
+_LOOKED_AT = 50
 
 
 def warn_of(sweep: SweepState, trial: Trial) -> None:
@@ -62,16 +63,20 @@ def _of_ranks(sweep: SweepState, trial: Trial, metric: str) -> str:
 
 def _of_direction(sweep: SweepState, metric: str, goal: Goal) -> str:
     place = sweep.spec.metrics.index(metric)
-    curves = [
-        [value for value in trial.curves[place] if math.isfinite(value)]
-        for trial in sweep.trials
-        if trial.is_over and place < len(trial.curves)
-    ]
-    long = [curve for curve in curves if len(curve) >= _VALUES]
-    if len(long) < _TRIALS or not all(curve[-1] != curve[0] == best(curve, goal) for curve in long):
+    count = 0
+    # Were it the wrong way round, the first ones would have shown it: of thousands, not all are gone through each time.
+    for trial in sweep.trials[:_LOOKED_AT]:
+        if not trial.is_over or place >= len(trial.curves) or len(trial.curves[place]) < _VALUES:
+            continue
+        curve = [value for value in trial.curves[place] if math.isfinite(value)]
+        if len(curve) >= _VALUES:
+            if not curve[-1] != curve[0] == best(curve, goal):
+                return ""
+            count += 1
+    if count < _TRIALS:
         return ""
     way, other = ("falls", "minimize") if goal == "maximize" else ("rises", "maximize")
     return (
-        f"in each of the {len(long)} trials that have ended, {metric!r} {way} {_DIRECTION} on, and the sweep is to {goal} it: "
+        f"in each of the {count} trials that have ended, {metric!r} {way} {_DIRECTION} on, and the sweep is to {goal} it: "
         f"if that is the wrong way round, give goal={other!r} (--{other})."
     )

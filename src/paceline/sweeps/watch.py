@@ -33,8 +33,7 @@ class Watch:
         self._curve, *self._further = (CurveReader(folder.metrics, metric) for metric in metrics)
         self._record = str(folder.record)
         self._stamp: tuple[int, int] | None = None
-        # So long ago that the first look reads the record at any rate.
-        self._read_at = -_RECORD_S
+        self._read_at = time.monotonic()
 
     def look(self, trial: Trial) -> Trial:
         """The trial as it is now; the same object where nothing has changed."""
@@ -54,7 +53,7 @@ class Watch:
         return dataclasses.replace(trial, curve=head + own, begin=len(head))
 
     def _changed(self) -> Mapping[str, Any] | None:
-        """The record's JSON, where it may be another one than at the last look."""
+        """State and times of the record, where it may be another one than at the last look."""
         try:
             found = os.stat(self._record)
         except OSError:
@@ -65,7 +64,8 @@ class Watch:
             self._stamp, self._read_at = stamp, now
             with contextlib.suppress(PacelineError, OSError):
                 # Looks whether somebody still cares for the trial, and asks an engine.
-                return read.record(self._folder).to_json()
+                record = read.record(self._folder)
+                return {"status": record.status, "started_utc": record.started_utc, "ended_utc": record.ended_utc}
         elif stamp != self._stamp:
             self._stamp = stamp
             told = read_json(self._folder.record)
