@@ -23,7 +23,7 @@ NASTY = [
     "tab\tand return\r",
     "ünï ☃ 漢字",
     "; rm -rf ~",
-    "$(touch owned) `touch owned` $HOME",
+    "$(touch owned) `touch owned` $NOWHERE",
     "&& touch owned | cat > owned < owned",
     "-x",
     "--set",

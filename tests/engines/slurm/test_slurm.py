@@ -140,7 +140,7 @@ def test_a_script_runs_as_it_does_here(slurm: SlurmLab, lab: Lab, backend: str, 
         "node_count": 2,
         "process_count_per_node": 2,
         "distributed_backend": backend,
-        "script_params": {"--text": "a'b\"c $HOME;#&", "--n": 3},
+        "script_params": {"--text": "a'b\"c $NOWHERE;#&", "--n": 3},
     }
     here = lab.complete(script, **values)
     there = complete(lab, script, **values)
@@ -249,7 +249,7 @@ def test_srun_starts_mpi_s_workers_each_at_its_place_with_what_mpirun_gives_them
         "process_count_per_node": 2,
         "distributed_backend": "mpi",
         "use_gpu": True,
-        "script_params": {"--text": "a'b\"c $HOME;#&"},
+        "script_params": {"--text": "a'b\"c $NOWHERE;#&"},
         "environment_variables": {"SLURM_MINE": "1"},
     }
     by_mpirun = complete(lab, script, **values)

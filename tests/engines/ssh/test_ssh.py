@@ -251,7 +251,7 @@ def test_a_killed_supervisor_leaves_nothing_on_the_hosts(ssh_lab: Lab, hosts: Ho
     assert run.record().status == states.FAILED
 
 
-NASTY = "a 'b' \"c\" $HOME;`id` %h ü"
+NASTY = "a 'b' \"c\" $NOWHERE;`id` %h ü"
 
 
 def test_names_with_shell_characters_in_every_field_stay_names(
