@@ -1,5 +1,7 @@
 """In the style of 2018: a BatchAI cluster, an estimator, a datastore itself among the parameters, two nodes over MPI."""
 
+import os
+
 import azureml.core
 from azureml.core import Experiment, Workspace
 from azureml.core.compute import BatchAiCompute, ComputeTarget
@@ -20,7 +22,7 @@ except ComputeTargetException:
     cluster.wait_for_completion(show_output=True)
 
 estimator = PyTorch(
-    source_directory="src",
+    source_directory=os.path.join(os.path.dirname(os.path.abspath(__file__)), "src"),
     compute_target=cluster,
     entry_script="train.py",
     script_params={"--data_dir": ws.get_default_datastore(), "--epochs": 3},

@@ -27,7 +27,17 @@ ENTRY_SCRIPT = "some scripts/train it's $HOME.py"
 ODD_FOLDER = "a folder; $(touch owned) 'x'"
 #: Words that break command lines, shells and JSON.
 WORDS = (
-    *("two words", "", " ", 'a "quoted" name', "it's", "new\nline", "ünï ☃", "; touch owned", "$(touch owned) $NOWHERE"),
+    *(
+        "two words",
+        "",
+        " ",
+        'a "quoted" name',
+        "it's",
+        "new\nline",
+        "ünï ☃",
+        "; touch owned",
+        "$(touch owned) $NOWHERE",
+    ),
     *(
         "`touch owned`",
         "&& touch owned | cat > owned",
