@@ -1,7 +1,7 @@
 """How near a sweep with TPE comes to the optimum: against random points, and against Optuna run by hand with the same seeds.
 
-Four functions, each with 100 trials of which 8 are in flight: 11 seeds against random, and four times as many against Optuna,
-since medians of 11 differ by a third by chance. The figures depend on no clock. Branin and Hartmann 6: https://www.sfu.ca/~ssurjano/optimization.html.
+Four functions, each with 100 trials of which 8 are in flight, 11 seeds. The figures depend on no clock.
+Branin and Hartmann 6: https://www.sfu.ca/~ssurjano/optimization.html.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from paceline.sweeps.trial import Trial
 TRIALS = 100
 IN_FLIGHT = 8
 SEEDS = 11
-SEEDS_OF_OPTUNA = 44
+#: With the seeds from 0 on the sampler was chosen, so they would flatter it.
+FIRST_SEED = 1000
 MOST_OF_RANDOM = 0.35
-#: Medians of so many seeds still differ by about this much by chance; "not worse" is meant beyond it.
-SLACK = 1.1
 
 _A = ((10, 3, 17, 3.5, 1.7, 8), (0.05, 10, 17, 0.1, 8, 14), (3, 3.5, 1.7, 10, 17, 8), (17, 8, 0.05, 10, 0.1, 14))
 _P = (
@@ -60,13 +59,13 @@ def rosenbrock5(x: Mapping[str, Any]) -> float:
 
 
 def mixed(x: Mapping[str, Any]) -> float:
-    """The loss of a made-up training with two rates, a share, a count and two choices. A wrong choice costs about what a rate
-    does that is off by a power of ten."""
-    rates = 0.3 * (math.log10(x["lr"]) + 3) ** 2 + 0.1 * (math.log10(x["decay"]) + 4) ** 2
-    size = 0.02 * (x["layers"] - 4) ** 2 + (x["dropout"] - 0.2) ** 2
-    return (
-        rates + size + {"sgd": 0.5, "adam": 0, "rmsprop": 0.2}[x["optimizer"]] + {32: 0.2, 64: 0, 128: 0.3}[x["batch"]]
-    )
+    """The loss of a made-up training: the best learning rate depends on the optimizer."""
+    centre = {"sgd": -1.0, "adam": -3.0, "rmsprop": -2.5}[x["optimizer"]]
+    base = {"sgd": 0.1, "adam": 0.0, "rmsprop": 0.2}[x["optimizer"]]
+    rate = 0.5 * (math.log10(x["lr"]) - centre) ** 2
+    decay = 0.1 * (math.log10(x["decay"]) + 4) ** 2
+    size = 0.05 * abs(x["layers"] - 4) + {32: 0.05, 64: 0.0, 128: 0.1}[x["batch"]]
+    return base + rate + decay + size + 0.5 * (x["dropout"] - 0.2) ** 2
 
 
 PROBLEMS: dict[str, tuple[Callable[[Mapping[str, Any]], float], dict[str, Any]]] = {
@@ -158,26 +157,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("problems", nargs="*", default=list(PROBLEMS), metavar="PROBLEM")
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--optuna-seeds", type=int, default=SEEDS_OF_OPTUNA)
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     assert seed_of(0, 0) != seed_of(0, 1), "each trial has a seed of its own"
+    seeds = range(FIRST_SEED, FIRST_SEED + given.seeds)
     for problem in given.problems:
-        found = [ours(problem, "tpe", seed) for seed in range(given.optuna_seeds)]
-        tpe, of_all = median(found[: given.seeds]), median(found)
-        chance = median([ours(problem, "random", seed) for seed in range(given.seeds)])
-        hand = median([by_hand(problem, seed) for seed in range(given.optuna_seeds)])
+        tpe = median([ours(problem, "tpe", seed) for seed in seeds])
+        chance = median([ours(problem, "random", seed) for seed in seeds])
+        hand = median([by_hand(problem, seed) for seed in seeds])
         report(
             f"sweep_regret_{problem}",
-            f"regret of TPE on {problem} after {TRIALS} trials, {IN_FLIGHT} in flight, median of {given.seeds} seeds; against "
-            f"Optuna by hand of {given.optuna_seeds}",
-            f"at most {MOST_OF_RANDOM} times random's, and not above {SLACK} times that of Optuna",
-            tpe <= MOST_OF_RANDOM * chance and of_all <= SLACK * hand,
+            f"regret of TPE on {problem} after {TRIALS} trials, {IN_FLIGHT} in flight, median of {given.seeds} seeds",
+            f"at most {MOST_OF_RANDOM} times random's, and not above that of Optuna by hand",
+            tpe <= MOST_OF_RANDOM * chance and tpe <= hand,
             regret=tpe,
             random=chance,
             of_random=tpe / chance,
             optuna=hand,
-            of_optuna=of_all / hand,
+            of_optuna=tpe / hand,
         )
 
 
