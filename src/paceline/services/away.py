@@ -40,7 +40,7 @@ from paceline.system.files import read_json, write_json
 from paceline.targets import configured
 
 #: As the server says it, once it answers.
-_SERVING = re.compile(r"serving \S+ at https?://\S+?:(\d+)\s*$", re.MULTILINE)
+_SERVING = re.compile(r"serving \S+ at https?://\S+?:(\d+)(?:/\S*)?\s*$", re.MULTILINE)
 _ADDRESS = re.compile(r"this node's address: (\S+)$", re.MULTILINE)
 _LOOK_S = 0.5
 _PAUSE_S = 0.1

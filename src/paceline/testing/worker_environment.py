@@ -59,6 +59,10 @@ def foreign(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
     return sorted(name for name in rest if not ("OMPI_COMM_WORLD_RANK" in found and name.startswith(_MPIRUNS)))
 
 
+#: Variables that say where the first node is, and nothing else.
+_OF_THE_PLACE = {"MASTER_ADDR": "<address>", "MASTER_PORT": "<port>", "AZ_BATCHAI_MPI_MASTER_NODE": "<address>"}
+
+
 def comparable(found: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """The worker's variables of these names with addresses, ports, folders, the secret and the run's id made the same."""
     places = {
@@ -67,6 +71,7 @@ def comparable(found: Mapping[str, str], names: Iterable[str]) -> dict[str, str]
         found["PACELINE_WORKSPACE"]: "<workspace>",
         found["PACELINE_RUN_ID"]: "<run>",
         found["JAX_COORDINATOR_ADDRESS"]: "<address>:<port>",
+        found["AZ_BATCH_MASTER_NODE"]: "<address>:<port>",
         found["PACELINE_RUN_SECRET"]: "<secret>",
     }
     same = {}
@@ -74,5 +79,5 @@ def comparable(found: Mapping[str, str], names: Iterable[str]) -> dict[str, str]
         text = found[name]
         for place in sorted(places, key=len, reverse=True):
             text = text.replace(place, places[place])
-        same[name] = {"MASTER_ADDR": "<address>", "MASTER_PORT": "<port>"}.get(name, text)
+        same[name] = _OF_THE_PLACE.get(name, text)
     return same

@@ -52,10 +52,12 @@ def check(run: pl.Run, python: str, rank: int = 0) -> None:
     library = str(run.folder.path.parent.parent / "lib")
     # Of the submitting environment only the folder that holds the package, by a link, and nothing else.
     assert not [path for path in found["path"] if path.startswith((ours, sys.prefix))]
-    ours_on_path, names = [path for path in found["path"] if path.startswith(library)]
+    ours_on_path, of_azureml, names = [path for path in found["path"] if path.startswith(library)]
     assert os.listdir(ours_on_path) == ["paceline"]
     # Behind everything else, names for packages that are not installed.
-    assert found["path"][-1] == names == os.path.join(ours_on_path, "paceline", "compat", "shim", "first")
+    shim = os.path.join(ours_on_path, "paceline", "compat", "shim")
+    assert of_azureml == os.path.join(shim, "azureml_names")
+    assert found["path"][-1] == names == os.path.join(shim, "first")
     assert run.get_metrics("version", rank=rank) == {"version": found["version"][1]}
 
 
