@@ -75,6 +75,23 @@ NAMES = [
     "sweep_regret_hartmann6",
     "sweep_regret_rosenbrock5",
     "sweep_regret_mixed",
+    "sweep_overhead_random",
+    "sweep_overhead_grid",
+    "sweep_overhead_tpe",
+    "sweep_busy",
+    "sweep_large_memory",
+    "sweep_large_show",
+    "sweep_stop_latency",
+    "model_register",
+    "serve_start",
+    "serve_update",
+    "serve_killed",
+    "serve_batching",
+    "serve_batching_one",
+    "serve_azure",
+    "serve_litserve",
+    "serve_mlserver",
+    "serve_one_client",
 ]
 
 
