@@ -88,10 +88,8 @@ class LogsMetrics(ABC):
             raise MetricError(
                 f"metric {name!r}: a {type(plot).__name__} has no savefig. Give a matplotlib figure or pyplot."
             )
-        # A metric may be called `val/loss` or `..`, and its image must not lie in another folder for it.
-        plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in str(name))
         ending = os.path.splitext(path)[1] if path is not None else ".png"
-        self._write_image(name, f"images/{plain}_{time.time_ns()}{ending}", path, plot)
+        self._write_image(name, f"images/{plain_file_name(name)}_{time.time_ns()}{ending}", path, plot)
 
     @abstractmethod
     def _write_scalar(self, name: str, value: object, step: int | None) -> None: ...
@@ -101,6 +99,11 @@ class LogsMetrics(ABC):
 
     @abstractmethod
     def _write_image(self, name: str, file_name: str, path: str | None, plot: Any) -> None: ...
+
+
+def plain_file_name(metric: object) -> str:
+    """A metric's name as part of a file's: it may be `val/loss` or `..`, and its image must not lie in another folder for it."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in str(metric))
 
 
 def _column(value: object) -> object:

@@ -26,6 +26,23 @@ _ABSENT = {
 }
 
 
+#: What the package is made of, beside the SDK's modules; these have no name there.
+OUR_OWN = (
+    "aliases",
+    "check",
+    "curated",
+    "late",
+    "named",
+    "packages",
+    "policy",
+    "records",
+    "stores",
+    "strict",
+    "submission",
+    "targets",
+)
+
+
 def install() -> None:
     """Let every later `import azureml...` of this process find Paceline's modules. May be called again."""
     if _FINDER in sys.meta_path:
@@ -89,19 +106,6 @@ _FINDER = AliasFinder(
     "azureml",
     _OURS,
     absent=absent,
-    hidden=(
-        "late",
-        "aliases",
-        "check",
-        "curated",
-        "named",
-        "packages",
-        "policy",
-        "records",
-        "stores",
-        "strict",
-        "submission",
-        "targets",
-    ),
+    hidden=OUR_OWN,
     beside=_beside,
 )

@@ -7,22 +7,7 @@ import pkgutil
 from collections.abc import Iterator
 
 from paceline.compat import azureml
-
-#: Of these the parts are told, and not what they are made of.
-_OUR_OWN = (
-    "late",
-    "aliases",
-    "check",
-    "curated",
-    "named",
-    "packages",
-    "policy",
-    "records",
-    "stores",
-    "strict",
-    "submission",
-    "targets",
-)
+from paceline.compat.azureml import aliases
 
 
 def by_module() -> dict[str, list[str]]:
@@ -44,7 +29,7 @@ def table() -> str:
 
 def _modules(path: list[str], prefix: str) -> Iterator[str]:
     for info in pkgutil.iter_modules(path):
-        if info.name in _OUR_OWN or info.name.startswith("_"):
+        if info.name in aliases.OUR_OWN or info.name.startswith("_"):
             continue
         name = f"{prefix}.{info.name}"
         yield name

@@ -23,7 +23,7 @@ from paceline.compat.azureml.exceptions import (
 from paceline.compat.azureml.late import late
 from paceline.errors import MetricError, RunNotFoundError, RunStateError
 from paceline.runs import artifacts, interactive, offline, run, states
-from paceline.runs.run_metrics import LogsMetrics
+from paceline.runs.run_metrics import LogsMetrics, plain_file_name
 
 #: Of each log `get_details_with_logs` gives at most this much, for a log of gigabytes would fill the memory.
 _TAIL_BYTES = 1 << 20
@@ -158,15 +158,12 @@ class Run(SdkSpellings, run.Run):
         """Keep an image. The metric's value is the SDK's address of it, `aml://artifactId/ExperimentRun/dcid.<run>/<file>`."""
         if (path is None) == (plot is None):
             raise UserErrorException("log_image: give either path= or plot=.")
-        file = os.path.basename(path) if path is not None else f"{_plain(name)}_{int(time.time())}.png"
+        file = os.path.basename(path) if path is not None else f"{plain_file_name(name)}_{int(time.time())}.png"
         taken = set(artifacts.names(self.folder))
         while file in taken:
             stem, ending = os.path.splitext(file)
             file = f"{stem}_{time.time_ns()}{ending}"
         self._write_image(name, file, path, plot)
-
-    def _write_image(self, name: str, file_name: str, path: str | None, plot: Any) -> None:
-        super()._write_image(name, file_name, path, plot)
 
     def _write_other(self, kind: str, name: str, value: object) -> None:
         if kind == "image":
@@ -343,10 +340,6 @@ class Run(SdkSpellings, run.Run):
     def clean(self) -> None:
         """Does nothing: a run leaves nothing beside its folder."""
 
-    def tag(self, key: str, value: object = None) -> None:
-        """Set a tag; without a value it is None."""
-        super().tag(key, value)
-
     # --- its end
 
     def submit_child(self, config: Any, tags: Mapping[str, object] | None = None, **overrides: Any) -> Any:
@@ -502,10 +495,6 @@ def _definition(job: Any) -> dict[str, Any]:
         "data": {one.name: one.to_json() for one in job.inputs if one.dataset},
         "mpi": {"processCountPerNode": job.process_count_per_node},
     }
-
-
-def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_." else "_" for c in str(name))
 
 
 def _json_value(name: str, value: object) -> object:
