@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.errors import ServingError
 from paceline.serving.model.aml_names import AMLResponse
-from paceline.serving.model.answers import FAILED_TEXT, OutputError, as_json, error
-from paceline.serving.wire import Reply
+from paceline.serving.model.answers import FAILED_TEXT, InputError, OutputError, as_json, error
+from paceline.serving.wire import ModelCall, Reply
 
 
 def answered(result: Any, before: float) -> Reply:
@@ -33,6 +34,20 @@ def failed() -> Reply:
     traceback.print_exc()
     sys.stderr.flush()
     return error(500, FAILED_TEXT, in_script=True)
+
+
+def of_each(calls: Sequence[ModelCall], take: Callable[[ModelCall], Any], function: Any, name: str) -> list[Reply]:
+    """The answer to each call, by a function of all that `take` has read of them; to what it refuses, the reason."""
+    items: list[Any] = []
+    replies: list[Reply | None] = []
+    for call in calls:
+        try:
+            items.append(take(call))
+            replies.append(None)
+        except InputError as reason:
+            replies.append(error(reason.status, str(reason)))
+    results = iter(batched(function, items, name))
+    return [reply if reply is not None else next(results) for reply in replies]
 
 
 def batched(function: Any, items: list[Any], name: str) -> list[Reply]:

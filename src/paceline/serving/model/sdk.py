@@ -24,7 +24,7 @@ from paceline.serving.model.aml_names import AMLRequest, is_json_type, is_raw
 from paceline.serving.model.answers import InputError, error
 from paceline.serving.model.headers import Headers
 from paceline.serving.model.queries import values_of
-from paceline.serving.model.results import answered, batched, failed
+from paceline.serving.model.results import answered, failed, of_each
 from paceline.serving.model.signatures import parameters
 from paceline.serving.wire import INFER, ModelCall, Reply
 
@@ -59,16 +59,7 @@ class SdkScript:
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
         if self._many is None or not self.is_batched:
             return [self._one(call) for call in calls]
-        texts: list[Any] = []
-        replies: list[Reply | None] = []
-        for call in calls:
-            try:
-                texts.append(self._arguments(call)[self._parameters[0].name])
-                replies.append(None)
-            except InputError as reason:
-                replies.append(error(reason.status, str(reason)))
-        results = iter(batched(self._many, texts, "run_batch"))
-        return [reply if reply is not None else next(results) for reply in replies]
+        return of_each(calls, lambda call: self._arguments(call)[self._parameters[0].name], self._many, "run_batch")
 
     def _one(self, call: ModelCall) -> Reply:
         try:

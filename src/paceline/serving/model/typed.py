@@ -22,7 +22,7 @@ from paceline.serving.model import swagger
 from paceline.serving.model.answers import InputError, error, parsed
 from paceline.serving.model.hints import Hints, object_schema, read_fields
 from paceline.serving.model.queries import values_of
-from paceline.serving.model.results import answered, batched, failed
+from paceline.serving.model.results import answered, failed, of_each
 from paceline.serving.model.signatures import parameters
 from paceline.serving.wire import INFER, ModelCall, Reply
 
@@ -67,16 +67,7 @@ class TypedScript:
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
         if self._many is None or not self.is_batched:
             return [self._one(call) for call in calls]
-        given: list[dict[str, Any]] = []
-        replies: list[Reply | None] = []
-        for call in calls:
-            try:
-                given.append(self._arguments(call))
-                replies.append(None)
-            except InputError as reason:
-                replies.append(error(reason.status, str(reason)))
-        results = iter(batched(self._many, given, "predict_batch"))
-        return [reply if reply is not None else next(results) for reply in replies]
+        return of_each(calls, self._arguments, self._many, "predict_batch")
 
     def _one(self, call: ModelCall) -> Reply:
         try:
