@@ -42,11 +42,11 @@ class Reference(data_reference.DataReference):
     def as_upload(self, path_on_compute: str | None = None, overwrite: bool | None = None) -> Reference:
         """As `paceline.DataReference.as_upload`."""
         made = super().as_upload(overwrite=overwrite)
-        return of_plain(dataclasses.replace(made, path_on_compute=_inside(path_on_compute)))
+        return of_plain(dataclasses.replace(made, path_on_compute=inside(path_on_compute)))
 
     def as_download(self, path_on_compute: str | None = None, overwrite: bool = False) -> Reference:
         """As `paceline.DataReference.as_download`."""
-        return of_plain(dataclasses.replace(super().as_download(), path_on_compute=_inside(path_on_compute)))
+        return of_plain(dataclasses.replace(super().as_download(), path_on_compute=inside(path_on_compute)))
 
     def to_config(self) -> DataReferenceConfiguration:
         """For `RunConfiguration.data_references`."""
@@ -72,7 +72,7 @@ class DataReference:
         if not hasattr(datastore, "path"):
             raise UserErrorException(f"datastore={datastore!r} is no datastore. Give Datastore.get(ws, 'name').")
         made: Reference = of_plain(datastore.path(path_on_datastore, data_reference_name))
-        return dataclasses.replace(made, mode=mode, path_on_compute=_inside(path_on_compute), overwrite=bool(overwrite))
+        return dataclasses.replace(made, mode=mode, path_on_compute=inside(path_on_compute), overwrite=bool(overwrite))
 
 
 def of_plain(reference: data_reference.DataReference, store: Any = None) -> Reference:
@@ -83,6 +83,6 @@ def of_plain(reference: data_reference.DataReference, store: Any = None) -> Refe
     return made
 
 
-def _inside(path: str | None) -> str | None:
+def inside(path: str | None) -> str | None:
     """A path below the working directory; an absolute one, which belongs to a container, is left out."""
     return None if path is None or path.startswith("/") else path.strip("./") or None

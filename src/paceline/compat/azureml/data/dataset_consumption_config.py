@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from paceline.compat.azureml.data.data_reference import inside
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.job.data_reference import DataReference
 
@@ -37,11 +38,10 @@ class DatasetConsumptionConfig:
         """The reference for a job."""
         found: DataReference = self.dataset.as_named_input(self.name)
         mode = "direct" if self.mode == "direct" else "download" if self.mode == "download" else "mount"
-        inside = self.path_on_compute
         return dataclasses.replace(
             found,
             mode=mode,
-            path_on_compute=None if inside is None or inside.startswith("/") else inside.strip("./") or None,
+            path_on_compute=inside(self.path_on_compute),
         )
 
     def __str__(self) -> str:
