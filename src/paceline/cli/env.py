@@ -14,16 +14,15 @@ import typer
 from paceline.cli.common import age, print_fields, print_json, print_table
 from paceline.cli.durations import duration_option
 from paceline.cli.options import JSON, VerbOption, takes
-from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON, one_file
+from paceline.cli.packages import environment_of
+from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON
 from paceline.cli.shared_options import Json
 from paceline.containers import KeptLayer, all_layers, prune_layers
 from paceline.environments import registry
 from paceline.environments.built import Built
 from paceline.environments.environment import Environment
-from paceline.environments.from_parameters import described
 from paceline.environments.store import EnvironmentStore
 from paceline.errors import EnvironmentSpecError
-from paceline.estimator import interpreter
 from paceline.job.environment import EnvironmentSpec
 from paceline.pruning.environments import free_keys
 from paceline.runs.record import utc_text
@@ -138,20 +137,7 @@ def build(**given: Any) -> int:
             )
         environment: EnvironmentSpec = Environment.get(workspace, registered)
     else:
-        environment = described(
-            definition=None,
-            source_directory=Path.cwd(),
-            python=interpreter(given["python"]),
-            layered=not given["isolated"],
-            user_managed=False,
-            pip_packages=given["pip"],
-            pip_requirements_file=one_file(given["requirements"]),
-            conda_packages=given["conda"],
-            conda_channels=given["channel"],
-            conda_dependencies_file=given["conda_file"],
-            docker_image=None,
-            shm_size=None,
-        )
+        environment = environment_of(given, Path.cwd())
         if not environment.needs_build:
             raise EnvironmentSpecError(
                 "there is nothing to build. Give --pip, --requirements, --conda or --conda-file, or a registered name."

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.options import JSON, VerbOption
-from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON, one_file
+from paceline.cli.packages import environment_of
+from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON
 from paceline.environments.environment import Environment
-from paceline.environments.from_parameters import described
 from paceline.errors import ServiceError
-from paceline.estimator import interpreter
 from paceline.job.environment import EnvironmentSpec
 from paceline.system import sizes
 from paceline.workspace import Workspace
@@ -144,20 +143,7 @@ def environment(given: Mapping[str, Any]) -> EnvironmentSpec | None:
         if given["isolated"] is not None:
             raise ServiceError("--isolated and --layered are for packages. Name some with --pip or --requirements.")
         return None
-    return described(
-        definition=None,
-        source_directory=Path(given["source"] or Path.cwd()),
-        python=interpreter(given["python"]),
-        layered=not given["isolated"],
-        user_managed=False,
-        pip_packages=given["pip"],
-        pip_requirements_file=one_file(given["requirements"]),
-        conda_packages=given["conda"],
-        conda_channels=given["channel"],
-        conda_dependencies_file=given["conda_file"],
-        docker_image=None,
-        shm_size=None,
-    )
+    return environment_of(given, Path(given["source"] or Path.cwd()))
 
 
 def tags(words: Sequence[str] | None) -> dict[str, str]:
