@@ -52,6 +52,8 @@ MAY_IMPORT = {
     "models": "errors system job runs data",
     # Knows of all that lies in a workspace, and starts nothing.
     "pruning": "errors system runs environments data containers models",
+    # Works out of run folders what the command line and the page show.
+    "reports": "errors system job runs",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
     "estimator": UP_TO_SUBMIT,
     # Children are runs like all others; a sweep's controller submits them.
@@ -64,7 +66,7 @@ MAY_IMPORT = {
     "serving": "errors system",
     # What the author of a target runs; nothing imports it.
     "testing": f"{UP_TO_SUBMIT} estimator workspace",
-    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor sweeps models serving services compat",
+    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor sweeps models serving services compat reports",
     "__main__": "cli",
 }
 

@@ -25,6 +25,11 @@ VERBS: dict[str, tuple[str, str]] = {
         "metrics",
         "The metrics of runs: last, least and greatest value of each, or with --name all values; several runs side by side.",
     ),
+    "diff": (
+        "diff",
+        "How two runs differ: parameters, code, environment, data, topology, and the first step at which metrics part.",
+    ),
+    "usage": ("usage", "What runs have held of cores and GPUs, in hours, and how much of it was lost."),
     "files": ("files", "The files of a run, with their sizes: its outputs and logs, and what was uploaded."),
     "download": ("files", "Copy files of a run to a folder, under their names. A file is there whole, or not at all."),
     "rm": (

@@ -20,7 +20,7 @@ RECORD_VERSION = 1
 class Attempt:
     """One launch of all workers.
 
-    nodes: their names, in order of node rank.
+    nodes: their names, in order of node rank. cores, gpus: what the run held, of all nodes; None in records of earlier versions.
     exit_codes: rank -> exit code as a shell gives it (128+n for signal n); ranks still running are absent.
     """
 
@@ -28,6 +28,8 @@ class Attempt:
     started_utc: str
     ended_utc: str | None = None
     nodes: tuple[str, ...] = ()
+    cores: int | None = None
+    gpus: int | None = None
     exit_codes: Mapping[str, int] = field(default_factory=dict)
     cause: str | None = None
 

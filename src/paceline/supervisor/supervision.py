@@ -20,6 +20,7 @@ from paceline.supervisor.logs import say
 from paceline.supervisor.signals import Wake
 from paceline.system.files import read_json
 from paceline.targets import Nodes, Target
+from paceline.targets.configured import LOCAL
 
 
 @dataclass
@@ -88,7 +89,15 @@ class Supervision:
     def open_attempt(self, launch: Launch) -> None:
         """Note an attempt's start."""
         now = utc_now()
-        attempt = Attempt(number=launch.attempt, started_utc=now, nodes=tuple(node.name for node in launch.nodes))
+        cores = sum(node.cores for node in launch.nodes)
+        attempt = Attempt(
+            number=launch.attempt,
+            started_utc=now,
+            nodes=tuple(node.name for node in launch.nodes),
+            # Here a run may use all cores, and its place in the queue counts one for each worker.
+            cores=min(cores, self.job.world_size) if self.record.target == LOCAL else cores,
+            gpus=sum(len(node.gpus) for node in launch.nodes),
+        )
         self.to(
             states.STARTING,
             attempts=(*self.record.attempts, attempt),

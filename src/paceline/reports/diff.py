@@ -1,0 +1,285 @@
+"""How two runs differ: parameters, code, environment, data, topology, and where their metrics part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.job.job import Job
+from paceline.reports.code import FileChange, file_changes
+from paceline.runs import read, series
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import json_safe
+from paceline.runs.record import RunRecord
+from paceline.runs.series import MetricSeries
+from paceline.system.files import read_json
+
+#: Of a job, what it runs with and how it is spread out. All else that differs is told under `settings`.
+_TOPOLOGY = (
+    *("compute_target", "node_count", "process_count_per_node", "worker_count", "parameter_server_count"),
+    *("distributed_backend", "use_gpu", "gpu_visibility", "gpu_share"),
+)
+_ELSEWHERE = ("version", "arguments", "environment", "environment_variables", "secrets", "inputs", *_TOPOLOGY)
+#: Of one input, what tells its content.
+_DATA = ("dataset", "fingerprint", "content", "files", "bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One thing that is not the same; None where a run does not have it."""
+
+    name: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricChange:
+    """One metric of both runs, or of one of them.
+
+    step: the first at which the values are not equal, to the last digit; NaN equals NaN. Where values have no steps it is their
+        number, from 0, and by_step is False. None where all values that both have are equal.
+    a, b: the values there. last_a, last_b: the last values. count_a, count_b: how many there are.
+    """
+
+    name: str
+    step: int | None
+    by_step: bool
+    a: Any
+    b: Any
+    last_a: Any
+    last_b: Any
+    count_a: int
+    count_b: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDiff:
+    """All that is not the same about two runs.
+
+    parameters: the script's arguments, by option where they have one, and its variables. settings: the rest of the job.
+    code: the files that differ; code_note: why they could not be compared, or else None. git: commit, branch and whether there
+    were edits. environment: packages with the versions that were installed, where an environment was built, else as asked for.
+    data: inputs with fingerprints. topology: target, nodes, processes, devices. metrics: those that part, the first first.
+    same_metrics: names of those that are equal to the end.
+    """
+
+    a: str
+    b: str
+    parameters: tuple[Change, ...]
+    settings: tuple[Change, ...]
+    code: tuple[FileChange, ...]
+    code_note: str | None
+    git: tuple[Change, ...]
+    environment: tuple[Change, ...]
+    data: tuple[Change, ...]
+    topology: tuple[Change, ...]
+    metrics: tuple[MetricChange, ...]
+    same_metrics: tuple[str, ...]
+
+    @property
+    def parting(self) -> MetricChange | None:
+        """The metric that parts first; None where no value of both differs."""
+        return next((one for one in self.metrics if one.step is not None), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values. NaN and the infinities are strings."""
+        found: dict[str, Any] = json_safe(asdict(self))
+        found["code"] = [
+            {"name": one.name, "status": one.status, "plus": one.plus, "minus": one.minus, "text": "\n".join(one.text)}
+            for one in self.code
+        ]
+        return found | {"parting": json_safe(asdict(self.parting)) if self.parting else None}
+
+
+def compare(a: RunFolder, b: RunFolder) -> RunDiff:
+    """Compare two runs, as they are now.
+
+    Raises:
+        RunNotFoundError: one of them has no record that can be read.
+    """
+    first, second = read.record(a), read.record(b)
+    code, note = _code(a, b, first, second)
+    parted, same = _metrics(a, b)
+    return RunDiff(
+        a=first.run_id,
+        b=second.run_id,
+        parameters=_changes(_parameters(first), _parameters(second)),
+        settings=_changes(_settings(first), _settings(second)),
+        code=code,
+        code_note=note,
+        git=_changes(first.git, second.git),
+        environment=_changes(_environment(a, first), _environment(b, second)),
+        data=_changes(_data(a, first), _data(b, second)),
+        topology=_changes(_topology(first), _topology(second)),
+        metrics=parted,
+        same_metrics=same,
+    )
+
+
+def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Change, ...]:
+    names = dict.fromkeys((*a, *b))
+    return tuple(Change(name=name, a=a.get(name), b=b.get(name)) for name in names if a.get(name) != b.get(name))
+
+
+# --- what was asked for
+
+
+def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
+    """A script's arguments by option: `--lr 0.1` and `--lr=0.1` are {"--lr": "0.1"}, a flag has "", one that comes several times
+    all its values, and what belongs to no option has its number from 1."""
+    found: dict[str, list[str]] = {}
+    number, name = 0, None
+    for word in words:
+        if word.startswith("-") and word != "-" and not _is_number(word):
+            name, equals, value = word.partition("=")
+            found.setdefault(name, [])
+            if equals:
+                found[name].append(value)
+                name = None
+        elif name is not None:
+            found[name].append(word)
+        else:
+            number += 1
+            found[f"argument {number}"] = [word]
+    return {name: " ".join(values) for name, values in found.items()}
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _parameters(record: RunRecord) -> dict[str, Any]:
+    job = record.job
+    if job is None:
+        return {}
+    variables = job.shown()["environment_variables"]
+    places = {f"${name}": f"secret of {place}" for name, place in job.secrets.items()}
+    return {
+        "script": " ".join(job.entry_words),
+        **arguments_by_name(job.arguments),
+        **{f"${name}": text for name, text in variables.items()},
+        **places,
+    }
+
+
+def _settings(record: RunRecord) -> dict[str, Any]:
+    values = record.job.to_json() if record.job else {}
+    names = (name for name in values if name not in (*_ELSEWHERE, "entry_script", "entry_module"))
+    return {name: values[name] for name in names}
+
+
+def _topology(record: RunRecord) -> dict[str, Any]:
+    values = record.job.to_json() if record.job else {}
+    found = {name: values[name] for name in _TOPOLOGY if name in values}
+    if record.job:
+        found["world_size"] = record.job.world_size
+    if record.attempts:
+        last = record.attempts[-1]
+        found |= {"nodes": ", ".join(last.nodes), "cores": last.cores, "gpus": last.gpus}
+    return found
+
+
+# --- what it met
+
+
+def _environment(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+    job: Job | None = record.job
+    asked = job.environment.to_json() if job else {}
+    asked.pop("environment_variables", None)
+    built = read_json(folder.environment)
+    if not isinstance(built, dict):
+        return {f"asked: {name}": value for name, value in asked.items()}
+    # Locks would say the same once more.
+    found: dict[str, Any] = {f"asked: {name}": asked[name] for name in ("docker_image", "layered") if name in asked}
+    found["base_python"] = built.get("base_python")
+    for text in built.get("pip") or ():
+        name, _, version = str(text).partition("==")
+        found[name] = version or str(text)
+    for text in built.get("conda") or ():
+        name, _, version = str(text).partition("=")
+        found[f"conda: {name}"] = version or str(text)
+    return found
+
+
+def _data(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+    told = read_json(folder.data)
+    inputs = told.get("inputs", ()) if isinstance(told, dict) else ()
+    # Each node tells of what it has; the first tells of all that they share.
+    first = {str(one.get("name")): one for one in reversed(list(inputs))}
+    if not first and record.job is not None:
+        first = {one.name: one.to_json() for one in record.job.inputs}
+    found: dict[str, Any] = {}
+    for name, one in first.items():
+        found[name] = one.get("source") or one.get("sources") or one.get("path")
+        found |= {f"{name}: {key}": one[key] for key in _DATA if one.get(key) is not None}
+    return found
+
+
+def _code(a: RunFolder, b: RunFolder, first: RunRecord, second: RunRecord) -> tuple[tuple[FileChange, ...], str | None]:
+    if first.snapshot_id is not None and first.snapshot_id == second.snapshot_id:
+        return (), None
+    for folder, record in ((a, first), (b, second)):
+        if record.snapshot_id is None:
+            return (), f"run {record.run_id} has no snapshot: a program logs it by itself"
+        if not folder.snapshot.is_dir():
+            return (), f"the snapshot of run {record.run_id} is not here any more"
+    return tuple(file_changes(a.snapshot.resolve(), b.snapshot.resolve())), None
+
+
+# --- what came of it
+
+
+def _metrics(a: RunFolder, b: RunFolder) -> tuple[tuple[MetricChange, ...], tuple[str, ...]]:
+    mine, theirs = series.read(a.metrics), series.read(b.metrics)
+    parted, same = [], []
+    for name in dict.fromkeys((*mine, *theirs)):
+        one, other = (found.get(name, MetricSeries(name=name)) for found in (mine, theirs))
+        change = _part(name, one, other)
+        if change.step is None and change.count_a == change.count_b:
+            same.append(name)
+        else:
+            parted.append(change)
+    # In order of their first step; those of which one run has no value, or more of them, come last.
+    parted.sort(key=lambda change: (change.step is None, change.step or 0))
+    return tuple(parted), tuple(same)
+
+
+def _part(name: str, a: MetricSeries, b: MetricSeries) -> MetricChange:
+    mine, theirs = _of_one_rank(a), _of_one_rank(b)
+    by_step = all(None not in steps and len(set(steps)) == len(steps) for steps in (mine[0], theirs[0]))
+    columns = [
+        dict(zip(steps if by_step else range(len(steps)), values, strict=True)) for steps, values in (mine, theirs)
+    ]
+    both = sorted(columns[0].keys() & columns[1].keys(), key=lambda step: step or 0)
+    step = next((step for step in both if not _is_equal(columns[0][step], columns[1][step])), None)
+    return MetricChange(
+        name=name,
+        step=step,
+        by_step=by_step,
+        a=columns[0].get(step) if step is not None else None,
+        b=columns[1].get(step) if step is not None else None,
+        last_a=a.last,
+        last_b=b.last,
+        count_a=len(mine[1]),
+        count_b=len(theirs[1]),
+    )
+
+
+def _of_one_rank(found: MetricSeries) -> tuple[list[int | None], list[Any]]:
+    """Steps and values of the lowest rank that has any: those of several ranks come in an order that clocks decide."""
+    lowest = min(found.ranks, default=0)
+    kept = [number for number, rank in enumerate(found.ranks) if rank == lowest]
+    return [found.steps[number] for number in kept], [found.values[number] for number in kept]
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
+        return True
+    return bool(a == b)

@@ -1,0 +1,155 @@
+"""What runs have used of cores and GPUs, and how much of it was lost.
+
+A run uses what it holds, busy or not: from its nodes on, through all attempts, to their end. So cores times hours, not
+processor time. What is lost has a cause each, and no hour counts twice:
+
+    Preparing            attempt 1, failed          attempt 2, completed
+    |-- data, packages --|------- failed -----------|------- of use ------|
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.runs import read, states
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import Attempt, RunRecord, duration_s, parse_utc
+
+#: By what usage may be summed up.
+KEYS: dict[str, Callable[[RunRecord], str]] = {
+    "user": lambda record: record.submitted_by or "unknown",
+    "experiment": lambda record: record.experiment,
+    "target": lambda record: record.target or "none",
+    "week": lambda record: _week(record.created_utc),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What some runs have held, in hours of one core or of one GPU.
+
+    failed_*: in attempts that failed or were interrupted, also of runs that completed in another. canceled_*: in attempts that
+    somebody ended. preparing_*: while nodes were held, and packages were installed or data was fetched.
+    """
+
+    name: str
+    runs: int = 0
+    core_hours: float = 0.0
+    gpu_hours: float = 0.0
+    failed_core_hours: float = 0.0
+    failed_gpu_hours: float = 0.0
+    canceled_core_hours: float = 0.0
+    canceled_gpu_hours: float = 0.0
+    preparing_core_hours: float = 0.0
+    preparing_gpu_hours: float = 0.0
+
+    @property
+    def lost_core_hours(self) -> float:
+        return self.failed_core_hours + self.canceled_core_hours + self.preparing_core_hours
+
+    @property
+    def lost_gpu_hours(self) -> float:
+        return self.failed_gpu_hours + self.canceled_gpu_hours + self.preparing_gpu_hours
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; what was lost in all as well."""
+        lost = {"lost_core_hours": self.lost_core_hours, "lost_gpu_hours": self.lost_gpu_hours}
+        return {**asdict(self), **lost}
+
+    def plus(self, other: Usage) -> Usage:
+        """Both together, under this one's name."""
+        sums = {
+            name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__ if name != "name"
+        }
+        return replace(self, **sums)
+
+
+def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list[Usage]:
+    """The usage of a workspace's runs by one of `KEYS`: weeks from the last on, all else from the largest on.
+
+    since: runs submitted from then on. A sweep's trials count, the sweep itself holds nothing.
+    """
+    found: dict[str, Usage] = {}
+    for record in _since(read.all_records(runs_dir), since):
+        # Of an interactive run nobody knows what it holds.
+        if record.job is None or record.sweep is not None:
+            continue
+        name = KEYS[by](record)
+        found[name] = found.get(name, Usage(name=name)).plus(of_run(RunFolder(runs_dir / record.run_id), record))
+    if by == "week":
+        return sorted(found.values(), key=lambda one: one.name, reverse=True)
+    return sorted(found.values(), key=lambda one: (-one.gpu_hours, -one.core_hours, one.name))
+
+
+def of_run(folder: RunFolder, record: RunRecord) -> Usage:
+    """The usage of one run, up to now where it goes on."""
+    sums: dict[str, float] = defaultdict(float)
+    size = record.job.world_size if record.job else 1
+
+    def add(hours: float, attempt: Attempt, lost: str | None) -> None:
+        # Attempts of earlier versions do not say what they held: a core a process is the least that it was.
+        cores = attempt.cores if attempt.cores is not None else size
+        gpus = attempt.gpus if attempt.gpus is not None else (size if record.job and record.job.use_gpu else 0)
+        for kind, count in (("core", cores), ("gpu", gpus)):
+            sums[f"{kind}_hours"] += hours * count
+            if lost is not None:
+                sums[f"{lost}_{kind}_hours"] += hours * count
+
+    for attempt in record.attempts:
+        # An attempt whose end nobody wrote down ended with its run at the latest.
+        hours = (duration_s(attempt.started_utc, attempt.ended_utc or record.ended_utc) or 0.0) / 3600
+        add(hours, attempt, _lost(record, attempt))
+    if record.attempts:
+        add(_preparing_s(folder, record) / 3600, record.attempts[0], "preparing")
+    return Usage(name=record.run_id, runs=1, **sums)
+
+
+def _lost(record: RunRecord, attempt: Attempt) -> str | None:
+    is_last = attempt is record.attempts[-1]
+    if attempt.cause == "cancel" or (is_last and record.status == states.CANCELED):
+        return "canceled"
+    if attempt.cause is not None or (is_last and record.status == states.FAILED):
+        return "failed"
+    return None
+
+
+def _preparing_s(folder: RunFolder, record: RunRecord) -> float:
+    """Seconds in which the run held nodes and its workers had not been started."""
+    total, since = 0.0, None
+    for time, status in _events(folder):
+        if since is not None:
+            total += max(0.0, (time - since).total_seconds())
+        since = time if status == states.PREPARING else None
+    return total
+
+
+def _events(folder: RunFolder) -> Iterator[tuple[dt.datetime, str]]:
+    try:
+        lines = folder.events.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            event = json.loads(line)
+            yield parse_utc(event["time_utc"]), event["status"]
+        # A line that a kill cut short.
+        except (ValueError, KeyError, TypeError):
+            continue
+
+
+def _since(records: Iterable[RunRecord], since: dt.datetime | None) -> Iterator[RunRecord]:
+    for record in records:
+        if since is None or parse_utc(record.created_utc) >= since:
+            yield record
+
+
+def _week(created_utc: str) -> str:
+    """The week of ISO 8601, such as "2026-W48"."""
+    year, week, _ = parse_utc(created_utc).isocalendar()
+    return f"{year}-W{week:02d}"
