@@ -103,6 +103,36 @@ def test_it_serves_by_its_start_command_where_there_is_no_paceline(
         server.communicate()
 
 
+def test_a_script_of_the_azure_sdk_finds_its_names_in_the_package(
+    workspace: Workspace, source: Path, tmp_path: Path, bare: dict[str, str], free_port: int
+) -> None:
+    (source / "score.py").write_text(
+        "from azureml.core.model import Model\n"
+        "from azureml.monitoring import ModelDataCollector\n\n"
+        "def init():\n    global factor\n    factor = float(open(Model.get_model_path('factor')).read())\n\n"
+        "def run(data):\n    return {'y': factor}\n"
+    )
+    Model.register(workspace, source / "two.txt", "factor")
+    environment = Environment(pip_packages=["azureml-defaults==1.0.85"])  # type: ignore[arg-type]
+    folder = workspace.package("factor:1", tmp_path / "away", entry_script=source / "score.py", environment=environment)
+    # Of the SDK nothing is installed: it would log to a service that is not there.
+    assert "azureml" not in (folder / "requirements.txt").read_text() + (folder / "constraints.txt").read_text()
+    words = [base_python(), str(folder / "start.py"), "--port", str(free_port), "--no-key"]
+    server = subprocess.Popen(words, env=bare, cwd="/", stderr=subprocess.PIPE, text=True)
+    try:
+        check = [base_python(), str(folder / "start.py"), "--check", "--port", str(free_port)]
+
+        def is_ready() -> bool:
+            assert server.poll() is None, server.communicate()[1]
+            return subprocess.run(check, env=bare, check=False, capture_output=True).returncode == 0
+
+        wait_until(is_ready, "ready")
+        assert asked(free_port) == (200, {"y": 2.0})
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=60)
+
+
 def test_the_versions_are_those_of_the_run(workspace: Workspace, source: Path, tmp_path: Path) -> None:
     # As a run in an environment that was built for it is remembered.
     environment = Environment(locked_pip=["scikit-learn==1.4.2", "numpy==1.26.4"], pip_packages=["scikit-learn"])  # type: ignore[arg-type]

@@ -90,8 +90,14 @@ def merged(model: PackageVersions, server: PackageVersions) -> PackageVersions:
     )
 
 
-def _imported(source: Path | None, framework: str | None) -> Iterable[str]:
-    modules = set()
+def uses_azureml(source: Path | None) -> bool:
+    """Whether a module of the source imports the Azure SDK, whose names a server then needs from Paceline."""
+    return "azureml" in _modules(source)
+
+
+def _modules(source: Path | None) -> set[str]:
+    """The first parts of the modules that the source imports."""
+    modules: set[str] = set()
     for path in sorted(source.rglob("*.py")) if source is not None else ():
         try:
             tree = ast.parse(path.read_bytes())
@@ -102,7 +108,11 @@ def _imported(source: Path | None, framework: str | None) -> Iterable[str]:
                 modules |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 modules.add(node.module.partition(".")[0])
-    modules -= {*sys.stdlib_module_names, "paceline"}
+    return modules
+
+
+def _imported(source: Path | None, framework: str | None) -> Iterable[str]:
+    modules = _modules(source) - {*sys.stdlib_module_names, "paceline", "azureml"}
     if framework:
         modules.add(framework.lower())
     # Which distribution has a module, the present interpreter knows; of others the names are mostly the same.

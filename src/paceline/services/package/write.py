@@ -4,7 +4,7 @@
 <folder>/requirements.txt, constraints.txt   exact versions of the model's run, and the server's
 <folder>/service.json                        what is served, with paths below the folder
 <folder>/start.py                            the start command, also without a container
-<folder>/library/paceline/                   the server
+<folder>/library/paceline/                   the server; all of Paceline where the script imports azureml
 <folder>/models/<n>/, hashes/<n>             the models' files, and their SHA-256
 <folder>/source/                             the script and what lies beside it
 """
@@ -15,11 +15,12 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline import snapshot
+from paceline.environments import sdk_packages
 from paceline.errors import ServiceError, ServingError
 from paceline.job.environment import EnvironmentSpec
 from paceline.services import model_files
@@ -31,7 +32,7 @@ from paceline.system.files import remove_tree, write_json
 
 #: The package itself: this file is at services/package/ in it.
 _LIBRARY = Path(__file__).resolve().parents[2]
-#: What of Paceline a server needs.
+#: What of Paceline a server needs. The names of azureml stand on all of it.
 _PARTS = ("__init__.py", "py.typed", "errors.py", "system", "serving")
 
 
@@ -133,9 +134,13 @@ def _fill(
     shutil.copy(Path(__file__).with_name("start.py"), folder / "start.py")
     if elsewhere:
         return
-    _copy_library(folder / "library" / "paceline")
+    _copy_library(
+        folder / "library" / "paceline", _PARTS if not versions.uses_azureml(source) else os.listdir(_LIBRARY)
+    )
     known = found[0].known_environment
     environment = spec.environment or found[0].environment
+    if environment is not None:
+        environment, _ = sdk_packages.without(environment)
     packages = known.get("packages") or () if spec.environment is None else ()
     own = versions.of_environment(environment, packages, found[0].framework, source)
     both = versions.merged(own, versions.server_versions())
@@ -177,9 +182,11 @@ def _copy_writable(source: str, target: str) -> str:
     return target
 
 
-def _copy_library(target: Path) -> None:
+def _copy_library(target: Path, parts: Iterable[str]) -> None:
     target.mkdir(parents=True)
-    for part in _PARTS:
+    for part in parts:
+        if part == "__pycache__":
+            continue
         source = _LIBRARY / part
         if source.is_dir():
             shutil.copytree(source, target / part, ignore=shutil.ignore_patterns("__pycache__"))
