@@ -98,6 +98,27 @@ def test_the_scripts_own_arguments_stand_behind_two_dashes(cli: Cli) -> None:
     assert json.loads(cli("run", script, "-q", "plain", "words").stdout) == ["train.py", "plain", "words"]
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["bash", "-c", "echo $RANK of $#", "name", "a b"], "0 of 1"),
+        # One word is a line for the shell.
+        (["cd src && ls"], "go.sh"),
+        # A program of the machine's by its path: its folder is nothing to copy.
+        (["/bin/echo", "a b"], "a b"),
+        # Run in the current folder, not in the program's.
+        (["./src/go.sh", "c"], "c beside"),
+    ],
+    ids=["program", "line", "path", "file"],
+)
+def test_a_command_behind_two_dashes_runs_as_in_this_folder(cli: Cli, words: list[str], shown: str) -> None:
+    (cli.folder / "src").mkdir()
+    (cli.folder / "src/go.sh").write_text('#!/bin/sh\necho "$1" $(ls | grep beside)\n')
+    (cli.folder / "src/go.sh").chmod(0o755)
+    (cli.folder / "beside").write_text("")
+    assert cli("run", "-q", "--", *words).stdout == f"{shown}\n"
+
+
 def test_quiet_leaves_only_the_scripts_output_and_errors(cli: Cli) -> None:
     done = cli("run", "-q", cli.script("print('out')\n"))
     assert (done.stdout, done.stderr) == ("out\n", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -243,6 +244,8 @@ def _entry(
             "name what to run: a script (paceline run train.py), a module (paceline run -m package.train) or a job file "
             "(paceline run job.yaml)."
         )
+    if script.suffix not in (".yaml", ".yml") and (command := _command(script, len(arguments))) is not None:
+        return None, {"source_directory": str(Path.cwd()), **found, **_of_command(command)}
     if script.is_dir():
         raise JobError(f"{str(script)!r} is a folder. Name the Python file in it that is to run.")
     if not script.is_file():
@@ -259,6 +262,27 @@ def _entry(
         return None, {**found, "entry_script": os.path.relpath(script.absolute(), source.absolute())}
     except ValueError as error:
         raise JobError(f"{str(script)!r} does not lie in --source {str(source)!r}.") from error
+
+
+def _command(first: Path, further: int) -> list[str] | None:
+    """The words behind `--` where they are a command; None where a script stands before it, or there is no `--`.
+
+    first, further: what the parser took for the script, and how many words it found beside.
+    """
+    # The parser has taken the `--` out: which of the words stood behind it is told by the command line alone.
+    behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+    return behind if len(behind) == 1 + further and Path(behind[0]) == first else None
+
+
+def _of_command(command: list[str]) -> dict[str, Any]:
+    """A command line as a job's entry and arguments: run in the source folder, as a shell would run it."""
+    first = command[0]
+    if len(command) == 1 and re.search(r"[\s;|&<>$]", first):
+        return {"entry_script": "bash", "arguments": ["-c", first]}
+    if os.path.isabs(first):
+        # A program of the machine's: its folder is nothing to copy.
+        return {"entry_script": "bash", "arguments": ["-c", f"exec {shlex.join(command)}"]}
+    return {"entry_script": os.path.normpath(first), "arguments": command[1:]}
 
 
 def _inputs(given: list[str] | None) -> list[str]:
