@@ -15,6 +15,9 @@ from paceline.errors import DataError
 #: Under `<this><name>` a worker finds an input's or output's folder. The SDK's name, and ours.
 PATH_VARIABLES = ("AZUREML_DATAREFERENCE_", "PACELINE_INPUT_")
 
+#: The input by which a run finds the model that it goes on from; the SDK's name.
+MODEL_LOCATION = "MODEL_LOCATION"
+
 MODES = ("mount", "download", "upload", "direct")
 PARTITIONS = ("node", "rank")
 # It ends the name of an environment variable, so it is made of what a shell takes in one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import EngineError
+from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
 from paceline.job.job import Job
 from paceline.runs import removal, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -168,8 +170,9 @@ class HandingOver:
             )
         else:
             ((run_id, job, told),) = made
+            former = sweep.former(trials[0].number)
             submit(
-                job,
+                _resumed(job, former),
                 self._source(),
                 workspace_dir,
                 experiment,
@@ -177,6 +180,7 @@ class HandingOver:
                 run_id=run_id,
                 trial=told,
                 values=self._secrets,
+                checkpoints=former.checkpoints if former is not None else None,
             )
         sweep.pending.clear()
         for trial in trials:
@@ -223,3 +227,13 @@ class HandingOver:
         return SourceCopy(
             directory=Path(record.source_directory or "."), snapshot_id=record.snapshot_id, git=record.git
         )
+
+
+def _resumed(job: Job, former: RunFolder | None) -> Job:
+    """The job of a trial that goes on from a former one: it finds that one's outputs where the Azure SDK has them."""
+    if former is None:
+        return job
+    outputs = DataReference(name=MODEL_LOCATION, sources=(Source(path=str(former.outputs)),))
+    return dataclasses.replace(
+        job, arguments=(*job.arguments, "--resume-from", str(outputs)), inputs=(*job.inputs, outputs)
+    )

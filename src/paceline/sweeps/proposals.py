@@ -21,15 +21,21 @@ class Proposals:
     """
 
     def __init__(self, spec: SweepSpec, source: Path, prior: Sequence[Trial] = ()) -> None:
-        self._space = spec.space
-        self._points = spec.points
+        # As raw values, so that samplers learn from them like from any other.
+        self._points = [spec.space.chosen(point) for point in spec.points]
         self._sampler = make_sampler(
-            spec.sampler, spec.space, spec.seed, spec.goals, repeats=spec.repeats, source=source, prior=prior
+            spec.sampler,
+            spec.space,
+            spec.seed,
+            spec.goals,
+            repeats=spec.repeats,
+            source=source,
+            prior=prior,
+            tried=self._points,
         )
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         """The point of trial `number`; None where there is nothing left to propose. trials: all those before it."""
-        # As raw values, so that samplers learn from them like from any other.
         if number < len(self._points):
-            return Proposal(chosen=self._space.chosen(self._points[number]))
+            return Proposal(chosen=self._points[number])
         return self._sampler.propose(number, trials)

@@ -36,6 +36,7 @@ class SweepSpec:
     array_size: trials that are handed over by one call of their target's engine; None for one at a time.
     max_duration_seconds: from the sweep's start; None for no limit. repeats: let a point come twice where the space has an end.
     warm_start: run ids of former sweeps, whose results the sampler is told.
+    resumed: run ids of former trials: the first trials of this sweep, whose points are the first of `points`, go on from theirs.
     pass_as: how the script gets the values: "arguments", "assignments", "environment", or the name of a JSON file.
 
     The sampler is not looked at here (`samplers.check_sampler`): whoever only reads a sweep need not have its library.
@@ -60,6 +61,7 @@ class SweepSpec:
     pass_as: str = ARGUMENTS
     array_size: int | None = None
     warm_start: tuple[str, ...] = ()
+    resumed: tuple[str, ...] = ()
     controller: str | None = None
     version: int = field(default=1)
 
@@ -127,6 +129,7 @@ class SweepSpec:
             values |= {"metric": list(self.metrics), "goal": list(self.goals)}
         return values | {
             "warm_start": list(self.warm_start),
+            "resumed": list(self.resumed),
             "space": self.space.to_json(),
             "stop": self.stop.to_json() if self.stop else None,
             "points": [dict(point) for point in self.points],
@@ -140,6 +143,7 @@ class SweepSpec:
         values["stop"] = policy_from_json(data["stop"]) if data.get("stop") else None
         values["points"] = tuple(data.get("points") or ())
         values["warm_start"] = tuple(data.get("warm_start") or ())
+        values["resumed"] = tuple(data.get("resumed") or ())
         return cls(**(values | objectives(data["metric"], data.get("goal", "maximize"))))
 
 

@@ -44,10 +44,11 @@ def submit_sweep(
     values: Mapping[str, str] | None = None,
     leave_out: Sequence[Path] = (),
     warnings: Sequence[str] = (),
+    run_id: str | None = None,
 ) -> RunFolder:
     """Start a sweep of `job` and return its folder at once; it goes on when this program ends.
 
-    values, leave_out, warnings: as for `paceline.submit.submit`.
+    values, leave_out, warnings, run_id: as for `paceline.submit.submit`.
 
     Raises:
         UserError: anything that can be known to be wrong before a process starts.
@@ -64,7 +65,7 @@ def submit_sweep(
         Proposals(spec, source.directory, as_trials(results))  # the sampler itself says whether they are enough
     taken = take_snapshot(job, source, workspace_dir, progress, leave_out)
     record = RunRecord(
-        run_id=new_run_id(experiment),
+        run_id=run_id or new_run_id(experiment),
         experiment=experiment,
         kind="sweep",
         created_utc=utc_now(),

@@ -56,6 +56,11 @@ class SweepState:
         """The folder of a trial's last run."""
         return RunFolder(self.runs_dir / self.trials[number].run_id)
 
+    def former(self, number: int) -> RunFolder | None:
+        """The folder of the former sweep's trial that a trial goes on from; None where it begins anew."""
+        resumed = self.spec.resumed
+        return RunFolder(self.runs_dir / resumed[number]) if number < len(resumed) else None
+
     def next_folder(self, number: int) -> RunFolder:
         """The folder of a trial's next run, of its first one too."""
         leg = len(self.trials[number].earlier) + 2 if number < len(self.trials) else 1

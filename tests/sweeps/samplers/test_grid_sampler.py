@@ -21,6 +21,14 @@ def test_trials_get_the_points_in_order_whoever_asks() -> None:
     assert GridSampler(space).propose(2, ()) == found[2]
 
 
+def test_what_the_user_has_tried_first_is_not_tried_again_and_nothing_is_left_out() -> None:
+    space = Space({"a": pl.choice(1, 2, 3)})
+    sampler = GridSampler(space, [space.chosen({"a": 2})])
+    found = [sampler.propose(number, ()) for number in range(1, 4)]
+    assert [space.values(proposal.chosen)["a"] for proposal in found[:2] if proposal] == [1, 3]
+    assert found[2] is None
+
+
 def test_a_large_grid_is_not_made_before_it_is_asked_for() -> None:
     space = Space({name: pl.randint(1000) for name in "abcdef"})
     proposal = GridSampler(space).propose(3, ())

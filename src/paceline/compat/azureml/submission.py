@@ -16,7 +16,7 @@ from paceline.compat.azureml.packages import spec_of
 from paceline.compat.azureml.policy import Notes
 from paceline.compat.azureml.targets import resolve
 from paceline.estimator import command_line
-from paceline.job.data_reference import DataReference, Source
+from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
 from paceline.job.job import Job
 
 #: The communicators that mean Open MPI. Whoever wrote IntelMpi got Open MPI as well.
@@ -216,10 +216,10 @@ def _of_configuration(name: str, value: DataReferenceConfiguration, workspace: A
 
 def _resumed(values: dict[str, Any], resume_from: Any, workspace: Any) -> dict[str, Any]:
     create: Any = getattr(resume_from, "create_data_reference", None)
-    reference = reference_of(create("MODEL_LOCATION") if create else resume_from, workspace)
+    reference = reference_of(create(MODEL_LOCATION) if create else resume_from, workspace)
     if reference is None:
         raise UserErrorException(f"resume_from={resume_from!r} is no DataPath.")
-    reference = dataclasses.replace(reference, name="MODEL_LOCATION")
+    reference = dataclasses.replace(reference, name=MODEL_LOCATION)
     values["arguments"] = (*values["arguments"], "--resume-from", str(reference))
     values["inputs"] = (*values["inputs"], reference)
     return values

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import SweepError
+from paceline.sweeps.expressions import Raw
 from paceline.sweeps.samplers import optuna_sampler
 from paceline.sweeps.samplers.grid_sampler import GridSampler
 from paceline.sweeps.samplers.random_sampler import RandomSampler
@@ -43,10 +44,11 @@ def make_sampler(
     repeats: bool = False,
     source: Path | None = None,
     prior: Sequence[Trial] = (),
+    tried: Sequence[Mapping[str, Raw]] = (),
 ) -> Sampler:
     """The sampler of this name. source: the folder in which the module of a user's own is looked for.
 
-    prior: results of former sweeps, for samplers that learn.
+    prior: results of former sweeps, for samplers that learn. tried: the user's own points, which come before the sampler's.
 
     Raises:
         SweepError: as `check_sampler`; or the user's own can't be loaded.
@@ -54,7 +56,7 @@ def make_sampler(
     if name == "random":
         return RandomSampler(space, seed, repeats=repeats)
     if name == "grid":
-        return GridSampler(space)
+        return GridSampler(space, tried)
     if ":" in name:
         return optuna_sampler.own(_loaded(name, source), space, seed, goals, prior)
     makers = {"tpe": optuna_sampler.tpe, "cmaes": optuna_sampler.cmaes, "gp": optuna_sampler.gp}

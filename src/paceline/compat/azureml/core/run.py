@@ -178,8 +178,12 @@ class Run(SdkSpellings, run.Run):
         populate: bool = False,
         **others: Any,
     ) -> dict[str, Any]:
-        """As `paceline.Run.get_metrics`."""
-        return super().get_metrics(name, recursive, **others)
+        """As `paceline.Run.get_metrics`. Of a sweep also which of its trials was the best, and when."""
+        found: dict[str, Any] = super().get_metrics(name, recursive, **others)
+        if self.kind == "sweep" and not recursive:
+            # A sweep is given as this class too, where it is made by its id.
+            found |= late("train.hyperdrive.run", "best_child_metric")(self, name)
+        return found
 
     # --- files
 
@@ -250,10 +254,10 @@ class Run(SdkSpellings, run.Run):
 
     def _get_outputs_datapath(self) -> Any:
         """A path of the run's outputs, for `resume_from`."""
-        from paceline.job.data_reference import DataReference, Source
+        from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
 
         place = Source(datastore=None, path=str(self.folder.outputs.absolute()))
-        return DataReference(name="MODEL_LOCATION", sources=(place,))
+        return DataReference(name=MODEL_LOCATION, sources=(place,))
 
     def restore_snapshot(self, snapshot_id: str | None = None, path: str | None = None) -> str:  # type: ignore[override]
         """Write the run's source as `<path>/<snapshot id>.zip` (default: the system's temporary folder); the file's path.

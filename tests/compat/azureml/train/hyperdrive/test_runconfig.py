@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from pathlib import Path
 
 import pytest
 
-from paceline.compat.azureml.core.experiment import Experiment
+from paceline.compat.azureml.core.experiment import Experiment, Run
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 from paceline.compat.azureml.exceptions import HyperDriveConfigException, HyperDriveRuntimeException
 from paceline.compat.azureml.train.estimator import Estimator
@@ -96,15 +97,22 @@ def test_samplings_take_what_the_sdk_s_take():
 
 
 SCRIPT = """
-import argparse
+import argparse, os
 from azureml.core import Run
 parser = argparse.ArgumentParser()
+parser.add_argument("--resume-from")
 parser.add_argument("--lr", type=float)
 parser.add_argument("--batch", type=int)
 given = parser.parse_args()
 run = Run.get_context()
-for step in (3, 1):
-    run.log("accuracy", given.batch * step)
+if given.resume_from:
+    assert given.resume_from == os.environ["AZUREML_DATAREFERENCE_MODEL_LOCATION"]
+    run.log("before", int(open(os.path.join(given.resume_from, "batch.txt")).read()))
+    run.log("accuracy", 1)
+else:
+    open("outputs/batch.txt", "w").write(str(given.batch))
+    for step in (3, 1):
+        run.log("accuracy", given.batch * step)
 """
 
 
@@ -137,7 +145,18 @@ def test_a_sweep_of_an_estimator(ws):
     rows = run.get_children_sorted_by_primary_metric()
     assert [row["best_primary_metric"] for row in rows] == [96, 48]
     assert sorted(child.id for child in run.get_children()) == [f"{run.id}_0", f"{run.id}_1"]
-    assert f"_aml_system_{best.id}" in run.tags
+    assert json.loads(run.tags[f"_aml_system_{best.id}"]) == {"--batch": 32}
+    assert json.loads(run.get_hyperparameters()[best.id]) == {"--batch": 32}
+    assert json.loads(run.tags["generator_config"])["name"] == "GRID"
+    assert json.loads(run.tags["primary_metric_config"]) == {"name": "accuracy", "goal": "maximize"}
+    # By whichever class it is asked for.
+    table = run.get_metrics("best_child_by_primary_metric")["best_child_by_primary_metric"]
+    assert Run(Experiment(ws, "hd"), run.id).get_metrics()["best_child_by_primary_metric"] == table
+    last = {key: column[-1] if isinstance(column, list) else column for key, column in table.items()}
+    assert (last.pop("timestamp") > "2026", last) == (
+        True,
+        {"metric_name": "accuracy", "run_id": best.id, "metric_value": 96, "final": True},
+    )
     assert set(run.get_metrics()) == {f"{run.id}_0", f"{run.id}_1"}
     assert isinstance(ws.get_run(run.id), HyperDriveRun)
     assert [type(one) for one in Experiment(ws, "hd").get_runs(type="hyperdrive")] == [HyperDriveRun]
@@ -145,14 +164,20 @@ def test_a_sweep_of_an_estimator(ws):
         run.fail()
     again = HyperDriveConfig(
         run_config=ScriptRunConfig("src", "train.py"),
-        hyperparameter_sampling=GridParameterSampling({"--batch": choice(1, 2)}),
+        hyperparameter_sampling=GridParameterSampling({"--batch": choice(1, 32)}),
         primary_metric_name="accuracy",
         primary_metric_goal=PrimaryMetricGoal.MAXIMIZE,
         max_total_runs=2,
         resume_from=run,
+        resume_child_runs=[best],
+        custom_run_id="again_1",
     )
+    with pytest.raises(HyperDriveConfigException, match="judged by 'accuracy', maximize"):
+        Experiment(ws, "hd").submit(HyperDriveConfig(**{**vars(again), "primary_metric_name": "loss"}))
     second = Experiment(ws, "hd").submit(again)
     wait_until(lambda: second.get_status() in ("Completed", "Failed", "Canceled"), "the sweep ends")
     assert second.get_status() == "Completed", (second.folder.logs / "driver.log").read_text()
+    assert second.id == "again_1"
+    assert second.get_metrics()["again_1_0"] == {"before": 32, "accuracy": 1}
     assert second.get_best_run_by_primary_metric().id == best.id
     assert second.get_best_run_by_primary_metric(include_resume_from_runs=False).parent.id == second.id

@@ -5,19 +5,27 @@ https://learn.microsoft.com/python/api/azureml-train-core/azureml.train.hyperdri
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import math
 from typing import Any
 
 from paceline.compat.azureml.core.run import Run, ScriptRun
 from paceline.compat.azureml.exceptions import HyperDriveRuntimeException, sdk_class
 from paceline.compat.azureml.train.hyperdrive.runconfig import RESUMED, PrimaryMetricGoal
-from paceline.runs import states
+from paceline.runs import series, states
+from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.sweeps import children
 from paceline.sweeps.spec import SweepSpec
-from paceline.sweeps.trial import Trial
+from paceline.sweeps.trial import Trial, is_better
 
 __all__ = ["HyperDriveRun", "PrimaryMetricGoal"]
+
+#: The metric of a sweep itself.
+BEST_CHILD = "best_child_by_primary_metric"
+#: Paceline's names -> the SDK's.
+_SAMPLERS = {"random": "RANDOM", "grid": "GRID", "tpe": "BAYESIANOPTIMIZATION"}
 
 
 @sdk_class
@@ -40,8 +48,20 @@ class HyperDriveRun(Run):
         known: dict[str, str | None] = {
             f"_aml_system_{child}": text for child, text in self.get_hyperparameters().items()
         }
-        known["_aml_system_max_total_jobs"] = str(spec.trials)
-        known["_aml_system_max_concurrent_jobs"] = str(spec.concurrent)
+        parts = {
+            "generator_config": {
+                "name": _SAMPLERS.get(spec.sampler, spec.sampler),
+                "parameter_space": spec.space.to_json(),
+            },
+            "policy_config": _policy(spec.stop),
+            "primary_metric_config": {"name": spec.metric, "goal": spec.goal},
+            "max_total_jobs": spec.trials,
+            "max_concurrent_jobs": spec.concurrent,
+            "max_duration_minutes": int((spec.max_duration_seconds or 0) / 60),
+        }
+        # As texts of JSON under both of their names, by which such a run is known again.
+        for name, value in parts.items():
+            known[name] = known[f"_aml_system_{name}"] = json.dumps(value)
         return {**super().tags, **known}
 
     def get_hyperparameters(self) -> dict[str, str]:
@@ -49,7 +69,9 @@ class HyperDriveRun(Run):
         return {trial.run_id: json.dumps(dict(trial.values)) for trial in self._trials()}
 
     def get_metrics(self, name: str | None = None, *others: Any, **named: Any) -> dict[str, Any]:
-        """Child's id -> its metrics."""
+        """Child's id -> its metrics. Of `best_child_by_primary_metric` the sweep's own table: which child was the best when."""
+        if name == BEST_CHILD:
+            return best_child_metric(self, name)
         return {child.id: child.get_metrics(name) for child in self.get_children()}
 
     def get_best_run_by_primary_metric(
@@ -115,3 +137,45 @@ class HyperDriveRun(Run):
             return (best is None, sign * best if best is not None else 0.0)
 
         return sorted(trials, key=key)
+
+
+def best_child_metric(run: Run, name: str | None = None) -> dict[str, Any]:
+    """The sweep's own metric: a table with a row for each time that a child has logged the best value so far.
+
+    Columns: metric_name, timestamp (UTC), run_id, metric_value, final (of the last row, once the sweep has ended).
+    name: of the metric that is asked for; nothing of any other.
+    """
+    record = run.record()
+    if name not in (None, BEST_CHILD) or record.sweep is None:
+        return {}
+    spec = SweepSpec.from_json(record.sweep)
+    logged = sorted(
+        (time, value, trial.run_id)
+        for trial in children.trials(run.folder, spec)
+        for _, value, time in series.read(
+            RunFolder(run.folder.path.parent / trial.run_id).metrics, name=spec.metric
+        ).get(spec.metric, ())
+        if isinstance(value, (int, float)) and math.isfinite(value)
+    )
+    rows: list[tuple[float, float, str]] = []
+    for row in logged:
+        if not rows or is_better(row[1], rows[-1][1], spec.goal):
+            rows.append(row)
+    if not rows:
+        return {}
+    table: dict[str, list[Any]] = {
+        "metric_name": [spec.metric] * len(rows),
+        "timestamp": [dt.datetime.fromtimestamp(time, dt.timezone.utc).isoformat() for time, _, _ in rows],
+        "run_id": [child for _, _, child in rows],
+        "metric_value": [value for _, value, _ in rows],
+        "final": [record.is_terminal and number == len(rows) for number in range(1, len(rows) + 1)],
+    }
+    # As any table: of a single row the values themselves.
+    return {BEST_CHILD: {key: column[0] if len(rows) == 1 else column for key, column in table.items()}}
+
+
+def _policy(stop: Any) -> dict[str, Any]:
+    if stop is None:
+        return {"name": "DEFAULT"}
+    # Paceline's policies are called as the SDK's are.
+    return {"name": type(stop).__name__, "properties": stop.to_json()}

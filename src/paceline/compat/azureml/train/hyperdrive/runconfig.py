@@ -15,10 +15,13 @@ from paceline.compat.azureml.late import late
 from paceline.compat.azureml.train.estimator import MMLBaseEstimator
 from paceline.compat.azureml.train.hyperdrive.policy import EarlyTerminationPolicy
 from paceline.compat.azureml.train.hyperdrive.sampling import HyperParameterSampling
+from paceline.runs import states
 
 __all__ = ["HyperDriveConfig", "HyperDriveRunConfig", "PrimaryMetricGoal"]
 
 
+#: Runs that a sweep goes on from.
+_MOST_FORMER = 5
 #: Property of a run: those whose results it goes on from.
 RESUMED = "azureml.hyperdrive.resume_from"
 
@@ -44,7 +47,9 @@ class HyperDriveConfig:
     of `estimator` and `run_config`, a ScriptRunConfig.
 
     max_concurrent_runs: default: as many as there are runs. max_duration_minutes: default a week. policy: default none.
-    resume_from: former HyperDriveRuns, whose results are known from the start.
+    resume_from: former HyperDriveRuns (5 at most), whose results are known from the start. resume_child_runs: ended children of
+    former ones, each of which is run again with its parameters, and finds its outputs by `--resume-from`. custom_run_id: of this
+    run.
 
     Raises:
         HyperDriveConfigException: a value is wrong.
@@ -88,10 +93,6 @@ class HyperDriveConfig:
             raise HyperDriveConfigException(f"hyperparameter_sampling={hyperparameter_sampling!r} is no sampling.")
         if policy is not None and not isinstance(policy, EarlyTerminationPolicy):
             raise HyperDriveConfigException(f"policy={policy!r} is no policy.")
-        if resume_child_runs is not None:
-            raise HyperDriveConfigException(
-                "resume_child_runs is not here. Give resume_from, and the best points are tried again by the sampler."
-            )
         self.hyperparameter_sampling = hyperparameter_sampling
         self.primary_metric_name = primary_metric_name
         goal = primary_metric_goal
@@ -103,9 +104,13 @@ class HyperDriveConfig:
         self.max_duration_minutes = _count("max_duration_minutes", max_duration_minutes)
         self.policy = policy
         self.estimator, self.run_config = estimator, run_config
-        self.resume_from = (
-            [] if resume_from is None else resume_from if isinstance(resume_from, list) else [resume_from]
-        )
+        self.custom_run_id = custom_run_id
+        self.resume_from = _runs("resume_from", resume_from)
+        if len(self.resume_from) > _MOST_FORMER:
+            raise HyperDriveConfigException(
+                f"resume_from has {len(self.resume_from)} runs; at most {_MOST_FORMER} are taken."
+            )
+        self.resume_child_runs = _runs("resume_child_runs", resume_child_runs)
 
     @property
     def source_directory(self) -> str:
@@ -136,7 +141,8 @@ class HyperDriveConfig:
         space = Space(self.hyperparameter_sampling.parameter_space)
         sampler = self.hyperparameter_sampling.sampler
         check_sampler(sampler, space)
-        former = tuple(run.id for run in self.resume_from)
+        former = tuple(self._former(run).id for run in self.resume_from)
+        points = tuple(_point(run) for run in self.resume_child_runs)
         # Random points and grids learn nothing from results; the best of the former runs counts all the same.
         more: dict[str, Any] = {"warm_start": former} if former and sampler == "tpe" else {}
         spec = SweepSpec(
@@ -149,6 +155,8 @@ class HyperDriveConfig:
             seed=secrets.randbelow(1 << 31),
             stop=self.policy.policy if self.policy else None,
             max_duration_seconds=self.max_duration_minutes * 60.0,
+            points=points,
+            resumed=tuple(run.id for run in self.resume_child_runs),
             **more,
         )
         folder = submit_sweep(
@@ -160,10 +168,32 @@ class HyperDriveConfig:
             tags=tags,
             display_name=display_name,
             warnings=found.notes,
+            run_id=run_id or self.custom_run_id,
         )
         run = late("train.hyperdrive.run", "HyperDriveRun")(experiment, folder.run_id)
         if former:
             run.add_properties({RESUMED: ",".join(former)})
+        return run
+
+    def _former(self, run: Any) -> Any:
+        """The same run, a sweep that has ended and was judged as this one.
+
+        Raises:
+            HyperDriveConfigException: it is none.
+        """
+        record = run.record()
+        spec = record.sweep or {}
+        goal = "maximize" if self.primary_metric_goal is PrimaryMetricGoal.MAXIMIZE else "minimize"
+        if record.status not in (states.COMPLETED, states.CANCELED) or not spec:
+            raise HyperDriveConfigException(
+                f"resume_from: run {run.id} is {record.status}, of kind {record.kind}; a HyperDriveRun that is Completed or "
+                "Canceled can be gone on from."
+            )
+        if (spec["metric"], spec["goal"]) != (self.primary_metric_name, goal):
+            raise HyperDriveConfigException(
+                f"resume_from: run {run.id} was judged by {spec['metric']!r}, {spec['goal']}; this one is by "
+                f"{self.primary_metric_name!r}, {goal}."
+            )
         return run
 
 
@@ -191,6 +221,28 @@ class HyperDriveRunConfig(HyperDriveConfig):
             policy,
             estimator,
         )
+
+
+def _runs(name: str, given: Any) -> list[Any]:
+    runs = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+    if wrong := [run for run in runs if not hasattr(run, "record")]:
+        raise HyperDriveConfigException(f"{name} has {wrong[0]!r}, which is no run.")
+    return runs
+
+
+def _point(run: Any) -> dict[str, Any]:
+    """What a former trial has tried.
+
+    Raises:
+        HyperDriveConfigException: it is no trial, or has not ended.
+    """
+    record = run.record()
+    if record.trial is None or record.status not in states.TERMINAL:
+        raise HyperDriveConfigException(
+            f"resume_child_runs: run {run.id} is {record.status}, of kind {record.kind}; a child of a HyperDriveRun that has "
+            "ended can be gone on from."
+        )
+    return dict(record.trial["values"])
 
 
 def _goal(goal: Any) -> PrimaryMetricGoal:
