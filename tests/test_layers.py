@@ -30,7 +30,7 @@ MAY_IMPORT = {
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
     "compat": "errors system torch_private collectives torch_mpi launchers supervisor.diagnosis worker",
     # The names of another library for what a program meets first.
-    "compat.azureml": f"{UP_TO_SUBMIT} estimator workspace workspace_dir sweeps models services compat",
+    "compat.azureml": f"{UP_TO_SUBMIT} estimator workspace workspace_dir sweeps pipelines models services compat",
     "azureml": "compat",
     # The frozen data, and what is made of it.
     "job": "errors system",
@@ -56,17 +56,20 @@ MAY_IMPORT = {
     "reports": "errors system job runs",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
     "estimator": UP_TO_SUBMIT,
-    # Children are runs like all others; a sweep's controller submits them.
-    "sweeps": f"{UP_TO_SUBMIT} estimator",
+    # Children are runs like all others; a sweep's or a pipeline's controller submits them.
+    "controlling": f"{UP_TO_SUBMIT}",
+    "sweeps": f"{UP_TO_SUBMIT} estimator controlling",
+    "pipelines": f"{UP_TO_SUBMIT} estimator controlling sweeps",
     "workspace_dir": "errors",
     # A supervisor of its own, which starts a server by a command line and tells it what to serve by a file.
     "services": f"{UP_TO_SUBMIT} models serving",
-    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps models services",
+    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps pipelines models services",
     # It runs in a service's own environment, with what a service needs.
     "serving": "errors system",
     # What the author of a target runs; nothing imports it.
     "testing": f"{UP_TO_SUBMIT} estimator workspace",
-    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor sweeps models serving services compat reports",
+    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor controlling sweeps pipelines models serving "
+    "services compat reports",
     "__main__": "cli",
 }
 

@@ -15,6 +15,7 @@ classes in all source files.
     │   ├── EnvironmentSpecError          what an environment is to be made of
     │   ├── DataError                     a datastore, a reference to data, a dataset or a credential's place
     │   ├── SweepError                    a space, a sampler, a policy or another part of a sweep
+    │   ├── PipelineError                 a step, data, a parameter or the graph of a pipeline
     │   ├── ModelError                    a model's name, version, alias or files
     │   │   └── ModelNotFoundError (also LookupError)   no such model, version or alias
     │   ├── ServingError                  what a server is to serve, or a scoring script
@@ -127,6 +128,10 @@ class DataError(UserError):
 
 class SweepError(UserError):
     """A space, a sampler, a policy or another part of a sweep is wrong."""
+
+
+class PipelineError(UserError):
+    """A step, its data, a parameter or the graph of a pipeline is wrong."""
 
 
 class ModelError(UserError):

@@ -57,6 +57,7 @@ def submit(
     tags: Mapping[str, object] | None = None,
     parent_run_id: str | None = None,
     trial: Mapping[str, Any] | None = None,
+    step: Mapping[str, Any] | None = None,
     progress: snapshot.Progress | None = None,
     display_name: str | None = None,
     values: Mapping[str, str] | None = None,
@@ -67,7 +68,7 @@ def submit(
 ) -> RunFolder:
     """Start a run of `job` and return its folder at once; the run goes on when this program ends.
 
-    trial: what the record says of a sweep's child.
+    trial, step: what the record says of a sweep's child, or of a pipeline's.
     values: of the job's secrets, in place of what lies at their places. leave_out: files that the snapshot is not to hold.
     run_id: of the new run; by default a fresh one. warnings: sentences that its record is to have from the start.
     checkpoints: a folder whose copy the run finds as its own checkpoints.
@@ -112,6 +113,7 @@ def submit(
         experiment=experiment,
         parent_run_id=parent_run_id,
         trial=trial,
+        step=step,
         warnings=(*warnings, *left_out),
     )
     # From here on readers see the run, and this process as the one that looks after it.
@@ -234,6 +236,7 @@ def _record(
     experiment: str,
     parent_run_id: str | None,
     trial: Mapping[str, Any] | None,
+    step: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
 ) -> RunRecord:
     """The first record of a new run."""
@@ -242,6 +245,7 @@ def _record(
         experiment=experiment,
         parent_run_id=parent_run_id,
         trial=trial,
+        step=step,
         created_utc=utc_now(),
         submitted_by=user_name(),
         target=job.compute_target,
@@ -378,14 +382,16 @@ def take_snapshot(
     workspace_dir: Path,
     progress: snapshot.Progress | None = None,
     leave_out: Sequence[Path] = (),
+    known: snapshot.Snapshot | None = None,
 ) -> snapshot.Snapshot:
-    """The snapshot of the job's source, for several runs of it. leave_out: files that it is not to hold.
+    """The snapshot of the job's source, for several runs of it. leave_out: files that it is not to hold. known: one of the same
+    folder, which was taken for another job.
 
     Raises:
         UserError: it can't be copied, or lacks the job's script.
     """
     is_here = configured.read(workspace_dir, job.compute_target).kind == configured.LOCAL
-    return _taken(job, source, workspace_dir, progress, leave_out, is_here=is_here)
+    return _taken(job, source, workspace_dir, progress, leave_out, is_here=is_here, known=known)
 
 
 def _taken(
@@ -396,6 +402,7 @@ def _taken(
     leave_out: Sequence[Path],
     *,
     is_here: bool,
+    known: snapshot.Snapshot | None = None,
 ) -> snapshot.Snapshot:
     snapshots_dir = workspace_dir / "snapshots"
     if source.snapshot_id is not None:
@@ -411,7 +418,7 @@ def _taken(
         )
     # Before the copy, which may take minutes: a script that is not there is said at once.
     script = entry_file(job, source.directory, is_here=is_here)
-    taken = snapshot.take(source.directory, snapshots_dir, workspace_dir, progress, leave_out)
+    taken = known or snapshot.take(source.directory, snapshots_dir, workspace_dir, progress, leave_out)
     if script is not None and script not in taken.files:
         raise JobError(
             f"entry_script {script!r} is left out of the snapshot by .amlignore or .gitignore in "

@@ -18,6 +18,7 @@ from paceline.cli.run_options import words
 from paceline.cli.shared_options import Json
 from paceline.cli.summary import summary
 from paceline.cli.sweep_options import SWEEP, spec
+from paceline.controlling import following
 from paceline.errors import SweepError
 from paceline.job.job import Job
 from paceline.runs import read, states, store
@@ -26,7 +27,7 @@ from paceline.runs.ids import is_trial
 from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible, visible_line
 from paceline.submit import SourceCopy, check
-from paceline.sweeps import children, following, prior, results, start
+from paceline.sweeps import children, prior, results, start
 from paceline.sweeps.front import ordered
 from paceline.sweeps.live import show as live
 from paceline.sweeps.live import table

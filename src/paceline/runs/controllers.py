@@ -1,8 +1,9 @@
-"""The processes that see sweeps through: one for each, on the machine that it was submitted from, or in a job of its engine.
+"""The processes that see sweeps and pipelines through: one for each, on the machine that it was submitted from, or of a sweep in
+a job of its engine.
 
-A controller keeps nothing that is not in the sweep's record or its children's, so a sweep whose controller is gone has not
+A controller keeps nothing that is not in the run's record or its children's, so a run whose controller is gone has not
 failed: whoever looks at it next starts another one. A module's name and a command line cross the line between layers here,
-for `paceline.sweeps` stands above runs.
+for what has children stands above runs.
 """
 
 from __future__ import annotations
@@ -24,27 +25,34 @@ from paceline.system import detached, locks
 from paceline.system.files import append_line, write_json
 from paceline.system.library import library_dir
 
-_MODULE = "paceline.sweeps"
-#: Controllers that were started and never came to look at a trial; after so many, it is not a kill that ends them.
+#: Kind of a run -> the module that sees it through.
+_MODULES = {"sweep": "paceline.sweeps", "pipeline": "paceline.pipelines"}
+#: Controllers that were started and never came to look at a child; after so many, it is not a kill that ends them.
 _MOST_STARTS = 3
 
 
-def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
-    """Start the sweep's controller, detached, and hand it the open lock. python: default this one.
+def is_controlled(record: RunRecord) -> bool:
+    """Whether a controller sees the run through, rather than a supervisor or the program that logs it."""
+    return record.kind in _MODULES
 
-    Where the sweep says so it is a job of the trials' engine, which takes the lock itself.
+
+def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
+    """Start the run's controller, detached, and hand it the open lock. python: default this one.
+
+    Where a sweep says so it is a job of the trials' engine, which takes the lock itself.
 
     Raises:
         OSError: no process can be started.
         TargetError: the engine refuses it.
     """
-    if (store.stored(folder).sweep or {}).get("controller"):
+    record = store.stored(folder)
+    if (record.sweep or {}).get("controller"):
         folder.gone.unlink(missing_ok=True)
         _target(folder).start_controller(folder.path, library_dir(folder.path.parents[1]), python or sys.executable)
         return
     with open(folder.driver_log, "ab") as log:
         detached.start(
-            _MODULE,
+            _MODULES[record.kind],
             folder.path,
             lock_fd,
             python=python or sys.executable,
@@ -56,7 +64,7 @@ def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
 
 
 def own(folder: RunFolder) -> RunRecord:
-    """Note this process as the one that looks after the sweep, now that it can. For the holder of its lock."""
+    """Note this process as the one that looks after the run, now that it can. For the holder of its lock."""
     record = dataclasses.replace(store.stored(folder), owner={**store.owner(), "python": sys.executable})
     store.write(folder, record)
     return record
@@ -72,21 +80,21 @@ def reopen(folder: RunFolder, record: RunRecord) -> None:
 
 
 def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
-    """Start a controller for a sweep that has lost its own; the record as readers see it.
+    """Start a controller for a run that has lost its own; the record as readers see it.
 
-    give_up: is called before a sweep is written down as Failed that no controller can be had for.
+    give_up: is called before a run is written down as Failed that no controller can be had for.
     """
     # It goes on only on its own machine, for a user who may write its record; anybody else can but say so.
     if not store.was_here(record) or not os.access(folder.record, os.W_OK):
         host = record.owner.get("host")
-        waiting = f"its controller is gone; the sweep goes on when its owner looks at it on {host}"
+        waiting = f"its controller is gone; the {record.kind} goes on when its owner looks at it on {host}"
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=waiting)
     fd = locks.take(folder.lock)
     # Of several readers at once, one starts the controller.
     if fd is None:
         return store.shown(folder, record)
     try:
-        # Read again, now that nobody else can write: the controller may have come to the sweep's end just before its own.
+        # Read again, now that nobody else can write: the controller may have come to the run's end just before its own.
         record = store.stored(folder)
         if record.is_terminal:
             return record
@@ -123,9 +131,7 @@ def _again(
     """Start one more controller. For the holder of the lock. why: the one before has ended, as far as it is known."""
     starts = record.owner.get("starts", 0) + 1
     if starts > _MOST_STARTS:
-        message = (
-            f"The sweep's controller ended {_MOST_STARTS} times before it could begin. {why or 'Its log says why.'}"
-        )
+        message = f"The {record.kind}'s controller ended {_MOST_STARTS} times before it could begin. {why or 'Its log says why.'}"
         report = FailureReport(cause="supervisor", message=message, see=f"{folder.logs / 'driver.log'}")
         give_up(folder)
         return store.close_deserted(folder, record, report)
@@ -133,7 +139,7 @@ def _again(
     record = dataclasses.replace(record, owner={**record.owner, "starts": starts})
     store.write(folder, record)
     python = record.owner.get("python")
-    # The interpreter that submitted the sweep may be gone with its environment; this one has Paceline as well.
+    # The interpreter that submitted the run may be gone with its environment; this one has Paceline as well.
     start(folder, fd, python if python and Path(python).exists() else None)
     return store.shown(folder, record)
 

@@ -29,6 +29,7 @@ CAUSES = {
     "disk": "the disk of the run's folder is full",
     "internal": "an error of Paceline's own",
     "user": "fail() was called",
+    "step": "of a pipeline, a step failed or could not be submitted",
     "trials": "of a sweep, so many trials failed, one could not be submitted, or none logged the primary metric",
 }
 

@@ -13,8 +13,9 @@ from paceline.errors import FileNameError, WorkspaceError
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
-#: The time in an id: seconds, and their fraction; a sweep's trials have a number after it, and one more from their second run on.
-_AGE = re.compile(r"_([0-9]+)_([0-9a-f]{8})(?:_([0-9]+)(?:_([0-9]{1,6}))?)?$")
+#: The time in an id: seconds, and their fraction; a sweep's trials and a pipeline's steps have a number after it, a trial one more
+#: from its second run on, and those of a sweep that is a step another one.
+_AGE = re.compile(r"_([0-9]+)_([0-9a-f]{8})(?:_([0-9]+)(?:_([0-9]{1,6}))?(?:_([0-9]{1,6}))?)?$")
 #: Longest file name that the usual file systems take is 255 bytes; an id adds 20 to the experiment's name.
 _EXPERIMENT_LENGTH = 200
 
@@ -58,11 +59,13 @@ def new_run_id(experiment: str) -> str:
     return f"{experiment}_{int(now)}_{int(now % 1 * (1 << 20)):05x}{os.urandom(2).hex()[1:]}"
 
 
-def age_key(run_id: str) -> tuple[int, str, int, int]:
-    """Sorts ids by the time in them, a sweep's trials by their numbers; ids that were given by hand, without one, come first."""
+def age_key(run_id: str) -> tuple[int, str, int, int, int]:
+    """Sorts ids by the time in them, children by their numbers; ids that were given by hand, without one, come first."""
     found = _AGE.search(run_id)
     # A sweep has no number behind its time, and stands before its trial 0.
-    return (int(found[1]), found[2], int(found[3] or -1), int(found[4] or 1)) if found else (0, run_id, -1, 1)
+    if not found:
+        return 0, run_id, -1, 1, 1
+    return int(found[1]), found[2], int(found[3] or -1), int(found[4] or 1), int(found[5] or 1)
 
 
 def experiment_of(run_id: str) -> str | None:
@@ -72,6 +75,6 @@ def experiment_of(run_id: str) -> str | None:
 
 
 def is_trial(run_id: str) -> bool:
-    """Whether this is the id of a sweep's trial, which has a number behind the sweep's."""
+    """Whether this is the id of a sweep's trial or a pipeline's step, which has a number behind its parent's."""
     found = _AGE.search(run_id)
     return bool(found and found[3])

@@ -38,26 +38,30 @@ def record(folder: RunFolder) -> RunRecord:
         # Without a lock it is a node's copy of the folder: the supervisor, and the lock, are elsewhere.
         return store.shown(folder, found)
     if folder.engine.exists():
-        if found.sweep is None:
+        if not controllers.is_controlled(found):
             return remote_status.read(folder, found)
-        return controllers.in_engine(folder, found, _end_trials)
+        return controllers.in_engine(folder, found, _end_children)
     # Another user's lock can't be opened, only looked up in the kernel's list, which has locks of this machine alone.
     if not locks.is_held(folder.lock, here=store.was_here(found)):
         # The owner may have written the end and gone between our two looks.
         found = store.stored(folder)
         if found.is_terminal:
             return found
-        return store.set_right(folder) if found.sweep is None else controllers.resume(folder, found, _end_trials)
+        if not controllers.is_controlled(found):
+            return store.set_right(folder)
+        return controllers.resume(folder, found, _end_children)
     # Whoever ends what is left of a run holds the lock meanwhile; by the mark it is told from a supervisor that lives.
     return store.deserted(found) if folder.closing.exists() else store.shown(folder, found)
 
 
-def _end_trials(sweep: RunFolder) -> None:
-    """Ask for the end of a sweep's trials that run: nobody judges them any more, or will look at what they reach."""
-    for path in sweep.path.parent.glob(f"{glob.escape(sweep.run_id)}_*"):
+def _end_children(parent: RunFolder) -> None:
+    """Ask for the end of all that runs below a sweep or a pipeline: nobody will look any more at what it reaches."""
+    kind = store.stored(parent).kind
+    for path in parent.path.parent.glob(f"{glob.escape(parent.run_id)}_*"):
         with contextlib.suppress(PacelineError, OSError):
             if is_trial(path.name) and not store.stored(RunFolder(path)).is_terminal:
-                request_cancel(RunFolder(path), by=f"sweep {sweep.run_id}", reason="the sweep's controller can't begin")
+                reason = f"the {kind}'s controller can't begin"
+                request_cancel(RunFolder(path), by=f"{kind} {parent.run_id}", reason=reason)
 
 
 def _is_own(folder: RunFolder) -> bool:

@@ -48,7 +48,9 @@ class RunRecord:
     """The record of a run: all that is known of it.
 
     kind: "script" for one with a supervisor, "interactive" for one that a program logs by itself (`start_logging`), "sweep" for
-        one whose children try points of a space.
+        one whose children try points of a space, "pipeline" for one whose children are its steps.
+    pipeline: its steps (`paceline.pipelines.spec`). step: of a pipeline's child, its number and name; key, by which it is known
+        again where nothing has changed; reused_from, the run whose outputs it has taken over.
     sweep: what a sweep tries (`paceline.sweeps.spec`). trial: of a sweep's child, its number, its point as samplers know it
         (chosen) and as its script gets it (values).
     status: one of `paceline.runs.states`.
@@ -70,6 +72,8 @@ class RunRecord:
     parent_run_id: str | None = None
     sweep: Mapping[str, Any] | None = None
     trial: Mapping[str, Any] | None = None
+    pipeline: Mapping[str, Any] | None = None
+    step: Mapping[str, Any] | None = None
     created_utc: str = ""
     started_utc: str | None = None
     ended_utc: str | None = None

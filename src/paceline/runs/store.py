@@ -121,8 +121,9 @@ def _write(folder: RunFolder, record: RunRecord, *, sync: bool = False) -> None:
 
 def record_mode(record: Mapping[str, Any]) -> int:
     """The mode of a record's file: what a job's recorded variables hold is for its user alone."""
-    job = record.get("job") or {}
-    return PRIVATE if job.get("environment_variables") or job.get("secrets") else 0o666
+    jobs = [record.get("job"), *(step["job"] for step in (record.get("pipeline") or {}).get("steps") or ())]
+    secret = any(job and (job.get("environment_variables") or job.get("secrets")) for job in jobs)
+    return PRIVATE if secret else 0o666
 
 
 def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) -> RunRecord:

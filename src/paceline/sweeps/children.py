@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from paceline.controlling.canceling import STOPPED
 from paceline.errors import RunNotFoundError
 from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -19,8 +20,8 @@ from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Leg, Trial
 
-#: Tags of a child: why it was paused; beyond how many values it was let while it ran, and why; why it was stopped.
-PAUSED, RUNG, PROMOTED, STOPPED = "paused", "rung", "promoted", "stopped"
+#: Tags of a child: why it was paused; beyond how many values it was let while it ran, and why.
+PAUSED, RUNG, PROMOTED = "paused", "rung", "promoted"
 
 
 def child_id(sweep_id: str, number: int, leg: int = 1) -> str:

@@ -6,9 +6,9 @@ import contextlib
 import dataclasses
 import os
 
+from paceline.controlling.canceling import STOPPED
 from paceline.runs import tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.sweeps.children import STOPPED
 from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Next

@@ -11,7 +11,7 @@ import time
 
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import utc_now
+from paceline.runs.record import RunRecord, utc_now
 from paceline.supervisor.logs import say
 from paceline.sweeps import ending, remarks, results
 from paceline.sweeps.front import front
@@ -40,9 +40,10 @@ class Controller:
         self._is_judged = True
         self._judge_at = 0.0
 
-    def run(self) -> None:
-        """To the sweep's end, which is written down; or until its folder is gone."""
+    def run(self, record: RunRecord) -> None:
+        """To the sweep's end, which is written down; or until its folder is gone. record: the sweep's, as it is now."""
         sweep = self.sweep
+        sweep.record = record
         sweep.take_up()
         for trial in sweep.trials:
             self._tell_best(trial)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import time
+from collections.abc import Iterator
 
+from paceline.controlling import canceling
 from paceline.errors import PacelineError
 from paceline.runs import states, store
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
@@ -15,15 +17,12 @@ from paceline.supervisor.logs import say
 from paceline.sweeps import continuing, results
 from paceline.sweeps.children import all_runs
 from paceline.sweeps.pictures import run as pictures
-from paceline.sweeps.stopping import Canceling
 from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Trial
 from paceline.system.files import read_json
 
 #: Completed trials without the primary metric, and none with it, that end a sweep.
 _WITHOUT_METRIC = 3
-#: Between two looks at trials that are to end.
-_PAUSE_S = 0.5
 
 
 def wanted(sweep: SweepState) -> str | None:
@@ -63,20 +62,13 @@ def write(sweep: SweepState) -> None:
 
 def give_up(folder: RunFolder, error: Exception) -> None:
     """End a sweep whose controller can't go on: its trials are ended, and it has Failed. For the holder of its lock."""
-    is_ours = not isinstance(error, PacelineError)
-    message = f"{'The controller has failed' if is_ours else 'The sweep can not go on'}: {error}"
-    say(message)
-    # By the records alone: what the controller knew of the trials may be what has failed.
-    canceling = Canceling(folder.run_id)
-    while left := [records[-1] for records in all_runs(folder) if not records[-1].is_terminal]:
-        for record in left:
-            canceling.ask(RunFolder(folder.path.parent / record.run_id), message)
-        canceling.again()
-        time.sleep(_PAUSE_S)
-    report = FailureReport(cause="internal" if is_ours else "trials", message=message)
-    store.change(
-        folder, store.stored(folder), states.FAILED, failure=report, exit_code=1, ended_utc=utc_now(), waiting_for=None
-    )
+
+    def living() -> Iterator[RunFolder]:
+        for records in all_runs(folder):
+            if not records[-1].is_terminal:
+                yield RunFolder(folder.path.parent / records[-1].run_id)
+
+    canceling.give_up(folder, error, "trials", living)
 
 
 def _close(sweep: SweepState, status: str, **changes: object) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.controlling.canceling import STOPPED
+from paceline.controlling.refusals import Refusals
 from paceline.errors import EngineError
 from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
 from paceline.job.job import Job
@@ -18,7 +20,6 @@ from paceline.runs.folder import RunFolder
 from paceline.submit import SourceCopy, submit, submit_again, submit_alike
 from paceline.supervisor.logs import say
 from paceline.sweeps import continuing
-from paceline.sweeps.children import STOPPED
 from paceline.sweeps.live.table import number as short
 from paceline.sweeps.points import job_of
 from paceline.sweeps.policies.pausing import budget
@@ -29,27 +30,19 @@ from paceline.sweeps.trial import Next, Trial
 from paceline.system.files import read_json
 from paceline.targets.base import ALIKE_SPAN
 
-#: After an engine has not taken a trial: the first pause. Each further one is twice as long, up to the longest.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
-#: So long an engine may take nothing while nothing of the sweep runs.
-_PATIENCE_S = 3600.0
-
 
 class HandingOver:
     """Starts the trials of a sweep. clock: seconds, which only grow."""
 
     def __init__(self, sweep: SweepState, clock: Callable[[], float] = time.monotonic) -> None:
         self._sweep = sweep
-        self._clock = clock
         self._secrets: dict[str, str] = read_json(sweep.folder.secrets) or {}
         self._snapshot = sweep.folder.snapshot.resolve()
         prior = prior_trials(sweep.folder, sweep.spec)
         if prior:
             say(f"{len(prior)} results of former sweeps are known: {', '.join(sweep.spec.warm_start)}")
         self._proposals = Proposals(sweep.spec, self._snapshot, prior)
-        self._pause = 0.0
-        self._not_before = self._clock()
-        self._refused_since: float | None = None
+        self._refusals = Refusals(sweep.record.target, clock)
 
     def fill(self) -> None:
         """Start trials until as many run as may: those that their policy goes on with, then new ones.
@@ -58,7 +51,7 @@ class HandingOver:
             PacelineError: a trial can't be submitted, or the engine has not taken any for an hour.
         """
         sweep = self._sweep
-        while self._clock() >= self._not_before:
+        while self._refusals.may_ask:
             if sweep.cut_off:
                 number = min(sweep.cut_off)
                 self._hand_over(number, functools.partial(self._start_again, number), [])
@@ -81,7 +74,7 @@ class HandingOver:
     @property
     def is_waiting(self) -> bool:
         """Whether a trial is to be handed over that the engine does not take yet."""
-        return self._refused_since is not None
+        return self._refusals.is_waiting
 
     def _hand_over(self, number: int, start: Callable[[], None], begun: list[RunFolder]) -> None:
         """begun: the folders that `start` makes."""
@@ -98,7 +91,7 @@ class HandingOver:
             self._taken()
 
     def _taken(self) -> None:
-        self._pause, self._refused_since = 0.0, None
+        self._refusals.taken()
         self._sweep.wait_for(None)
 
     def _count(self) -> int:
@@ -131,18 +124,13 @@ class HandingOver:
         return known[len(sweep.trials) :]
 
     def _refused(self, number: int, error: EngineError) -> None:
-        now = self._clock()
-        # While others run, the end of one may make the room that is missing.
-        if self._refused_since is None or self._sweep.live:
-            self._refused_since = now
-        if (waited := now - self._refused_since) >= _PATIENCE_S:
-            raise EngineError(
-                f"compute target {self._sweep.record.target!r} has taken no trial for {waited / 60:.0f} minutes: {error} "
-                f"Once it does again: paceline sweep more {self._sweep.folder.run_id} --trials N"
-            ) from error
-        self._pause = min(2 * self._pause or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-        self._not_before = now + self._pause
-        say(f"trial {number} could not be handed over, and will be tried again in {self._pause:g} s: {error}")
+        pause = self._refusals.refused(
+            "trial",
+            error,
+            others_run=bool(self._sweep.live),
+            advice=f" Once it does again: paceline sweep more {self._sweep.folder.run_id} --trials N",
+        )
+        say(f"trial {number} could not be handed over, and will be tried again in {pause:g} s: {error}")
         self._sweep.wait_for(
             f"compute target {self._sweep.record.target!r}, which does not take trial {number}: {error}"
         )

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import SweepError
 from paceline.job.job import Job
@@ -45,10 +46,12 @@ def submit_sweep(
     leave_out: Sequence[Path] = (),
     warnings: Sequence[str] = (),
     run_id: str | None = None,
+    parent_run_id: str | None = None,
+    step: Mapping[str, Any] | None = None,
 ) -> RunFolder:
     """Start a sweep of `job` and return its folder at once; it goes on when this program ends.
 
-    values, leave_out, warnings, run_id: as for `paceline.submit.submit`.
+    values, leave_out, warnings, run_id, parent_run_id, step: as for `paceline.submit.submit`.
 
     Raises:
         UserError: anything that can be known to be wrong before a process starts.
@@ -68,6 +71,8 @@ def submit_sweep(
         run_id=run_id or new_run_id(experiment),
         experiment=experiment,
         kind="sweep",
+        parent_run_id=parent_run_id,
+        step=step,
         created_utc=utc_now(),
         submitted_by=user_name(),
         target=job.compute_target,

@@ -4,58 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
 
-from paceline.errors import PacelineError
-from paceline.runs import read, tags_and_properties
-from paceline.runs.folder import RunFolder
+from paceline.controlling.canceling import Canceling
+from paceline.runs import tags_and_properties
 from paceline.supervisor.logs import say
-from paceline.sweeps.children import PAUSED, PROMOTED, RUNG, STOPPED
+from paceline.sweeps.children import PAUSED, PROMOTED, RUNG
 from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.sweep_state import SweepState
-
-#: After the engine of a trial that is to end has not answered.
-_AGAIN_S = 5.0
-
-
-class Canceling:
-    """Asks for the end of trials: of each once, and again where nobody could be told. sweep_id: who asks."""
-
-    def __init__(self, sweep_id: str) -> None:
-        self._by = f"sweep {sweep_id}"
-        self._asked: set[str] = set()
-        self._untold: dict[str, tuple[RunFolder, str, str]] = {}
-        self._again_at = 0.0
-
-    def ask(self, trial: RunFolder, reason: str, tag: str = STOPPED) -> bool:
-        """Whether it is asked for only now. tag: what the trial's notes call the reason."""
-        if trial.run_id in self._asked:
-            return False
-        self._asked.add(trial.run_id)
-        # Who canceled the trial by hand keeps that as its reason.
-        if not trial.cancel_request.exists():
-            self._tell(trial, reason, tag)
-        return True
-
-    def is_asked(self, trial: RunFolder) -> bool:
-        return trial.run_id in self._asked
-
-    def again(self) -> None:
-        """Ask once more for what nobody could be told; to be called now and then."""
-        if self._untold and time.monotonic() >= self._again_at:
-            for trial, reason, tag in list(self._untold.values()):
-                self._tell(trial, reason, tag)
-
-    def _tell(self, trial: RunFolder, reason: str, tag: str) -> None:
-        self._untold.pop(trial.run_id, None)
-        try:
-            # The tag goes first, so that whoever sees the trial end can read why.
-            tags_and_properties.set_tags(trial.notes, {tag: reason})
-            read.request_cancel(trial, by=self._by, reason=reason)
-        except (PacelineError, OSError):
-            if trial.record.exists():
-                self._untold[trial.run_id] = trial, reason, tag
-                self._again_at = time.monotonic() + _AGAIN_S
 
 
 class Stopping:
@@ -63,7 +18,7 @@ class Stopping:
 
     def __init__(self, sweep: SweepState) -> None:
         self._sweep = sweep
-        self._canceling = Canceling(sweep.folder.run_id)
+        self._canceling = Canceling(f"sweep {sweep.folder.run_id}")
 
     def judge(self) -> None:
         """Stop what the policy names."""

@@ -7,10 +7,10 @@ import dataclasses
 import shutil
 from pathlib import Path
 
+from paceline.controlling.child import never_began
 from paceline.errors import PacelineError
 from paceline.runs import removal, states, store
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord
 from paceline.supervisor.logs import say
 from paceline.sweeps.children import all_runs, child_id, series_of, trial_of
 from paceline.sweeps.curves import CurveReader
@@ -88,7 +88,7 @@ class SweepState:
                 continue
             if (runs := next(all_runs(self.folder, self.spec, len(self.trials)), None)) is None:
                 break
-            self.add(trial_of(runs, self.runs_dir, self.spec), was_cut_off=_never_began(runs[-1]))
+            self.add(trial_of(runs, self.runs_dir, self.spec), was_cut_off=never_began(runs[-1]))
             if self.trials[-1].is_over:
                 keep(self.folder, self.trials[-1])
         if self.trials:
@@ -151,7 +151,7 @@ class SweepState:
         # A second time it is not a kill that keeps the run from its start.
         if number not in self._cut_off_once and not folder.cancel_request.exists():
             with contextlib.suppress(PacelineError):
-                return _never_began(store.stored(folder))
+                return never_began(store.stored(folder))
         return False
 
     def warn(self, text: str) -> None:
@@ -179,8 +179,3 @@ class SweepState:
             else f"the metric {(missing or self.spec.metrics)[0]!r}"
         )
         return f"trial {trial.number} has ended without a value of {metric}. {logged}."
-
-
-def _never_began(record: RunRecord) -> bool:
-    """Whether a child was made, and its submission ended there: no process of it has ever run."""
-    return not record.attempts and record.failure is not None and record.failure.cause in ("not_started", "reboot")

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from typing import IO
 
+from paceline.controlling import following
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
-from paceline.sweeps import following
 from paceline.sweeps.live import notebook, terminal
 
 

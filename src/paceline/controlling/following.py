@@ -1,4 +1,4 @@
-"""A sweep followed as it goes: what its controller says, line by line."""
+"""A run with children followed as it goes: what its controller says, line by line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PAUSE_S = 0.1
 
 
 def to_the_end(folder: RunFolder, line: Callable[[str], None]) -> RunRecord:
-    """Call `line` for each line of the controller's log from its start, until the sweep has ended; the final record."""
+    """Call `line` for each line of the controller's log from its start, until the run has ended; the final record."""
     tail, lines = Tail(folder.driver_log), LineAssembler()
     try:
         while True:
