@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from paceline.models.model import Model
     from paceline.parallel.api import parallelize
     from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel, TensorParallel
+    from paceline.pipelines.data import PipelineData, PipelineParameter
+    from paceline.pipelines.pipeline import Pipeline
+    from paceline.pipelines.pipeline_run import PipelineRun
+    from paceline.pipelines.step import Step
     from paceline.runs.failure import FailureReport
     from paceline.runs.record import RunRecord
     from paceline.services.service import Service
@@ -61,6 +65,10 @@ _HOMES = {
     "paceline.models.model": ("Model",),
     "paceline.parallel.api": ("parallelize",),
     "paceline.parallel.strategy": ("DataParallel", "FullyShard", "PipelineParallel", "TensorParallel"),
+    "paceline.pipelines.data": ("PipelineData", "PipelineParameter"),
+    "paceline.pipelines.pipeline": ("Pipeline",),
+    "paceline.pipelines.pipeline_run": ("PipelineRun",),
+    "paceline.pipelines.step": ("Step",),
     "paceline.runs.failure": ("FailureReport",),
     "paceline.runs.record": ("RunRecord",),
     "paceline.job.secret_values": ("secret",),
@@ -104,13 +112,18 @@ __all__ = [
     "Job",
     "MedianStopping",
     "Model",
+    "Pipeline",
+    "PipelineData",
     "PipelineParallel",
+    "PipelineParameter",
+    "PipelineRun",
     "PopulationBasedTraining",
     "PyTorch",
     "Run",
     "RunRecord",
     "SKLearn",
     "Service",
+    "Step",
     "Sweep",
     "SweepRun",
     "TensorFlow",

@@ -370,6 +370,9 @@ def _words_of_list(arguments: object) -> list[str]:
 def _word(given: object) -> str | None:
     """What the script gets for a value; None for one that no script could get."""
     value = _as_reference(given)
+    if hasattr(value, "default_value"):
+        # A pipeline's parameter, which has its value when the pipeline is submitted.
+        return _word(value.default_value)
     if isinstance(value, os.PathLike):
         # A path object may give bytes, of a name that is not UTF-8.
         return os.fsdecode(value)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.environments.environment import Environment
-from paceline.errors import JobError, SweepError, WorkspaceError
+from paceline.errors import JobError, PipelineError, SweepError, WorkspaceError
 from paceline.job.job import Job
 from paceline.runs import interactive, read, tags_and_properties, watched
 from paceline.runs.folder import RunFolder
@@ -315,7 +315,8 @@ class Experiment:
     ) -> Run:
         """Submit an estimator, or a `Job` with its source_directory; returns at once with a run that goes on by itself.
 
-        tags: set on the run. overrides: an estimator's arguments or inputs, or single script_params, for this run alone.
+        tags: set on the run. overrides: an estimator's arguments or inputs, or single script_params, for this run alone; of a
+            pipeline pipeline_parameters (name -> value) and regenerate_outputs (run each step, whatever is known of it).
         run_id: of the new run: letters, digits, `_`, `-`, `.`; default: made of the experiment's name and the time.
         progress: called with (bytes done, bytes in all) while the source is hashed. display_name: a name of the run's own
             beside its id, for people.
@@ -326,6 +327,8 @@ class Experiment:
         """
         # Imported by the call, for a program that only reads runs has no use for what a submission loads.
         from paceline.estimator import _Script, with_overrides
+        from paceline.pipelines.pipeline import Pipeline
+        from paceline.pipelines.pipeline_run import PipelineRun
         from paceline.submit import SourceCopy, submit
         from paceline.sweeps.sweep import Sweep
         from paceline.sweeps.sweep_run import SweepRun
@@ -346,9 +349,27 @@ class Experiment:
                 self._workspace.path, self._name, tags=tags, progress=progress, display_name=display_name
             )
             return SweepRun(self, swept.run_id)
+        elif isinstance(config, Pipeline):
+            if unknown := sorted(set(overrides) - {"pipeline_parameters", "regenerate_outputs"}):
+                raise PipelineError(
+                    f"a pipeline is submitted without {unknown[0]}; it takes pipeline_parameters and regenerate_outputs."
+                )
+            if parent_run_id is not None or source_directory is not None:
+                raise PipelineError("a pipeline has no parent, and its steps have sources of their own.")
+            begun = config.submit(
+                self._workspace.path,
+                self._name,
+                tags=tags,
+                progress=progress,
+                display_name=display_name,
+                run_id=run_id,
+                **overrides,
+            )
+            return PipelineRun(self, begun.run_id)
         else:
             raise JobError(
-                f"can't submit a {type(config).__name__}. Submit an Estimator, PyTorch, TensorFlow, SKLearn, Job or Sweep."
+                f"can't submit a {type(config).__name__}. Submit an Estimator, PyTorch, TensorFlow, SKLearn, Job, Sweep or "
+                "Pipeline."
             )
         folder = submit(
             job,
@@ -452,8 +473,15 @@ def _sweep_run() -> type[Run]:
     return SweepRun
 
 
-# Set from here, for `paceline.runs` imports nothing of what stands above it: neither workspaces nor data nor sweeps.
+def _pipeline_run() -> type[Run]:
+    from paceline.pipelines.pipeline_run import PipelineRun
+
+    return PipelineRun
+
+
+# Set from here, for `paceline.runs` imports nothing of what stands above it: workspaces, data, sweeps and pipelines.
 Run.kinds["sweep"] = _sweep_run
+Run.kinds["pipeline"] = _pipeline_run
 Run.make_experiment = staticmethod(_make_experiment)
 Run.open_dataset = staticmethod(_open_dataset)
 Run.make_model = staticmethod(_make_model)

@@ -95,6 +95,17 @@ def read(path: Path, sections: Collection[str] = ()) -> dict[str, Any]:
     Raises:
         JobError: no YAML, an unknown key, or a value that its key does not take; file, line and key are named.
     """
+    found = of_node(path, composed(path), sections)
+    found.setdefault("source_directory", str(path.parent))
+    return found
+
+
+def composed(path: Path) -> Any:
+    """The file's mapping as a node of PyYAML's.
+
+    Raises:
+        JobError: no YAML, or no mapping.
+    """
     import yaml
 
     try:
@@ -106,14 +117,20 @@ def read(path: Path, sections: Collection[str] = ()) -> dict[str, Any]:
         raise JobError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(node, yaml.MappingNode):
         raise JobError(f"{str(path)!r} is no job: write keys and values, such as `entry_script: train.py`.")
+    return node
+
+
+def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, Any]:
+    """The description in a mapping of the file, as `read`; without a source folder unless it names one."""
+    import yaml
+
     # Such sections mean what YAML makes of them, and are taken out before the reader below, which knows none.
     further = {key.value: value for key, value in node.value if key.value in sections}
     node.value = [(key, value) for key, value in node.value if key.value not in sections]
-    found = _Reader(path).job(node)
+    found = _Reader(path, sections).job(node)
     # The safe one: no tag in a file can have an object of its choice made.
     loader = yaml.SafeLoader("")
     found |= {key: loader.construct_object(value, deep=True) for key, value in further.items()}
-    found.setdefault("source_directory", str(path.parent))
     if "script_params" in found:
         # `--verbose:` with nothing behind it is a bare flag, which script_params writes with "".
         params = {name: "" if value is None else value for name, value in found.pop("script_params").items()}
@@ -139,8 +156,9 @@ def text(description: Mapping[str, Any]) -> str:
 
 
 class _Reader:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sections: Collection[str] = ()) -> None:
         self._path = path
+        self._known = (*KEYS, *sections)
         self._kinds: dict[str, Callable[[str, Node], Any]] = {
             _COUNT: self._count,
             _FLAG: self._flag,
@@ -158,9 +176,9 @@ class _Reader:
             key = str(key_node.value)
             if key not in KEYS:
                 word = key.lower().replace("-", "_")
-                close = [_OPTIONS[word]] if word in _OPTIONS else difflib.get_close_matches(key, KEYS, n=1)
+                close = [_OPTIONS[word]] if word in _OPTIONS else difflib.get_close_matches(key, self._known, n=1)
                 hint = f" Did you mean {close[0]}?" if close else ""
-                raise self._error(key_node, f"unknown key {key!r}.{hint} Known are {', '.join(KEYS)}.")
+                raise self._error(key_node, f"unknown key {key!r}.{hint} Known are {', '.join(self._known)}.")
             # YAML's own readers let the last of two equal keys count, without a word.
             if key in found:
                 raise self._error(key_node, f"{key} is there twice.")

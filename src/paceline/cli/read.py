@@ -86,7 +86,9 @@ def list_runs(
     ] = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="So many at most, newest first.")] = _SHOWN,
     everything: Annotated[bool, typer.Option("--all", help="Without a limit.")] = False,
-    trials: Annotated[bool, typer.Option("--trials", help="The trials of sweeps, too.")] = False,
+    trials: Annotated[
+        bool, typer.Option("--trials", help="The trials of sweeps and the steps of pipelines, too.")
+    ] = False,
     long: Annotated[
         bool, typer.Option("-l", "--long", help="With what they take on the disk, and their tags.")
     ] = False,
@@ -157,6 +159,9 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> int:
         ("Experiment", record.experiment),
         ("Submitted", f"{record.created_utc} by {record.submitted_by}"),
         ("Parent", record.parent_run_id or ""),
+        ("Step", (record.step or {}).get("name") or ""),
+        ("Steps", _steps(folder, record)),
+        ("Reused from", (record.step or {}).get("reused_from") or ""),
         ("From", (record.trial or {}).get("from") or ""),
         ("Why", (record.trial or {}).get("why") or ""),
         ("Size", _size(record)),
@@ -186,6 +191,19 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> int:
     if record.failure is not None:
         print(f"\nFailure ({record.failure.cause}):\n{visible(str(record.failure), lines=True)}")
     return 0
+
+
+def _steps(folder: RunFolder, record: RunRecord) -> Sequence[str]:
+    """A pipeline's, a line each; none of any other run."""
+    if record.pipeline is None:
+        return ""
+    from paceline.pipelines import results
+
+    return [
+        f"{row['number']}  {row['step']}  {row['status']}{'  ' + row['run_id'] if row['run_id'] else ''}"
+        + (f"  reused from {row['reused_from']}" if row["reused_from"] else "")
+        for row in results.rows(folder, record)
+    ]
 
 
 def _attempt(attempt: Attempt) -> str:

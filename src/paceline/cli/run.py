@@ -91,6 +91,10 @@ def rerun(**given: Any) -> int:
     values, _ = read_env_files([Path(path) for path in given["env_file"] or ()])
     before = folder_of(given["run_id"])
     old = read.record(before)
+    if old.pipeline is not None:
+        raise RunStateError(
+            f"run {old.run_id} is a pipeline. Submit it again as you did: its steps that have not changed are not run twice."
+        )
     if old.job is None or old.snapshot_id is None:
         raise RunStateError(f"run {old.run_id} was not submitted but logged by a program, which alone can run again.")
     folder = submit_job(

@@ -69,6 +69,7 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "attempt_records": [attempt.to_json() for attempt in record.attempts],
         "failure": record.failure.to_json() if record.failure else None,
         "trial": dict(record.trial) if record.trial else None,
+        "step": dict(record.step) if record.step else None,
         "models": models_of(folder),
         "metrics": metrics.read(folder.metrics),
         "files": names(folder),

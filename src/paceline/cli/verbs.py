@@ -52,6 +52,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "model": ("model", "Models: register, list, show, alias, check, copy and push what runs made."),
     "serve": ("serve", "Serve a model in the foreground: /score, /v2/models/NAME/infer, /metrics. Ctrl-C ends it."),
     "sweep": ("sweep", "Sweeps: hyperparameters tuned over runs."),
+    "pipeline": ("pipeline", "Pipelines: steps that run in the order of their data."),
     "package": (
         "package",
         "Write a folder that serves a model away from here: Dockerfile, exact versions, model, script and server.",

@@ -25,7 +25,7 @@ from paceline.system import locks
 _LOCK_S = 20.0
 
 
-class Controlling(Protocol):
+class SeesThrough(Protocol):
     """What sees a run through once it is built."""
 
     def run(self, record: RunRecord) -> None:
@@ -35,7 +35,7 @@ class Controlling(Protocol):
 
 def see_through(
     argv: list[str],
-    make: Callable[[RunFolder], Controlling],
+    make: Callable[[RunFolder], SeesThrough],
     give_up: Callable[[RunFolder, Exception], None],
     goes_on: Callable[[RunFolder], bool] = lambda folder: False,
 ) -> int:

@@ -70,6 +70,9 @@ def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
     """(run id, snapshot id) of every run."""
     for run_id in store.ids(runs_dir):
         folder = RunFolder(runs_dir / run_id)
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder.sources):
+                yield run_id, name
         try:
             yield run_id, os.path.basename(os.readlink(folder.snapshot))
         except OSError:

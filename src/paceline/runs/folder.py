@@ -144,6 +144,11 @@ class RunFolder:
         return self.path / "snapshot"
 
     @property
+    def sources(self) -> Path:
+        """Of a pipeline: links to the snapshots of its steps, so that they stay until the steps' runs have them."""
+        return self.path / "sources"
+
+    @property
     def work(self) -> Path:
         """The workers' working directory; in the end, only what the script left there."""
         return self.path / "work"

@@ -13,8 +13,8 @@ from paceline.errors import FileNameError, WorkspaceError
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
-#: The time in an id: seconds, and their fraction; a sweep's trials and a pipeline's steps have a number after it, a trial one more
-#: from its second run on, and those of a sweep that is a step another one.
+#: The time in an id: seconds, and their fraction. A sweep's trials and a pipeline's steps have a number after it; trials one more
+#: from their second run on, and those of a sweep that is a step another one.
 _AGE = re.compile(r"_([0-9]+)_([0-9a-f]{8})(?:_([0-9]+)(?:_([0-9]{1,6}))?(?:_([0-9]{1,6}))?)?$")
 #: Longest file name that the usual file systems take is 255 bytes; an id adds 20 to the experiment's name.
 _EXPERIMENT_LENGTH = 200

@@ -1,0 +1,169 @@
+"""A pipeline as a file: `paceline pipeline run FILE.yaml`.
+
+A step is written as a job file is (`paceline.cli.job_file`), with four keys more. What stands at the file's top holds for all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.cli import job_file
+from paceline.cli.description import asked, combined
+from paceline.errors import PipelineError
+from paceline.job.data_reference import PATH_VARIABLES
+from paceline.pipelines.data import PipelineData, check_parameters
+from paceline.pipelines.pipeline import Pipeline
+from paceline.pipelines.step import Step
+
+_TOP = ("steps", "parameters", "continue_on_step_failure", "description")
+_STEP = ("takes", "leaves", "after", "allow_reuse")
+_WORD = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_-]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineFile:
+    """What a file says. values, leave_out: as of `paceline.cli.description.Asked`, of all steps."""
+
+    pipeline: Pipeline
+    parameters: Mapping[str, Any]
+    experiment: str
+    display_name: str | None = None
+    tags: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
+    leave_out: tuple[Path, ...] = ()
+
+
+def read(path: Path, given: Mapping[str, str]) -> PipelineFile:
+    """The pipeline in a file. given: parameters, in place of the file's own values.
+
+    Raises:
+        JobError, PipelineError: no YAML, an unknown key, or a wrong value; the file and the step are named.
+    """
+    node = job_file.composed(path)
+    steps = next((value for key, value in node.value if key.value == "steps"), None)
+    if steps is None or isinstance(steps.value, str) or not all(isinstance(one, tuple) for one in steps.value):
+        raise PipelineError(f"{str(path)!r} is no pipeline: write `steps:`, and below it each step's name and its job.")
+    pairs = list(steps.value)
+    node.value = [(key, value) for key, value in node.value if key.value != "steps"]
+    top = job_file.of_node(path, node, _TOP)
+    own = {key: top.pop(key) for key in _TOP if key in top}
+    parameters = check_parameters(_mapping(path, "parameters", own.get("parameters")), dict(given))
+    experiment, tags, display_name = top.pop("experiment", None), top.pop("tags", {}), top.pop("display_name", None)
+    names = [str(key.value) for key, _ in pairs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise PipelineError(f"{str(path)!r}: two steps are called {twice[0]!r}. Give each a name of its own.")
+    said = {}
+    for key, value in pairs:
+        if isinstance(value.value, str) or not all(isinstance(one, tuple) for one in value.value):
+            raise PipelineError(
+                f"{str(path)!r}: step {key.value!r} takes keys and values, such as `entry_script: train.py`."
+            )
+        said[str(key.value)] = combined(top, job_file.of_node(path, value, _STEP))
+    made = _made(path, said, parameters)
+    return PipelineFile(
+        pipeline=Pipeline(
+            list(made.steps.values()),
+            continue_on_step_failure=_flag(
+                path, "continue_on_step_failure", own.get("continue_on_step_failure", False)
+            ),
+            description=own.get("description"),
+        ),
+        parameters=parameters,
+        experiment=experiment or re.sub(r"[^A-Za-z0-9_-]", "_", path.stem),
+        display_name=display_name,
+        tags=tags,
+        values=made.values,
+        leave_out=tuple(dict.fromkeys(made.leave_out)),
+    )
+
+
+class _Made:
+    def __init__(self) -> None:
+        self.steps: dict[str, Step] = {}
+        self.values: dict[str, str] = {}
+        self.leave_out: list[Path] = []
+
+
+def _made(path: Path, said: Mapping[str, dict[str, Any]], parameters: Mapping[str, Any]) -> _Made:
+    made = _Made()
+    data: dict[str, PipelineData] = {}
+    after: dict[str, Sequence[str]] = {}
+    left = {}
+    for name, one in said.items():
+        left[name] = {key: _data(path, name, key, place) for key, place in _leaves(path, name, one.pop("leaves", None))}
+        for key, found in left[name].items():
+            if key in data:
+                raise PipelineError(f"{str(path)!r}: two steps leave {key!r}. Give each data of its own.")
+            data[key] = found
+    for name, one in said.items():
+        taken = _names(path, name, "takes", one.pop("takes", None))
+        if unknown := [key for key in taken if key not in data]:
+            raise PipelineError(
+                f"{str(path)!r}: step {name!r} takes {unknown[0]!r}, which no step leaves; they leave "
+                f"{', '.join(data) or 'nothing'}."
+            )
+        after[name] = _names(path, name, "after", one.pop("after", None))
+        allow_reuse = _flag(path, f"step {name!r}: allow_reuse", one.pop("allow_reuse", True))
+        one.setdefault("source_directory", str(path.parent))
+        words = {**{key: str(value) for key, value in parameters.items()}}
+        words |= {key: f"${PATH_VARIABLES[1]}{key}" for key in (*taken, *left[name])}
+        one["arguments"] = [_filled(word, words) for word in one.get("arguments") or ()]
+        wanted = asked(one)
+        inputs = (*wanted.job.inputs, *(data[key].as_reference() for key in taken))
+        made.steps[name] = Step(
+            name,
+            replace(wanted.job, inputs=inputs),
+            outputs=list(left[name].values()),
+            allow_reuse=allow_reuse,
+            source_directory=wanted.directory,
+        )
+        made.values |= wanted.values
+        made.leave_out += wanted.leave_out
+    for name, others in after.items():
+        for other in others:
+            if other not in made.steps:
+                raise PipelineError(f"{str(path)!r}: step {name!r} runs after {other!r}, which is no step of the file.")
+            made.steps[name].run_after(made.steps[other])
+    return made
+
+
+def _filled(word: str, words: Mapping[str, str]) -> str:
+    """The word with the values of parameters and the places of data; each worker fills in the rest."""
+    return _WORD.sub(lambda found: words.get(found[1] or found[2], found[0]), word)
+
+
+def _data(path: Path, step: str, name: str, place: Any) -> PipelineData:
+    if place is None:
+        return PipelineData(name)
+    store, _, folder = str(place).partition(":")
+    return PipelineData(name, store, path=folder) if folder else PipelineData(name, store)
+
+
+def _leaves(path: Path, step: str, given: Any) -> list[tuple[str, Any]]:
+    if isinstance(given, dict):
+        return [(str(name), place) for name, place in given.items()]
+    return [(name, None) for name in _names(path, step, "leaves", given)]
+
+
+def _names(path: Path, step: str, key: str, given: Any) -> list[str]:
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        raise PipelineError(f"{str(path)!r}: step {step!r}: {key} takes a list of names, such as [clean].")
+    return given
+
+
+def _mapping(path: Path, key: str, given: Any) -> dict[str, Any]:
+    if given is not None and not isinstance(given, dict):
+        raise PipelineError(f"{str(path)!r}: {key} takes names and values, a line each, such as `epochs: 3`.")
+    return dict(given or {})
+
+
+def _flag(path: Path, key: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise PipelineError(f"{str(path)!r}: {key}: {given!r} is neither true nor false.")
+    return given

@@ -1,0 +1,95 @@
+"""Why a pipeline ends, and what is written down at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.controlling import canceling
+from paceline.errors import PacelineError
+from paceline.pipelines.spec import PipelineSpec, child_id
+from paceline.pipelines.state import PipelineState, StepState
+from paceline.runs import read, states, store
+from paceline.runs.failure import EXIT_CANCELED, FailureReport
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import utc_now
+from paceline.supervisor.logs import say
+from paceline.system.files import read_json
+
+
+def wanted(pipeline: PipelineState) -> str | None:
+    """Why the pipeline is to end before its time; None while it goes on."""
+    if pipeline.folder.cancel_request.exists():
+        return "the pipeline is canceled"
+    if pipeline.failed and not pipeline.spec.continue_on_step_failure:
+        # Of several that ended in one look, the one that was not told to.
+        first = _first(pipeline)
+        return f"step {first.spec.name!r} {'has failed' if first.status == states.FAILED else 'was canceled'}"
+    return None
+
+
+def write(pipeline: PipelineState) -> None:
+    """Write down the end of a pipeline none of whose steps runs any more."""
+    # A cancel goes before a failure: it is why the pipeline ended, however its steps did.
+    if pipeline.folder.cancel_request.exists():
+        by = (read_json(pipeline.folder.cancel_request) or {}).get("by", "unknown")
+        _close(pipeline, states.CANCELED, exit_code=EXIT_CANCELED, canceled_by=str(by))
+    elif pipeline.failed:
+        report = _report(pipeline)
+        _close(pipeline, states.FAILED, exit_code=report.exit_code, failure=report)
+    else:
+        _close(pipeline, states.COMPLETED, exit_code=0)
+
+
+def give_up(folder: RunFolder, error: Exception) -> None:
+    """End a pipeline whose controller can't go on: its steps are ended, and it has Failed. For the holder of its lock."""
+    count = len(PipelineSpec.from_json(store.stored(folder).pipeline or {}).steps)
+
+    def living() -> Iterator[RunFolder]:
+        for number in range(count):
+            step = RunFolder(folder.path.parent / child_id(folder.run_id, number))
+            if step.record.exists() and not read.record(step).is_terminal:
+                yield step
+
+    canceling.give_up(folder, error, "step", living)
+
+
+def _first(pipeline: PipelineState) -> StepState:
+    """The step that the others were ended for."""
+
+    def key(step: StepState) -> tuple[bool, str]:
+        try:
+            record = store.stored(step.folder)
+        except PacelineError:
+            return True, ""
+        return step.status != states.FAILED, record.ended_utc or ""
+
+    return min(pipeline.failed, key=key)
+
+
+def _report(pipeline: PipelineState) -> FailureReport:
+    first = _first(pipeline)
+    name, run_id = first.spec.name, first.folder.run_id
+    try:
+        record = store.stored(first.folder)
+    except PacelineError:
+        return FailureReport(cause="step", message=f"step {name!r} is gone: its run {run_id} was removed.")
+    if record.failure is None:
+        by = f" by {record.canceled_by}" if record.canceled_by else ""
+        return FailureReport(cause="step", message=f"step {name!r} ({run_id}) was canceled{by}.")
+    others = [step.spec.name for step in pipeline.steps if step.status is None]
+    never = f" Not begun: {', '.join(others)}." if others else ""
+    why = record.failure.exception or record.failure.message
+    return FailureReport(
+        cause="step",
+        message=f"step {name!r} ({run_id}) failed: {why.strip()}{never}",
+        exit_code=record.exit_code or 1,
+        traceback=record.failure.traceback,
+        last_lines=record.failure.last_lines,
+        see=f"paceline show {run_id}",
+    )
+
+
+def _close(pipeline: PipelineState, status: str, **changes: object) -> None:
+    ended = {"ended_utc": utc_now(), "waiting_for": None}
+    pipeline.record = store.change(pipeline.folder, pipeline.record, status, **ended, **changes)
+    say(f"the pipeline is {pipeline.record.status}")

@@ -1,0 +1,94 @@
+"""The live handle on a pipeline: a run whose children are its steps."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from paceline.controlling import following
+from paceline.errors import PipelineError
+from paceline.job.data_reference import DataReference
+from paceline.pipelines import results
+from paceline.pipelines.plan import output
+from paceline.pipelines.spec import PipelineSpec
+from paceline.runs.record import RunRecord
+from paceline.runs.run import ExperimentLike, Run
+from paceline.runs.visible import visible_line
+
+
+class PipelineRun(Run):
+    """A pipeline. As a run it has a state and a log (`logs/driver.log`); its steps are its children.
+
+    Raises:
+        PipelineError: the run is no pipeline.
+    """
+
+    def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
+        super().__init__(experiment, run_id)
+        if self.record().pipeline is None:
+            raise PipelineError(f"run {self.id} is no pipeline; its kind is {self.record().kind}.")
+
+    @classmethod
+    def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> Any:
+        return Run._handle(experiment, record)
+
+    def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
+        """Block until the pipeline has ended; its record then. Ctrl-C only stops the waiting.
+
+        show_output: print what its controller says as it comes.
+
+        Raises:
+            RunFailedError: a step has failed, unless raise_on_error=False.
+        """
+        if show_output:
+            try:
+                following.to_the_end(self._folder, lambda line: print(visible_line(line), flush=True))
+            except KeyboardInterrupt:
+                print(f"\nPipeline {self.id} goes on. Cancel it with: paceline cancel {self.id}", file=sys.stderr)
+                raise
+        return super().wait_for_completion(raise_on_error=raise_on_error)
+
+    @property
+    def spec(self) -> PipelineSpec:
+        """Its steps, and what it was submitted with."""
+        return PipelineSpec.from_json(self.record().pipeline or {})
+
+    @property
+    def steps(self) -> dict[str, Run]:
+        """Name -> run, of the steps that have begun, in their order."""
+        spec = self.spec
+        found = zip(spec.steps, results.records(self._folder, spec), strict=True)
+        return {step.name: self._handle(self._experiment, record) for step, record in found if record is not None}
+
+    def step_rows(self) -> list[dict[str, Any]]:
+        """A mapping for each step: number, step, run_id, status, after, reused_from, target, started_utc, duration_s, failure."""
+        return results.rows(self._folder, self.record())
+
+    def output(self, name: str, step: str | None = None) -> DataReference:
+        """Where the data lies that the pipeline gives under this name, or that this step leaves: an input of other runs, too.
+
+        Raises:
+            PipelineError: there is none, or the step that leaves it is not Completed.
+        """
+        spec = self.spec
+        if step is None and name in spec.outputs:
+            number, own = spec.outputs[name]
+        else:
+            places = [
+                (n, name) for n, one in enumerate(spec.steps) if step in (None, one.name) and name in _left_by(one.job)
+            ]
+            if len(places) != 1:
+                there = sorted({f"{one.name}: {left}" for one in spec.steps for left in _left_by(one.job)})
+                raise PipelineError(
+                    f"{len(places) or 'no'} outputs of pipeline {self.id} are {name!r}{f' of step {step!r}' if step else ''}. "
+                    f"There are {', '.join(there) or 'none'}."
+                )
+            number, own = places[0]
+        record = results.records(self._folder, spec)[number]
+        if record is None or record.status != "Completed" or record.job is None:
+            raise PipelineError(f"step {spec.steps[number].name!r}, which leaves {own!r}, is not Completed.")
+        return DataReference(name=own, sources=output(record.job, own).sources)
+
+
+def _left_by(job: Any) -> list[str]:
+    return [reference.name for reference in job.inputs if reference.is_output]

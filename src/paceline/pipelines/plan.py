@@ -1,0 +1,119 @@
+"""Steps as they are described, made into the spec of a pipeline with a run id: every place of data is known then."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline.errors import PipelineError
+from paceline.job.data_reference import DataReference
+from paceline.job.job import Job
+from paceline.pipelines.data import PendingReference
+from paceline.pipelines.spec import MOST_STEPS, PipelineSpec, StepSpec, child_id
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A step whose run id is known.
+
+    job: what of its inputs is a `PendingReference` comes from another step. directory: of its source.
+    gives: what stands for its outputs in other steps, with the name of each among the job's.
+    """
+
+    name: str
+    job: Job
+    directory: Path
+    gives: Sequence[tuple[Any, str]] = ()
+    allow_reuse: bool = True
+    sweep: Mapping[str, Any] | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def spec_of(
+    steps: Sequence[T],
+    plan: Callable[[T, str], Planned],
+    after: Callable[[T], Sequence[T]],
+    pipeline_id: str,
+    outputs: Mapping[str, Any] | None = None,
+    **values: Any,
+) -> tuple[PipelineSpec, list[Path]]:
+    """The spec, and the source directory of each step.
+
+    steps: in their order. plan: a step, made for its run id. after: those that have to be Completed before it, beside those
+    whose data it takes. outputs: name -> what stands for the data that the pipeline gives under it. values: as of `PipelineSpec`.
+
+    Raises:
+        PipelineError: data that no step leaves, or several; too many steps.
+    """
+    if not steps:
+        raise PipelineError("a pipeline without steps has nothing to do. Give it at least one.")
+    if len(steps) > MOST_STEPS:
+        raise PipelineError(f"{len(steps)} steps: a pipeline has {MOST_STEPS} at most.")
+    numbers = {id(step): number for number, step in enumerate(steps)}
+    known: dict[int, tuple[int, str]] = {}
+    made: list[StepSpec] = []
+    directories = []
+    for number, step in enumerate(steps):
+        planned = plan(step, child_id(pipeline_id, number))
+        inputs, takes = _inputs(planned, known, made)
+        for data, name in planned.gives:
+            if id(data) in known:
+                other = made[known[id(data)][0]].name
+                raise PipelineError(
+                    f"steps {other!r} and {planned.name!r} both leave {name!r}. Give each data of its own."
+                )
+            known[id(data)] = number, name
+        before = {numbers[id(other)] for other in after(step)} | {source for source, _ in takes.values()}
+        made.append(
+            StepSpec(
+                name=planned.name,
+                job=dataclasses.replace(planned.job, inputs=inputs),
+                after=tuple(sorted(before)),
+                takes=takes,
+                source_directory=str(planned.directory.absolute()),
+                allow_reuse=planned.allow_reuse,
+                sweep=planned.sweep,
+                properties=planned.properties,
+                warnings=planned.warnings,
+            )
+        )
+        directories.append(planned.directory)
+    given = {}
+    for name, data in (outputs or {}).items():
+        if id(data) not in known:
+            raise PipelineError(f"no step of the pipeline leaves its output {name!r}.")
+        given[name] = known[id(data)]
+    return PipelineSpec(steps=tuple(made), outputs=given, **values), directories
+
+
+def output(step: StepSpec | Job, name: str) -> DataReference:
+    """The reference of an output by its name."""
+    job = step if isinstance(step, Job) else step.job
+    return next(reference for reference in job.inputs if reference.name == name and reference.is_output)
+
+
+def _inputs(
+    planned: Planned, known: Mapping[int, tuple[int, str]], made: Sequence[StepSpec]
+) -> tuple[tuple[DataReference, ...], dict[str, tuple[int, str]]]:
+    """The job's inputs with their places, and from which steps they come."""
+    inputs: list[DataReference] = []
+    takes: dict[str, tuple[int, str]] = {}
+    for reference in planned.job.inputs:
+        if not isinstance(reference, PendingReference):
+            inputs.append(reference)
+            continue
+        if id(reference.data) not in known:
+            raise PipelineError(
+                f"step {planned.name!r} takes {reference.name!r}, which no step leaves. Name it among the outputs of one."
+            )
+        number, name = known[id(reference.data)]
+        takes[reference.name] = number, name
+        values = {f.name: getattr(reference, f.name) for f in dataclasses.fields(DataReference)}
+        inputs.append(DataReference(**{**values, "sources": output(made[number], name).sources}))
+    return tuple(inputs), takes

@@ -1,0 +1,143 @@
+"""Steps that need not run: a former run of the same source, job, environment and inputs has left what they would leave.
+
+`<workspace>/pipelines/<key>.json` names the last run of a key. It is a help and no storage: what it names counts only while that
+run's record says the same, and what it has left is where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.job.data_reference import DataReference
+from paceline.job.job import Job
+from paceline.pipelines.spec import StepSpec
+from paceline.runs import states, store
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord, user_name, utc_now
+from paceline.system.files import copy_tree, read_json, write_json
+
+#: Of the key: another way to make it needs another word.
+_VERSION = "paceline step 1"
+
+
+def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
+    """A hash of all that a step's outputs depend on. job: with the places of its inputs as they are.
+
+    Raises:
+        DataError, TransferError: an input can't be listed.
+    """
+    told = job.to_json()
+    # Where outputs go differs from run to run, and changes nothing in them.
+    told["inputs"] = [
+        {**reference.to_json(), "sources": None} if reference.is_output else _content(step, reference, workspace_dir)
+        for reference in job.inputs
+    ]
+    # Without an environment of its own a job has what the interpreter has that submits it.
+    python = None if job.environment.needs_build else (sys.executable, sys.version)
+    text = json.dumps([_VERSION, step.snapshot_id, told, python], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
+    """A run of another pipeline whose outputs may be taken; None where there is none."""
+    named = read_json(_path(key, workspace_dir))
+    run_id = named.get("run_id") if isinstance(named, dict) else None
+    if not isinstance(run_id, str):
+        return None
+    try:
+        record = store.stored(RunFolder(workspace_dir / "runs" / run_id))
+        if record.status != states.COMPLETED or (record.step or {}).get("key") != key:
+            return None
+        # Two steps of one pipeline that are alike are meant to be two.
+        if record.parent_run_id == pipeline_id:
+            return None
+        return record if _is_there(record, workspace_dir) else None
+    except PacelineError:
+        return None
+
+
+def note(record: RunRecord, workspace_dir: Path) -> None:
+    """Let later steps find this one, which is Completed."""
+    told = record.step or {}
+    # One that has taken over what another has left names nothing: of a chain of such runs any may be removed.
+    if (key := told.get("key")) and not told.get("reused_from"):
+        path = _path(key, workspace_dir)
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, {"run_id": record.run_id})
+
+
+def take_over(
+    former: RunRecord, step: StepSpec, run_id: str, told: dict[str, Any], parent: RunRecord, runs_dir: Path
+) -> None:
+    """Make the run of a step that is reused: Completed at once, with the former run's logs, metrics and outputs.
+
+    told: what its record says of the step.
+    """
+    source, now = RunFolder(runs_dir / former.run_id), utc_now()
+    record = RunRecord(
+        run_id=run_id,
+        experiment=parent.experiment,
+        parent_run_id=parent.run_id,
+        step={**told, "reused_from": former.run_id},
+        created_utc=now,
+        started_utc=now,
+        submitted_by=user_name(),
+        target=former.target,
+        source_directory=step.source_directory,
+        snapshot_id=step.snapshot_id,
+        git=step.git,
+        # With the places at which its outputs are.
+        job=former.job,
+        owner=store.owner(),
+    )
+    fd = store.create(runs_dir, record)
+    try:
+        folder = RunFolder(runs_dir / run_id)
+        folder.snapshot.symlink_to(os.path.relpath(runs_dir.parent / "snapshots" / str(step.snapshot_id), folder.path))
+        for there, here in ((source.outputs, folder.outputs), (source.metrics, folder.metrics)):
+            copy_tree(there, here)
+        if (data := read_json(source.data)) is not None:
+            write_json(folder.data, data)
+        store.change(folder, record, states.COMPLETED, exit_code=0, ended_utc=utc_now())
+    finally:
+        os.close(fd)
+
+
+def _path(key: str, workspace_dir: Path) -> Path:
+    return workspace_dir / "pipelines" / f"{key}.json"
+
+
+def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> dict[str, Any]:
+    told = reference.to_json()
+    # What a step has left is known by its place, which has the run's id; and a dataset by its content, when it was registered.
+    if reference.name in step.takes or reference.fingerprint is not None:
+        return told
+    # Imported by the call: most pipelines have no data but that of their steps.
+    from paceline.data.transfer.listing import fingerprint, list_files
+
+    return {**told, "content": fingerprint(list_files(reference.sources, workspace_dir))}
+
+
+def _is_there(record: RunRecord, workspace_dir: Path) -> bool:
+    """Whether what the run has left in datastores is still there, as far as names and sizes tell."""
+    stored = {one["name"]: one for one in (read_json(_data(record, workspace_dir)) or {}).get("outputs", ())}
+    for reference in record.job.inputs if record.job else ():
+        if not reference.is_output:
+            continue
+        from paceline.data.transfer.listing import list_files
+
+        files = list_files(reference.sources, workspace_dir)
+        told = stored.get(reference.name, {})
+        if "files" in told and (len(files), sum(info.size for info in files)) != (told["files"], told["bytes"]):
+            return False
+    return True
+
+
+def _data(record: RunRecord, workspace_dir: Path) -> Path:
+    return RunFolder(workspace_dir / "runs" / record.run_id).data

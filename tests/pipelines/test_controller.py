@@ -1,0 +1,51 @@
+"""A pipeline's controller that is killed, and one whose pipeline goes away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+
+import paceline as pl
+from paceline.runs import states
+from paceline.system import processes
+from tests.pipelines.conftest import Place
+from tests.sweeps.helpers import until
+
+Submit = Callable[..., pl.PipelineRun]
+
+
+def test_whoever_looks_next_starts_a_controller_that_goes_on_where_the_killed_one_stopped(
+    place: Place, submit: Submit
+) -> None:
+    data, go = pl.PipelineData("data"), place.top / "go"
+    first = place.step("first", f"wait={go}", ("out=", data), outputs=[data])
+    run = submit(first, place.step("second", ("in=", data)), place.step("other"))
+    until(
+        lambda: (
+            {row["status"] for row in run.step_rows() if row["step"] != "second"} == {states.RUNNING, states.COMPLETED}
+        )
+    )
+    for _ in range(2):
+        pid = run.record().owner["pid"]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda pid=pid: not processes.is_alive(pid))
+        # This look starts another one.
+        until(lambda pid=pid: run.record().owner["pid"] != pid and run.status == states.RUNNING)
+    go.touch()
+    assert run.wait_for_completion().status == states.COMPLETED
+    # No step was run twice, and none was lost.
+    assert place.ran() == {"first": "x", "other": "x", "second": "x"}
+    assert run.steps["second"].get_metrics() == {"value": 2}
+    assert "going on with 2 of 3 steps, of which 1 run" in (run.folder.logs / "driver.log").read_text()
+
+
+def test_a_controller_whose_pipeline_is_removed_by_hand_ends_its_steps_and_itself(place: Place, submit: Submit) -> None:
+    run = submit(place.step("first", f"wait={place.top / 'never'}"))
+    until(lambda: [row["status"] for row in run.step_rows()] == [states.RUNNING])
+    pid, step = run.record().owner["pid"], run.steps["first"]
+    shutil.rmtree(run.folder.path)
+    until(lambda: not processes.is_alive(pid))
+    until(lambda: step.status == states.CANCELED)
+    assert step.tags["stopped"] == "the pipeline's folder is gone"

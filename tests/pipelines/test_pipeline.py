@@ -1,0 +1,212 @@
+"""Pipelines from their submission to their end, on this machine."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.errors import JobError, PipelineError, RunFailedError
+from paceline.runs import states
+from tests.pipelines.conftest import Place
+from tests.sweeps.helpers import until
+
+Submit = Callable[..., pl.PipelineRun]
+
+
+def chain(place: Place, add: int) -> list[pl.Step]:
+    """Two steps: what the first leaves the second takes, and leaves something itself."""
+    clean, model = pl.PipelineData("clean"), pl.PipelineData("model")
+    first = place.step("prepare", ("out=", clean), outputs=[clean])
+    second = place.step("train", ("in=", clean), f"add={add}", ("out=", model), outputs=[model])
+    return [first, second]
+
+
+def test_what_a_step_leaves_the_next_one_finds_and_unchanged_steps_are_not_run_again(
+    place: Place, submit: Submit
+) -> None:
+    steps = chain(place, add=10)
+    model = steps[1].outputs[0]
+    # The last step alone is named: those whose data it takes belong to it.
+    run = submit(steps[1], outputs={"best": model})
+    assert run.kind == "pipeline"
+    assert run.wait_for_completion().status == states.COMPLETED
+    assert [(row["step"], row["status"], row["after"]) for row in run.step_rows()] == [
+        ("prepare", states.COMPLETED, []),
+        ("train", states.COMPLETED, ["prepare"]),
+    ]
+    train = run.steps["train"]
+    assert train.get_metrics() == {"value": 12}
+    assert train.display_name == "train"
+    assert train.parent == run
+    assert [child.id for child in run.get_children()] == [f"{run.id}_1", f"{run.id}_0"]
+    target = place.top / "got"
+    source = run.output("best").sources[0]
+    pl.Datastore.get(place.workspace, source.datastore).download(target, source.path)
+    assert (target / source.path / "value.txt").read_text() == "12"
+    assert source.path == f"pipelines/{run.id}_1/model"
+
+    # The same again: nothing runs, and what the former run has left is there under the new one.
+    again = submit(*chain(place, add=10))
+    again.wait_for_completion()
+    assert [row["reused_from"] for row in again.step_rows()] == [f"{run.id}_0", f"{run.id}_1"]
+    assert again.steps["train"].get_metrics() == {"value": 12}
+    assert (again.steps["train"].folder.outputs / "note.txt").read_text() == "12"
+    assert again.output("model").sources == run.output("best").sources
+    assert "step train is reused: nothing has changed since" in (again.folder.logs / "driver.log").read_text()
+
+    # Another argument: only the step that has it runs, on what the first run's step has left.
+    changed = submit(*chain(place, add=20))
+    changed.wait_for_completion()
+    assert [row["reused_from"] for row in changed.step_rows()] == [f"{run.id}_0", None]
+    assert changed.steps["train"].get_metrics() == {"value": 22}
+
+    # Another source: both run. And so they do where that is asked for.
+    (place.source / "more.txt").write_text("changed")
+    for options in ({}, {"regenerate_outputs": True}):
+        fresh = submit(*chain(place, add=20), **options)
+        fresh.wait_for_completion()
+        assert [row["reused_from"] for row in fresh.step_rows()] == [None, None]
+    # What a former run has left is gone from the store: nothing can be taken.
+    shutil.rmtree(place.workspace.path / "data" / "pipelines")
+    fresh = submit(*chain(place, add=20))
+    fresh.wait_for_completion()
+    assert [row["reused_from"] for row in fresh.step_rows()] == [None, None]
+    assert place.ran() == {"prepare": "xxxx", "train": "xxxxx"}
+
+
+def test_steps_that_do_not_need_each_other_run_at_once_and_parameters_are_given_at_submission(
+    place: Place, submit: Submit
+) -> None:
+    one, other = place.top / "one", place.top / "other"
+    # Each waits for the other: one after the other they would never end.
+    left = place.step("left", f"meet={one}={other}")
+    right = place.step("right", f"meet={other}={one}")
+    estimator = pl.Estimator(
+        place.source,
+        entry_script="step.py",
+        script_params={"add=5": "", "": pl.PipelineParameter("more", "add=1")},
+        environment_variables={"RAN": str(place.top / "ran"), "STEP": "last"},
+    )
+    last = pl.Step("last", estimator, after=[left, right])
+    run = submit(left, [right, last], pipeline_parameters={"more": "add=7"})
+    run.wait_for_completion()
+    assert run.spec.parameters == {"more": "add=7"}
+    assert run.steps["last"].get_metrics() == {"value": 13}
+    assert run.step_rows()[2]["after"] == ["left", "right"]
+
+
+def test_a_failed_step_ends_the_pipeline_with_its_cause_and_what_does_not_need_it_may_go_on(
+    place: Place, submit: Submit
+) -> None:
+    never = place.top / "never"
+    bad, slow = place.step("bad", "fail"), place.step("slow", f"wait={never}")
+    after = place.step("after", after=[bad])
+    run = submit(bad, slow, after)
+    with pytest.raises(
+        RunFailedError, match=r"step 'bad' \(.*_0\) failed: ValueError: no luck with this one"
+    ) as caught:
+        run.wait_for_completion()
+    assert caught.value.report is not None
+    assert caught.value.report.cause == "step"
+    assert "Not begun: after." in caught.value.report.message
+    assert [row["status"] for row in run.step_rows()] == [states.FAILED, states.CANCELED, "Skipped"]
+    assert run.steps["slow"].tags["stopped"] == "step 'bad' has failed"
+    assert run.record().exit_code == 1
+
+    never.touch()
+    run = submit(bad, slow, after, continue_on_step_failure=True)
+    assert run.wait_for_completion(raise_on_error=False).status == states.FAILED
+    assert [row["status"] for row in run.step_rows()] == [states.FAILED, states.COMPLETED, "Skipped"]
+
+
+def test_the_cancel_of_a_pipeline_is_that_of_its_steps(place: Place, submit: Submit) -> None:
+    never = place.top / "never"
+    first, second = place.step("first", f"wait={never}"), place.step("second", f"wait={never}")
+    run = submit(first, second, place.step("third", after=[first]))
+    until(lambda: [row["status"] for row in run.step_rows()][:2] == [states.RUNNING] * 2)
+    run.cancel()
+    record = run.wait_for_completion()
+    assert (record.status, record.canceled_by is not None) == (states.CANCELED, True)
+    assert [row["status"] for row in run.step_rows()] == [states.CANCELED, states.CANCELED, "Skipped"]
+
+
+def test_an_output_in_which_nothing_is_left_is_an_empty_folder(place: Place, submit: Submit) -> None:
+    data = pl.PipelineData("nothing")
+    first = place.step("first", outputs=[data])
+    code = "import os, sys; assert os.listdir(sys.argv[1]) == []"
+    (place.source / "look.py").write_text(code)
+    look = pl.Step("look", pl.Estimator(place.source, entry_script="look.py", arguments=[data]))
+    run = submit(first, look)
+    assert run.wait_for_completion(raise_on_error=False).failure is None
+
+
+def test_a_sweep_is_a_step(place: Place, submit: Submit) -> None:
+    clean = pl.PipelineData("clean")
+    first = place.step("prepare", ("out=", clean), outputs=[clean])
+    (place.source / "tune.py").write_text(
+        "import sys, paceline\n"
+        "value = int(open(sys.argv[1] + '/value.txt').read())\n"
+        "paceline.Run.get_context().log('score', value * float(sys.argv[sys.argv.index('--x') + 1]))\n"
+    )
+    tuned = pl.Sweep(
+        pl.Estimator(place.source, entry_script="tune.py", arguments=[clean]),
+        {"--x": pl.choice(2, 3)},
+        metric="score",
+        sampler="grid",
+        trials=2,
+    )
+    run = submit(first, pl.Step("tune", tuned), place.step("last", after=[first]))
+    run.wait_for_completion()
+    sweep = run.steps["tune"]
+    assert isinstance(sweep, pl.SweepRun)
+    assert sweep.best_child().get_metrics() == {"score": 3.0}
+    assert sweep.best_child().id == f"{run.id}_1_1"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda place: pl.Pipeline([]), "a pipeline without steps"),
+        (lambda place: pl.Pipeline(["prepare"]), "'prepare' is no step"),
+        (lambda place: pl.Pipeline([place.step("a"), place.step("a")]), "two steps are called 'a'"),
+        (
+            lambda place: pl.Pipeline([place.step("a", ("in=", pl.PipelineData("raw")))]),
+            "'a' takes 'raw', which no step",
+        ),
+        (lambda place: pl.Step("a/b", pl.Estimator(place.source, entry_script="step.py")), "step name 'a/b'"),
+        (lambda place: pl.Step("a", "train.py"), "step 'a' is a str. Give an Estimator"),
+        (lambda place: pl.PipelineData("1st"), "the name '1st' of a pipeline's data"),
+        (lambda place: place.step("a", outputs=pl.PipelineData("x")), "is no list of PipelineData"),
+        (lambda place: pl.PipelineParameter("", 1), "the name '' of a pipeline's parameter"),
+    ],
+    ids=["empty", "no step", "twice", "nobody leaves it", "name", "no estimator", "data", "outputs", "parameter"],
+)
+def test_what_is_wrong_is_said_where_it_is_written(place: Place, make: Callable[[Place], Any], said: str) -> None:
+    with pytest.raises(PipelineError, match=re.escape(said)):
+        make(place)
+
+
+def test_a_circle_is_named_and_two_that_leave_the_same(place: Place) -> None:
+    data = pl.PipelineData("data")
+    first, second = place.step("first"), place.step("second")
+    first.run_after(second.run_after(first))
+    with pytest.raises(PipelineError, match=r"in a circle: first -> second -> first"):
+        pl.Pipeline([first])
+    with pytest.raises(PipelineError, match="steps 'a' and 'b' both leave 'data'"):
+        pl.Pipeline([place.step("a", outputs=[data]), place.step("b", outputs=[data])])
+
+
+def test_what_is_wrong_at_submission_starts_nothing(place: Place, submit: Submit) -> None:
+    step = place.step("a", pl.PipelineParameter("add", "add=1"))
+    with pytest.raises(PipelineError, match=r"'ad' is given, which is no parameter of the pipeline: it has add"):
+        submit(step, pipeline_parameters={"ad": 1})
+    with pytest.raises(JobError, match=r"step 'b': entry_script 'gone.py'|step 'b': .*gone.py"):
+        submit(step, pl.Step("b", pl.Estimator(place.source, entry_script="gone.py")))
+    with pytest.raises(PipelineError, match="without script_params"):
+        place.experiment.submit(pl.Pipeline([step]), script_params={})
+    assert list(place.workspace.runs_dir.iterdir()) == []
