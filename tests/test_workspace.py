@@ -153,7 +153,7 @@ def test_an_unknown_run_is_a_lookup_error():
 @pytest.mark.parametrize("config", ["train.py", None, {"entry_script": "train.py"}, Workspace])
 def test_what_is_no_estimator_can_not_be_submitted(config):
     with pytest.raises(
-        JobError, match=r"can't submit a .*Submit an Estimator, PyTorch, TensorFlow, SKLearn, Job or Sweep"
+        JobError, match=r"can't submit a .*Submit an Estimator, PyTorch, TensorFlow, SKLearn, Job, Sweep or Pipeline"
     ):
         Experiment(Workspace("ws"), "a").submit(config)
 

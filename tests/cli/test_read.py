@@ -49,6 +49,7 @@ DETAIL_KEYS = [
     "data",
     "attempt_records",
     "trial",
+    "step",
     "models",
     "metrics",
     "files",

@@ -78,6 +78,11 @@ def test_too_long_a_name_is_refused():
 
 def test_the_runs_of_trials_are_told_from_others_and_sort_behind_their_sweep():
     sweep = "a_1_12345678_1700000000_12345678"
-    assert [is_trial(f"{sweep}{tail}") for tail in ("", "_3", "_3_2", "_3_2_1")] == [False, True, True, False]
+    assert [is_trial(f"{sweep}{tail}") for tail in ("", "_3", "_3_2", "_3_2_1")] == [False, True, True, True]
+    assert not is_trial(f"{sweep}_3_2_1_0")
+    # A pipeline, a step that is a sweep, and the trials of that.
+    assert sorted([f"{sweep}{tail}" for tail in ("_1_1", "_1_0_2", "_1", "_2", "", "_1_0")], key=age_key) == [
+        f"{sweep}{tail}" for tail in ("", "_1", "_1_0", "_1_0_2", "_1_1", "_2")
+    ]
     names = [sweep, f"{sweep}_3", f"{sweep}_3_2", f"{sweep}_3_10", f"{sweep}_20"]
     assert sorted([*names[2:], *names[:2]], key=age_key) == names

@@ -64,8 +64,8 @@ def age_key(run_id: str) -> tuple[int, str, int, int, int]:
     found = _AGE.search(run_id)
     # A sweep has no number behind its time, and stands before its trial 0.
     if not found:
-        return 0, run_id, -1, 1, 1
-    return int(found[1]), found[2], int(found[3] or -1), int(found[4] or 1), int(found[5] or 1)
+        return 0, run_id, -1, -1, -1
+    return int(found[1]), found[2], int(found[3] or -1), int(found[4] or -1), int(found[5] or -1)
 
 
 def experiment_of(run_id: str) -> str | None:
