@@ -11,13 +11,13 @@ from paceline.cli import completing
 from paceline.cli.common import print_fields, print_json, print_table, warn
 from paceline.cli.compute_add import add
 from paceline.cli.compute_doctor import doctor
-from paceline.cli.compute_status import TargetLook, counts_text, look, look_at_all
 from paceline.cli.durations import duration_option
 from paceline.cli.shared_options import Json
 from paceline.errors import TargetError
 from paceline.runs import read
 from paceline.targets import configured
 from paceline.targets.kinds import load_errors
+from paceline.targets.looks import TargetLook, counts_text, look, look_at_all
 from paceline.workspace import Workspace
 
 Timeout = Annotated[float, duration_option("--timeout", least=0.1, help="Wait so long for an answer.")]

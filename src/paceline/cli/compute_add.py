@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.common import warn
-from paceline.cli.compute_status import TargetLook, look_at_all
 from paceline.doctor.finding import counted
 from paceline.errors import TargetError
 from paceline.targets import configured
 from paceline.targets.configured import Configured
 from paceline.targets.kinds import kind_names, kind_options, load_errors
+from paceline.targets.looks import TargetLook, look_at_all
 from paceline.targets.options import Option, help_lines, parse_words
 from paceline.workspace import Workspace
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import sys
 import time
@@ -17,15 +16,13 @@ from paceline.cli.options import takes
 from paceline.cli.run_options import RERUN, RUN, words
 from paceline.cli.summary import summary
 from paceline.cli.view import Following, RunView, print_end
-from paceline.environments.environment import Environment
-from paceline.errors import JobError, RunStateError
-from paceline.job.job import Job
+from paceline.errors import JobError
+from paceline.rerun import rerun as rerun_job
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
 from paceline.submit import SourceCopy
 from paceline.submit import submit as submit_job
-from paceline.system.files import read_json
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -89,36 +86,13 @@ def rerun(**given: Any) -> int:
     Values that were not recorded are taken anew: from your shell, or the file that --env-file names.
     """
     values, _ = read_env_files([Path(path) for path in given["env_file"] or ()])
-    before = folder_of(given["run_id"])
-    old = read.record(before)
-    if old.pipeline is not None:
-        raise RunStateError(
-            f"run {old.run_id} is a pipeline. Submit it again as you did: its steps that have not changed are not run twice."
-        )
-    if old.job is None or old.snapshot_id is None:
-        raise RunStateError(f"run {old.run_id} was not submitted but logged by a program, which alone can run again.")
-    folder = submit_job(
-        _with_locked_environment(old.job, before),
-        # The snapshot is what runs. The folder may be gone; it is only written down.
-        SourceCopy(directory=Path(old.source_directory or "."), snapshot_id=old.snapshot_id, git=old.git),
-        Workspace.from_config().path,
-        old.experiment,
-        tags={"rerun_of": old.run_id},
-        display_name=given["name"],
-        values=values,
+    folder = rerun_job(
+        folder_of(given["run_id"]), Workspace.from_config().path, values=values, display_name=given["name"]
     )
     if given["detach"]:
         _print_submitted(folder, given["json"])
         return 0
     return _follow(folder, as_json=given["json"], quiet=given["quiet"])
-
-
-def _with_locked_environment(job: Job, folder: RunFolder) -> Job:
-    """The job with the versions that its environment came to have, where one was built."""
-    built = read_json(folder.environment)
-    if not built:
-        return job
-    return dataclasses.replace(job, environment=Environment.from_json(built["locked"]))
 
 
 def _submit(wanted: Asked, run_id: str | None) -> RunFolder:

@@ -21,10 +21,10 @@ import pytest
 
 import paceline as pl
 from paceline import containers
-from paceline.cli.run import _with_locked_environment
 from paceline.containers import ContainerEngine, ImagePython, Layer, Mount
 from paceline.errors import EnvironmentBuildError, LauncherError, UserError
 from paceline.job.plan import Launch, StartedCommand
+from paceline.rerun import _with_locked_environment
 from paceline.runs import states
 from paceline.runs.execute import Beside
 from paceline.system import processes

@@ -1,0 +1,79 @@
+"""ui: the live page of a workspace, in a browser."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from paceline.cli.options import JSON, VerbOption, takes
+from paceline.errors import UserError
+from paceline.ui.config import PORT, UiConfig
+from paceline.workspace import Workspace
+
+UI = (
+    VerbOption("--port", f"Default: {PORT}, or the next that is free; 0 takes any.", "N", int),
+    VerbOption("--open", "Show it in this machine's browser.", type=bool),
+    VerbOption("--read-only", "Without cancel, rerun and tags.", type=bool),
+    VerbOption("--host", "Address to listen at; default: 127.0.0.1. Any other needs TLS, or --proxy.", "ADDRESS"),
+    VerbOption("--tls-cert", "Certificate (PEM), for https.", "FILE"),
+    VerbOption("--tls-key", "Its key (PEM).", "FILE"),
+    VerbOption("--proxy", "Host name of a proxy in front, which does TLS; may be repeated.", "NAME", list),
+    VerbOption("--ssh", "A workspace on this host, through your own ssh.", "HOST"),
+    VerbOption("--remote-folder", "With --ssh: where it is called there; default: home.", "FOLDER"),
+    VerbOption("--remote-program", "With --ssh: how Paceline is called there; default: paceline.", "PROGRAM"),
+    VerbOption("--socket", "Listen at this path until standard input ends; --ssh calls it so.", "PATH"),
+    JSON,
+)
+
+_HELP = """Show the workspace in a browser: runs as they go, their curves, logs and files. Ctrl-C ends it.
+
+The link that it prints holds a token. It listens for this machine alone; for a workspace elsewhere there is --ssh."""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("ui", help=_HELP)(takes(*UI)(ui))
+
+
+def ui(**given: Any) -> int:
+    remote = given["remote_folder"] or given["remote_program"]
+    if given["ssh"] is not None:
+        here = [name for name in ("host", "tls_cert", "tls_key", "proxy", "socket") if given[name]]
+        if here or given["json"]:
+            option = f"--{here[0].replace('_', '-')}" if here else "--json"
+            raise UserError(f"{option} does not go with --ssh, which is reached from this machine alone.")
+        from paceline.ui.ssh import watch
+
+        words = ["--read-only"] if given["read_only"] else []
+        program = given["remote_program"] or "paceline"
+        return watch(given["ssh"], given["remote_folder"], program, given["port"], words, opens=given["open"])
+    if remote:
+        raise UserError("--remote-folder and --remote-program go with --ssh HOST.")
+    config = UiConfig(
+        # Made: the token lies in it.
+        workspace=str(Workspace.from_config().path),
+        host=given["host"] or "127.0.0.1",
+        port=given["port"],
+        tls_cert=_absolute(given["tls_cert"]),
+        tls_key=_absolute(given["tls_key"]),
+        proxies=tuple(given["proxy"] or ()),
+        read_only=given["read_only"],
+        opens=given["open"],
+        as_json=given["json"],
+        socket=given["socket"],
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The server takes this process's place: the parser and all else that was imported would stay in its memory.
+    # A folder of its own, and no modules that could stand in another's place.
+    folder = Path(config.workspace) / "ui"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    os.chdir(folder)
+    os.execv(sys.executable, [sys.executable, "-m", "paceline.ui", config.to_json()])
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).absolute())

@@ -1,0 +1,57 @@
+"""A run's job submitted again, as `paceline rerun` and the page do it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.environments.environment import Environment
+from paceline.errors import RunStateError
+from paceline.job.job import Job
+from paceline.runs import read
+from paceline.runs.folder import RunFolder
+from paceline.submit import SourceCopy, submit
+from paceline.system.files import read_json
+
+
+def rerun(
+    before: RunFolder,
+    workspace_dir: Path,
+    *,
+    values: Mapping[str, str] | None = None,
+    display_name: str | None = None,
+) -> RunFolder:
+    """Start a run with the job of another, its source and the exact versions of its packages; the new run's folder.
+
+    values: of the job's secrets, in place of what lies at their places.
+
+    Raises:
+        RunStateError: the run was not submitted but logged by a program, or is a pipeline.
+        UserError, TargetError: as for `paceline.submit.submit`.
+    """
+    old = read.record(before)
+    if old.pipeline is not None:
+        raise RunStateError(
+            f"run {old.run_id} is a pipeline. Submit it again as you did: its steps that have not changed are not run twice."
+        )
+    if old.job is None or old.snapshot_id is None:
+        raise RunStateError(f"run {old.run_id} was not submitted but logged by a program, which alone can run again.")
+    return submit(
+        _with_locked_environment(old.job, before),
+        # The snapshot is what runs. The folder may be gone; it is only written down.
+        SourceCopy(directory=Path(old.source_directory or "."), snapshot_id=old.snapshot_id, git=old.git),
+        workspace_dir,
+        old.experiment,
+        tags={"rerun_of": old.run_id},
+        display_name=display_name,
+        values=values,
+    )
+
+
+def _with_locked_environment(job: Job, folder: RunFolder) -> Job:
+    """The job with the versions that its environment came to have, where one was built."""
+    built = read_json(folder.environment)
+    if not built:
+        return job
+    return dataclasses.replace(job, environment=Environment.from_json(built["locked"]))

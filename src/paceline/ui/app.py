@@ -1,0 +1,132 @@
+"""What each path answers: the ASGI application. Pages are made of what lies in the workspace at that moment.
+
+/                         the runs
+/runs/ID                  a run: state, curves, log; its files, details and sweep beside it
+/runs/ID/live             what is new in it (server-sent events)
+/compare?run=A&run=B      runs beside one another
+/models  /services  /compute
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from paceline.errors import FileNameError, ModelError, PacelineError, RunNotFoundError, ServiceNotFoundError
+from paceline.ui import render
+from paceline.ui.config import UiConfig
+from paceline.ui.curves import CurveStore
+from paceline.ui.feed import Feeds
+from paceline.ui.guard import Guard
+from paceline.ui.index import Index
+from paceline.ui.token import Token
+from paceline.ui.views import actions, compare, listing, places, run, sweep
+
+#: Of a form: a tag, or a key.
+_MOST_BODY = 1 << 16
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What every page says of the server."""
+
+    workspace: str
+    workspace_name: str
+    read_only: bool
+
+
+class _Static(StaticFiles):
+    """The page's own files, below a folder whose name changes with them."""
+
+    async def get_response(self, path: str, scope: Any) -> Response:
+        response = await super().get_response(path.partition("/")[2], scope)
+        response.headers["cache-control"] = "public, max-age=31536000, immutable"
+        return response
+
+
+def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
+    """The application for a workspace.
+
+    Raises:
+        WorkspaceError: the token can't be read or written.
+    """
+    workspace_dir = Path(config.workspace)
+    token = token or Token(workspace_dir)
+    routes = [
+        Route("/", listing.page),
+        Route("/live", listing.live),
+        Route("/compare", compare.page),
+        Route("/compare/curves", compare.curves),
+        Route("/models", places.models),
+        Route("/models/{name}/{version:int}", places.model),
+        Route("/services", places.services),
+        Route("/services/{name}", places.service),
+        Route("/compute", places.compute),
+        Route("/compute/live", places.compute_live),
+        Route("/runs/{run_id}", run.page),
+        Route("/runs/{run_id}/live", run.live),
+        Route("/runs/{run_id}/head", run.head),
+        Route("/runs/{run_id}/curves", run.curves),
+        Route("/runs/{run_id}/others", run.others),
+        Route("/runs/{run_id}/log", run.log),
+        Route("/runs/{run_id}/files", run.files),
+        Route("/runs/{run_id}/details", run.details),
+        Route("/runs/{run_id}/look/{name:path}", run.look),
+        Route("/runs/{run_id}/file/{name:path}", run.file),
+        Route("/runs/{run_id}/sweep", sweep.page),
+        Route("/runs/{run_id}/sweep/part", sweep.part),
+        Route("/runs/{run_id}/cancel", actions.cancel, methods=["POST"]),
+        Route("/runs/{run_id}/rerun", actions.rerun, methods=["POST"]),
+        Route("/runs/{run_id}/tag", actions.tag, methods=["POST"]),
+        Mount("/static", _Static(directory=render.STATIC)),
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(Guard, config=config, token=token),
+            Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5),
+        ],
+        exception_handlers={PacelineError: _failed, HTTPException: _failed, Exception: _broken},
+        max_body_size=_MOST_BODY,
+    )
+    curves = CurveStore()
+    app.state.config, app.state.token, app.state.curves = config, token, curves
+    app.state.workspace_dir = workspace_dir
+    app.state.index = Index(workspace_dir / "runs")
+    app.state.feeds = Feeds(workspace_dir / "runs", curves)
+    name = workspace_dir.parent.name if workspace_dir.name == ".paceline" else workspace_dir.name
+    app.state.ui = Shown(str(workspace_dir), name, config.read_only)
+    return app
+
+
+_MISSING = (RunNotFoundError, ServiceNotFoundError, FileNameError, ModelError)
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        status, text = error.status_code, error.detail
+    else:
+        status, text = (404 if isinstance(error, _MISSING) else 409), str(error)
+    return _say(request, status, text)
+
+
+def _broken(request: Request, error: Exception) -> Response:
+    return _say(
+        request, 500, f"An error of Paceline's own: {type(error).__name__}: {error}. The server's output says where."
+    )
+
+
+def _say(request: Request, status: int, text: str) -> Response:
+    if "text/html" in request.headers.get("accept", ""):
+        return render.page(request, "error.html", status, said=text, code=status)
+    return JSONResponse({"error": text}, status)

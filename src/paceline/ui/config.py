@@ -1,0 +1,98 @@
+"""What the page's server is told: where the workspace lies, where to listen, and who may reach it."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UserError
+
+#: P-A-C-E on a telephone's keys. The next ones are tried where it is taken and nobody asked for it.
+PORT = 7223
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UiConfig:
+    """port: 0 takes a free one, None the first free one from `PORT` on. proxies: host names under which a proxy that does TLS
+    shows the page. read_only: without cancel, rerun and tags. opens: show it in the browser of this machine.
+    socket: a path to listen at instead, until standard input ends: the other side of `paceline ui --ssh`.
+
+    Raises:
+        UserError: an address beyond this machine with neither TLS nor a proxy, half a certificate, or what is no address.
+    """
+
+    workspace: str
+    host: str = "127.0.0.1"
+    port: int | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    proxies: tuple[str, ...] = ()
+    read_only: bool = False
+    opens: bool = False
+    as_json: bool = False
+    socket: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.port is not None and not 0 <= self.port <= 65535:
+            raise UserError(f"--port {self.port}: a port is a number from 0 to 65535; 0 takes a free one.")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UserError("--tls-cert and --tls-key go together: a certificate and its key, both PEM.")
+        for option, path in (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
+            if path is not None and not Path(path).is_file():
+                raise UserError(f"{option} {path!r}: there is no such file.")
+        for name in self.proxies:
+            if not _HOST_NAME.fullmatch(name):
+                raise UserError(
+                    f"--proxy {name!r} is no host name. Give the name that stands in the browser's address, without https:// "
+                    "and port: hub.example.org."
+                )
+        if not is_loopback(self.host) and self.tls_cert is None and not self.proxies:
+            raise UserError(
+                f"--host {self.host!r} can be reached from other machines, and a token that travels in the clear is anybody's. "
+                "Give --tls-cert and --tls-key, or --proxy NAME if a proxy in front does TLS. "
+                "To look from elsewhere: paceline ui --ssh HOST, there."
+            )
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.tls_cert else "http"
+
+    @property
+    def host_names(self) -> frozenset[str]:
+        """The names by which a request may call this server, lower case, without port."""
+        own = {"127.0.0.1", "localhost", "[::1]", *self.proxies}
+        # Every address of the machine's is meant then, and TLS sees to it that the name is right.
+        if self.host not in ("", "0.0.0.0", "::"):
+            own.add(f"[{self.host}]" if ":" in self.host else self.host)
+        return frozenset(name.lower() for name in own)
+
+    @property
+    def takes_any_host(self) -> bool:
+        """Whether it listens at all addresses with a certificate, which alone says what it is called then."""
+        return self.host in ("", "0.0.0.0", "::") and self.tls_cert is not None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> UiConfig:
+        data: Mapping[str, Any] = json.loads(text)
+        names = {field.name for field in fields(cls)}
+        values = {name: value for name, value in data.items() if name in names}
+        return cls(**{**values, "proxies": tuple(values.get("proxies", ()))})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

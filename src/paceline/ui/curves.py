@@ -1,0 +1,345 @@
+"""A run's metrics as curves: read once, then only what is new, thinned to what a screen shows.
+
+One curve is what one rank logged under one name in one attempt. Its numbers are kept as they were logged, so what is zoomed into
+is exact; of more points than pixels, each piece gives its least and its greatest, so that no spike is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import threading
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from operator import le
+from pathlib import Path
+from typing import Any
+
+from paceline.runs.folder import RunFolder, metric_logs
+
+#: Read at once.
+_CHUNK = 1 << 20
+#: A metric's line as `MetricLog.scalar` writes it. What looks otherwise goes through the JSON parser, which takes longer.
+_LINE = rb'\{"name":"((?:[^"\\]|\\.)*)","value":(-?\d[\d.e+-]*|NaN|-?Infinity),"time":%s(?:,"step":(-?\d+))?\}\n'
+_WITHOUT_TIME, _WITH_TIME = re.compile(_LINE % rb"[\d.]+"), re.compile(_LINE % rb"([\d.]+)")
+#: Numbers that are kept of all runs together: some 40 MB.
+_MOST_NUMBERS = 2_500_000
+#: Rows, tables and images that are kept of a run; more than this nobody looks through on a page.
+_MOST_OTHERS = 400
+#: What nodes log of themselves has no rank; their numbers stand here.
+_NODE_LOG = re.compile(r"node_(\d+)\.jsonl", re.ASCII)
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """Whose curve: rank is the node's number where `is_node`."""
+
+    name: str
+    rank: int
+    attempt: int
+    is_node: bool = False
+
+
+@dataclass
+class Curve:
+    """ys: values. steps: of each, where all have one. times: seconds since 1970, where they are kept."""
+
+    ys: array[float] = field(default_factory=lambda: array("d"))
+    steps: array[float] = field(default_factory=lambda: array("d"))
+    times: array[float] = field(default_factory=lambda: array("d"))
+    has_steps: bool = True
+    has_nan: bool = False
+    is_sorted: bool = True
+
+    def add(self, ys: array[float], steps: array[float] | None, times: array[float] | None) -> None:
+        start = len(self.ys)
+        self.ys.extend(ys)
+        if times is not None:
+            self.times.extend(times)
+        if steps is None:
+            self.has_steps = False
+        elif self.has_steps:
+            self.steps.extend(steps)
+            tail = self.steps[max(0, start - 1) :]
+            self.is_sorted = self.is_sorted and all(map(le, tail, tail[1:]))
+        if not self.has_nan:
+            # A sum is NaN or infinite where one of its numbers is.
+            self.has_nan = not math.isfinite(sum(ys))
+
+    def xs(self, axis: str, origin_s: float) -> Any:
+        """The places on an axis: "step" (or the value's number, of a curve without steps), "time" or "relative"."""
+        if axis == "time":
+            return self.times
+        if axis == "relative":
+            return array("d", (time - origin_s for time in self.times))
+        return self.steps if self.has_steps else range(len(self.ys))
+
+
+@dataclass(frozen=True)
+class Other:
+    """A value that is no number: a row, a table, an image, a text."""
+
+    name: str
+    kind: str
+    value: Any
+    rank: int
+    attempt: int
+    step: int | None
+    time_s: float
+
+
+class _Log:
+    """One file of metrics, followed by its length."""
+
+    def __init__(self, path: Path, rank: int, attempt: int, *, is_node: bool = False) -> None:
+        self._path, self._rank, self._attempt, self._is_node = path, rank, attempt, is_node
+        self._position = 0
+
+    def read_on(self, into: RunCurves) -> bool:
+        """Whether anything new was there."""
+        try:
+            # By the path and not an open file: an NFS client tells a new length to who opens it anew.
+            if os.stat(self._path).st_size <= self._position:
+                return False
+            with open(self._path, "rb") as file:
+                file.seek(self._position)
+                while data := file.read(_CHUNK):
+                    end = data.rfind(b"\n") + 1
+                    if end == 0:
+                        # A line longer than a chunk, or one that is being written.
+                        if len(data) < _CHUNK:
+                            break
+                        data += file.readline()
+                        end = data.rfind(b"\n") + 1
+                        if end == 0:
+                            break
+                    self._take(data[:end], into)
+                    self._position += end
+                    file.seek(self._position)
+        except OSError:
+            return False
+        return True
+
+    def _take(self, data: bytes, into: RunCurves) -> None:
+        found = into.line.findall(data)
+        if len(found) == data.count(b"\n"):
+            self._take_scalars(found, into)
+            return
+        # Piece by piece in order: a name's values must not change places.
+        plain: list[tuple[bytes, ...]] = []
+        for line in data.split(b"\n"):
+            if (match := into.line.fullmatch(line + b"\n")) is not None:
+                plain.append(match.groups(b""))
+                continue
+            self._take_scalars(plain, into)
+            plain = []
+            with contextlib.suppress(ValueError):
+                self._take_other(json.loads(line), into)
+        self._take_scalars(plain, into)
+
+    def _take_scalars(self, found: list[tuple[bytes, ...]], into: RunCurves) -> None:
+        by_name: dict[bytes, list[tuple[bytes, ...]]] = {}
+        for line in found:
+            try:
+                by_name[line[0]].append(line)
+            except KeyError:
+                by_name[line[0]] = [line]
+        for name, lines in by_name.items():
+            _, values, *times, steps = zip(*lines, strict=True)
+            # All or none, as a loop logs them; of a mixture the numbers of the values count.
+            given = array("d", map(float, steps)) if b"" not in steps else None
+            clock = array("d", map(float, times[0])) if times else None
+            into.curve(Key(_text(name), self._rank, self._attempt, self._is_node)).add(
+                array("d", map(float, values)), given, clock
+            )
+
+    def _take_other(self, line: Any, into: RunCurves) -> None:
+        if not isinstance(line, dict) or not isinstance(name := line.get("name"), str):
+            if isinstance(line, dict) and type(attempt := line.get("attempt")) is int:
+                # Earlier versions wrote all attempts into one file, each after a line that says which it is.
+                self._attempt = attempt
+            return
+        kind, value = line.get("kind"), line.get("value")
+        time_s = line["time"] if isinstance(line.get("time"), (int, float)) else math.nan
+        step = line["step"] if isinstance(line.get("step"), int) else None
+        items: list[Any] = value if kind == "list" and isinstance(value, list) else [value] if kind is None else []
+        if items and all(type(item) in (int, float, bool) for item in items):
+            curve = into.curve(Key(name, self._rank, self._attempt, self._is_node))
+            numbers = [float(item) for item in items]
+            given = None if step is None else array("d", [float(step)] * len(numbers))
+            curve.add(array("d", numbers), given, array("d", [time_s] * len(numbers)) if into.has_times else None)
+        else:
+            into.add_other(Other(name, kind or "value", value, self._rank, self._attempt, step, time_s))
+
+
+class RunCurves:
+    """All curves of a run. Not for several threads at once.
+
+    has_times: keep the time of each value too, which most axes have no use for.
+    """
+
+    def __init__(self, folder: RunFolder, *, has_times: bool = False) -> None:
+        self.has_times = has_times
+        self.line = _WITH_TIME if has_times else _WITHOUT_TIME
+        self._directory = folder.metrics
+        self._logs: dict[Path, _Log] = {}
+        self._stamp: int | None = None
+        self._looks = 0
+        self.curves: dict[Key, Curve] = {}
+        self.others: list[Other] = []
+        self.left_out = 0
+
+    def look(self) -> bool:
+        """Read what is new; whether anything was."""
+        self._list()
+        came = False
+        for log in self._logs.values():
+            came = log.read_on(self) or came
+        return came
+
+    @property
+    def size(self) -> int:
+        """Numbers that are kept."""
+        return sum(len(curve.ys) for curve in [*self.curves.values()])
+
+    def curve(self, key: Key) -> Curve:
+        try:
+            return self.curves[key]
+        except KeyError:
+            return self.curves.setdefault(key, Curve())
+
+    def add_other(self, other: Other) -> None:
+        if len(self.others) >= _MOST_OTHERS:
+            # The newest are looked for.
+            self.others.pop(0)
+            self.left_out += 1
+        self.others.append(other)
+
+    def cuts(self, key: Key) -> list[tuple[float, float]]:
+        """The steps of an attempt that later ones have logged again: (first, last) of each, as in `runs.metrics`."""
+        later = [
+            (other.attempt, curve)
+            for other, curve in self.curves.items()
+            if (other.name, other.rank, other.is_node) == (key.name, key.rank, key.is_node)
+            and other.attempt > key.attempt
+            and curve.has_steps
+            and len(curve.ys)
+        ]
+        last = max((attempt for attempt, _ in later), default=0)
+        return [(min(curve.steps), math.inf if attempt == last else max(curve.steps)) for attempt, curve in later]
+
+    def _list(self) -> None:
+        try:
+            stamp = os.stat(self._directory).st_mtime_ns
+        except OSError:
+            return
+        self._looks += 1
+        # Two files may fall into one tick of the clock, and an NFS client may keep a folder's time: so listed now and then.
+        if stamp == self._stamp and self._looks % 10:
+            return
+        self._stamp = stamp
+        for rank, paths in metric_logs(self._directory).items():
+            for attempt, path in paths.items():
+                if path not in self._logs:
+                    self._logs[path] = _Log(path, rank, attempt)
+        for path in self._directory.glob("node_*.jsonl"):
+            if (match := _NODE_LOG.fullmatch(path.name)) and path not in self._logs:
+                self._logs[path] = _Log(path, int(match[1]), 1, is_node=True)
+
+
+def thinned(
+    curve: Curve,
+    pixels: int,
+    *,
+    axis: str = "step",
+    origin_s: float = 0.0,
+    window: tuple[float, float] | None = None,
+    cuts: Collection[tuple[float, float]] = (),
+) -> tuple[list[float | None], list[float | None]]:
+    """xs and ys to be drawn: all points where there are at most two for a pixel, else of each piece the least and the greatest.
+
+    window: from, to; a point beyond each end is kept, so that the line goes on to the picture's edge. A value that is no finite
+    number is None, which is a gap.
+    """
+    xs: Any = curve.xs(axis, origin_s)
+    ys: Any = curve.ys
+    if cuts and curve.has_steps:
+        kept = [n for n, step in enumerate(curve.steps) if not any(low <= step <= high for low, high in cuts)]
+        xs, ys = [xs[n] for n in kept], [ys[n] for n in kept]
+    if window is not None:
+        if curve.is_sorted or axis != "step":
+            low, high = max(0, bisect_left(xs, window[0]) - 1), bisect_right(xs, window[1]) + 1
+            xs, ys = xs[low:high], ys[low:high]
+        else:
+            kept = [n for n, x in enumerate(xs) if window[0] <= x <= window[1]]
+            xs, ys = [xs[n] for n in kept], [ys[n] for n in kept]
+    if len(ys) > 2 * pixels:
+        places = list(_extremes(ys, pixels, has_nan=curve.has_nan))
+        return _plain([xs[n] for n in places]), [finite(ys[n]) for n in places]
+    return _plain(xs), [finite(y) for y in ys] if curve.has_nan else list(ys)
+
+
+def _extremes(ys: Any, pieces: int, *, has_nan: bool) -> Iterator[int]:
+    count = len(ys)
+    for piece in range(pieces):
+        low, high = piece * count // pieces, (piece + 1) * count // pieces
+        part = ys[low:high]
+        if has_nan:
+            finite = [n for n, y in enumerate(part) if math.isfinite(y)]
+            if not finite:
+                yield low
+                continue
+            least, greatest = min(finite, key=part.__getitem__), max(finite, key=part.__getitem__)
+        else:
+            least, greatest = part.index(min(part)), part.index(max(part))
+        first, second = sorted((least, greatest))
+        yield low + first
+        if second != first:
+            yield low + second
+
+
+def _plain(xs: Any) -> list[float | None]:
+    return [finite(x) for x in xs]
+
+
+def finite(number: float) -> float | None:
+    """The number as JSON has it: None for one that it has not, and 3 for 3.0."""
+    if not math.isfinite(number):
+        return None
+    return int(number) if number == int(number) and abs(number) < 1e15 else number
+
+
+class CurveStore:
+    """The curves of the runs that were looked at last, so that a page that is opened again costs nothing."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: dict[tuple[Path, bool], tuple[threading.Lock, RunCurves]] = {}
+
+    @contextlib.contextmanager
+    def open(self, folder: RunFolder, *, has_times: bool = False) -> Iterator[RunCurves]:
+        """The run's curves, for this caller alone; not read on yet."""
+        key = (folder.path, has_times)
+        with self._lock:
+            known = self._runs.pop(key) if key in self._runs else (threading.Lock(), RunCurves(folder, has_times=has_times))
+            # Behind all others: the first is the one that was not asked for the longest.
+            self._runs[key] = known
+            while len(self._runs) > 1 and sum(one.size for _, one in self._runs.values()) > _MOST_NUMBERS:
+                del self._runs[next(iter(self._runs))]
+        with known[0]:
+            yield known[1]
+
+
+def _text(quoted: bytes, known: dict[bytes, str] = {}) -> str:  # noqa: B006 - the same names come with each chunk
+    try:
+        return known[quoted]
+    except KeyError:
+        text = str(json.loads(b'"' + quoted + b'"'))
+        if len(known) < 10_000:
+            known[quoted] = text
+        return text

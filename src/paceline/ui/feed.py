@@ -1,0 +1,250 @@
+"""What is new in a run, told to all who watch it: one look for everybody, however many there are.
+
+    state     the run's record has changed
+    log       lines of the workers
+    points    values of metrics
+    other     rows, tables or images were logged
+
+A feed begins with its first watcher and ends with its last one, or with the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.runs import read, store
+from paceline.runs.folder import RunFolder
+from paceline.runs.log_start import last_lines_start
+from paceline.runs.logs import LogFollower, LogLine
+from paceline.runs.record import RunRecord
+from paceline.runs.visible import visible_line
+from paceline.ui.curves import CurveStore, Key, finite
+
+#: Between two looks at the files, while values come and while none do.
+_LOOK_S, _IDLE_S = 0.1, 0.2
+#: Between two looks at the record: it may take a call of an engine.
+_STATE_S = 0.5
+#: Lines that a new watcher gets, and of one look: of a script that prints faster the rest is passed over.
+TAIL = 500
+#: Values of a curve that are told one by one.
+_MOST_POINTS = 2000
+#: A proxy closes a connection on which nothing comes.
+_SILENCE_S = 15.0
+#: Messages that wait for a watcher who does not read; beyond, he is let go, and his page asks anew.
+_MOST_WAITING = 300
+
+
+def message(event: str, data: Any, place: str = "") -> bytes:
+    """One server-sent event."""
+    head = f"id: {place}\n" if place else ""
+    return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+class Feed:
+    """The live side of one run. Used on the event loop alone; files are read on other threads."""
+
+    def __init__(self, folder: RunFolder, curves: CurveStore) -> None:
+        self.folder = folder
+        self._curves = curves
+        self._watchers: set[asyncio.Queue[bytes | None]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._record: RunRecord | None = None
+        self._follower: LogFollower | None = None
+        self._lines: deque[tuple[int, list[Any]]] = deque(maxlen=TAIL)
+        self._number = 0
+        #: Tells this feed's numbers of lines from those of one before it.
+        self._epoch = os.urandom(4).hex()
+        self._sent: dict[Key, int] = {}
+        self._others = 0
+        self._is_over = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self._task is None and not self._watchers
+
+    async def watch(self, place: str) -> AsyncIterator[bytes]:
+        """Events from now on, with the last lines of the log first. place: of the last event that this watcher has seen."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
+        if self._task is None:
+            await asyncio.to_thread(self._begin)
+            if self._task is None:
+                self._task = asyncio.create_task(self._go())
+        epoch, _, number = place.partition(":")
+        seen = int(number) if epoch == self._epoch and number.isdigit() else -1
+        first = [line for at, line in self._lines if at > seen]
+        # A page that has seen them goes on behind them, any other begins anew.
+        is_gap = seen < 0 or (bool(self._lines) and seen < self._lines[0][0] - 1)
+        queue.put_nowait(b"retry: 700\n" + message("log", {"lines": first, "reset": is_gap}, self._place))
+        queue.put_nowait(message("points", [_point_of(key, count) for key, count in self._sent.items()]))
+        if self._record is not None:
+            queue.put_nowait(message("state", state_json(self._record)))
+        if self._is_over:
+            queue.put_nowait(message("end", {}))
+            queue.put_nowait(None)
+        # In one go with what stands above, so that nothing is lost between the two.
+        self._watchers.add(queue)
+        try:
+            while True:
+                try:
+                    sent = await asyncio.wait_for(queue.get(), _SILENCE_S)
+                except asyncio.TimeoutError:
+                    sent = b": still here\n\n"
+                if sent is None:
+                    return
+                yield sent
+        finally:
+            self._watchers.discard(queue)
+
+    @property
+    def _place(self) -> str:
+        return f"{self._epoch}:{self._number}"
+
+    def _begin(self) -> None:
+        if self._follower is not None:
+            return
+        self._record = read.record(self.folder)
+        ranks = list(range(self._record.job.world_size if self._record.job else 1))
+        attempts = [attempt.number for attempt in self._record.attempts]
+        start = last_lines_start(self.folder, attempts, ranks, TAIL, unended=False)
+        self._follower = LogFollower(self.folder, ranks, start)
+        self._log_events(self._record)
+        self._point_events(self._record)
+
+    async def _go(self) -> None:
+        states = asyncio.create_task(self._follow_state())
+        try:
+            while self._watchers or not self._is_over:
+                record = self._record
+                assert record is not None, "it was read at the start"
+                # The record was read before the files: what was written ahead of a final record is there by now.
+                events = await asyncio.to_thread(self._events, record)
+                for event in events:
+                    self._tell(event)
+                if record.is_terminal:
+                    self._is_over = True
+                    self._tell(message("state", state_json(record)))
+                    self._tell(message("end", {}))
+                    for queue in self._watchers:
+                        with contextlib.suppress(asyncio.QueueFull):
+                            queue.put_nowait(None)
+                    return
+                if not self._watchers:
+                    return
+                await asyncio.sleep(_LOOK_S if events else _IDLE_S)
+        finally:
+            states.cancel()
+            self.close()
+
+    async def _follow_state(self) -> None:
+        while True:
+            await asyncio.sleep(_STATE_S)
+            try:
+                record = await asyncio.to_thread(read.record, self.folder)
+            except (PacelineError, OSError):
+                continue
+            if record != self._record:
+                if not record.is_terminal:
+                    self._tell(message("state", state_json(record)))
+                self._record = record
+
+    def close(self) -> None:
+        self._task = None
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+        for queue in self._watchers:
+            with contextlib.suppress(asyncio.QueueFull):
+                queue.put_nowait(None)
+
+    def _tell(self, event: bytes) -> None:
+        for queue in [*self._watchers]:
+            try:
+                queue.put_nowait(event)
+            except asyncio.QueueFull:
+                self._watchers.discard(queue)
+                queue.get_nowait()
+                queue.put_nowait(None)
+
+    def _events(self, record: RunRecord) -> list[bytes]:
+        return [*self._log_events(record), *self._point_events(record)]
+
+    def _log_events(self, record: RunRecord) -> list[bytes]:
+        assert self._follower is not None, "it was made at the start"
+        fresh: deque[list[Any]] = deque(maxlen=TAIL)
+        came = 0
+        for line in self._follower.new(len(record.attempts), is_over=record.is_terminal):
+            came += 1
+            fresh.append(line_json(line))
+        if not came:
+            return []
+        for line_data in fresh:
+            self._number += 1
+            self._lines.append((self._number, line_data))
+        return [message("log", {"lines": [*fresh], "left_out": max(0, came - TAIL)}, self._place)]
+
+    def _point_events(self, record: RunRecord) -> list[bytes]:
+        with self._curves.open(self.folder) as curves:
+            if not curves.look() and self._sent:
+                return []
+            told = []
+            for key, curve in curves.curves.items():
+                before, now = self._sent.get(key, 0), len(curve.ys)
+                if now > before:
+                    # Of a jump by thousands the number alone is told: the page asks for the curve anew, thinned.
+                    first = before if now - before <= _MOST_POINTS else now
+                    xs = curve.xs("step", 0.0)
+                    points = {"x": [finite(x) for x in xs[first:now]], "y": [finite(y) for y in curve.ys[first:now]]}
+                    told.append({**_point_of(key, now), **points})
+                    self._sent[key] = now
+            count = len(curves.others) + curves.left_out
+        events = [message("points", told)] if told else []
+        if count != self._others:
+            self._others = count
+            events.append(message("other", {"count": count}))
+        return events
+
+
+class Feeds:
+    """The feeds of all runs that somebody watches."""
+
+    def __init__(self, runs_dir: Path, curves: CurveStore) -> None:
+        self._runs_dir, self._curves = runs_dir, curves
+        self._feeds: dict[str, Feed] = {}
+
+    def of(self, run_id: str) -> Feed:
+        for other, feed in [*self._feeds.items()]:
+            if feed.is_idle:
+                del self._feeds[other]
+        if run_id not in self._feeds:
+            self._feeds[run_id] = Feed(store.find(self._runs_dir, run_id), self._curves)
+        return self._feeds[run_id]
+
+
+def line_json(line: LogLine) -> list[Any]:
+    """attempt, rank, text with its colours alone, and 0 for the state by now of a progress bar."""
+    return [line.attempt, line.rank, visible_line(line.text), int(line.complete)]
+
+
+def state_json(record: RunRecord) -> dict[str, Any]:
+    return {
+        "status": record.status,
+        "waiting_for": record.waiting_for,
+        "started_utc": record.started_utc,
+        "ended_utc": record.ended_utc,
+        "is_terminal": record.is_terminal,
+        "attempts": len(record.attempts),
+        "has_failure": record.failure is not None,
+        "warnings": len(record.warnings),
+    }
+
+
+def _point_of(key: Key, count: int) -> dict[str, Any]:
+    return {"name": key.name, "rank": key.rank, "attempt": key.attempt, "node": int(key.is_node), "n": count}

@@ -1,0 +1,159 @@
+"""A run's files: their list, a look into one, and one as it is, in a form that no browser runs.
+
+All that scripts write is other people's: a page may lie among it, or a picture with a script in it. So a file leaves as an
+attachment, under a policy that lets nothing run, and with its own type only where that is a picture's.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from starlette.responses import StreamingResponse
+
+from paceline.errors import RunNotFoundError
+from paceline.runs import artifacts
+from paceline.runs.folder import RunFolder, check_file_name
+from paceline.system import links
+
+_CHUNK = 1 << 18
+#: Of a file that is shown, so many bytes and so many rows.
+_SHOWN_BYTES, _SHOWN_ROWS = 1 << 16, 200
+#: Types that a page shows as a picture. As one, an SVG runs no script.
+PICTURES = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".gif": "image/gif",
+    ".webp": "image/webp",
+    ".svg": "image/svg+xml",
+}
+_TABLES = {".csv": ",", ".tsv": "\t"}
+#: For whoever opens a file by its address in spite of all.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """name: in the run. size: bytes. kind: "picture", "table", "text" or "other" by its ending."""
+
+    name: str
+    size: int
+    modified_s: float
+    kind: str
+
+
+def listed(folder: RunFolder) -> list[Listed]:
+    """All files of a run, by name."""
+    found = []
+    for name, path in artifacts.files(folder):
+        try:
+            stat = path.stat()
+        except OSError:
+            continue  # gone meanwhile
+        found.append(Listed(name, stat.st_size, stat.st_mtime, kind_of(name)))
+    return found
+
+
+def kind_of(name: str) -> str:
+    ending = os.path.splitext(name)[1].lower()
+    return "picture" if ending in PICTURES else "table" if ending in _TABLES else "other"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is seen of a file: text, or rows of a table, or that it is a picture. is_cut: there is more of it."""
+
+    name: str
+    size: int
+    kind: str
+    text: str = ""
+    rows: tuple[tuple[str, ...], ...] = ()
+    is_cut: bool = False
+
+
+def look(folder: RunFolder, name: str) -> Look:
+    """Look into a file.
+
+    Raises:
+        RunNotFoundError, FileNameError: as `opened`.
+    """
+    file, plain = opened(folder, name)
+    with os.fdopen(file, "rb") as read:
+        size = os.fstat(read.fileno()).st_size
+        if (kind := kind_of(plain)) == "picture":
+            return Look(plain, size, kind)
+        data = read.read(_SHOWN_BYTES)
+    is_cut = size > len(data)
+    if b"\0" in data:
+        return Look(plain, size, "binary")
+    text = data.decode("utf-8", errors="replace")
+    if kind == "table":
+        # Of a file that was cut, the last line may be half a one.
+        lines = text.splitlines()[: -1 if is_cut else None]
+        delimiter = _TABLES[os.path.splitext(plain)[1].lower()]
+        try:
+            rows = [*csv.reader(io.StringIO("\n".join(lines)), delimiter=delimiter)]
+        except csv.Error:
+            return Look(plain, size, "text", text, is_cut=is_cut)
+        shown = tuple(tuple(cell[:300] for cell in row[:60]) for row in rows[: _SHOWN_ROWS + 1])
+        return Look(plain, size, kind, rows=shown, is_cut=is_cut or len(rows) > len(shown))
+    if plain.endswith(".json") and not is_cut:
+        try:
+            text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+        except ValueError:
+            pass
+    return Look(plain, size, "text", text, is_cut=is_cut)
+
+
+def opened(folder: RunFolder, name: str) -> tuple[int, str]:
+    """An open descriptor of the run's file, and its name. No link leads out of the run, now or a moment later.
+
+    Raises:
+        FileNameError: the name leaves the run's folder.
+        RunNotFoundError: the run has no such file.
+    """
+    plain = check_file_name(name)
+    where = folder.file(plain).relative_to(folder.path).as_posix()
+    found = links.find(os.fspath(folder.path), where)
+    try:
+        if found is not None and found.kind == "file":
+            return links.open_below(os.fspath(folder.path), found.real), plain
+    except OSError:
+        pass
+    raise RunNotFoundError(f"run {folder.run_id} has no file {plain!r}.")
+
+
+def download(folder: RunFolder, name: str) -> StreamingResponse:
+    """The file as it is, to be kept.
+
+    Raises: as `opened`.
+    """
+    file, plain = opened(folder, name)
+    size = os.fstat(file).st_size
+    return StreamingResponse(_chunks(file, size), headers=headers_of(plain, size))
+
+
+def headers_of(name: str, size: int) -> dict[str, str]:
+    ending = os.path.splitext(name)[1].lower()
+    return {
+        "content-type": PICTURES.get(ending, "application/octet-stream"),
+        "content-length": str(size),
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(Path(name).name, safe='', errors='replace')}",
+        "content-security-policy": _POLICY,
+        "cache-control": "private, no-cache",
+    }
+
+
+def _chunks(file: int, size: int) -> Iterator[bytes]:
+    """So many bytes, whatever the file does meanwhile; a log grows."""
+    with os.fdopen(file, "rb") as read:
+        while size > 0 and (data := read.read(min(_CHUNK, size))):
+            size -= len(data)
+            yield data

@@ -1,0 +1,156 @@
+"""Who is let in: every request passes here before anything is looked up.
+
+    Host        one of the server's own names, else a page of another site could reach it under a name of its own (DNS rebinding)
+    token       in the cookie, or once in the address, which then sets the cookie
+    POST        from a page of this server's own (Origin), with the key that its forms carry
+
+and every answer leaves with the headers that keep a browser from running what is in it.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Awaitable, Callable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+
+from paceline.ui.config import UiConfig
+from paceline.ui.token import Token
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+#: Nothing but what this server has: no script in a page, no frame, no other host.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+#: A year: until the token is another one, or the browser forgets.
+_COOKIE_S = 365 * 86400
+#: Pictures, style sheets and scripts of the page itself say nothing of the workspace; the page that asks for the token has them.
+_OPEN = "/static/"
+
+
+class Guard:
+    def __init__(self, app: App, config: UiConfig, token: Token) -> None:
+        self._app, self._config, self._token = app, config, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                there = {name.lower() for name, _ in message["headers"]}
+                added = [(b"content-security-policy", POLICY.encode()), (b"cache-control", b"no-store"), *_HEADERS]
+                message["headers"] = [*message["headers"], *(one for one in added if one[0] not in there)]
+            await send(message)
+
+        refused = self._refused(scope)
+        await (self._app if refused is None else refused)(scope, receive, guarded)
+
+    def _refused(self, scope: Scope) -> Response | None:
+        """What is answered in the application's place; None where the request may pass."""
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        host = headers.get("host", "")
+        if not self._knows(host):
+            return PlainTextResponse(
+                f"This server is not called {host!r}. Open it under the address that `paceline ui` has printed; behind a proxy, "
+                "start it with --proxy NAME.\n",
+                421,
+            )
+        if scope["method"] not in ("GET", "HEAD", "POST"):
+            return PlainTextResponse(f"{scope['method']} is not answered here.\n", 405, {"allow": "GET, HEAD, POST"})
+        if scope["path"].startswith(_OPEN):
+            return None
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = [value for name, value in query if name == "token"]
+        if given and scope["method"] == "GET" and self._token.is_right(given[0]):
+            return self._welcome(scope, query)
+        if not self._token.is_cookie(self._cookie(headers.get("cookie", ""))):
+            return _ask_for_token(scope, is_wrong=bool(given))
+        if scope["method"] == "POST" and not self._is_own(headers, host):
+            return PlainTextResponse("This request came from another site's page, and nothing was done.\n", 403)
+        return None
+
+    def _knows(self, host: str) -> bool:
+        name = host.lower()
+        name = name.partition("]")[0] + "]" if name.startswith("[") else name.partition(":")[0]
+        return name in self._config.host_names or (bool(name) and self._config.takes_any_host)
+
+    def _is_own(self, headers: dict[str, str], host: str) -> bool:
+        origin = headers.get("origin")
+        if origin is None:
+            # Every browser of this decade sends one of the two with a POST; a program that has the cookie is no browser.
+            return headers.get("sec-fetch-site", "same-origin") == "same-origin"
+        return urlsplit(origin).netloc.lower() == host.lower()
+
+    def _cookie(self, header: str) -> str:
+        jar = SimpleCookie()
+        for part in header.split(";"):
+            # One by one: a cookie of another server's that can't be read must not hide ours.
+            try:
+                jar.load(part.strip())
+            except CookieError:
+                continue
+        found = jar.get(self._token.cookie)
+        return found.value if found is not None else ""
+
+    def _welcome(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        # Relative, for behind a proxy nobody here knows the whole address: the last part of the path, or this folder.
+        last = scope["path"].rpartition("/")[2]
+        response = RedirectResponse(f"./{last}" + (f"?{rest}" if rest else ""), 303)
+        is_secure = scope.get("scheme") == "https" or bool(self._config.proxies and not self._is_local(scope))
+        response.set_cookie(
+            self._token.cookie,
+            self._token.cookie_value,
+            max_age=_COOKIE_S,
+            httponly=True,
+            secure=is_secure,
+            # Lax, so that a link to a run in a message opens; what changes anything is a POST, which it does not come with.
+            samesite="lax",
+        )
+        return response
+
+    @staticmethod
+    def _is_local(scope: Scope) -> bool:
+        host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").partition(":")[0]
+        return host in ("127.0.0.1", "localhost")
+
+
+def _ask_for_token(scope: Scope, *, is_wrong: bool) -> Response:
+    if scope["method"] != "GET" or not _wants_page(scope):
+        return PlainTextResponse("The token is missing or wrong.\n", 401)
+    said = (
+        "This token is not the workspace's." if is_wrong else "This page shows a workspace's runs to who has its token."
+    )
+    depth = scope["path"].count("/") - 1
+    return HTMLResponse(_PAGE.format(root="../" * depth or "./", said=html.escape(said)), 401)
+
+
+def _wants_page(scope: Scope) -> bool:
+    return b"text/html" in dict(scope["headers"]).get(b"accept", b"")
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Paceline: token</title><link rel="stylesheet" href="{root}static/0/ui.css"></head>
+<body class="ask"><main><h1>Paceline</h1><p>{said}</p>
+<p>Open the link that <code>paceline ui</code> has printed, or give the token that stands in it.</p>
+<form method="get"><label for="token">Token</label> <input id="token" name="token" type="password" required autofocus
+autocomplete="off"> <button>Open</button></form></main></body></html>
+"""

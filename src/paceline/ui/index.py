@@ -1,0 +1,278 @@
+"""The runs of a workspace as a list needs them: each record is read once, and again when it has changed.
+
+A final record is never written again, so of a run that has ended only the notes are looked at. What is kept of a run is small:
+ten thousand of them take some ten megabytes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.runs import read, states, store, tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.runs.ids import is_trial
+from paceline.runs.record import duration_s
+from paceline.system.files import read_json
+
+_Stamp = tuple[int, int, int]
+_NO_FILE: _Stamp = (0, 0, 0)
+#: A list is no older than this where its workspace is on this machine.
+_FRESH_S = 0.7
+#: So much longer than the last look took is waited for the next: on a slow file system looks must not follow one another.
+_REST = 4.0
+
+
+@dataclass(slots=True)
+class Entry:
+    """What a list shows of a run. size: "2x4". why: what it waits for, or why it failed."""
+
+    run_id: str
+    experiment: str
+    status: str
+    kind: str
+    name: str
+    target: str
+    user: str
+    created_utc: str
+    started_utc: str | None
+    ended_utc: str | None
+    size: str
+    attempts: int
+    why: str
+    parent: str | None
+    tags: Mapping[str, str | None] = field(default_factory=dict)
+    record_stamp: _Stamp = _NO_FILE
+    notes_stamp: _Stamp = _NO_FILE
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.status in states.TERMINAL
+
+    @property
+    def duration_s(self) -> float | None:
+        return duration_s(self.started_utc, self.ended_utc)
+
+    @property
+    def title(self) -> str:
+        return self.name or self.run_id
+
+
+class Index:
+    """All runs, newest first. `version` grows whenever something in it has changed."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._runs_dir = runs_dir
+        self._entries: dict[str, Entry] = {}
+        self._lock = threading.Lock()
+        self._looked_at = 0.0
+        self._took_s = 0.0
+        self.ids: list[str] = []
+        self.version = 0
+
+    def entries(self) -> list[Entry]:
+        """As they were at the last look; while the first one goes on, those that it has come to."""
+        known = self._entries
+        return [known[run_id] for run_id in self.ids if run_id in known]
+
+    def get(self, run_id: str) -> Entry | None:
+        return self._entries.get(run_id)
+
+    def refresh(self) -> None:
+        """Look at what may have changed, unless that was done just now. Of several callers, one looks."""
+        if time.monotonic() - self._looked_at < max(_FRESH_S, _REST * self._took_s):
+            return
+        with self._lock:
+            before = time.monotonic()
+            if before - self._looked_at < max(_FRESH_S, _REST * self._took_s):
+                return
+            try:
+                self._look()
+            finally:
+                self._looked_at = time.monotonic()
+                self._took_s = self._looked_at - before
+
+    def _look(self) -> None:
+        ids = store.ids(self._runs_dir)
+        if ids != self.ids:
+            for gone in set(self.ids) - set(ids):
+                self._entries.pop(gone, None)
+            self.ids = ids
+            self.version += 1
+        # The newest come first, which are looked at first.
+        for run_id in ids:
+            folder = RunFolder(self._runs_dir / run_id)
+            known = self._entries.get(run_id)
+            if known is not None and known.is_terminal:
+                notes = _stamp(folder.notes)
+                if notes != known.notes_stamp:
+                    _read_notes(known, folder, notes)
+                    self.version += 1
+                continue
+            found = _entry(folder, known)
+            if found is None:
+                if self._entries.pop(run_id, None) is not None:
+                    self.version += 1
+            elif found != known:
+                self._entries[run_id] = found
+                self.version += 1
+
+
+def _entry(folder: RunFolder, known: Entry | None) -> Entry | None:
+    """The run as it is now; `known` itself where nothing has changed."""
+    record_stamp, notes = _stamp(folder.record), _stamp(folder.notes)
+    data = read_json(folder.record)
+    if not isinstance(data, dict):
+        return None
+    if data.get("status") not in states.TERMINAL:
+        try:
+            data = _with_state(folder, data)
+        except (PacelineError, OSError, ValueError):
+            return None
+    try:
+        entry = _of(data, record_stamp)
+    except (TypeError, ValueError, AttributeError, KeyError):
+        return None
+    if known is not None and known.notes_stamp == notes:
+        entry.name, entry.tags, entry.notes_stamp = known.name, known.tags, notes
+    else:
+        _read_notes(entry, folder, notes)
+    return entry
+
+
+def _with_state(folder: RunFolder, data: dict[str, Any]) -> dict[str, Any]:
+    """The record's JSON with the state that readers see: of a run that nobody looks after, its end."""
+    now = read.record(folder)
+    return {
+        **data,
+        "status": now.status,
+        "waiting_for": now.waiting_for,
+        "ended_utc": now.ended_utc,
+        "started_utc": now.started_utc,
+        "failure": {"message": now.failure.message} if now.failure else None,
+        "attempts": now.attempts,
+    }
+
+
+def _of(data: Mapping[str, Any], stamp: _Stamp) -> Entry:
+    job = data.get("job") or {}
+    failure = data.get("failure") or {}
+    return Entry(
+        run_id=str(data["run_id"]),
+        experiment=sys.intern(str(data.get("experiment") or "")),
+        status=sys.intern(str(data.get("status") or "")),
+        kind=sys.intern(str(data.get("kind") or "script")),
+        name="",
+        target=sys.intern(str(data.get("target") or "")),
+        user=sys.intern(str(data.get("submitted_by") or "")),
+        created_utc=str(data.get("created_utc") or ""),
+        started_utc=data.get("started_utc"),
+        ended_utc=data.get("ended_utc"),
+        size=sys.intern(f"{job['node_count']}×{job['process_count_per_node']}" if job else ""),
+        attempts=len(data.get("attempts") or ()),
+        why=str(failure.get("message") or data.get("waiting_for") or "")[:300],
+        parent=data.get("parent_run_id"),
+        record_stamp=stamp,
+    )
+
+
+def _read_notes(entry: Entry, folder: RunFolder, stamp: _Stamp) -> None:
+    entry.notes_stamp = stamp
+    if stamp == _NO_FILE:
+        entry.name, entry.tags = "", {}
+        return
+    noted = tags_and_properties.read(folder.notes)
+    entry.name = str(noted.display_name or "")
+    entry.tags = {sys.intern(key): value for key, value in noted.tags.items()}
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return _NO_FILE
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+# --- what is asked of the list
+
+#: Name of a column -> what it is sorted by. What has none stands last.
+SORTS: dict[str, Callable[[Entry], Any]] = {
+    "run": lambda entry: entry.title.lower(),
+    "state": lambda entry: entry.status,
+    "experiment": lambda entry: entry.experiment.lower(),
+    "target": lambda entry: entry.target,
+    "user": lambda entry: entry.user,
+    "took": lambda entry: entry.duration_s,
+}
+#: What people call the runs that go on.
+LIVE = "live"
+
+
+@dataclass(frozen=True)
+class Query:
+    """text: in the name, id, tags or experiment. state: one of `states.ALL`, or "live". sort: a key of `SORTS`, "-" in front
+    turns it round; "" is newest first. parent: of this run's children alone."""
+
+    text: str = ""
+    experiment: str = ""
+    state: str = ""
+    target: str = ""
+    user: str = ""
+    tags: tuple[str, ...] = ()
+    trials: bool = False
+    parent: str = ""
+    sort: str = ""
+    page: int = 1
+
+    @property
+    def is_filtered(self) -> bool:
+        return bool(self.text or self.experiment or self.state or self.target or self.user or self.tags or self.parent)
+
+
+def selected(entries: Iterable[Entry], query: Query) -> list[Entry]:
+    """Those that pass every filter, in the order that is asked for."""
+    words = query.text.lower().split()
+    tags = [word.partition("=") for word in query.tags]
+    found = [entry for entry in entries if _passes(entry, query, words, tags)]
+    by = SORTS.get(query.sort.lstrip("-"))
+    if by is not None:
+        known = [entry for entry in found if by(entry) not in (None, "")]
+        unknown = [entry for entry in found if by(entry) in (None, "")]
+        found = sorted(known, key=by, reverse=query.sort.startswith("-")) + unknown
+    elif query.sort == "created":
+        found.reverse()
+    return found
+
+
+def _passes(entry: Entry, query: Query, words: list[str], tags: list[tuple[str, str, str]]) -> bool:
+    if query.parent:
+        if entry.parent != query.parent:
+            return False
+    elif not query.trials and is_trial(entry.run_id):
+        return False
+    if query.experiment and entry.experiment != query.experiment:
+        return False
+    if query.state and entry.status != query.state and not (query.state == LIVE and not entry.is_terminal):
+        return False
+    if query.target and entry.target != query.target:
+        return False
+    if query.user and entry.user != query.user:
+        return False
+    for key, equals, value in tags:
+        if key not in entry.tags or (equals and value and entry.tags[key] != value):
+            return False
+    if words:
+        text = f"{entry.name} {entry.run_id} {entry.experiment} {entry.user} " + " ".join(
+            f"{key}={value or ''}" for key, value in entry.tags.items()
+        )
+        text = text.lower()
+        return all(word in text for word in words)
+    return True

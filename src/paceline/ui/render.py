@@ -1,0 +1,123 @@
+"""Pages out of templates. Whatever a page shows of other people's text is escaped, and its control characters are shown."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+
+from paceline.data.transfer.progress import size_text
+from paceline.runs import states
+from paceline.runs.follow import duration_text
+from paceline.runs.metrics import json_safe
+from paceline.runs.visible import visible
+
+HERE = Path(__file__).parent
+STATIC = HERE / "static"
+
+#: State -> (class of its colour, sign): the sign says it where nobody sees colours.
+_SIGNS = {
+    states.COMPLETED: ("good", "✓"),
+    states.FAILED: ("bad", "✕"),
+    states.CANCELED: ("stopped", "■"),
+    states.RUNNING: ("running", "▶"),
+    states.CANCEL_REQUESTED: ("stopped", "■"),
+    states.NOT_RESPONDING: ("bad", "?"),
+}
+
+
+@cache
+def static_version() -> str:
+    """Stands in the addresses of the page's own files, which a browser may keep for ever therefore."""
+    digest = hashlib.sha256()
+    for path in sorted(STATIC.iterdir()):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:10]
+
+
+def root_of(path: str) -> str:
+    """The way from this path to the top, relative: behind a proxy the page lies below a path that nobody here knows."""
+    return "../" * (path.count("/") - 1) or "./"
+
+
+def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+    """A page of this template. Every template has `root`, the way to the top, and `ui`, what the server shows of itself."""
+    root = root_of(request.scope["path"])
+    text = (
+        _templates()
+        .get_template(template)
+        .render(
+            root=root,
+            static=f"{root}static/{static_version()}/",
+            ui=request.app.state.ui,
+            form_key=request.app.state.token.form_key(),
+            **values,
+        )
+    )
+    return HTMLResponse(text, status)
+
+
+def part(template: str, **values: Any) -> str:
+    """A piece of a page, for one that is open already."""
+    return _templates().get_template(template).render(**values)
+
+
+@cache
+def _templates() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters |= {
+        "duration": lambda seconds: "" if seconds is None else duration_text(seconds),
+        "size": lambda count: "" if count is None else size_text(count),
+        "time": time_tag,
+        "sign": lambda status: _SIGNS.get(status, ("waiting", "…"))[1],
+        "tone": lambda status: _SIGNS.get(status, ("waiting", "…"))[0],
+        "json_text": lambda value: json.dumps(json_safe(value), indent=2, ensure_ascii=False),
+        "number": number_text,
+        "urlpath": lambda name: quote(os.fsencode(str(name)), safe="/"),
+        "lines": lambda text: str(text).splitlines(),
+    }
+    made.globals |= {"terminal": states.TERMINAL}
+    return made
+
+
+def _shown(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, Markup):
+        return value
+    return visible(value, lines=True) if isinstance(value, str) else value
+
+
+def time_tag(utc: str | None) -> Markup:
+    """A time that the browser shows by its own clock; without scripts, UTC."""
+    if not utc:
+        return Markup("")
+    plain = str(utc)[:16].replace("T", " ")
+    return Markup('<time datetime="{}">{} UTC</time>').format(str(utc), plain)
+
+
+def number_text(value: Any) -> str:
+    """A number as people read it; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return json.dumps(value) if isinstance(value, (Mapping, list)) else str(value)
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.6g}"

@@ -1,0 +1,171 @@
+"""What a run's pages show of it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.models import registry
+from paceline.runs import left_out, read, states, tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
+from paceline.runs.remote_status import refresh
+from paceline.system.files import read_json
+from paceline.ui.curves import RunCurves, thinned
+
+#: Curves of a metric that are drawn where nobody chose ranks.
+MOST_RANKS = 8
+#: Metrics whose values come with the first answer; the others come when they are looked at.
+FIRST = 24
+_ROWS, _ITEMS = 200, 40
+
+
+def head(folder: RunFolder) -> dict[str, Any]:
+    """What stands at the top of each of a run's pages."""
+    refresh(folder)
+    record = read.record(folder)
+    notes = tags_and_properties.read(folder.notes)
+    return {
+        "record": record,
+        "run_id": record.run_id,
+        "name": notes.display_name or record.run_id,
+        "has_name": bool(notes.display_name),
+        "tags": notes.tags,
+        "properties": notes.properties,
+        "description": notes.description,
+        "can_cancel": not record.is_terminal and record.status not in (states.CANCEL_REQUESTED, states.FINALIZING),
+        "can_rerun": None not in (record.job, record.snapshot_id) and record.sweep is None and record.pipeline is None,
+        "job": record.job,
+        "command": shlex.join([*record.job.entry_words, *record.job.arguments]) if record.job else "",
+        "left_out": left_out.lines(record, limit=left_out.LIMIT),
+        "world_size": record.job.world_size if record.job else 1,
+    }
+
+
+def details(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+    """Job, environment, code and data."""
+    environment = read_json(folder.environment) or {}
+    data = read_json(folder.data) or {}
+    return {
+        "shown_job": record.job.shown() if record.job else None,
+        "environment": environment,
+        "packages": packages_of(folder),
+        "inputs": data.get("inputs") or [],
+        "outputs": data.get("outputs") or [],
+        "git": dict(record.git),
+        "models": models_of(folder),
+        "folder": str(folder.path),
+    }
+
+
+def packages_of(folder: RunFolder) -> list[str]:
+    """The packages of the run's environment with their exact versions, where one was built."""
+    built = read_json(folder.environment) or {}
+    return sorted(str(package) for package in (*built.get("conda", ()), *built.get("pip", ())))
+
+
+def models_of(folder: RunFolder) -> list[str]:
+    """The versions of models that came of this run, the newest first."""
+    return [record.id for record in registry.records(folder.path.parent.parent) if record.run_id == folder.run_id]
+
+
+def curves_json(
+    curves: RunCurves,
+    *,
+    pixels: int,
+    names: Sequence[str] = (),
+    ranks: Sequence[int] | None = None,
+    axis: str = "step",
+    origin_s: float = 0.0,
+    window: tuple[float, float] | None = None,
+    all_attempts: bool = False,
+) -> dict[str, Any]:
+    """The names of all metrics, and the points of those that are asked for; of the first ones where none are named.
+
+    Give as `x` "axis" and as `n` how many values there were: by it a page knows which values that it is told of are new.
+    """
+    by_name: dict[tuple[bool, str], list[Any]] = {}
+    for key in sorted(curves.curves, key=lambda key: (key.rank, key.attempt)):
+        by_name.setdefault((key.is_node, key.name), []).append(key)
+    order = {(key.is_node, key.name): number for number, key in reversed([*enumerate(curves.curves)])}
+    listed, drawn = [], []
+    for place, of in enumerate(sorted(by_name, key=order.__getitem__)):
+        is_node, name = of
+        keys = by_name[of]
+        there = sorted({key.rank for key in keys})
+        chosen = set(there[:MOST_RANKS] if ranks is None or is_node else ranks)
+        last = max(keys, key=lambda key: (key.attempt, -key.rank))
+        listed.append(
+            {
+                "name": name,
+                "node": int(is_node),
+                "ranks": there,
+                "attempts": sorted({key.attempt for key in keys}),
+                "count": sum(len(curves.curves[key].ys) for key in keys),
+                "last": _last(curves.curves[last].ys),
+            }
+        )
+        if name not in names if names else place >= FIRST:
+            continue
+        for key in keys:
+            if key.rank not in chosen:
+                continue
+            curve = curves.curves[key]
+            cuts = () if all_attempts else curves.cuts(key)
+            xs, ys = thinned(
+                curve,
+                pixels,
+                axis="step" if is_node else axis,
+                origin_s=origin_s,
+                window=window,
+                cuts=cuts,
+            )
+            drawn.append(
+                {
+                    "name": name,
+                    "rank": key.rank,
+                    "attempt": key.attempt,
+                    "node": int(is_node),
+                    "n": len(curve.ys),
+                    "steps": curve.has_steps,
+                    "x": xs,
+                    "y": ys,
+                }
+            )
+    return {"names": listed, "curves": drawn, "others": len(curves.others) + curves.left_out}
+
+
+def others_of(curves: RunCurves) -> list[dict[str, Any]]:
+    """Images, tables, rows and texts by name, the newest of each first; rows of one name are one table."""
+    found: dict[str, dict[str, Any]] = {}
+    for other in curves.others:
+        one = found.setdefault(
+            other.name, {"name": other.name, "kind": other.kind, "items": [], "columns": [], "rows": []}
+        )
+        one["kind"] = other.kind
+        if other.kind == "image" and isinstance(other.value, str):
+            one["items"].insert(0, {"file": other.value, "rank": other.rank, "step": other.step})
+        elif other.kind in ("row", "table") and isinstance(other.value, Mapping):
+            _add_rows(one, other.value)
+        else:
+            one["items"].insert(0, {"text": str(other.value)[:500], "rank": other.rank, "step": other.step})
+    for one in found.values():
+        one["more"] = max(0, len(one["rows"]) - _ROWS) + max(0, len(one["items"]) - _ITEMS)
+        one["rows"] = [[row.get(column) for column in one["columns"]] for row in one["rows"][-_ROWS:]]
+        del one["items"][_ITEMS:]
+    return [*found.values()]
+
+
+def _add_rows(one: dict[str, Any], value: Mapping[str, Any]) -> None:
+    columns = {str(key): item if isinstance(item, list) else [item] for key, item in value.items()}
+    one["columns"] += [column for column in columns if column not in one["columns"]]
+    for number in range(max((len(items) for items in columns.values()), default=0)):
+        one["rows"].append({key: items[number] for key, items in columns.items() if number < len(items)})
+
+
+def _last(ys: Any) -> float | str | None:
+    if not len(ys):
+        return None
+    value = float(ys[-1])
+    return value if value - value == 0 else str(value)

@@ -1,0 +1,90 @@
+"""What several pages need: the run that a path names, numbers of a query, a stream of events."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from paceline.runs import store
+from paceline.runs.folder import RunFolder
+from paceline.runs.ids import check_run_id
+
+#: Points of a curve that a request may ask for.
+_PIXELS = (50, 4000)
+
+
+def runs_dir(request: Request) -> Path:
+    folder: Path = request.app.state.workspace_dir / "runs"
+    return folder
+
+
+def folder_of(request: Request) -> RunFolder:
+    """The run that the path names, by its whole id.
+
+    Raises:
+        RunNotFoundError, FileNameError: there is none.
+    """
+    run_id = check_run_id(request.path_params["run_id"])
+    folder = RunFolder(runs_dir(request) / run_id)
+    return folder if folder.record.exists() else store.find(runs_dir(request), run_id)
+
+
+def number(request: Request, name: str) -> float | None:
+    """The number of this name in the query; None where there is none.
+
+    Raises:
+        HTTPException: it is none (400).
+    """
+    text = request.query_params.get(name, "")
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise HTTPException(400, f"{name}={text!r} is no number.") from None
+
+
+def whole(request: Request, name: str, default: int, *, least: int = 0, most: int = 10**9) -> int:
+    """The whole number of this name in the query, within these bounds.
+
+    Raises:
+        HTTPException: it is none (400).
+    """
+    text = request.query_params.get(name, "")
+    try:
+        return min(max(int(text), least), most) if text else default
+    except ValueError:
+        raise HTTPException(400, f"{name}={text!r} is no whole number.") from None
+
+
+def pixels(request: Request) -> int:
+    return whole(request, "px", 500, least=_PIXELS[0], most=_PIXELS[1])
+
+
+def window(request: Request) -> tuple[float, float] | None:
+    low, high = number(request, "from"), number(request, "to")
+    return None if low is None or high is None else (low, high)
+
+
+def events(stream: AsyncIterator[bytes]) -> StreamingResponse:
+    """Server-sent events; a proxy is asked to let each through at once."""
+    return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+
+def as_json(value: Any) -> Response:
+    """JSON in ASCII: a name may hold halves of characters, which UTF-8 has no bytes for."""
+    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")
+
+
+def file_name(request: Request, part: str) -> str:
+    """The name of a file at the end of the path, behind `/<part>/`: any bytes, as file systems have them."""
+    raw = request.scope.get("raw_path", b"").partition(f"/{part}/".encode())[2]
+    return os.fsdecode(unquote_to_bytes(raw))

@@ -1,0 +1,130 @@
+"""The list of runs, and what changes in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.runs import states
+from paceline.ui import render
+from paceline.ui.feed import message
+from paceline.ui.index import LIVE, SORTS, Entry, Index, Query, selected
+from paceline.ui.views.common import events, whole
+
+#: Runs on one page.
+ROWS = 100
+#: A page waits so long for what is new; on a slow file system it shows what is known by then, and the rest comes by itself.
+_PATIENCE_S = 0.4
+_LOOK_S = 1.0
+_SILENCE_LOOKS = 15
+
+
+def query_of(request: Request) -> Query:
+    given = request.query_params
+    sort = given.get("sort", "")
+    return Query(
+        text=given.get("q", "")[:200],
+        experiment=given.get("experiment", ""),
+        state=given.get("state", ""),
+        target=given.get("target", ""),
+        user=given.get("user", ""),
+        tags=tuple(tag for tag in given.getlist("tag") if tag),
+        trials=given.get("trials", "") == "1",
+        parent=given.get("parent", ""),
+        sort=sort if sort.lstrip("-") in SORTS or sort == "created" else "",
+        page=whole(request, "page", 1, least=1),
+    )
+
+
+async def page(request: Request) -> Response:
+    index: Index = request.app.state.index
+    query = query_of(request)
+    await _refreshed(index)
+    entries = index.entries()
+    found = selected(entries, query)
+    shown = _on_page(found, query)
+    return render.page(
+        request,
+        "runs.html",
+        query=query,
+        rows=shown,
+        total=len(found),
+        of=len(index.ids),
+        # The first look at ten thousand runs goes on while the first page is shown.
+        is_partial=len(entries) < len(index.ids),
+        pages=max(1, -(-len(found) // ROWS)),
+        choices=_choices(entries),
+        live=sum(not entry.is_terminal for entry in entries),
+        link=_linker(request),
+        sorts=SORTS,
+        states=(LIVE, *states.ALL),
+    )
+
+
+async def live(request: Request) -> Response:
+    """Rows that have changed, of the page with this query."""
+    index: Index = request.app.state.index
+    query = query_of(request)
+    root = render.root_of(request.scope["path"])
+    return events(_changes(index, query, root))
+
+
+async def _changes(index: Index, query: Query, root: str) -> AsyncIterator[bytes]:
+    told: dict[str, str] = {}
+    version, quiet, is_first = -1, 0, True
+    yield b"retry: 1000\n\n"
+    while True:
+        await asyncio.to_thread(index.refresh)
+        if index.version != version:
+            version, quiet = index.version, 0
+            found = selected(index.entries(), query)
+            shown = _on_page(found, query)
+            rows = {entry.run_id: render.part("run_row.html", run=entry, root=root) for entry in shown}
+            changed = {run_id: row for run_id, row in rows.items() if told.get(run_id) != row}
+            if changed or list(told) != list(rows):
+                # The first time as well: the page may be older than this look.
+                yield message("rows", {"order": list(rows), "rows": changed, "total": len(found), "first": is_first})
+            told, is_first = rows, False
+        else:
+            quiet += 1
+            if quiet % _SILENCE_LOOKS == 0:
+                yield b": still here\n\n"
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _refreshed(index: Index) -> None:
+    """Wait for a look at the runs, but not for long."""
+    task = asyncio.create_task(asyncio.to_thread(index.refresh))
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(asyncio.shield(task), _PATIENCE_S)
+
+
+def _on_page(found: list[Entry], query: Query) -> list[Entry]:
+    first = (query.page - 1) * ROWS
+    return found[first : first + ROWS]
+
+
+def _choices(entries: list[Entry]) -> dict[str, list[str]]:
+    """What there is to choose from."""
+    return {
+        "experiment": sorted({entry.experiment for entry in entries}),
+        "target": sorted({entry.target for entry in entries if entry.target}),
+        "user": sorted({entry.user for entry in entries if entry.user}),
+    }
+
+
+def _linker(request: Request) -> Any:
+    """Gives the address of this page with some of its query changed; "" takes one out."""
+    given = [(key, value) for key, value in request.query_params.multi_items() if key not in ("page", "token")]
+
+    def link(**changes: object) -> str:
+        kept = [(key, value) for key, value in given if key not in changes and value]
+        return "?" + urlencode([*kept, *((key, str(value)) for key, value in changes.items() if value)])
+
+    return link
