@@ -53,7 +53,7 @@ engines:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	# The pin again: where other packages' versions conflict at first, pip tries every release of torch, the newest first.
-	$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[torch,mpi,conda,s3,sftp,http,tabular,tune,serve,mlflow,examples,dev]'
+	$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[torch,mpi,conda,s3,sftp,http,tabular,tune,serve,ui,mlflow,examples,dev]'
 	touch .venv/.ready
 
 clean:

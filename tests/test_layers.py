@@ -68,8 +68,12 @@ MAY_IMPORT = {
     "serving": "errors system",
     # What the author of a target runs; nothing imports it.
     "testing": f"{UP_TO_SUBMIT} estimator workspace",
-    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor controlling sweeps pipelines models serving "
-    "services compat reports",
+    # A run's job submitted again: the command line and the page do it by the same function.
+    "rerun": UP_TO_SUBMIT,
+    # The page reads a workspace, and changes what the command line changes by the same functions.
+    "ui": f"{UP_TO_SUBMIT} rerun workspace sweeps models services reports",
+    "cli": f"{UP_TO_SUBMIT} rerun estimator workspace workspace_dir pruning doctor controlling sweeps pipelines models serving "
+    "services compat reports ui",
     "__main__": "cli",
 }
 
@@ -98,7 +102,9 @@ THIRD_PARTY = {
     "sklearn": "compat serving",
     "pyarrow": "data",
     "mlflow": "models",
-    **dict.fromkeys(("starlette", "uvicorn", "inference_schema", "joblib", "onnxruntime", "uvloop"), "serving"),
+    **dict.fromkeys(("inference_schema", "joblib", "onnxruntime", "uvloop"), "serving"),
+    **dict.fromkeys(("starlette", "uvicorn"), "serving ui"),
+    **dict.fromkeys(("jinja2", "markupsafe"), "ui"),
 }
 
 

@@ -94,6 +94,18 @@ class RunDiff:
         return found | {"parting": json_safe(asdict(self.parting)) if self.parting else None}
 
 
+def sides(folder: RunFolder, record: RunRecord) -> dict[str, dict[str, Any]]:
+    """What `compare` looks at of one run: part -> name -> value, for who puts more than two beside one another."""
+    return {
+        "parameters": _parameters(record),
+        "topology": _topology(record),
+        "settings": _settings(record),
+        "code": {"snapshot": (record.snapshot_id or "")[:16], **record.git},
+        "data": _data(folder, record),
+        "environment": _environment(folder, record),
+    }
+
+
 def compare(a: RunFolder, b: RunFolder) -> RunDiff:
     """Compare two runs, as they are now.
 

@@ -26,7 +26,7 @@ from paceline.errors import FileNameError, ModelError, PacelineError, RunNotFoun
 from paceline.ui import render
 from paceline.ui.config import UiConfig
 from paceline.ui.curves import CurveStore
-from paceline.ui.feed import Feeds
+from paceline.ui.feed import RunFeeds
 from paceline.ui.guard import Guard
 from paceline.ui.index import Index
 from paceline.ui.token import Token
@@ -37,7 +37,7 @@ _MOST_BODY = 1 << 16
 
 
 @dataclass(frozen=True)
-class Shown:
+class Heading:
     """What every page says of the server."""
 
     workspace: str
@@ -67,6 +67,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         Route("/live", listing.live),
         Route("/compare", compare.page),
         Route("/compare/curves", compare.curves),
+        Route("/compare/changes", compare.changes),
         Route("/models", places.models),
         Route("/models/{name}/{version:int}", places.model),
         Route("/services", places.services),
@@ -103,9 +104,9 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
     app.state.config, app.state.token, app.state.curves = config, token, curves
     app.state.workspace_dir = workspace_dir
     app.state.index = Index(workspace_dir / "runs")
-    app.state.feeds = Feeds(workspace_dir / "runs", curves)
+    app.state.feeds = RunFeeds(workspace_dir / "runs", curves)
     name = workspace_dir.parent.name if workspace_dir.name == ".paceline" else workspace_dir.name
-    app.state.ui = Shown(str(workspace_dir), name, config.read_only)
+    app.state.ui = Heading(str(workspace_dir), name, config.read_only)
     return app
 
 

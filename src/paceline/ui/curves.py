@@ -317,7 +317,8 @@ def finite(number: float) -> float | None:
 class CurveStore:
     """The curves of the runs that were looked at last, so that a page that is opened again costs nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_numbers: int = _MOST_NUMBERS) -> None:
+        self._most_numbers = most_numbers
         self._lock = threading.Lock()
         self._runs: dict[tuple[Path, bool], tuple[threading.Lock, RunCurves]] = {}
 
@@ -326,10 +327,12 @@ class CurveStore:
         """The run's curves, for this caller alone; not read on yet."""
         key = (folder.path, has_times)
         with self._lock:
-            known = self._runs.pop(key) if key in self._runs else (threading.Lock(), RunCurves(folder, has_times=has_times))
+            known = (
+                self._runs.pop(key) if key in self._runs else (threading.Lock(), RunCurves(folder, has_times=has_times))
+            )
             # Behind all others: the first is the one that was not asked for the longest.
             self._runs[key] = known
-            while len(self._runs) > 1 and sum(one.size for _, one in self._runs.values()) > _MOST_NUMBERS:
+            while len(self._runs) > 1 and sum(one.size for _, one in self._runs.values()) > self._most_numbers:
                 del self._runs[next(iter(self._runs))]
         with known[0]:
             yield known[1]

@@ -48,7 +48,7 @@ def message(event: str, data: Any, place: str = "") -> bytes:
     return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
-class Feed:
+class RunFeed:
     """The live side of one run. Used on the event loop alone; files are read on other threads."""
 
     def __init__(self, folder: RunFolder, curves: CurveStore) -> None:
@@ -212,19 +212,19 @@ class Feed:
         return events
 
 
-class Feeds:
+class RunFeeds:
     """The feeds of all runs that somebody watches."""
 
     def __init__(self, runs_dir: Path, curves: CurveStore) -> None:
         self._runs_dir, self._curves = runs_dir, curves
-        self._feeds: dict[str, Feed] = {}
+        self._feeds: dict[str, RunFeed] = {}
 
-    def of(self, run_id: str) -> Feed:
+    def of(self, run_id: str) -> RunFeed:
         for other, feed in [*self._feeds.items()]:
             if feed.is_idle:
                 del self._feeds[other]
         if run_id not in self._feeds:
-            self._feeds[run_id] = Feed(store.find(self._runs_dir, run_id), self._curves)
+            self._feeds[run_id] = RunFeed(store.find(self._runs_dir, run_id), self._curves)
         return self._feeds[run_id]
 
 

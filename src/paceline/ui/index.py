@@ -31,7 +31,7 @@ _REST = 4.0
 
 
 @dataclass(slots=True)
-class Entry:
+class IndexEntry:
     """What a list shows of a run. size: "2x4". why: what it waits for, or why it failed."""
 
     run_id: str
@@ -70,19 +70,19 @@ class Index:
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, IndexEntry] = {}
         self._lock = threading.Lock()
         self._looked_at = 0.0
         self._took_s = 0.0
         self.ids: list[str] = []
         self.version = 0
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[IndexEntry]:
         """As they were at the last look; while the first one goes on, those that it has come to."""
         known = self._entries
         return [known[run_id] for run_id in self.ids if run_id in known]
 
-    def get(self, run_id: str) -> Entry | None:
+    def get(self, run_id: str) -> IndexEntry | None:
         return self._entries.get(run_id)
 
     def refresh(self) -> None:
@@ -125,7 +125,7 @@ class Index:
                 self.version += 1
 
 
-def _entry(folder: RunFolder, known: Entry | None) -> Entry | None:
+def _entry(folder: RunFolder, known: IndexEntry | None) -> IndexEntry | None:
     """The run as it is now; `known` itself where nothing has changed."""
     record_stamp, notes = _stamp(folder.record), _stamp(folder.notes)
     data = read_json(folder.record)
@@ -161,10 +161,10 @@ def _with_state(folder: RunFolder, data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of(data: Mapping[str, Any], stamp: _Stamp) -> Entry:
+def _of(data: Mapping[str, Any], stamp: _Stamp) -> IndexEntry:
     job = data.get("job") or {}
     failure = data.get("failure") or {}
-    return Entry(
+    return IndexEntry(
         run_id=str(data["run_id"]),
         experiment=sys.intern(str(data.get("experiment") or "")),
         status=sys.intern(str(data.get("status") or "")),
@@ -183,7 +183,7 @@ def _of(data: Mapping[str, Any], stamp: _Stamp) -> Entry:
     )
 
 
-def _read_notes(entry: Entry, folder: RunFolder, stamp: _Stamp) -> None:
+def _read_notes(entry: IndexEntry, folder: RunFolder, stamp: _Stamp) -> None:
     entry.notes_stamp = stamp
     if stamp == _NO_FILE:
         entry.name, entry.tags = "", {}
@@ -204,7 +204,7 @@ def _stamp(path: Path) -> _Stamp:
 # --- what is asked of the list
 
 #: Name of a column -> what it is sorted by. What has none stands last.
-SORTS: dict[str, Callable[[Entry], Any]] = {
+SORTS: dict[str, Callable[[IndexEntry], Any]] = {
     "run": lambda entry: entry.title.lower(),
     "state": lambda entry: entry.status,
     "experiment": lambda entry: entry.experiment.lower(),
@@ -217,7 +217,7 @@ LIVE = "live"
 
 
 @dataclass(frozen=True)
-class Query:
+class RunQuery:
     """text: in the name, id, tags or experiment. state: one of `states.ALL`, or "live". sort: a key of `SORTS`, "-" in front
     turns it round; "" is newest first. parent: of this run's children alone."""
 
@@ -237,7 +237,7 @@ class Query:
         return bool(self.text or self.experiment or self.state or self.target or self.user or self.tags or self.parent)
 
 
-def selected(entries: Iterable[Entry], query: Query) -> list[Entry]:
+def selected(entries: Iterable[IndexEntry], query: RunQuery) -> list[IndexEntry]:
     """Those that pass every filter, in the order that is asked for."""
     words = query.text.lower().split()
     tags = [word.partition("=") for word in query.tags]
@@ -252,7 +252,7 @@ def selected(entries: Iterable[Entry], query: Query) -> list[Entry]:
     return found
 
 
-def _passes(entry: Entry, query: Query, words: list[str], tags: list[tuple[str, str, str]]) -> bool:
+def _passes(entry: IndexEntry, query: RunQuery, words: list[str], tags: list[tuple[str, str, str]]) -> bool:
     if query.parent:
         if entry.parent != query.parent:
             return False

@@ -151,10 +151,13 @@ class Chart {
   }
 
   tell(values, x) {
-    const parts = (this.drawn || []).map((curve, at) => {
+    const drawn = this.drawn || [];
+    const parts = drawn.map((curve, at) => {
       const told = document.createElement("span"), mark = document.createElement("i");
       mark.style.background = this.board.colourOf(curve, at);
-      told.append(mark, this.board.labelOf(curve, this.drawn.length, this.isNode) + (values[at] === null || values[at] === undefined ? "" : ` ${number(values[at])}`));
+      // One curve alone needs no name.
+      const label = drawn.length === 1 && x !== null ? "" : this.board.labelOf(curve, drawn.length, this.isNode);
+      told.append(mark, label + (values[at] === null || values[at] === undefined ? "" : ` ${number(values[at])}`));
       return told;
     });
     if (x !== null && x !== undefined) {

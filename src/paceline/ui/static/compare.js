@@ -1,6 +1,7 @@
 // Runs beside one another: a colour for each.
 "use strict";
 import { Board } from "./charts.js";
+import { part } from "./ui.js";
 
 const names = Array.from(document.querySelectorAll("#legend li"), item => item.dataset.name);
 const metrics = document.getElementById("metrics");
@@ -16,3 +17,8 @@ board.keep();
 await board.load(null);
 const only = document.getElementById("only-different"), table = document.getElementById("diff");
 only.addEventListener("change", () => table.classList.toggle("only", only.checked));
+const changes = document.getElementById("changes");
+if (changes) {
+  const made = await part(changes.dataset.part);
+  changes.lastElementChild.replaceWith(made || "They can't be compared now.");
+}

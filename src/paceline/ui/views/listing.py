@@ -14,7 +14,7 @@ from starlette.responses import Response
 from paceline.runs import states
 from paceline.ui import render
 from paceline.ui.feed import message
-from paceline.ui.index import LIVE, SORTS, Entry, Index, Query, selected
+from paceline.ui.index import LIVE, SORTS, Index, IndexEntry, RunQuery, selected
 from paceline.ui.views.common import events, whole
 
 #: Runs on one page.
@@ -25,10 +25,10 @@ _LOOK_S = 1.0
 _SILENCE_LOOKS = 15
 
 
-def query_of(request: Request) -> Query:
+def query_of(request: Request) -> RunQuery:
     given = request.query_params
     sort = given.get("sort", "")
-    return Query(
+    return RunQuery(
         text=given.get("q", "")[:200],
         experiment=given.get("experiment", ""),
         state=given.get("state", ""),
@@ -75,7 +75,7 @@ async def live(request: Request) -> Response:
     return events(_changes(index, query, root))
 
 
-async def _changes(index: Index, query: Query, root: str) -> AsyncIterator[bytes]:
+async def _changes(index: Index, query: RunQuery, root: str) -> AsyncIterator[bytes]:
     told: dict[str, str] = {}
     version, quiet, is_first = -1, 0, True
     yield b"retry: 1000\n\n"
@@ -105,12 +105,12 @@ async def _refreshed(index: Index) -> None:
         await asyncio.wait_for(asyncio.shield(task), _PATIENCE_S)
 
 
-def _on_page(found: list[Entry], query: Query) -> list[Entry]:
+def _on_page(found: list[IndexEntry], query: RunQuery) -> list[IndexEntry]:
     first = (query.page - 1) * ROWS
     return found[first : first + ROWS]
 
 
-def _choices(entries: list[Entry]) -> dict[str, list[str]]:
+def _choices(entries: list[IndexEntry]) -> dict[str, list[str]]:
     """What there is to choose from."""
     return {
         "experiment": sorted({entry.experiment for entry in entries}),

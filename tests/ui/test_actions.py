@@ -1,0 +1,82 @@
+"""Cancel, tag and rerun from a page: by the command line's functions, and for nobody else's forms."""
+
+from __future__ import annotations
+
+import re
+
+from paceline.runs import states, tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.system.files import read_json
+from paceline.ui.token import Token
+from tests.ui.conftest import Place
+
+
+def key_of(place: Place, folder: RunFolder) -> str:
+    """The key that the run's own page carries."""
+    found = re.search(r'name="form_key" value="([^"]+)"', place.client().get(f"/runs/{folder.run_id}").text)
+    assert found
+    return found[1]
+
+
+def test_a_run_is_canceled_once_and_who_asked_is_written_down(place: Place) -> None:
+    folder = place.run(status=states.RUNNING)
+    client = place.client()
+    form = {"form_key": key_of(place, folder)}
+    answer = client.post(f"/runs/{folder.run_id}/cancel", data=form, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, f"../{folder.run_id}")
+    assert read_json(folder.cancel_request)["by"]
+    text = client.get(f"/runs/{folder.run_id}").text
+    assert "CancelRequested" in text
+    assert "/cancel" not in text
+
+
+def test_a_run_that_has_ended_is_not_canceled(place: Place) -> None:
+    folder = place.run()
+    form = {"form_key": Token(place.path).form_key()}
+    answer = place.client().post(f"/runs/{folder.run_id}/cancel", data=form)
+    assert answer.status_code == 409
+    assert "is Completed already" in answer.json()["error"]
+    assert not folder.cancel_request.exists()
+
+
+def test_tags_are_set_and_taken_away(place: Place) -> None:
+    folder = place.run()
+    client, form = place.client(), {"form_key": key_of(place, folder)}
+    client.post(f"/runs/{folder.run_id}/tag", data=form | {"key": "keep", "value": ""})
+    client.post(f"/runs/{folder.run_id}/tag", data=form | {"key": "a=<b>", "value": "ü & 'x'"})
+    assert tags_and_properties.read(folder.notes).tags == {"keep": None, "a=<b>": "ü & 'x'"}
+    assert "a=&lt;b&gt;" in client.get("/").text
+    client.post(f"/runs/{folder.run_id}/tag", data=form | {"remove": "keep"})
+    assert list(tags_and_properties.read(folder.notes).tags) == ["a=<b>"]
+    for wrong in ({"key": ""}, {"key": "k" * 501}):
+        assert client.post(f"/runs/{folder.run_id}/tag", data=form | wrong).status_code in (400, 409)
+
+
+def test_a_form_without_its_key_does_nothing(place: Place) -> None:
+    folder = place.run(status=states.RUNNING)
+    client = place.client()
+    for form in ({}, {"form_key": ""}, {"form_key": "a.b"}, {"form_key": "0123456789abcdef." + "0" * 64}):
+        assert client.post(f"/runs/{folder.run_id}/cancel", data=form).status_code in (403, 415)
+    body = {"form_key": Token(place.path).form_key()}
+    assert client.post(f"/runs/{folder.run_id}/cancel", json=body).status_code == 415
+    assert client.post(f"/runs/{folder.run_id}/tag", content=b"x" * 100_000).status_code in (413, 415)
+    assert not folder.cancel_request.exists()
+
+
+def test_a_server_that_only_shows_has_no_forms_and_takes_none(place: Place) -> None:
+    folder = place.run(status=states.RUNNING)
+    client = place.client(read_only=True)
+    assert '<form method="post"' not in client.get(f"/runs/{folder.run_id}").text
+    form = {"form_key": Token(place.path).form_key()}
+    for action in ("cancel", "rerun", "tag"):
+        assert client.post(f"/runs/{folder.run_id}/{action}", data=form).status_code == 403
+    assert not folder.cancel_request.exists()
+
+
+def test_a_run_without_its_source_is_not_submitted_again(place: Place) -> None:
+    folder = place.run()
+    form = {"form_key": Token(place.path).form_key()}
+    answer = place.client().post(f"/runs/{folder.run_id}/rerun", data=form)
+    assert answer.status_code == 409
+    assert "no longer in" in answer.json()["error"]
+    assert [path.name for path in place.runs_dir.iterdir() if path.name[0] != "."] == [folder.run_id]

@@ -1,0 +1,293 @@
+"""Every page, with runs of every shape; and that what scripts write is never more than text."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from paceline.runs import states
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricLog
+from tests.helpers import make_job
+from tests.sweeps.made import add_trial, make_sweep
+from tests.sweeps.pictures.trials import SPEC, make_trials
+from tests.ui.conftest import HOSTILE, Place, log_values, say
+
+PAGE = {"accept": "text/html"}
+
+
+class Elements(HTMLParser):
+    """The elements of a page as a browser sees them: scripts without a source, and attributes that run."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.runs: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "script" and "src" not in given and given.get("type") != "application/json":
+            self.runs.append(tag)
+        self.runs += [f"{tag} {name}" for name in given if name.startswith("on") or name == "style"]
+        self.runs += [
+            f"{tag} {name}" for name, value in attrs if (value or "").strip().lower().startswith("javascript:")
+        ]
+        if given.get("id"):
+            self.ids.append(str(given["id"]))
+
+
+def paths_of(folder: RunFolder) -> list[str]:
+    base = f"/runs/{folder.run_id}"
+    names = ["outputs/x.svg", "outputs/page.html", "outputs/a%20%3Cb%3E%20%3F%23%252e.txt", "outputs/%FF.csv"]
+    return [
+        *("/", "/?q=script&state=Failed", "/?tag=%3Cscript%3E", "/models", "/services", "/compute", "/compute/live"),
+        *(base, f"{base}/head", f"{base}/files", f"{base}/details", f"{base}/others"),
+        *(f"{base}/look/{name}" for name in names),
+        *(f"/compare?run={folder.run_id}", f"/compare?run={folder.run_id}x"),
+    ]
+
+
+def test_hostile_words_are_text_on_every_page(place: Place, hostile: RunFolder) -> None:
+    client = place.client()
+    for path in paths_of(hostile):
+        answer = client.get(path, headers=PAGE)
+        assert answer.status_code == (404 if path.endswith("x") and "compare" in path else 200), (
+            path,
+            answer.text[:500],
+        )
+        page = Elements(answer.text)
+        assert page.runs == [], path
+        assert len(page.ids) == len(set(page.ids)), path
+        assert "\x1b" not in answer.text, path
+        assert "\u202e" not in answer.text, path
+    text = client.get(f"/runs/{hostile.run_id}").text
+    assert "&lt;script&gt;document.title" in text
+    assert client.get(f"/runs/{hostile.run_id}/curves").json()["names"][0]["name"] == HOSTILE
+    (line,) = client.get(f"/runs/{hostile.run_id}/log").json()["lines"]
+    # The title that a terminal would take is left out, what turns text round is shown.
+    assert line[:2] == [1, 0]
+    assert "\x1b" not in line[2]
+
+
+def test_files_leave_as_what_no_browser_runs(place: Place, hostile: RunFolder) -> None:
+    client = place.client()
+    listed = client.get(f"/runs/{hostile.run_id}/files").text
+    addresses = re.findall(rf'href="\.\./\.\.(/runs/{hostile.run_id}/file/[^"]+)"', listed)
+    assert len(addresses) == 4
+    for address in addresses:
+        answer = client.get(address)
+        assert answer.status_code == 200, address
+        assert answer.headers["content-disposition"].startswith("attachment")
+        assert "sandbox" in answer.headers["content-security-policy"]
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["content-type"] in ("application/octet-stream", "image/svg+xml")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../run.json",
+        "outputs/../run.json",
+        "outputs/..%2f..%2frun.json",
+        "%2Fetc%2Fpasswd",
+        "outputs/out",
+        "outputs/up/run.json",
+        "run.json",
+        "secrets.json",
+        "exec_key",
+        "outputs",
+        "outputs/pipe",
+        "outputs/%00",
+        "",
+    ],
+)
+def test_no_file_outside_the_run_s_files_is_had(place: Place, name: str) -> None:
+    folder = place.run()
+    (folder.outputs / "out").symlink_to("/etc/passwd")
+    (folder.outputs / "up").symlink_to("..")
+    os.mkfifo(folder.outputs / "pipe")
+    folder.secrets.write_text("{}")
+    client = place.client()
+    for part in ("file", "look"):
+        answer = client.get(f"/runs/{folder.run_id}/{part}/{name}")
+        assert answer.status_code == 404, answer.text[:200]
+        assert "root:" not in answer.text
+
+
+@pytest.mark.parametrize("run_id", ["..%2fx", "nope", "a%00b", "-x", "digits_1700000000_0000000"])
+def test_another_run_s_id_or_none_leads_nowhere(place: Place, run_id: str) -> None:
+    place.run("digits_1700000000_00000001")
+    place.run("digits_1700000000_00000002")
+    answer = place.client().get(f"/runs/{run_id}", headers=PAGE)
+    assert answer.status_code in (404, 405), answer.text
+    assert "Traceback" not in answer.text
+
+
+def test_a_part_of_an_id_leads_to_the_run(place: Place) -> None:
+    folder = place.run()
+    answer = place.client().get("/runs/digits_17", follow_redirects=False)
+    assert answer.headers["location"] == f"./{folder.run_id}"
+
+
+def test_the_list_filters_sorts_and_pages(place: Place) -> None:
+    place.run("digits_1700000001_00000001", display_name="warm up", tags={"lr": "0.1"})
+    place.run("digits_1700000002_00000001", status=states.FAILED, tags={"lr": "0.2", "keep": None})
+    place.run("words_1700000003_00000001", status=states.RUNNING)
+    place.run("words_1700000003_00000001_0", parent_run_id="words_1700000003_00000001")
+    client = place.client()
+
+    def ids(query: str) -> list[str]:
+        return re.findall(r'<tr data-run="([^"]+)"', client.get(f"/?{query}").text)
+
+    assert ids("") == ["words_1700000003_00000001", "digits_1700000002_00000001", "digits_1700000001_00000001"]
+    assert len(ids("trials=1")) == 4
+    assert ids("parent=words_1700000003_00000001") == ["words_1700000003_00000001_0"]
+    assert ids("experiment=digits&sort=created") == ["digits_1700000001_00000001", "digits_1700000002_00000001"]
+    assert ids("state=live") == ["words_1700000003_00000001"]
+    assert ids("state=Failed") == ids("tag=keep") == ids("tag=lr=0.2") == ["digits_1700000002_00000001"]
+    assert ids("q=warm") == ids("q=LR=0.1") == ["digits_1700000001_00000001"]
+    assert ids("sort=state")[0] == "digits_1700000001_00000001"
+    assert ids("sort=-state")[0] == "words_1700000003_00000001"
+    assert ids("page=2") == []
+    assert client.get("/?page=x").status_code == 400
+
+
+def test_a_run_that_nobody_looks_after_is_never_shown_as_running(place: Place) -> None:
+    folder = place.run(status=states.RUNNING)
+    client = place.client()
+    assert "Running" in client.get("/").text
+    place.close()
+    place._held.clear()
+    assert 'data-status="Failed"' in client.get(f"/runs/{folder.run_id}").text
+
+
+def test_curves_by_rank_attempt_axis_and_window(place: Place) -> None:
+    folder = place.run(job=make_job(process_count_per_node=12, distributed_backend="gloo"))
+    for rank in range(12):
+        log_values(folder, "loss", [float(rank), 2.0, 3.0], rank=rank)
+    log_values(folder, "loss", [9.0], attempt=2, first=2)
+    log_values(folder, "nan", [float("nan"), float("inf")])
+    client = place.client()
+
+    def curves(query: str = "") -> list[dict[str, object]]:
+        answer = client.get(f"/runs/{folder.run_id}/curves?{query}")
+        assert answer.status_code == 200, answer.text
+        found: list[dict[str, object]] = answer.json()["curves"]
+        return found
+
+    # Of many ranks the first ones, unless others are asked for.
+    assert {curve["rank"] for curve in curves()} == set(range(8))
+    (eleven,) = curves("ranks=11&name=loss")
+    assert (eleven["x"], eleven["y"], eleven["n"]) == ([0, 1, 2], [11.0, 2.0, 3.0], 3)
+    of_zero = [(curve["attempt"], curve["x"]) for curve in curves("ranks=0&name=loss")]
+    assert of_zero == [(1, [0, 1]), (2, [2])]
+    assert [curve["x"] for curve in curves("ranks=0&name=loss&attempts=all")] == [[0, 1, 2], [2]]
+    assert [curve["y"] for curve in curves("name=nan")] == [[None, None]]
+    (timed,) = curves("ranks=11&name=loss&axis=time")
+    assert all(isinstance(x, float) and x > 1.7e9 for x in timed["x"])  # type: ignore[attr-defined]
+    assert curves("ranks=11&name=loss&from=0.5&to=0.7")[0]["x"] == [0, 1]
+    for wrong in ("axis=color", "ranks=a", "from=x&to=1", "px=z"):
+        assert client.get(f"/runs/{folder.run_id}/curves?{wrong}").status_code == 400
+    names = client.get(f"/runs/{folder.run_id}/curves").json()["names"]
+    assert {"name": "nan", "last": "inf"}.items() <= names[1].items()
+
+
+def test_the_log_by_rank_attempt_search_and_side(place: Place) -> None:
+    folder = place.run(job=make_job(process_count_per_node=2, distributed_backend="gloo"))
+    say(folder, "\x1b[31mred\x1b[0m\x1b[2J one\n" + "".join(f"line {n}\n" for n in range(2000)))
+    say(folder, "hello from 1\n", rank=1)
+    folder.driver_log.write_text("driver says\n")
+    client = place.client()
+
+    def lines(query: str = "") -> list[list[object]]:
+        found: list[list[object]] = client.get(f"/runs/{folder.run_id}/log?{query}").json()["lines"]
+        return found
+
+    assert len(lines()) == 500
+    assert lines("rank=1") == [[1, 1, "hello from 1", 1]]
+    assert lines("search=LINE 77&rank=0")[0] == [1, 0, "line 77", 1]
+    # Colours stay, what clears a screen does not.
+    assert lines("search=one")[0][2] == "\x1b[31mred\x1b[0m one"
+    assert lines("of=driver") == [[0, 0, "driver says", 1]]
+    assert lines("of=prepare") == []
+    assert lines("attempt=7") == []
+
+
+def test_tables_rows_and_texts_that_were_logged_are_shown(place: Place) -> None:
+    folder = place.run()
+    log = MetricLog(folder.metric_log(0))
+    log.other("row", "epochs", {"epoch": 1, "loss": 0.5})
+    log.other("row", "epochs", {"epoch": 2, "loss": 0.25, "more": "x"})
+    log.other("table", "confusion", {"class": ["cat", "dog"], "hits": [3, 4]})
+    log.scalar("note", "warm")
+    log.close()
+    text = place.client().get(f"/runs/{folder.run_id}/others").text
+    cells = re.findall(r"<t[dh]>([^<]*)</t", text)
+    assert cells == ["epoch", "loss", "more", "1", "0.5", "", "2", "0.25", "x", "class", "hits", "cat", "3", "dog", "4"]
+    assert "warm" in text
+
+
+def test_runs_beside_one_another(place: Place) -> None:
+    one = place.run("a_1700000001_00000001", job=make_job(arguments=("--lr", "0.1", "--deep")))
+    two = place.run("b_1700000002_00000001", job=make_job(arguments=("--lr=0.2", "--deep")))
+    for folder, value in ((one, 1.0), (two, 2.0)):
+        log_values(folder, "loss", [value])
+    client = place.client()
+    query = f"run={one.run_id}&run={two.run_id}"
+    text = client.get(f"/compare?{query}").text
+    row = re.search(r'<tr class="(\w+)"><th scope="row">--lr</th><td>([^<]*)</td><td>([^<]*)</td>', text)
+    assert row
+    assert row.groups() == ("differs", "0.1", "0.2")
+    assert re.search(r'<tr class="same"><th scope="row">--deep</th>', text)
+    curves = client.get(f"/compare/curves?{query}").json()["curves"]
+    assert [(curve["run"], curve["y"]) for curve in curves] == [(0, [1.0]), (1, [2.0])]
+    assert "loss</b> parts first, at step 0" in client.get(f"/compare/changes?{query}").text
+    assert client.get("/compare").status_code == 400
+    assert client.get("/compare?" + "&".join(f"run=x{n}" for n in range(20))).status_code == 400
+
+
+def test_the_page_s_own_files_may_be_kept(place: Place) -> None:
+    client = place.client()
+    address = re.search(r'href="\./(static/[0-9a-f]{10}/ui\.css)"', client.get("/").text)
+    assert address
+    answer = client.get(f"/{address[1]}")
+    assert "immutable" in answer.headers["cache-control"]
+    # Nothing of another host, and the licence with what is carried along.
+    for name in ("ui.css", "ui.js", "charts.js", "uplot.js", "uplot.css"):
+        text = client.get(f"/static/x/{name}").text
+        assert not re.search(r"(import|fetch|url)\s*\(?\s*[\"']?https?://", text), name
+    assert "MIT" in client.get("/static/x/uPlot-LICENSE.txt").text
+    assert client.get("/static/x/..%2f..%2fapp.py").status_code == 404
+
+
+def test_an_error_is_said_in_a_sentence(place: Place) -> None:
+    client = place.client()
+    assert "Not found" in client.get("/nothing", headers=PAGE).text
+    assert json.loads(client.get("/runs/nope/curves").text)["error"].startswith("no run 'nope'")
+
+
+def test_a_sweep_s_table_and_pictures(place: Place) -> None:
+    sweep = make_sweep(place.runs_dir, SPEC, warnings=(HOSTILE,))
+    for trial in make_trials(12):
+        status = trial.status if trial.status in states.TERMINAL else states.COMPLETED
+        add_trial(sweep, trial.number, trial.values, trial.curve, status, chosen=trial.chosen, metric=SPEC.metric)
+    client = place.client()
+    for path in (f"/runs/{sweep.run_id}/sweep", f"/runs/{sweep.run_id}/sweep/part"):
+        text = client.get(path, headers=PAGE).text
+        page = Elements(text)
+        assert page.runs == []
+        assert "<svg onload" not in text
+        assert len(re.findall(r'<tr class="trial', text)) == 12
+        assert text.count("<polyline") >= 10
+        places = re.search(r'<script type="application/json" id="places">(.*?)</script>', text)
+        assert places
+        assert len(json.loads(places[1])) == 12
+    # The sweep's own page leads there; a run that is none has none.
+    assert "/sweep" in client.get(f"/runs/{sweep.run_id}").text
+    assert client.get(f"/runs/{place.run('a_1700000001_00000001').run_id}/sweep").status_code == 404

@@ -1,0 +1,130 @@
+"""Curves as they are read, thinned and put together."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+from paceline.runs import series
+from paceline.runs.metrics import MetricLog
+from paceline.ui.curves import CurveStore, Key, RunCurves, thinned
+from tests.ui.conftest import HOSTILE, Place, log_values
+
+
+def test_the_numbers_are_those_that_were_logged(place: Place) -> None:
+    folder = place.run()
+    names = ["loss", "ü/acc", HOSTILE, 'a\\b"c']
+    values = [0.1, -3, 1e-300, 7, 123456789012, 2.5e17]
+    for rank in range(2):
+        log = MetricLog(folder.metric_log(rank))
+        for step, value in enumerate(values):
+            for name in names:
+                log.scalar(name, value, step)
+        log.scalar("flag", True)
+        log.other("list", "lr", [1, 2.5, 3])
+        log.close()
+    curves = RunCurves(folder, has_times=True)
+    assert curves.look()
+    assert not curves.look()
+    for rank in range(2):
+        for name, found in series.read(folder.metrics, rank=rank).items():
+            curve = curves.curves[Key(name, rank, 1)]
+            assert list(curve.ys) == [float(value) for value in found.values]
+            assert list(curve.times) == list(found.times)
+            assert curve.has_steps == (found.steps[0] is not None)
+    assert curves.cuts(Key("loss", 0, 1)) == []
+
+
+def test_only_what_is_new_is_read_and_a_torn_line_waits_for_its_end(place: Place) -> None:
+    folder = place.run()
+    log_values(folder, "loss", [1.0, 2.0])
+    curves = RunCurves(folder)
+    curves.look()
+    line = json.dumps({"name": "loss", "value": 3.0, "time": 1.0, "step": 2}, separators=(",", ":")) + "\n"
+    with open(folder.metric_log(0), "a") as file:
+        file.write(line[:20])
+        file.flush()
+        curves.look()
+        assert list(curves.curves[Key("loss", 0, 1)].ys) == [1.0, 2.0]
+        file.write(line[20:] + "{broken\n" + line.replace("3.0", "4.0"))
+    assert curves.look()
+    assert list(curves.curves[Key("loss", 0, 1)].ys) == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_second_attempt_takes_up_where_it_was_resumed(place: Place) -> None:
+    folder = place.run()
+    log_values(folder, "loss", [0.0, 1.0, 2.0, 3.0, 4.0])
+    log_values(folder, "loss", [30.0, 40.0, 50.0], attempt=2, first=3)
+    curves = RunCurves(folder)
+    curves.look()
+    together: list[tuple[float | None, float | None]] = []
+    for attempt in (1, 2):
+        key = Key("loss", 0, attempt)
+        together += zip(*thinned(curves.curves[key], 100, cuts=curves.cuts(key)), strict=True)
+    read = series.read(folder.metrics)["loss"]
+    assert together == [*zip(read.steps, read.values, strict=True)]
+    # All of it is there for who asks.
+    assert len(thinned(curves.curves[Key("loss", 0, 1)], 100)[0]) == 5
+
+
+def test_no_spike_is_lost_and_a_zoom_is_exact(place: Place) -> None:
+    folder = place.run()
+    drawn = random.Random(7)
+    values = [drawn.random() for _ in range(20_000)]
+    values[7_777], values[12_345], values[3] = 99.0, -99.0, math.nan
+    log_values(folder, "loss", values)
+    curves = RunCurves(folder)
+    curves.look()
+    curve = curves.curves[Key("loss", 0, 1)]
+    xs, ys = thinned(curve, 500)
+    assert len(xs) == len(ys) <= 1000
+    assert (7_777, 99.0) in zip(xs, ys, strict=True)
+    assert (12_345, -99.0) in zip(xs, ys, strict=True)
+    assert xs == sorted(xs)
+    # A point beyond each end, so that the line goes on to the edge.
+    xs, ys = thinned(curve, 500, window=(100.5, 300))
+    assert (xs, ys) == ([*range(100, 302)], values[100:302])
+    assert thinned(curve, 500, window=(0, 5))[1][3] is None
+
+
+def test_steps_out_of_order_are_zoomed_into_all_the_same(place: Place) -> None:
+    folder = place.run()
+    log = MetricLog(folder.metric_log(0))
+    for step in (5, 1, 9, 2):
+        log.scalar("loss", float(step), step)
+    log.close()
+    curves = RunCurves(folder)
+    curves.look()
+    assert sorted(thinned(curves.curves[Key("loss", 0, 1)], 10, window=(1, 5))[0]) == [1, 2, 5]
+
+
+def test_what_is_no_number_is_kept_beside_the_curves(place: Place) -> None:
+    folder = place.run()
+    log = MetricLog(folder.metric_log(0))
+    log.other("row", "epochs", {"epoch": 1, "loss": 0.5})
+    log.scalar("state", "warm")
+    log.scalar("nothing", None)
+    for _ in range(500):
+        log.other("image", "plot", "images/plot.png")
+    log.close()
+    curves = RunCurves(folder)
+    curves.look()
+    assert curves.curves == {}
+    assert len(curves.others) + curves.left_out == 503
+
+
+def test_the_store_keeps_what_was_looked_at_last(place: Place) -> None:
+    folders = [place.run(f"digits_170000000{n}_00000001") for n in range(3)]
+    for folder in folders:
+        log_values(folder, "loss", [1.0] * 10)
+    kept = CurveStore(most_numbers=25)
+    for folder in folders:
+        with kept.open(folder) as curves:
+            curves.look()
+    with kept.open(folders[2]) as curves:
+        assert curves.size == 10
+    with kept.open(folders[0]) as curves:
+        assert curves.size == 0
+    assert Path(folders[0].path).exists()

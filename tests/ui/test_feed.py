@@ -1,0 +1,156 @@
+"""What watchers of a run are told, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from paceline.runs import states, store
+from paceline.runs.folder import RunFolder
+from paceline.ui.curves import CurveStore
+from paceline.ui.feed import TAIL, RunFeeds
+from tests.ui.conftest import Place, log_values, say
+
+PATIENCE_S = 60.0
+
+
+class Watcher:
+    """A page: what it was told so far."""
+
+    def __init__(self, stream: AsyncIterator[bytes]) -> None:
+        self.stream = stream
+        self.told: list[tuple[str, Any]] = []
+        self.place = ""
+
+    async def until(self, wanted: Callable[[str, Any], bool]) -> Any:
+        """Read on to the first event of this kind; what it says."""
+
+        async def look() -> Any:
+            async for data in self.stream:
+                for block in data.decode().split("\n\n"):
+                    fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line and line[0] != ":")
+                    if "event" in fields:
+                        self.place = fields.get("id", self.place)
+                        value = json.loads(fields["data"])
+                        self.told.append((fields["event"], value))
+                        if wanted(fields["event"], value):
+                            return value
+            raise AssertionError(f"the stream has ended: {self.told}")
+
+        return await asyncio.wait_for(look(), PATIENCE_S)
+
+    async def line(self, text: str) -> Any:
+        return await self.until(lambda event, value: event == "log" and any(text in line[2] for line in value["lines"]))
+
+    def lines(self) -> list[str]:
+        return [line[2] for event, value in self.told if event == "log" for line in value["lines"]]
+
+
+def watched(place: Place, does: Callable[[RunFeeds], Awaitable[None]]) -> None:
+    feeds = RunFeeds(place.runs_dir, CurveStore())
+    asyncio.run(asyncio.wait_for(does(feeds), 3 * PATIENCE_S))
+
+
+def end(place: Place, folder: RunFolder) -> None:
+    store.change(folder, store.stored(folder), states.COMPLETED, ended_utc="2026-01-01T00:00:00.000Z")
+    place.close()
+    place._held.clear()
+
+
+def test_lines_values_and_the_end_are_told_as_they_come(place: Place) -> None:
+    folder = place.run(status=states.RUNNING)
+    say(folder, "first\n")
+    log_values(folder, "loss", [3.0])
+
+    async def does(feeds: RunFeeds) -> None:
+        page = Watcher(feeds.of(folder.run_id).watch(""))
+        assert (await page.line("first"))["reset"] is True
+        counts = await page.until(lambda event, value: event == "points")
+        assert counts == [{"name": "loss", "rank": 0, "attempt": 1, "node": 0, "n": 1}]
+        log_values(folder, "loss", [2.0], first=1)
+        say(folder, "second\n")
+        new = await page.until(lambda event, value: event == "points")
+        assert new == [{"name": "loss", "rank": 0, "attempt": 1, "node": 0, "n": 2, "x": [1], "y": [2.0]}]
+        if "second" not in page.lines():
+            await page.line("second")
+        end(place, folder)
+        state = await page.until(lambda event, value: event == "state" and value["is_terminal"])
+        assert state["status"] == states.COMPLETED
+        await page.until(lambda event, value: event == "end")
+        assert page.lines() == ["first", "second"]
+
+    watched(place, does)
+
+
+def test_who_comes_back_gets_what_he_has_missed_and_nothing_twice(place: Place) -> None:
+    folder = place.run(status=states.RUNNING)
+    say(folder, "one\n")
+
+    async def does(feeds: RunFeeds) -> None:
+        feed = feeds.of(folder.run_id)
+        page, other = Watcher(feed.watch("")), Watcher(feed.watch(""))
+        await page.line("one")
+        await other.line("one")
+        await page.stream.aclose()  # type: ignore[attr-defined]
+        say(folder, "two\n")
+        await other.line("two")
+        back = Watcher(feed.watch(page.place))
+        assert (await back.line("two"))["reset"] is False
+        assert back.lines() == ["two"]
+        # Another server knows nothing of this place, and tells everything from the start.
+        anew = Watcher(RunFeeds(place.runs_dir, CurveStore()).of(folder.run_id).watch(page.place))
+        assert (await anew.line("two"))["reset"] is True
+        assert anew.lines() == ["one", "two"]
+        for one in (other, back, anew):
+            await one.stream.aclose()  # type: ignore[attr-defined]
+
+    watched(place, does)
+
+
+def test_of_a_script_that_prints_without_end_the_last_lines_are_told(place: Place) -> None:
+    folder = place.run(status=states.RUNNING)
+    say(folder, "".join(f"{n}\n" for n in range(20_000)))
+
+    async def does(feeds: RunFeeds) -> None:
+        page = Watcher(feeds.of(folder.run_id).watch(""))
+        first = await page.line("19999")
+        assert len(first["lines"]) == TAIL
+        say(folder, "".join(f"{n}\n" for n in range(20_000, 40_000)))
+        await page.line("39999")
+        later = [value for event, value in page.told[1:] if event == "log"]
+        assert all(len(value["lines"]) <= TAIL for value in later)
+        assert sum(value["left_out"] + len(value["lines"]) for value in later) == 20_000
+        await page.stream.aclose()  # type: ignore[attr-defined]
+
+    watched(place, does)
+
+
+def test_a_run_that_has_ended_is_told_once_and_not_looked_at_again(place: Place) -> None:
+    folder = place.run()
+    say(folder, "done\n")
+
+    async def does(feeds: RunFeeds) -> None:
+        page = Watcher(feeds.of(folder.run_id).watch(""))
+        await page.until(lambda event, value: event == "end")
+        assert page.lines() == ["done"]
+        assert [data async for data in page.stream] == []
+        # Nobody watches, nothing looks: the next one begins anew.
+        assert feeds.of(folder.run_id).is_idle
+
+    watched(place, does)
+
+
+def test_a_feed_ends_with_its_last_watcher(place: Place) -> None:
+    folder = place.run(status=states.RUNNING)
+
+    async def does(feeds: RunFeeds) -> None:
+        feed = feeds.of(folder.run_id)
+        page = Watcher(feed.watch(""))
+        await page.until(lambda event, value: event == "state")
+        await page.stream.aclose()  # type: ignore[attr-defined]
+        while not feed.is_idle:
+            await asyncio.sleep(0.01)
+
+    watched(place, does)

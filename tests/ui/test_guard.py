@@ -1,0 +1,106 @@
+"""Who is let in, and what every answer says to a browser."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.runs import states
+from paceline.ui.token import Token
+from tests.ui.conftest import Place
+
+PAGE = {"accept": "text/html"}
+
+
+def test_without_the_token_nothing_is_told(place: Place) -> None:
+    folder = place.run(display_name="secret name")
+    client = place.client(cookie=False)
+    paths = ["/", "/live", "/models", "/compute/live", f"/runs/{folder.run_id}", f"/runs/{folder.run_id}/curves"]
+    for path in (*paths, f"/runs/{folder.run_id}/file/outputs/a", "/nothing"):
+        for headers in ({}, PAGE):
+            answer = client.get(path, headers=headers)
+            assert answer.status_code == 401, path
+            assert "secret name" not in answer.text
+    assert client.post(f"/runs/{folder.run_id}/cancel").status_code == 401
+    # What asks for the token has its own style sheet.
+    assert client.get("/static/0/ui.css").status_code == 200
+
+
+def test_the_link_leaves_a_cookie_and_no_token_in_the_address(place: Place) -> None:
+    client, token = place.client(cookie=False), Token(place.path)
+    answer = client.get(f"/?state=live&token={token.text}", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "./?state=live")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=lax" in cookie
+    assert token.text not in answer.headers["set-cookie"]
+    assert client.get("/").status_code == 200
+    # The same page asks for it where it is wrong.
+    assert "not the workspace" in place.client(cookie=False).get("/?token=wrong", headers=PAGE).text
+
+
+def test_the_token_stays_and_is_its_owner_s_alone(place: Place) -> None:
+    token = Token(place.path)
+    assert Token(place.path).text == token.text
+    assert (place.path / "ui" / "token").stat().st_mode & 0o077 == 0
+    assert len(token.text) >= 40
+    assert not token.is_form_key(token.form_key()[:-1] + "0" if token.form_key()[-1] != "0" else "x.y")
+    assert token.is_form_key(token.form_key())
+    assert token.form_key() != token.form_key()
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "localhost.evil:7223", "10.0.0.1:7223", "[::2]:7223"]
+)
+def test_a_server_under_another_name_is_refused(place: Place, host: str) -> None:
+    answer = place.client().get("/", headers={"host": host})
+    assert answer.status_code == 421
+    assert "--proxy" in answer.text
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:7223", "localhost:1", "LOCALHOST", "[::1]:7223"])
+def test_its_own_names_are_known(place: Place, host: str) -> None:
+    assert place.client().get("/", headers={"host": host}).status_code == 200
+
+
+def test_a_proxy_s_name_is_known_once_it_is_told(place: Place) -> None:
+    client = place.client(proxies=("hub.example.org",))
+    assert client.get("/", headers={"host": "hub.example.org"}).status_code == 200
+    assert client.get("/", headers={"host": "other.example.org"}).status_code == 421
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"sec-fetch-site": "cross-site"},
+    ],
+)
+def test_another_site_s_page_changes_nothing(place: Place, headers: dict[str, str]) -> None:
+    folder = place.run(status=states.RUNNING)
+    client = place.client()
+    form = {"form_key": Token(place.path).form_key()}
+    assert client.post(f"/runs/{folder.run_id}/cancel", data=form, headers=headers).status_code == 403
+    assert not folder.cancel_request.exists()
+
+
+def test_every_answer_keeps_a_browser_from_running_what_is_in_it(place: Place) -> None:
+    folder = place.run()
+    (folder.outputs / "a.txt").write_text("a")
+    client = place.client()
+    for path in ("/", f"/runs/{folder.run_id}", f"/runs/{folder.run_id}/curves", "/nothing", "/models"):
+        headers = client.get(path, headers=PAGE).headers
+        assert "script-src 'self'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["cache-control"] == "no-store"
+
+
+def test_other_methods_are_refused(place: Place) -> None:
+    folder = place.run()
+    client = place.client()
+    for method in ("DELETE", "PUT", "PATCH", "OPTIONS"):
+        assert client.request(method, f"/runs/{folder.run_id}").status_code == 405
+    assert client.get(f"/runs/{folder.run_id}/cancel").status_code == 405

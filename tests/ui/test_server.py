@@ -1,0 +1,105 @@
+"""A server of its own process: its line, its end, and the same token after a restart."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from paceline.ui.config import UiConfig
+from tests.cli.conftest import Cli
+from tests.ui.conftest import Place
+
+pytest_plugins = ["tests.cli.conftest"]
+
+
+def started(config: UiConfig, **options: object) -> tuple[subprocess.Popen[str], dict[str, object]]:
+    """A server, and what its first line says."""
+    process = subprocess.Popen(  # type: ignore[call-overload]
+        [sys.executable, "-m", "paceline.ui", config.to_json()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+    line = process.stdout.readline()
+    return process, json.loads(line) if line else {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_at_once_and_the_next_has_the_same_token(place: Place, number: signal.Signals) -> None:
+    folder = place.run()
+    first, said = started(place.config(port=0, as_json=True))
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{said['port']}", follow_redirects=True) as client:
+            assert client.get(str(said["url"])).status_code == 200
+            assert folder.run_id in client.get("/").text
+            # A stream is open, which has no end of its own.
+            with client.stream("GET", "/live") as stream:
+                next(stream.iter_raw())
+                first.send_signal(number)
+                _, errors = first.communicate(timeout=60)
+    finally:
+        first.kill()
+    assert (first.returncode, errors) == (0, "")
+    second, again = started(place.config(port=0, as_json=True))
+    second.terminate()
+    second.communicate(timeout=60)
+    assert again["token"] == said["token"]
+
+
+def test_through_a_socket_it_ends_with_its_input(place: Place, short_path: Path) -> None:
+    path = short_path / "ui" / "socket"
+    process, said = started(place.config(socket=str(path), as_json=True))
+    try:
+        assert path.parent.stat().st_mode & 0o077 == 0
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://127.0.0.1:7223") as client:
+            assert client.get(f"/?token={said['token']}").status_code == 303
+        process.stdin.close()  # type: ignore[union-attr]
+        assert process.wait(60) == 0
+        assert not path.parent.exists()
+    finally:
+        process.kill()
+        for stream in (process.stdout, process.stderr):
+            stream.close()  # type: ignore[union-attr]
+
+
+def test_the_command_line_prints_the_link_and_refuses_what_makes_no_sense(cli: Cli) -> None:
+    process = cli.start("ui", "--port", "0", "--json")
+    assert process.stdout is not None
+    said = json.loads(process.stdout.readline())
+    assert said["url"] == f"http://127.0.0.1:{said['port']}/?token={said['token']}"
+    assert said["pid"] == process.pid
+    # What the parser and the rest of the command line had loaded is gone.
+    assert "paceline.ui" in Path(f"/proc/{process.pid}/cmdline").read_text()
+    assert said["token"] not in Path(f"/proc/{process.pid}/cmdline").read_text()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"--port {port}" in cli("ui", "--port", port, code=2).stderr
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "--proxy NAME" in cli("ui", "--host", "0.0.0.0", code=2).stderr
+    assert "go with --ssh" in cli("ui", "--remote-folder", "x", code=2).stderr
+    assert "--proxy does not go with --ssh" in cli("ui", "--ssh", "box", "--proxy", "a", code=2).stderr
+    assert "is no host" in cli("ui", "--ssh=-oProxyCommand=x", code=2).stderr
+
+
+def test_without_the_extra_it_says_what_to_install(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "uvicorn.py").write_text("raise ImportError('no', name='uvicorn')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "hidden")}
+    process, _ = started(place.config(), env=environment)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "pip install 'paceline[ui]'" in errors
+    assert "Traceback" not in errors

@@ -1,0 +1,92 @@
+"""The way to a workspace elsewhere: a `ssh` that runs its command here, with the socket led on by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import httpx
+
+from paceline.ui import ssh
+from tests.cli.conftest import Cli
+from tests.helpers import write_program
+
+pytest_plugins = ["tests.cli.conftest"]
+
+#: Leads a port on to a socket, and runs the command that is last, as ssh does it with a shell at the other end.
+SSH = """#!%s
+import json, os, socket, subprocess, sys, threading
+words = sys.argv[1:]
+open(os.environ["SEEN"], "w").write(json.dumps(words))
+_, port, path = words[words.index("-L") + 1].split(":")
+def pump(a, b):
+    try:
+        while data := a.recv(65536):
+            b.sendall(data)
+    except OSError:
+        pass
+    b.close()
+def lead():
+    listener = socket.create_server(("127.0.0.1", int(port)))
+    while True:
+        here, _ = listener.accept()
+        there = socket.socket(socket.AF_UNIX)
+        there.connect(path)
+        for pair in ((here, there), (there, here)):
+            threading.Thread(target=pump, args=pair, daemon=True).start()
+threading.Thread(target=lead, daemon=True).start()
+print("Welcome to the host", flush=True)
+sys.exit(subprocess.call(["sh", "-c", words[-1]]))
+"""
+
+
+def test_the_page_of_a_workspace_elsewhere(cli: Cli, tmp_path: Path) -> None:
+    write_program(tmp_path / "bin" / "ssh", SSH % sys.executable)
+    there = tmp_path / "its folder"
+    there.mkdir()
+    program = shlex.join(Cli.argv())
+    environment = {"PATH": f"{tmp_path / 'bin'}:{cli.environment['PATH']}", "SEEN": str(tmp_path / "seen")}
+    process = cli.start(
+        *("ui", "--ssh", "me@box", "--remote-folder", there, "--remote-program", program, "--port", "0", "--read-only"),
+        env=environment,
+    )
+    assert process.stdout is not None
+    said = process.stdout.readline() + process.stdout.readline() + process.stdout.readline()
+    address = re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", said)
+    assert address, said
+    with httpx.Client(follow_redirects=True, timeout=60) as client:
+        assert "its folder" in client.get(address[0]).text
+    words = json.loads((tmp_path / "seen").read_text())
+    assert words[-3:-1] == ["--", "me@box"]
+    assert "ExitOnForwardFailure=yes" in words
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_host_without_paceline_is_said(cli: Cli, tmp_path: Path) -> None:
+    write_program(tmp_path / "bin" / "ssh", "#!/bin/sh\necho 'sh: paceline: not found' >&2\nexit 127\n")
+    done = cli("ui", "--ssh", "box", env={"PATH": f"{tmp_path / 'bin'}:{cli.environment['PATH']}"}, code=2)
+    assert "no server has begun on box" in done.stderr
+    assert "--remote-program" in done.stderr
+
+
+def test_words_of_the_user_s_reach_the_host_s_shell_as_they_are_meant() -> None:
+    words = ssh.command("/usr/bin/ssh", "box", "~/a b", "~/venv/bin/paceline", 7223, ["--read-only"], place="00ff")
+    assert words[0] == "/usr/bin/ssh"
+    assert "127.0.0.1:7223:/tmp/paceline-ui-00ff/socket" in words
+    assert words[-1] == (
+        "cd ~/'a b' && exec ~/venv/bin/paceline ui --socket /tmp/paceline-ui-00ff/socket --json --read-only"
+    )
+    assert ssh.command("ssh", "box", "$(x)", "paceline", 1, [], place="0")[-1].startswith(
+        "cd '$(x)' && exec paceline ui"
+    )
+
+
+def test_a_token_is_taken_from_the_server_s_line_alone() -> None:
+    assert ssh._token_of(["hello\n", '{"other": 1}\n', '{"token": "' + "a" * 43 + '"}\n']) == "a" * 43
+    assert ssh._token_of(['{"token": "\\u001b]0;x"}\n']) is None
