@@ -17,8 +17,6 @@ from paceline.ui.config import UiConfig
 from tests.cli.conftest import Cli
 from tests.ui.conftest import Place
 
-pytest_plugins = ["tests.cli.conftest"]
-
 
 def started(config: UiConfig, **options: object) -> tuple[subprocess.Popen[str], dict[str, object]]:
     """A server, and what its first line says."""

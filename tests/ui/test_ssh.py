@@ -15,8 +15,6 @@ from paceline.ui import ssh
 from tests.cli.conftest import Cli
 from tests.helpers import write_program
 
-pytest_plugins = ["tests.cli.conftest"]
-
 #: Leads a port on to a socket, and runs the command that is last, as ssh does it with a shell at the other end.
 SSH = """#!%s
 import json, os, socket, subprocess, sys, threading
