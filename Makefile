@@ -16,10 +16,12 @@ demo: .venv/.ready
 test: .venv/.ready engines
 	$(BIN)/python -m pytest -n 3
 
-# The full numbers of what `make test` does less often: kills, steps without growth, plans of collective operations.
+# The full numbers of what `make test` does less often: kills, steps without growth, plans of collective operations; and the
+# cells of matrices that it leaves out, which are marked `proof`.
 proof: .venv/.ready engines chaos
 	PACELINE_ENDURANCE_STEPS=10000 PACELINE_PLANS=5000 \
 	    $(BIN)/python -m pytest tests/collectives/test_endurance.py tests/collectives/test_properties.py --timeout 14400
+	PACELINE_PROOF=1 $(BIN)/python -m pytest -n 3 -m proof
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

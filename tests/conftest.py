@@ -24,6 +24,11 @@ settings.load_profile("paceline")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# What tests start finds what another has compiled, whatever the shell says: a supervisor and its workers would each compile
+# all of the library that they load.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Threads of OpenMP spin while they wait for one another, and take the cores from those that they wait for where several tests
 # run: two of README's commands took 147 s of a processor in place of 60.
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
@@ -70,9 +75,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Durations(config))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+#: Whether tests marked `proof` are run; read before a fixture takes the variable away.
+IS_PROOF = bool(os.environ.get("PACELINE_PROOF"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from tests.side_by_side import kept_durations, longest_first
 
+    if not IS_PROOF:
+        left_out = [item for item in items if item.get_closest_marker("proof")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("proof")]
     items[:] = longest_first(items, kept_durations())
 
 

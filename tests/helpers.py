@@ -129,9 +129,12 @@ def run_python(code: str, *arguments: object, environment: Mapping[str, str] | N
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
     """Return once `condition` holds. timeout_s: what a quiet machine may need; a busy one gets three times as much."""
-    began = time.monotonic()
+    began = looked = time.monotonic()
     while not condition():
-        waited = time.monotonic() - began
+        now = time.monotonic()
+        waited = now - began
         assert waited < 3 * timeout_s, f"waited {3 * timeout_s:g} s in vain: {what}"
-        # What has not come soon is looked for less often: a look may cost more than the pause.
-        time.sleep(min(0.02, max(0.005, waited / 50)))
+        # What has not come soon is looked for less often, and so is what takes long to look at: a login host starts a Python
+        # for each look, and to find the processes of three hosts takes as long as a run's record a hundred times.
+        time.sleep(min(0.3, max(0.005, waited / 25, 3 * (now - looked))))
+        looked = time.monotonic()

@@ -104,6 +104,7 @@ def test_every_benchmark_has_its_line_with_its_results():
 def test_what_make_test_does_less_often_has_its_full_number_in_make_proof():
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(r"^proof:.*\bchaos\b", makefile, re.MULTILINE), "make proof does what make chaos does"
+    assert re.search(r"^\tPACELINE_PROOF=1 .* -m proof$", makefile, re.MULTILINE), "it runs the tests marked so"
     readers = {
         str(path.relative_to(ROOT)): set(_FULL.findall(path.read_text()))
         for path in (ROOT / "tests").rglob("test_*.py")

@@ -47,7 +47,8 @@ class Local(TargetUnderTest):
 
 
 #: Checks of which hosts over SSH have each backend's. Slurm and Ray only bring the agents, and what these do with workers is the
-#: same; so of several nodes mpirun's workers are left there: they have all that Gloo's have, and daemons besides.
+#: same; so mpirun's workers are left there, which have all that Gloo's and a single one have, and daemons besides. `make proof`
+#: does the others.
 _AGENTS_ALONE = (
     "test_a_run_is_canceled_while_it_runs",
     "test_a_run_whose_supervisor_was_killed_has_failed",
@@ -62,7 +63,11 @@ _AGENTS_ALONE = (
 def is_of_agents_alone(nodeid: str) -> bool:
     """Whether a test repeats on Slurm or Ray what hosts over SSH are tested for."""
     *_, suite, name = nodeid.split("::")
-    return suite in ("TestSlurm", "TestRay") and name.endswith("[gloo]") and name.partition("[")[0] in _AGENTS_ALONE
+    return (
+        suite in ("TestSlurm", "TestRay")
+        and name.endswith(("[gloo]", "[single]"))
+        and name.partition("[")[0] in _AGENTS_ALONE
+    )
 
 
 @pytest.mark.timeout(240)

@@ -81,10 +81,11 @@ def _arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"process_count_per_node": 2, "distributed_backend": "mpi"}
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    repeated = {item for item in items if is_of_agents_alone(item.nodeid)}
-    config.hook.pytest_deselected(items=[item for item in items if item in repeated])
-    items[:] = [item for item in items if item not in repeated]
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_of_agents_alone(item.nodeid):
+            item.add_marker(pytest.mark.proof)
 
 
 @pytest.fixture(scope="session")

@@ -64,7 +64,7 @@ class RayLab:
             # At once: most of a start is waiting.
             starting = [self._start_node(name) for name in self.nodes]
             for name, started in zip(self.nodes, starting, strict=True):
-                _finish(name, started)
+                self._finish_node(name, started)
             self.wait_for_nodes(3)
         except BaseException:
             self.down()
@@ -112,7 +112,7 @@ class RayLab:
     def revive(self, name: str) -> None:
         """Start a killed node again."""
         self.hosts.boot(name)
-        _finish(name, self._start_node(name))
+        self._finish_node(name, self._start_node(name))
         self.wait_for_nodes(3)
 
     def left(self) -> dict[str, list[str]]:
@@ -132,6 +132,14 @@ class RayLab:
     def _start_node(self, name: str) -> subprocess.Popen[str]:
         words = ["--address", f"{self.hosts.addresses[self.head]}:6379"]
         return self._ray(name, [*words, "--node-ip-address", self.hosts.addresses[name]])
+
+    def _finish_node(self, name: str, started: subprocess.Popen[str]) -> None:
+        """Once more where it has not started: Ray itself waits for 30 s, which a busy machine may need."""
+        try:
+            _finish(name, started)
+        except AssertionError:
+            self.hosts.run(name, [sys.executable, "-m", "ray.scripts.scripts", "stop", "--force"])
+            _finish(name, self._start_node(name))
 
     def _ray(self, name: str, words: list[str]) -> subprocess.Popen[str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "PACELINE_", "PYTEST"))}
@@ -153,8 +161,9 @@ class RayLab:
 
 def _finish(name: str, started: subprocess.Popen[str]) -> None:
     try:
-        output, _ = started.communicate(timeout=90)
+        output, _ = started.communicate(timeout=180)
     except subprocess.TimeoutExpired:
         started.kill()
-        raise AssertionError(f"Ray did not start on {name} within 90 s") from None
+        started.communicate()
+        raise AssertionError(f"Ray did not start on {name} within 180 s") from None
     assert started.returncode == 0, f"Ray did not start on {name}: {output}"

@@ -14,7 +14,6 @@ import pytest
 
 from tests.collectives.gloo_world import free_port
 from tests.engines.conftest import require_engine
-from tests.parallel.world import modules
 from tests.ranks import Worlds, clean_environment, launcherless_environment
 from tests.warm import Warm
 
@@ -95,11 +94,10 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     asked = [item.callspec.params for item in request.session.items if "check" in getattr(item, "fixturenames", ())]
 
     def look(size: int, check: str) -> None:
-        # Those modules of which a test was asked for.
-        chosen = {one["check"].partition(".")[0] for one in asked if one.get("size") == size}
+        # Those for which a test was asked.
+        names = [one["check"] for one in asked if one.get("size") == size]
 
         def start(folder: Path) -> str:
-            names = [name for name in modules() if name in chosen]
             ended = run_on_ranks(size, folder, str(_WORLD), str(folder), *names)
             return "\n".join(f"rank {rank} ({end.returncode}): {end.output[-1500:]}" for rank, end in enumerate(ended))
 

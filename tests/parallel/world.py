@@ -1,6 +1,6 @@
 """A program that runs checks on every rank of a world, one after the other, and writes down what came of each.
 
-    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python world.py <folder for the reports> <module of checks>...
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python world.py <folder for the reports> <module>.<check>...
 
 A check is a function `check_*(ranks)` in `checks/<module>.py`; `sizes=(4,)` among its parameters says in which worlds it
 runs, else the module's SIZES.
@@ -76,12 +76,11 @@ def main(folder: str, *names: str) -> None:
 
     def checks() -> Iterator[tuple[str, Callable[[], object]]]:
         for name in names:
-            module = importlib.import_module(f"tests.parallel.checks.{name}")
-            for check, sizes in checks_of(name).items():
-                if place.size in sizes:
-                    own = Path(folder) / f"{name}.{check}"
-                    own.mkdir(exist_ok=True)
-                    yield f"{name}.{check}", partial(run, getattr(module, check), own)
+            module, _, check = name.partition(".")
+            own = Path(folder) / name
+            own.mkdir(exist_ok=True)
+            found = getattr(importlib.import_module(f"tests.parallel.checks.{module}"), check)
+            yield name, partial(run, found, own)
 
     run_checks(Path(folder), place.rank, checks())
 

@@ -120,10 +120,14 @@ class Bench:
 
     def wait_until(self, condition: Callable[[], object], what: str, limit_s: float = _WAIT_S) -> None:
         """Return once `condition` holds; fail after the limit and the target's slack."""
-        deadline = time.monotonic() + limit_s + self.target.slack_s
+        looked = time.monotonic()
+        deadline = looked + limit_s + self.target.slack_s
         while not condition():
-            assert time.monotonic() < deadline, f"within {limit_s:g} s not so: {what}\n{self.story(*self.runs)}"
-            time.sleep(0.05)
+            now = time.monotonic()
+            assert now < deadline, f"within {limit_s:g} s not so: {what}\n{self.story(*self.runs)}"
+            # A look may cost more than the pause, where it asks a scheduler or goes through all processes of the nodes.
+            time.sleep(min(0.3, max(0.05, 3 * (now - looked))))
+            looked = time.monotonic()
 
     def wait_for_end(self, run: Run, limit_s: float = _WAIT_S) -> str:
         """The state in which the run has ended."""

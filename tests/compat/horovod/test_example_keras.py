@@ -18,9 +18,9 @@ SCRIPT = Path(__file__).parents[3] / "examples" / "horovod_keras" / "train.py"
 @pytest.mark.parametrize(
     ("backend", "ranks", "options"),
     [
-        ("tensorflow", 1, ()),
+        pytest.param("tensorflow", 1, (), marks=pytest.mark.proof),
         ("tensorflow", 2, ("--fp16-allreduce",)),
-        ("torch", 2, ("--backward-passes-per-step", "2")),
+        pytest.param("torch", 2, ("--backward-passes-per-step", "2"), marks=pytest.mark.proof),
     ],
 )
 def test_the_example_learns_the_digits(tmp_path, backend, ranks, options):

@@ -14,7 +14,9 @@ from tests.engines.conftest import require_module
 SCRIPT = Path(__file__).parents[3] / "examples" / "horovod_tensorflow" / "train.py"
 
 
-@pytest.mark.parametrize(("ranks", "options"), [(1, ()), (2, ("--fp16-allreduce",))])
+@pytest.mark.parametrize(
+    ("ranks", "options"), [pytest.param(1, (), marks=pytest.mark.proof), (2, ("--fp16-allreduce",))]
+)
 def test_the_example_learns_the_digits(ranks, options):
     require_module("tensorflow")
     variables = {"PYTHONPATH": str(shim_dir()), "TF_CPP_MIN_LOG_LEVEL": "3"}

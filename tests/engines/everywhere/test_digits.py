@@ -48,7 +48,10 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return learned(Lab(tmp_path_factory.mktemp("here")), "local")
 
 
-@pytest.mark.parametrize("way", ["ssh", "slurm", "ray, shared folder"])
+# Workers of Slurm's and Ray's nodes meet each other in the suite of targets.
+@pytest.mark.parametrize(
+    "way", ["ssh", *(pytest.param(way, marks=pytest.mark.proof) for way in ("slurm", "ray, shared folder"))]
+)
 def test_the_digits_are_learned_as_on_this_machine(
     way: str, here: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

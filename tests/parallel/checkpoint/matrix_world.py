@@ -1,6 +1,6 @@
-"""A program that saves on every layout of its world's size, then goes on from what all worlds have saved.
+"""A program that saves on every layout of its world's size, then goes on from what others have saved.
 
-    python matrix_world.py <folder>
+    python matrix_world.py <folder> '["data 2 -> shard 4", ...]'
 
 The worlds of all sizes run at the same time, so that each process is started once. Three steps, a checkpoint, three steps
 more: the end is compared with six steps of a plain loop, in float64, with AdamW. The model's embedding is tied to its head,
@@ -41,7 +41,7 @@ def case() -> Any:
     return SHALLOW["transformer_tied"]
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, pairs: list[str]) -> None:
     import torch
 
     from paceline.parallel import mesh
@@ -61,7 +61,7 @@ def main(folder: Path) -> None:
     for layout in chosen:
         # Another seed: what is not in the checkpoint would be seen.
         par, given = training(layout, seed=6)
-        for other in LAYOUTS:
+        for other in (other for other in LAYOUTS if f"{other} -> {layout}" in pairs):
             assert par.load(path_of(folder, other))
             found[f"{other} -> {layout}"] = distances(par, given[3:], one)
     if place.rank == 0:
@@ -127,4 +127,4 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\..*")
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -28,6 +28,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.parallel.tracing.fingerprint import Fingerprint
+from paceline.parallel.tracing.profiler import put_back
 from paceline.parallel.tracing.source import is_users
 from paceline.torch_private import is_torchs_attribute
 
@@ -121,22 +122,13 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
     try:
         yield
     finally:
-        _put_back(before)
+        put_back(before)
         if collects:
             gc.enable()
         if plain is None:
             del nn.Module.__getattribute__
         else:
             nn.Module.__getattribute__ = plain  # type: ignore[method-assign]
-
-
-def _put_back(profiler: Any) -> None:
-    if profiler is None or callable(profiler):
-        sys.setprofile(profiler)
-    else:
-        # Before Python 3.12 cProfile's profiler is no function, and only it can set itself again.
-        sys.setprofile(None)
-        profiler.enable()
 
 
 def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, Read]:

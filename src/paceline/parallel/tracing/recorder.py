@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from paceline.parallel.pytree import Container, flatten, map_tensors, open_container, signature, tensors_at, tensors_in
 from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.others import generators_kept
+from paceline.parallel.tracing.profiler import unwatched
 from paceline.parallel.tracing.source import Line, users_line
 
 #: Functions of a tensor that answer with a value's content. A fake tensor refuses them by itself, a real one would not.
@@ -189,7 +190,7 @@ class GraphRecorder(TorchFunctionMode):
         versions = [tensor._version for tensor in given]
         contents = [Fingerprint().of(value) for value in (*args, *kwargs.values())]
         # Random numbers that a block draws are no concern of the trace: in its stage it will draw them itself.
-        with generators_kept():
+        with generators_kept(), unwatched():
             result = original(module, *args, **kwargs)
         for value, content in zip((*args, *kwargs.values()), contents, strict=True):
             if Fingerprint().of(value) != content:

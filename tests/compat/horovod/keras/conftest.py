@@ -40,14 +40,19 @@ def checks(kind: str) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def outcome(worlds: Worlds) -> Callable[[str, int, str], None]:
+def outcome(request: pytest.FixtureRequest, worlds: Worlds) -> Callable[[str, int, str], None]:
     """A function that fails as the check did on any of so many ranks."""
 
+    params = [item.callspec.params for item in request.session.items if "outcome" in getattr(item, "fixturenames", ())]
+    asked = [(one["kind"], one["ranks"], one["check"]) for one in params if "kind" in one]
+
     def look(kind: str, ranks: int, check: str) -> None:
-        needs, variables, module, names = KINDS[kind]
+        needs, variables, module, _ = KINDS[kind]
         for need in needs:
             require_engine(need, importlib.util.find_spec(need))
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "0"}
+
+        names = [one for *place, one in asked if place == [kind, ranks]]
 
         def start(folder: Path) -> str:
             return run_on_ranks(ranks, _WORLD, str(folder), module, *names, **(quiet | variables)).stderr

@@ -1,6 +1,6 @@
 """A program that runs checks of one Keras on every rank of a world, one after the other, and writes down what came of each.
 
-    mpirun -n 2 python world.py <folder for the reports> <module to import as hvd> <module of checks>...
+    mpirun -n 2 python world.py <folder for the reports> <module to import as hvd> <module>.<check>...
 
 A check is a function `check_*(hvd, keras)`.
 """
@@ -25,7 +25,7 @@ def main(folder: str, module_name: str, *names: str) -> None:
     from paceline.compat import install
     from paceline.compat.horovod._keras import libraries
     from paceline.compat.horovod.common import objects
-    from tests.ranks import checks_in, run_checks
+    from tests.ranks import run_checks
 
     install("horovod")
     hvd = importlib.import_module(module_name)
@@ -49,9 +49,9 @@ def main(folder: str, module_name: str, *names: str) -> None:
 
     def checks() -> Iterator[tuple[str, Callable[[], object]]]:
         for name in names:
-            module = importlib.import_module(f"tests.compat.horovod.keras.checks.{name}")
-            for check in checks_in(CHECKS, name):
-                yield f"{name}.{check}", partial(run, getattr(module, check))
+            module, _, check = name.partition(".")
+            found = importlib.import_module(f"tests.compat.horovod.keras.checks.{module}")
+            yield name, partial(run, getattr(found, check))
 
     run_checks(Path(folder), hvd.rank(), checks())
     hvd.shutdown()
