@@ -6,12 +6,14 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import httpx
 import pytest
 
 from tests.cli.conftest import Cli
+from tests.environments.wheels import make_wheel
 from tests.helpers import write_tree
 
 SCRIPT = """
@@ -78,11 +80,35 @@ def test_a_trial_says_that_all_is_well_or_what_is_wrong(registered: Cli) -> None
     assert left(registered) == []
 
 
+def test_a_trial_loads_the_model_in_the_environment_of_the_run_that_made_it(registered: Cli) -> None:
+    wheel = make_wheel(registered.folder / "wheels", "small", "1.1", code="def say():\n    return 'small 1.1'\n")
+    write_tree(
+        registered.folder,
+        {
+            "train/train.py": "import os\nopen(os.path.join(os.environ['PACELINE_OUTPUT_DIR'], 'm.txt'), 'w').write('made')\n",
+            "src/uses.py": "import os, small\ndef init(): pass\ndef run(data): return small.say() + os.environ.get('MORE', '')\n",
+        },
+    )
+    run = json.loads(registered("run", "train/train.py", "--pip", wheel, "--json").stdout)["run_id"]
+    registered("model", "register", "made", "outputs", "--run", run)
+    words = ("serve", "made", "--entry", "src/uses.py", "--check", "[1]")
+    done = registered(*words, "--env", "MORE=!")
+    assert re.search(r'answered 200 in .* ms:\n"small 1.1!"\n', done.stdout)
+    # The run has built it; nothing is built for the trial.
+    assert "is ready" in done.stderr
+    assert "installing" not in done.stderr
+    # Without it, the script fails as it would in a service with another environment.
+    found = json.loads(registered(*words, "--python", sys.executable, "--json", code=1).stdout)
+    assert found["problem"].startswith("ModuleNotFoundError: No module named 'small' (")
+    # The log begins with the script's own line.
+    assert found["log"].splitlines()[1].endswith('src/uses.py", line 1, in <module>')
+
+
 def test_a_wrong_call_is_told_before_anything_starts(registered: Cli) -> None:
     for words, said in (
         ("", "there is nothing to serve"),
         ("nosuch", "there is no model 'nosuch'"),
-        ("./nosuch", "'./nosuch': there is no such file or folder."),
+        ("./nosuch", "/nosuch': there is no such file or folder. A registered model"),
         ("digits --entry nosuch.py", "--entry 'nosuch.py': there is no such file."),
         ("digits --entry src/score.py --source model", "is not below --source 'model'"),
         ("digits --source src", "--source goes with --entry"),
@@ -90,6 +116,9 @@ def test_a_wrong_call_is_told_before_anything_starts(registered: Cli) -> None:
         ("digits --max-body much", "--max-body: 'much' is no size"),
         ("digits --tls-cert none.pem --tls-key none.pem", "there is no such file."),
         ("digits --json", "--json goes with --check"),
+        ("digits --environment nosuch", "no environment 'nosuch' is registered"),
+        ("digits --isolated", "--isolated and --layered are for packages"),
+        ("digits --python nosuch", "python='nosuch' can't be run"),
         ("digits --check nosuch.json", "--check 'nosuch.json': the sample can't be read"),
     ):
         done = registered("serve", *words.split(), code=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,9 +13,12 @@ import typer
 
 from paceline.cli.common import print_json, warn
 from paceline.cli.options import JSON, VerbOption, takes
+from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON
+from paceline.cli.serve_environment import in_environment
 from paceline.errors import ModelNotFoundError, ServingError
-from paceline.models import registry, resolve
 from paceline.runs.visible import visible
+from paceline.services import model_files
+from paceline.services.model_files import FoundModel
 from paceline.serving.check import check
 from paceline.serving.config import ServedModel, ServerConfig
 from paceline.serving.front.reading import absolute
@@ -26,7 +28,6 @@ from paceline.workspace import Workspace
 
 #: Where Azure's own server listens.
 _PORT = 5001
-_UNREGISTERED = "0"
 
 SERVE = (
     VerbOption(
@@ -38,7 +39,13 @@ SERVE = (
     ),
     VerbOption("--entry", "Scoring script; without one, the model is served as it is.", "SCRIPT"),
     VerbOption("--source", "Folder that the script runs in; default: the script's.", "FOLDER"),
-    VerbOption("--python", "Interpreter of the model's environment; default: Paceline's own.", "PATH"),
+    VerbOption("--environment", "Registered environment; default: that of the run that made the model.", "NAME"),
+    *PACKAGES,
+    PYTHON,
+    ISOLATED,
+    VerbOption(
+        "--env", "Variable for the script; may be repeated. Without a value: the shell's.", "NAME[=VALUE]", list
+    ),
     VerbOption("--host", "Address to listen at; default: 127.0.0.1. Any other needs --keys.", "ADDRESS"),
     VerbOption("--port", f"Default: {_PORT}; 0 takes a free one.", "N", int),
     VerbOption("--workers", "Model processes; default: 1.", "N", int),
@@ -69,7 +76,7 @@ _KEYS = {
         name: name
         for name in ("host", "workers", "threads", "max_batch", "max_queue", "log_level", "tls_cert", "tls_key")
     },
-    **{"timeout": "timeout_s", "drain": "drain_s", "keys": "keys_file", "python": "python"},
+    **{"timeout": "timeout_s", "drain": "drain_s", "keys": "keys_file"},
 }
 _SIZES = {"max_body": "max_body_bytes", "memory_limit": "memory_limit_bytes"}
 
@@ -86,27 +93,29 @@ def add_to(app: typer.Typer) -> None:
 def serve(**given: Any) -> int:
     folder = Path(tempfile.mkdtemp(prefix="paceline-serve-"))
     try:
-        config = _config(given, folder)
-        if given["check"] is not None:
-            return _check(config, given["check"], as_json=given["json"])
-        if given["json"]:
+        if given["json"] and given["check"] is None:
             raise ServingError("--json goes with --check; a server that runs says how it is in /metrics and its log.")
-        path = folder / "config.json"
-        # Variables in it may be secrets.
-        write_json(path, config.to_json(), mode=PRIVATE)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # The server takes this process's place: the parser and all else that was imported would stay in its memory. The
-        # folder is its own now, and holds no modules that could stand in another's place.
-        os.chdir(folder)
-        os.execv(sys.executable, [sys.executable, "-m", "paceline.serving", str(path)])
+        sample = _sample(given["check"] or "")
+        found = _found(given["models"] or ())
+        config = _config(given, [_served(model, folder / f"hashes-{at}") for at, model in enumerate(found)])
+        with in_environment(config, given, found[0].environment if found else None) as config:
+            if given["check"] is not None:
+                return _check(config, sample, as_json=given["json"])
+            path = folder / "config.json"
+            # Variables in it may be secrets.
+            write_json(path, config.to_json(), mode=PRIVATE)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # The server takes this process's place: the parser and all else that was imported would stay in its memory. The
+            # folder is its own now, and holds no modules that could stand in another's place.
+            os.chdir(folder)
+            os.execv(sys.executable, [sys.executable, "-m", "paceline.serving", str(path)])
     finally:
         remove_tree(folder)
 
 
-def _config(given: Mapping[str, Any], folder: Path) -> ServerConfig:
-    """What the options come to. folder: for the lists of the models' hashes."""
-    models = _models(given["models"] or (), folder)
+def _config(given: Mapping[str, Any], models: Sequence[ServedModel]) -> ServerConfig:
+    """What the options come to, but for the environment."""
     values: dict[str, Any] = {key: given[name] for name, key in _KEYS.items() if given[name] is not None}
     for name, key in _SIZES.items():
         if given[name] is not None:
@@ -122,7 +131,7 @@ def _config(given: Mapping[str, Any], folder: Path) -> ServerConfig:
         raise ServingError("there is nothing to serve. Name a model, or a script with --entry, or both.")
     config = ServerConfig(
         name=given["name"] or (models[0].name if models else Path(given["entry"]).stem),
-        models=models,
+        models=tuple(models),
         port=_PORT if given["port"] is None else given["port"],
         is_temporary=True,
         **values,
@@ -142,39 +151,35 @@ def _script(entry: str, source: str | None) -> dict[str, str]:
     return {"entry_script": path.relative_to(base).as_posix(), "source_dir": str(base)}
 
 
-def _models(references: Sequence[str], folder: Path) -> tuple[ServedModel, ...]:
-    return tuple(_model(reference, folder / f"hashes-{at}") for at, reference in enumerate(references))
-
-
-def _model(reference: str, hashes: Path) -> ServedModel:
-    """The model of these words: a path where they have a slash, or where there is no such model and such a path."""
-    path = Path(reference)
-    if "/" not in reference and not reference.startswith("."):
-        # Not made: who serves a folder needs no workspace.
-        workspace_dir = Workspace.from_config(create=False).path
+def _found(references: Sequence[str]) -> list[FoundModel]:
+    # Not made: who serves a folder needs no workspace.
+    workspace_dir = Workspace.from_config(create=False).path
+    found = []
+    for reference in references:
         try:
-            record = resolve(workspace_dir, reference)
+            found.append(model_files.find(workspace_dir, reference))
         except ModelNotFoundError:
-            if not path.exists():
+            # A path without a slash, then.
+            if not Path(reference).exists():
                 raise
-        else:
-            lines = (f"{file.sha256}  {file.name}\n" for file in record.files)
-            hashes.write_text("".join(lines), encoding="utf-8")
-            return ServedModel(
-                name=record.name,
-                version=str(record.version),
-                path=str(registry.files_dir(workspace_dir, record)),
-                hashes=str(hashes),
-                framework=record.framework if record.framework in ("sklearn", "onnx", "pytorch") else None,
-            )
-    if not path.exists():
-        raise ServingError(f"{reference!r}: there is no such file or folder.")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.absolute().name).strip("-._") or "model"
-    return ServedModel(name=name, version=_UNREGISTERED, path=str(path.absolute()))
+            found.append(model_files.find(workspace_dir, Path(reference)))
+    return found
 
 
-def _check(config: ServerConfig, sample: str, *, as_json: bool) -> int:
-    found = check(config, _sample(sample))
+def _served(found: FoundModel, hashes: Path) -> ServedModel:
+    if found.id is not None:
+        hashes.write_text(found.hash_lines(), encoding="utf-8")
+    return ServedModel(
+        name=found.name,
+        version=found.version,
+        path=str(found.path),
+        hashes=None if found.id is None else str(hashes),
+        framework=found.framework if found.framework in ("sklearn", "onnx", "pytorch") else None,
+    )
+
+
+def _check(config: ServerConfig, sample: bytes | None, *, as_json: bool) -> int:
+    found = check(config, sample)
     if as_json:
         print_json(vars(found))
         return 0 if found.problem is None else 1

@@ -98,18 +98,20 @@ class EnvironmentStore:
         )
 
     @contextlib.contextmanager
-    def hold(self, built: Built) -> Iterator[None]:
+    def hold(self, built: Built) -> Iterator[int]:
         """While this lasts, `prune` leaves the environment alone; the kernel ends it with the process.
+
+        Its value is the open lock, for who takes another program's form (`os.set_inheritable`).
 
         Raises:
             EnvironmentBuildError: it has been pruned meanwhile; `ensure` builds it again.
         """
         # Shared, so that any number of runs use it at once; `prune` takes the lock for itself and passes this one over.
-        with locks.shared(self._lock(built.key)):
+        with locks.shared(self._lock(built.key)) as lock:
             if self._read(built.key) is None:
                 raise EnvironmentBuildError(f"environment {built.key} has just been pruned. Ask for it once more.")
             self._touch(built.key)
-            yield
+            yield lock
 
     def prune(
         self, *, unused_for_s: float = 0.0, only: Collection[str] | None = None, dry_run: bool = False

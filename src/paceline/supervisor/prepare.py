@@ -165,7 +165,7 @@ def _views(job: Job, run_id: str) -> Iterator[None]:
         os.close(held)
 
 
-def _hold_environment(folder: RunFolder) -> contextlib.AbstractContextManager[None]:
+def _hold_environment(folder: RunFolder) -> contextlib.AbstractContextManager[object]:
     """Keep `paceline env prune` from the run's environment while this lasts."""
     from paceline.environments.built import Built
     from paceline.environments.store import EnvironmentStore

@@ -16,6 +16,7 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.serving import wire
 from paceline.serving.model.loading import load
+from paceline.serving.model.tracebacks import show
 
 
 def main() -> None:
@@ -44,8 +45,7 @@ def _serve(link: socket.socket, frames: FrameReader, setup: dict[str, Any]) -> b
         raise
     except BaseException as error:
         if not isinstance(error, PacelineError):
-            traceback.print_exc()
-            sys.stderr.flush()
+            show(error)
         link.sendall(wire.json_frame(wire.FAILED, {"error": told(error)}))
         return False
     sys.stdout.flush()

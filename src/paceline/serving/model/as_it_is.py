@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ import numpy as np
 from paceline.serving.model import swagger, tensors
 from paceline.serving.model.answers import InputError, OutputError, as_json, error, parsed
 from paceline.serving.model.runners.base import Runner
+from paceline.serving.model.tracebacks import show
 from paceline.serving.wire import INFER, ModelCall, Reply
 
 _FAILED = "the model failed on this input. Check the logs for more info."
@@ -99,11 +99,10 @@ class AsItIs:
             if len(group) > 1:  # whoever's input it is, the others have their answers
                 return [reply for asked in group for reply in self._run([asked])]
             return [_refused(first.is_infer, reason.status, str(reason))]
-        except Exception:
+        except Exception as error:
             if len(group) > 1:
                 return [reply for asked in group for reply in self._run([asked])]
-            traceback.print_exc()
-            sys.stderr.flush()
+            show(error)
             return [_refused(first.is_infer, 500, _FAILED)]
         ran_us = int((time.perf_counter() - before) * 1e6)
         return [self._told(asked, outputs, ran_us) for asked, outputs in zip(group, found, strict=True)]

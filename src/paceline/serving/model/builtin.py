@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import traceback
 import zipfile
 from typing import Any
 
 from paceline.errors import ServingError
 from paceline.serving.model.runners.base import Runner
 from paceline.serving.model.servable import Servable
+from paceline.serving.model.tracebacks import show
 
 SKLEARN, ONNX, TORCHSCRIPT, EXPORTED = "sklearn", "onnx", "torchscript", "torch-export"
 #: What a configuration may say, and what it stands for.
@@ -45,7 +45,7 @@ def load_builtin(setup: dict[str, Any]) -> Servable:
     except ServingError:
         raise
     except Exception as error:
-        traceback.print_exc()
+        show(error)
         raise ServingError(f"{path} can't be loaded: {type(error).__name__}: {error}") from error
     from paceline.serving.model.as_it_is import AsItIs
 

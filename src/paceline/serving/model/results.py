@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.errors import ServingError
 from paceline.serving.model.aml_names import AMLResponse
 from paceline.serving.model.answers import FAILED_TEXT, InputError, OutputError, as_json, error
+from paceline.serving.model.tracebacks import show
 from paceline.serving.wire import ModelCall, Reply
 
 
@@ -29,10 +29,9 @@ def answered(result: Any, before: float) -> Reply:
         return error(500, str(reason), in_script=True)
 
 
-def failed() -> Reply:
+def failed(raised: Exception) -> Reply:
     """The answer after an exception of the script, which goes to the log."""
-    traceback.print_exc()
-    sys.stderr.flush()
+    show(raised)
     return error(500, FAILED_TEXT, in_script=True)
 
 
@@ -59,8 +58,8 @@ def batched(function: Any, items: list[Any], name: str) -> list[Reply]:
         results = list(function(items))
         if len(results) != len(items):
             raise ServingError(f"{name}() was given {len(items)} items and returned {len(results)} results.")
-    except Exception:
+    except Exception as raised:
         if len(items) == 1:
-            return [failed()]
+            return [failed(raised)]
         return [reply for item in items for reply in batched(function, [item], name)]
     return [answered(result, before) for result in results]

@@ -71,8 +71,8 @@ class SdkScript:
         before = time.perf_counter()
         try:
             result = self._run(**arguments)
-        except Exception:
-            return failed()
+        except Exception as raised:
+            return failed(raised)
         return answered(result, before)
 
     def _arguments(self, call: ModelCall) -> dict[str, Any]:

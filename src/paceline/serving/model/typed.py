@@ -77,8 +77,8 @@ class TypedScript:
         before = time.perf_counter()
         try:
             result = self._predict(**arguments)
-        except Exception:
-            return failed()
+        except Exception as raised:
+            return failed(raised)
         return answered(result, before)
 
     def _arguments(self, call: ModelCall) -> dict[str, Any]:
