@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from paceline.parallel.api import parallelize
     from paceline.parallel.batches.batch import Microbatch, Parts, Whole
     from paceline.parallel.errors import CheckpointError, ParallelError, WorkerError
+    from paceline.parallel.large.empty import empty
+    from paceline.parallel.large.values import initialise
     from paceline.parallel.strategy import (
         DataParallel,
         FullyShard,
@@ -36,6 +38,8 @@ _HOMES = {
     "paceline.parallel.api": ("parallelize",),
     "paceline.parallel.batches.batch": ("Microbatch", "Parts", "Whole"),
     "paceline.parallel.errors": ("CheckpointError", "ParallelError", "WorkerError"),
+    "paceline.parallel.large.empty": ("empty",),
+    "paceline.parallel.large.values": ("initialise",),
     "paceline.parallel.strategy": (
         "DataParallel",
         "FullyShard",
@@ -62,6 +66,8 @@ __all__ = [
     "TensorParallel",
     "Whole",
     "WorkerError",
+    "empty",
+    "initialise",
     "parallelize",
     "resolve",
 ]

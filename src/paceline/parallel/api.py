@@ -13,8 +13,10 @@ Nothing here needs torch until it is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import torch_private
@@ -49,6 +51,9 @@ def parallelize(
     device: Any = None,
     sample: Any = None,
     check: str = "first",
+    weights: str | os.PathLike[str] | None = None,
+    recompute: str | Sequence[str] | None = None,
+    accumulate: int = 1,
 ) -> Parallel:
     """The model, ready to be trained on all workers: `step` equals one step of one process on the global batch.
 
@@ -71,6 +76,13 @@ def parallelize(
     sample: a small global batch for measuring; None takes one from the loader.
     check: "first" compares loss and gradients of a few rows with the plain model's before the first step, and refuses to
         train a layout that computes something else; `explain` says what came of it. "off" leaves it out.
+    weights: a folder of safetensors in Hugging Face's layout, or one file of them, for parameters and buffers; each worker
+        reads its own part. None: the model's own values, or of a model that was built under `paceline.parallel.empty()`
+        those of its constructor, each worker making its own part (see `empty`).
+    recompute: "blocks" keeps of each block only its input, and computes the rest again in the backward pass (activation
+        checkpointing): less memory for about a third more time. A list of patterns (`fnmatch`) names the blocks.
+    accumulate: each batch is computed in so many parts, one after the other, each in `microbatches`; the gradients are summed
+        for one step of the optimizer. A pipeline holds the microbatches of one part at a time.
 
     Raises:
         ParallelError: (also a ValueError) an argument, or the model, can't be used; the message says what to change.
@@ -91,6 +103,8 @@ def parallelize(
     from paceline.parallel.batches.loader import feed
     from paceline.parallel.failure.watch import FailureWatch
     from paceline.parallel.fitting import check_fits
+    from paceline.parallel.large import parts
+    from paceline.parallel.large.values import Values
     from paceline.parallel.skeleton import Skeleton
     from paceline.parallel.task import Task
     from paceline.parallel.training import OriginalParameters, Parallel
@@ -99,15 +113,19 @@ def parallelize(
     # From here on an error on one rank is told to the others, which would wait for it.
     with FailureWatch(mesh.joined(place)).guard("parallelize()"):
         _check_arguments(model, optimizer, loss, microbatches, clip_norm, precision, seed, check)
-        model.to(place.device)
+        _check_large(model, weights, recompute, accumulate)
+        parts.move(model, place.device)
+        values = Values(model, seed, None if weights is None else Path(weights))
+        values.fill_buffers(place.device)
         task = Task(
             model=model,
             loss=loss,
             loss_weight=loss_weight,
             split=split or default_split,
-            microbatches=microbatches,
+            microbatches=microbatches * accumulate,
             precision=precision,
             seed=seed,
+            accumulate=accumulate,
         )
         original = OriginalParameters(model, optimizer)
         skeleton = Skeleton(model)
@@ -118,6 +136,9 @@ def parallelize(
             "check": check,
             "loss_weight": loss_weight is not None,
             "loader": type(loader).__qualname__,
+            "recompute": recompute,
+            "accumulate": accumulate,
+            "weights": weights is not None,
         }
         # Compared before they are made equal: models of other shapes would fail inside of torch, or hang.
         same_model.check(task, optimizer, place, settings)
@@ -142,7 +163,9 @@ def parallelize(
                 found = batch()
                 return found if found is not None or given is None else given.sample()
 
-            return _build(task, world, first, find_unused, memory_bytes)
+            executor = _build(task, world, first, find_unused, memory_bytes, recompute)
+            values.fill(executor.named_parameters())
+            return executor
 
         given = feed(loader, task, world) if loader is not None else None
         par = Parallel(
@@ -157,6 +180,7 @@ def parallelize(
             reason=reason,
             check_first=check == "first",
         )
+        par.source = values.source
         # A batch that is taken from an iterator would be missing from the training.
         can_sample = sample is not None or (given is not None and not hasattr(loader, "__next__"))
         needs_sample = world.layout.pipe > 1 or (world.layout.tensor > 1 and world.layout.plan is None)
@@ -166,10 +190,17 @@ def parallelize(
 
 
 def _build(
-    task: Task, world: World, sample: Callable[[], Any], find_unused: bool | None, memory_bytes: int | None
+    task: Task,
+    world: World,
+    sample: Callable[[], Any],
+    find_unused: bool | None,
+    memory_bytes: int | None,
+    again: str | Sequence[str] | None,
 ) -> Executor:
     """The executor of this layout, the model changed in place. sample: gives a global batch, or None."""
     from paceline.parallel import ties
+    from paceline.parallel.large.parts import give_memory
+    from paceline.parallel.recompute import recompute
     from paceline.parallel.replicas import normalization
 
     layout = world.layout
@@ -180,7 +211,11 @@ def _build(
     if layout.pipe > 1:
         from paceline.parallel.pipeline import executor as pipeline
 
+        if again is not None:
+            recompute(task.model, again)
         return pipeline.build(task, world, _first_micro(task, world, sample()), memory_bytes=memory_bytes)
+    from paceline.parallel.tensor.names import fold
+
     notes: list[str] = []
     if layout.tensor > 1:
         from paceline.parallel.tensor import cutting
@@ -191,6 +226,11 @@ def _build(
         notes = applied.lines
     from paceline.parallel.replicas.core import Plain
 
+    if again is not None:
+        # Behind the search for layers to cut, which knows layers by their class.
+        notes = [*notes, f"computed again in the backward pass: {', '.join(fold(recompute(task.model, again)))}"]
+    if layout.shard == 1:
+        give_memory(world.device, task.model)
     return Plain(task, world, find_unused=find_unused, notes=notes)
 
 
@@ -220,9 +260,6 @@ def _check_arguments(
     lazy = [name for name, param in model.named_parameters() if isinstance(param, nn.UninitializedParameter)]
     if lazy:
         raise ParallelError(f"{lazy[0]} has no shape yet (a lazy module). Call the model once before parallelize.")
-    empty = [name for name, param in model.named_parameters() if param.is_meta]
-    if empty:
-        raise ParallelError(f"{empty[0]} is on the meta device: it has no values. Give a model that is initialised.")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise ParallelError(
             f"optimizer={type(optimizer).__name__}: give a torch.optim.Optimizer, or None to evaluate alone."
@@ -244,6 +281,27 @@ def _check_arguments(
         raise ParallelError(f"seed={seed!r}: a whole number.")
     if check not in ("first", "off"):
         raise ParallelError(f"check={check!r}: 'first' or 'off'.")
+
+
+def _check_large(model: Any, weights: Any, recompute: Any, accumulate: Any) -> None:
+    from paceline.parallel.gradient_hooks import Hooks
+
+    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+        raise ParallelError(f"accumulate={accumulate!r}: a whole number of at least 1.")
+    if weights is not None and not isinstance(weights, (str, os.PathLike)):
+        raise ParallelError(f"weights={type(weights).__name__}: the path of a folder of safetensors, or None.")
+    if isinstance(recompute, (list, tuple)) and recompute and all(isinstance(one, str) and one for one in recompute):
+        pass
+    elif recompute not in (None, "blocks"):
+        raise ParallelError(
+            f"recompute={recompute!r}: 'blocks', a list of modules' names such as ['layers.*'], or None."
+        )
+    for name, param in model.named_parameters():
+        if param.is_meta and Hooks(param):
+            raise ParallelError(
+                f"{name} has a hook on its gradient, and no memory yet. Register hooks on par.module's parameters, after "
+                "parallelize."
+            )
 
 
 #: By these names a loss says that it was written for something else: to call the model itself, or to take the batch apart.

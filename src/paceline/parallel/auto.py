@@ -26,6 +26,8 @@ from paceline.parallel.batches.rows import Rows, move, unwrap
 from paceline.parallel.check import unchanged
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import from_first, gather
+from paceline.parallel.large.parts import is_empty
+from paceline.parallel.large.stand_ins import stand_ins
 from paceline.parallel.mesh import WorldPlace
 from paceline.parallel.randomness import generators
 from paceline.parallel.replicas.shard import find_units
@@ -134,8 +136,10 @@ def measure(
     unit = max((sum(map(_size, part.parameters())) for part in units), default=weights)
     activations = seconds = None
     # Weights and gradients that don't fit would bring the kernel's out-of-memory killer, and no answer.
-    if sample is not None and weights + trained < memory_bytes:
-        activations, seconds = _pass(task, split(sample, task), place.device)
+    empty = is_empty(task.model)
+    if sample is not None and (empty or weights + trained < memory_bytes):
+        with stand_ins(task.model, place.device):
+            activations, seconds = _pass(task, split(sample, task), place.device, backward=not empty)
     return Needs(fixed_bytes=fixed, unit_bytes=unit, activation_bytes=activations, step_s=seconds)
 
 
@@ -167,8 +171,11 @@ def _meminfo() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def _pass(task: Task, parts: Parts, device: torch.device) -> tuple[int, float]:
-    """Bytes that are saved for the backward pass, without the weights, and seconds, of the whole batch."""
+def _pass(task: Task, parts: Parts, device: torch.device, *, backward: bool) -> tuple[int, float | None]:
+    """Bytes that are saved for the backward pass, without the weights, and seconds, of the whole batch.
+
+    backward: make that pass too; gradients take as much memory as the weights. Without it no time is measured.
+    """
     rows = Rows(parts)
     few = max(rows.count // task.microbatches, 1)
     piece: Parts = unwrap(move(rows.take(0, few), device))
@@ -187,7 +194,7 @@ def _pass(task: Task, parts: Parts, device: torch.device) -> tuple[int, float]:
         started = time.perf_counter()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), task.autocast(device):
             loss = task.loss(task.model(*piece.args, **piece.kwargs), piece.target)
-        if loss.requires_grad:
+        if backward and loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
         # A GPU goes on computing after the call has returned.
         if device.type == "cuda":
@@ -195,7 +202,7 @@ def _pass(task: Task, parts: Parts, device: torch.device) -> tuple[int, float]:
         seconds = time.perf_counter() - started
     for param, grad in before:
         param.grad = grad
-    return int(sum(saved.values()) * rows.count / few), seconds * rows.count / few
+    return int(sum(saved.values()) * rows.count / few), seconds * rows.count / few if backward else None
 
 
 def _states(optimizer: torch.optim.Optimizer | None) -> int:

@@ -48,11 +48,13 @@ def explain(par: Any) -> Explanation:
     lines = [f"{par.skeleton.name} on {world.size} worker{'s' * (world.size > 1)}: {layout}"]
     if getattr(par, "reason", None):
         lines.append(f"  why: {par.reason}")
+    if getattr(par, "source", ""):
+        lines.append(f"  {par.source}")
     executor = par.executor
     events: list[Event] = []
     if isinstance(executor, Pipelined):
-        events = _events(executor, task.microbatches, layout)
-        lines += _pipeline_lines(executor, task.microbatches, layout)
+        events = _events(executor, task.at_once, layout)
+        lines += _pipeline_lines(executor, task.at_once, layout)
     else:
         lines += [f"  {note}" for note in executor.notes]
         lines += _memory_lines(executor)
@@ -60,7 +62,7 @@ def explain(par: Any) -> Explanation:
     if getattr(par, "compared", ""):
         lines.append(f"  {par.compared}")
     if events:
-        cells = draw_text(_rounded(task.microbatches, layout), layout.pipe)
+        cells = draw_text(_rounded(task.at_once, layout), layout.pipe)
         if max(map(len, cells.splitlines())) <= WIDEST:
             lines += ["", f"  one step ({layout.schedule}): F forward, B backward, with the microbatch; .. waits"]
             lines += [f"  {line}" for line in cells.splitlines()]

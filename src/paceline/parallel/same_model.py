@@ -41,7 +41,7 @@ def share(model: nn.Module) -> None:
     """Overwrite parameters and buffers by rank 0's: seeds may have differed. Called on all ranks."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    seen: dict[int, Tensor] = {id(tensor): tensor for _, tensor in ties.all_names(model)}
+    seen: dict[int, Tensor] = {id(tensor): tensor for _, tensor in ties.all_names(model) if not tensor.is_meta}
     broadcast(list(seen.values()), dist.group.WORLD)
 
 
@@ -51,7 +51,7 @@ def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str
     lines = [f"model: {type(model).__qualname__}"]
     lines += [
         f"{'parameter' if isinstance(tensor, nn.Parameter) else 'buffer'} {name}: {list(tensor.shape)} {tensor.dtype}"
-        f"{'' if tensor.requires_grad or not isinstance(tensor, nn.Parameter) else ' frozen'}"
+        f"{'' if tensor.requires_grad or not isinstance(tensor, nn.Parameter) else ' frozen'}{' empty' * tensor.is_meta}"
         for name, tensor in ties.all_names(model)
     ]
     lines += [f"tie: {' = '.join(group)}" for group in ties.find(model)]

@@ -24,6 +24,7 @@ class Task:
     loss: (output, target) -> the mean loss of these rows, a number (0-dim tensor).
     loss_weight: target -> what this mean is over, such as the number of tokens that count; None: the rows.
     split: a user's batch -> Parts.
+    microbatches: of a batch, all together. accumulate: in so many groups, one after the other.
     precision: None, or "bf16" for autocast.
     """
 
@@ -34,6 +35,12 @@ class Task:
     microbatches: int
     precision: str | None
     seed: int
+    accumulate: int = 1
+
+    @property
+    def at_once(self) -> int:
+        """The count of microbatches that go through a pipeline together."""
+        return max(self.microbatches // self.accumulate, 1)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         """The context for the forward pass and the loss."""

@@ -87,6 +87,8 @@ class Parallel:
         self._is_stepping = False
         #: What came of the comparison with the plain model before the first step.
         self.compared = "" if check_first else "not compared with the plain model: check='off'"
+        #: Where the parameters' values come from, in words; "" where the model had them.
+        self.source = ""
         self._check_first = check_first and world.size > 1
         self._hooks = {name: Hooks(param) for name, param in task.model.named_parameters()}
         if optimizer is not None and world.size > 1:
@@ -249,6 +251,13 @@ class Parallel:
 
             self.settle_buffers()
             return store.full_state_dict(self)
+
+    def save_safetensors(self, path: str | Path) -> Path:
+        """Write the model in Hugging Face's layout, each worker its own part; see `large.saved`."""
+        with self.watch.guard("save_safetensors()"):
+            from paceline.parallel.large.saved import save_safetensors
+
+            return save_safetensors(self, path)
 
     @property
     def progress(self) -> Progress:

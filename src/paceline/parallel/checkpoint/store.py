@@ -81,14 +81,14 @@ def save(
         "state": par.state(),
         "schedulers": [scheduler.state_dict() for scheduler in schedulers],
     }
-    packed = _on_rank_0(world, lambda: _pack(record), "") or b""
-    saving = _on_rank_0(world, lambda: Saving(target.absolute()), f"the checkpoint {str(target)!r} can't be begun")
-    folder = Path(_from_rank_0(world, str(saving.folder) if saving is not None else ""))
+    packed = on_rank_0(world, lambda: _pack(record), "") or b""
+    saving = on_rank_0(world, lambda: Saving(target.absolute()), f"the checkpoint {str(target)!r} can't be begun")
+    folder = Path(from_rank_0(world, str(saving.folder) if saving is not None else ""))
     job = Background(world, tensors(held), folder, saving, packed, threaded=asynchronous)
     if job.is_running:
         _background[par] = job
     else:
-        _raise_agreed(world, job.error)
+        raise_agreed(world, job.error)
     return target
 
 
@@ -101,7 +101,7 @@ def wait(par: ParallelHandle) -> None:
     job = _background.pop(par, None)
     if job is not None:
         job.join()
-        _raise_agreed(par.world, job.error)
+        raise_agreed(par.world, job.error)
 
 
 def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Sequence[Any] = ()) -> bool:
@@ -118,20 +118,20 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     wait(par)
     # Rank 0 looks for all: another rank might already see a newer checkpoint. An error is held back until all ranks know
     # of it; a rank that raised by itself would leave the others in the next collective.
-    result = _attempt(lambda: _find(path)) if world.rank == 0 else None
-    _raise_agreed(world, result if isinstance(result, Exception) else None)
-    found = _from_rank_0(world, result)
+    result = attempt(lambda: _find(path)) if world.rank == 0 else None
+    raise_agreed(world, result if isinstance(result, Exception) else None)
+    found = from_rank_0(world, result)
     if found is None:
         return False
     folder = Path(found)
     held = hold(par)
-    result = _attempt(lambda: _read_about(folder))
-    _raise_agreed(world, result if isinstance(result, Exception) else None)
+    result = attempt(lambda: _read_about(folder))
+    raise_agreed(world, result if isinstance(result, Exception) else None)
     record, saved = result
     _compare(par, held, folder, record, saved, len(schedulers))
     buffers = targets(held, saved)
-    result = _attempt(lambda: _read_tensors(world, folder, buffers))
-    _raise_agreed(world, result if isinstance(result, Exception) else None)
+    result = attempt(lambda: _read_tensors(world, folder, buffers))
+    raise_agreed(world, result if isinstance(result, Exception) else None)
     # Until here nothing of the training was changed: all is read into buffers of its own, and all ranks have said that
     # they could.
     put_back(held, buffers, record)
@@ -228,11 +228,11 @@ def _compare(
 ) -> None:
     own = {name: tensor.shape for name, tensor in held.model_tensors().items()}
     together: dict[str, torch.Size] = {}
-    for of_rank in _gather(own, par.world):
+    for of_rank in gather_all(own, par.world):
         together |= of_rank
     shapes = {key.removeprefix("model."): shape for key, (shape, _) in saved.items() if key.startswith("model.")}
     message = mismatch(together, _kind(par.optimizer), record, shapes)
-    message = message or next(filter(None, _gather(groups_mismatch(held, record), par.world)), "")
+    message = message or next(filter(None, gather_all(groups_mismatch(held, record), par.world)), "")
     if not message and len(record["schedulers"]) != schedulers:
         message = f"it has the states of {len(record['schedulers'])} schedulers, and load() was given {schedulers}"
     if message:
@@ -263,33 +263,33 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
 
 def _gather_records(held: HeldState, world: World) -> list[dict[str, Any]]:
     try:
-        return _gather(own_record(held), world)
+        return gather_all(own_record(held), world)
     except NotPlainError as error:
         raise _not_plain(error.kind) from error
 
 
-def _gather(value: _T, world: World) -> list[_T]:
+def gather_all(value: _T, world: World) -> list[_T]:
     """The value of each rank."""
     if world.size == 1:
         return [value]
     return gather(value)
 
 
-def _from_rank_0(world: World, value: Any) -> Any:
-    return _gather(value if world.rank == 0 else None, world)[0]
+def from_rank_0(world: World, value: Any) -> Any:
+    return gather_all(value if world.rank == 0 else None, world)[0]
 
 
-def _on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
+def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
     """Do the action on rank 0 alone: its result there, None elsewhere; its error is raised on all."""
-    result = _attempt(action) if world.rank == 0 else None
+    result = attempt(action) if world.rank == 0 else None
     error = result if isinstance(result, Exception) else None
     if isinstance(error, OSError):
         error = CheckpointError(f"{what}: {error.strerror or error}.")
-    _raise_agreed(world, error)
+    raise_agreed(world, error)
     return result
 
 
-def _attempt(action: Callable[[], _T]) -> Any:
+def attempt(action: Callable[[], _T]) -> Any:
     """The action's result, or the exception that it raised."""
     try:
         return action()
@@ -297,10 +297,10 @@ def _attempt(action: Callable[[], _T]) -> Any:
         return error
 
 
-def _raise_agreed(world: World, error: Exception | None) -> None:
+def raise_agreed(world: World, error: Exception | None) -> None:
     """Raise on all ranks the error of the first that has one."""
     described = None if error is None else (isinstance(error, ParallelError), _text(error))
-    found = next((item for item in _gather(described, world) if item is not None), None)
+    found = next((item for item in gather_all(described, world) if item is not None), None)
     if found is not None:
         kind = ParallelError if found[0] else CheckpointError
         # An error of this class says it all already, and needs no second traceback around it.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.parallel.large.stand_ins import stand_ins
 from paceline.parallel.pipeline.cut import Block
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.ties import first_names
@@ -38,10 +39,12 @@ def measure(
     loss: Callable[[Any], Tensor] | None = None,
     context: Callable[[], AbstractContextManager[Any]],
     boundaries: Boundaries | None = None,
+    device: torch.device | None = None,
 ) -> tuple[Block, ...]:
     """One block for each mark, and one before the first.
 
     batch: the microbatch's tensors. loss: output -> loss, counted with the last block. context: what all runs under.
+    device: where parameters that have no values yet get some while their block is measured.
     """
     segments = split(traced, [place for _, place in marks], boundaries)
     names = ["the start", *(str(mark) for mark, _ in marks)]
@@ -51,9 +54,11 @@ def measure(
     with untouched(model), attributes_kept(model):
         for name, segment in zip(names, segments, strict=True):
             finish = loss if segment is segments[-1] else None
-            run = _Run(segment, model, received, batch, finish, context)
-            result, saved_bytes = run.count_saved()
-            times = run.time()
+            own = {found for used in segment.uses for found, _ in _named(model, used)}
+            with stand_ins(model, device or torch.device("cpu"), names=own, dense=True):
+                run = _Run(segment, model, received, batch, finish, context)
+                result, saved_bytes = run.count_saved()
+                times = run.time()
             held = _parameters(model, segment, first)
             blocks.append(
                 Block(

@@ -19,6 +19,7 @@ from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import at_microbatch
 from paceline.parallel.guards import refuse_calls
+from paceline.parallel.large.parts import give_memory
 from paceline.parallel.mesh import World
 from paceline.parallel.pipeline.messages import StageMessages
 from paceline.parallel.pipeline.plan import StagePlan, agree
@@ -53,7 +54,7 @@ def build(task: Task, world: World, sample: Microbatch, *, memory_bytes: int | N
             f"{layout}: a pipeline's stages can't be cut into tensor parts too. Use FullyShard() @ PipelineParallel(), or "
             "TensorParallel() with DataParallel()."
         )
-    check_microbatches(layout.schedule, layout.pipe, task.microbatches)
+    check_microbatches(layout.schedule, layout.pipe, task.at_once)
     with normalization.alone(task.model):
         programs = Programs(task, world, sample)
         plan = agree(task, world, sample, programs, memory_bytes)
@@ -76,6 +77,8 @@ class Pipelined:
         if world.layout.shard > 1:
             self._check_shards()
         self._modules = [stage_module(task.model, plan.uses[index], StageModule) for index in self._own]
+        if world.layout.shard == 1:
+            give_memory(world.device, *self._modules)
         self._names = [
             (names[name], owner, last)
             for module in self._modules
@@ -122,9 +125,11 @@ class Pipelined:
         # ones.
         micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
         graph = self._programs.digest(micros[0], self._module.training)
-        self._begin(micros, self._task.weighted_loss)
-        steps = run(self._world.layout.schedule, self._stages, len(micros), self._messages)
-        losses = [loss for _, loss in steps]
+        losses: list[Tensor] = []
+        for first in range(0, len(micros), self._task.at_once):
+            some = micros[first : first + self._task.at_once]
+            self._begin(some, self._task.weighted_loss)
+            losses += [loss for _, loss in run(self._world.layout.schedule, self._stages, len(some), self._messages)]
         tag = graph % TAGS
         # One message tells two things: the loss, which the last stage alone has, and if all stages are parts of one
         # graph. The sum of n numbers and the sum of their squares tell that: n * (sum of squares) is the square of the

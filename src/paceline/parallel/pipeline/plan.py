@@ -86,8 +86,17 @@ def _decide(
         return result
 
     batch = tensors_in((sample.args, sample.kwargs))
-    blocks = measure(traced, task.model, batch, marks, loss=loss, context=_context(task, world), boundaries=boundaries)
-    options: dict[str, Any] = {"schedule": layout.schedule, "workers": layout.pipe, "microbatches": task.microbatches}
+    blocks = measure(
+        traced,
+        task.model,
+        batch,
+        marks,
+        loss=loss,
+        context=_context(task, world),
+        boundaries=boundaries,
+        device=world.device,
+    )
+    options: dict[str, Any] = {"schedule": layout.schedule, "workers": layout.pipe, "microbatches": task.at_once}
     if layout.cut is not None:
         # The first block begins before any mark, so the marks count from 1.
         starts = [1 + index for index, (_, place) in enumerate(marks) if place in places]

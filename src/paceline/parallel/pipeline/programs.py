@@ -66,7 +66,7 @@ class Programs:
         wanted = world.layout.pipe * world.layout.chunks
         for level in range(LEVELS + 1):
             opened = opened_modules(task.model, level=level, cut=cut)
-            self._tracer = Tracer(task.model, opened.__contains__)
+            self._tracer = Tracer(task.model, opened.__contains__, world.device)
             self._traced.clear()
             traced = self.trace(sample)
             if cut or len(Boundaries(traced).marks()) >= wanted - 1:

@@ -60,9 +60,20 @@ def alone(module: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def counting(micro: Microbatch) -> Iterator[None]:
     """While the block runs, this microbatch is computed: padding doesn't count."""
+    with _counting_as(micro.rows > 0, micro.global_rows > 0):
+        yield
+
+
+def counting_as_now() -> contextlib.AbstractContextManager[None]:
+    """A block in which what counts does so as it does now: for a pass that is made again later."""
+    return _counting_as(_counts, _somewhere)
+
+
+@contextlib.contextmanager
+def _counting_as(counts: bool, somewhere: bool) -> Iterator[None]:
     global _counts, _somewhere
     before = _counts, _somewhere
-    _counts, _somewhere = micro.rows > 0, micro.global_rows > 0
+    _counts, _somewhere = counts, somewhere
     try:
         yield
     finally:

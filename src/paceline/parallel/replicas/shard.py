@@ -14,6 +14,7 @@ from torch import nn
 
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.gradient_hooks import Hooks
+from paceline.parallel.large.parts import give_memory
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import map_tensors
 from paceline.torch_private import reduce_unused_too
@@ -55,6 +56,7 @@ def shard_stage(module: nn.Module, world: World) -> nn.Module:
             part.register_forward_pre_hook(written.before)
     except (ValueError, NotImplementedError) as error:
         raise ParallelError(f"this model can't be fully sharded by torch: {error}") from error
+    give_memory(world.device, module)
     for name, param in module.named_parameters(remove_duplicate=False):
         held: Any = param
         held._paceline_hooks = hooks[name].also(param)

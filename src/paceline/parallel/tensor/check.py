@@ -22,18 +22,19 @@ _STEPS = 2000
 _MOST = 0.1
 
 
-def verify(plain: nn.Module, model: nn.Module, sample: Microbatch, group: Any) -> None:
+def verify(plain: nn.Module, model: nn.Module, sample: Microbatch, group: Any, most_numbers: int | None = None) -> None:
     """Return if the model gives the outputs and gradients that the plain one gives for the sample.
 
     plain: the same model, whole, with the same values. Both are left as they were, gradients too.
+    most_numbers: of parameters with more than that no gradients are compared; None: of all.
     group: the ranks that hold the model's parts; called on all of them.
 
     Raises:
         ParallelError: the first module, in the order in which they run, whose output differs, or the parameter whose
             gradient does; the same on all ranks of the group.
     """
-    expected = _pass(plain, sample)
-    found = _pass(model, sample)
+    expected = _pass(plain, sample, most_numbers)
+    found = _pass(model, sample, most_numbers)
     message = _first_difference(expected, found)
     if message := next(filter(None, gather(message, group)), ""):
         compiled = next((name for name, part in model.named_modules() if _is_compiled(part)), None)
@@ -62,7 +63,7 @@ class _Pass:
     gradients: Mapping[str, Tensor | None]
 
 
-def _pass(model: nn.Module, sample: Microbatch) -> _Pass:
+def _pass(model: nn.Module, sample: Microbatch, most_numbers: int | None) -> _Pass:
     outputs: list[tuple[str, Tensor]] = []
 
     def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -74,7 +75,7 @@ def _pass(model: nn.Module, sample: Microbatch) -> _Pass:
     try:
         with undisturbed(model), torch.enable_grad():
             output = model(*sample.args, **sample.kwargs)
-            names, params = _learning(model)
+            names, params = _learning(model, most_numbers)
             total = sum(_weighted(index, tensor) for index, tensor in enumerate(_differentiable(output)))
             grads = (
                 torch.autograd.grad(total, params, allow_unused=True) if isinstance(total, Tensor) and params else ()
@@ -86,8 +87,10 @@ def _pass(model: nn.Module, sample: Microbatch) -> _Pass:
     return _Pass(outputs=outputs, gradients=gradients)
 
 
-def _learning(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
+def _learning(model: nn.Module, most_numbers: int | None) -> tuple[list[str], list[nn.Parameter]]:
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    if most_numbers is not None:
+        named = [(name, param) for name, param in named if param.numel() <= most_numbers]
     return [name for name, _ in named], [param for _, param in named]
 
 

@@ -7,10 +7,11 @@ The model is changed in place and keeps its names: parameters of the layers that
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
@@ -18,13 +19,19 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.gradient_hooks import Hooks
+from paceline.parallel.large.parts import give_memory, region_of, slices
+from paceline.parallel.large.stand_ins import stand_in, stand_ins
 from paceline.parallel.mesh import World
 from paceline.parallel.rank0 import decide
+from paceline.parallel.reduce import local
 from paceline.parallel.tensor.check import verify
 from paceline.parallel.tensor.groups import Group
 from paceline.parallel.tensor.names import fold
 from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
 from paceline.torch_private import keep_masks_apart
+
+#: Of a model without values only the gradients of parameters with at most so many numbers are compared.
+SMALL = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +75,14 @@ def apply(
             or a module that is not what it was.
     """
     parts = world.extent("tensor")
+    empty = {name: param for name, param in model.named_parameters() if param.is_meta}
     run = _runner(model, sample)
     # What the cut model is compared with. Before the trials, for they leave on rank 0's model what a call leaves, and all ranks
     # have to agree on whether it can be copied.
-    plain = _copied(model) if sample is not None and parts > 1 else None
+    plain = None
+    if sample is not None and parts > 1:
+        with stand_ins(model, world.device):
+            plain = _copied(model, keep=empty.keys())
 
     def find() -> TensorPlan:
         if plan is not None:
@@ -84,7 +95,8 @@ def apply(
 
     # Trials compare numbers, which may be equal within rounding on one machine and not quite on another. So rank 0 tries
     # for all.
-    found: TensorPlan = decide(world, find, kinds=(TensorPlan, Group))
+    with stand_ins(model, world.device):
+        found: TensorPlan = decide(world, find, kinds=(TensorPlan, Group))
     if not found.placements:
         raise ParallelError(
             f"TensorParallel({parts}) finds no layer of {type(model).__name__} that it can cut"
@@ -98,6 +110,7 @@ def apply(
         cut(model, world.mesh["tensor"], found, copies=world.layout.shard > 1)
         # `parallelize_module` gives each module a parameter of its own, and with it breaks ties in silence.
         tie_again(model, ties)
+        give_memory(world.device, model)
         for name, param in model.named_parameters(remove_duplicate=False):
             if name in hooked and isinstance(param, DTensor):
                 raise ParallelError(
@@ -109,7 +122,14 @@ def apply(
             if param.requires_grad:
                 param.register_post_accumulate_grad_hook(_cut_gradient)
         if sample is not None and plain is not None:
-            verify(plain, model, sample, world.group("tensor"))
+            for name, param in model.named_parameters():
+                if name in empty:
+                    value = stand_in(name, empty[name], world.device)
+                    with torch.no_grad():
+                        local(param).copy_(value[slices(region_of(param))])
+            # Gradients of the large parameters would be whole on each rank. Those of the small ones, before and between
+            # them, have come through all that was cut.
+            verify(plain, model, sample, world.group("tensor"), SMALL if empty else None)
     return Applied(plan=found, parts=parts)
 
 
@@ -145,9 +165,11 @@ def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
             setattr(model.get_submodule(owner), name, tensor)
 
 
-def _copied(model: nn.Module) -> nn.Module:
+def _copied(model: nn.Module, keep: Collection[str] = ()) -> nn.Module:
+    """A copy; parameters of these names are not copied."""
+    kept = {id(param): param for name, param in model.named_parameters() if name in keep}
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, dict(kept))
     except Exception as error:
         raise ParallelError(
             "TensorParallel() compares the model that it has cut with a copy of the plain one, and it can't be copied "

@@ -20,10 +20,12 @@ from paceline.parallel.tracing.reads import plain_attributes
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
-def make_shadow(model: nn.Module, mode: Any) -> tuple[nn.Module, dict[int, Tensor]]:
+def make_shadow(model: nn.Module, mode: Any, device: torch.device | None = None) -> tuple[nn.Module, dict[int, Tensor]]:
     """A copy of the model with fake tensors; and for those that are neither parameters nor buffers id -> the real one.
 
     Only for those: whoever keeps them would else keep the whole model.
+
+    device: where parameters that have no memory yet will be.
 
     Raises:
         ParallelError: the model can't be copied.
@@ -31,7 +33,8 @@ def make_shadow(model: nn.Module, mode: Any) -> tuple[nn.Module, dict[int, Tenso
     memo: dict[int, Any] = {}
     plain: dict[int, Tensor] = {}
     for _, tensor in all_names(model):
-        memo.setdefault(id(tensor), mode.from_tensor(tensor))
+        if id(tensor) not in memo:
+            memo[id(tensor)] = mode.from_tensor(_with_device(tensor, device))
     for module in model.modules():
         # Tensors in plain attributes, such as a mask or a table of angles.
         for tensor in tensors_in({name: value for name, value in vars(module).items() if name not in _TABLES}):
@@ -45,6 +48,14 @@ def make_shadow(model: nn.Module, mode: Any) -> tuple[nn.Module, dict[int, Tenso
             f"{type(model).__name__} can't be copied (copy.deepcopy: {error}), which cutting it into stages needs. Keep files, "
             "locks and process groups out of the model's attributes."
         ) from error
+
+
+def _with_device(tensor: Tensor, device: torch.device | None) -> Tensor:
+    if not tensor.is_meta or device is None:
+        return tensor
+    # Nobody writes to it, so no page of it is ever taken.
+    shape = torch.empty_like(tensor, device=device)
+    return nn.Parameter(shape, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shape
 
 
 def names_by_tensor(model: nn.Module) -> dict[int, str]:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.large.stand_ins import stand_ins
 from paceline.parallel.pytree import map_tensors, signature, tensors_in
 from paceline.parallel.tracing.fake_model import (
     AttributeMirror,
@@ -114,14 +115,15 @@ class Tracer:
     opened: says of a module's name whether its forward is traced too.
     """
 
-    def __init__(self, model: nn.Module, opened: Callable[[str], bool]) -> None:
+    def __init__(self, model: nn.Module, opened: Callable[[str], bool], device: torch.device | None = None) -> None:
         self._opened = opened
         #: Opened modules that can't be traced, which are blocks therefore -> why.
         self.shut: dict[str, str] = {}
         self._model: nn.Module | None = model
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         _check_hooks(model)
-        self._fake, self._plain = make_shadow(model, self._mode)
+        self._fake, self._plain = make_shadow(model, self._mode, device)
+        self._device = device or torch.device("cpu")
         self._mirror = AttributeMirror(model, self._fake)
         # Reversed, so that of a module with several names the first one stays.
         self._names = {
@@ -153,7 +155,8 @@ class Tracer:
                         raise self._without_values(failed) from failed.__cause__
                 # The second attempt is made outside of the handler, or Python would show its error "during handling of"
                 # the first one.
-                return self._trace_real(args, kwargs, training)
+                with stand_ins(self._real, self._device):
+                    return self._trace_real(args, kwargs, training)
             except _ShutError as shut:
                 self.shut[shut.name] = shut.reason
 
@@ -182,6 +185,11 @@ class Tracer:
             "found without running that block. Give all microbatches one shape: drop_last=True and a number of "
             "rows that microbatches divides."
         )
+
+    @property
+    def _real(self) -> nn.Module:
+        assert self._model is not None
+        return self._model
 
     def _fake_of(self, tensor: Tensor) -> Tensor:
         fake: Tensor = self._mode.from_tensor(tensor.detach().requires_grad_(tensor.requires_grad))

@@ -1,0 +1,72 @@
+"""The part of a tensor that this rank has, as ranges of the whole. Loaded on use: it imports torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: For each dimension: from, to.
+Region = tuple[tuple[int, int], ...]
+
+
+def region_of(tensor: Any) -> Region:
+    """This rank's part of a DTensor; all of any other tensor.
+
+    The axis `tensor` of the mesh comes last and cuts first: FSDP2 cuts what it has left.
+    """
+    region = [(0, size) for size in tensor.shape]
+    placements = getattr(tensor, "placements", ())
+    for axis in reversed(range(len(placements))):
+        placement = placements[axis]
+        if not hasattr(placement, "dim"):
+            continue
+        # As torch.chunk cuts: equal parts, the last ones shorter or empty.
+        start, end = region[placement.dim]
+        ranks, rank = tensor.device_mesh.size(axis), tensor.device_mesh.get_local_rank(axis)
+        size = -(-(end - start) // ranks)
+        region[placement.dim] = min(start + rank * size, end), min(start + (rank + 1) * size, end)
+    return tuple(region)
+
+
+def slices(region: Region) -> tuple[slice, ...]:
+    return tuple(slice(start, end) for start, end in region)
+
+
+def give_memory(device: torch.device, *modules: nn.Module) -> None:
+    """Give parameters and buffers that have none memory on the device, without values. Tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for module in modules:
+        is_changed = False
+        for part in list(module.modules()):
+            for name, param in list(part._parameters.items()):
+                if param is None or not param.is_meta:
+                    continue
+                if id(param) not in made:
+                    value = torch.empty_like(param, device=device)
+                    made[id(param)] = nn.Parameter(value, requires_grad=param.requires_grad)
+                # By setattr: RNNs keep a second list of their parameters.
+                setattr(part, name, made[id(param)])
+                is_changed = True
+        if is_changed:
+            # Nothing moves; FSDP2 looks for parameters that are new to it only when a module is moved.
+            module.to(device)
+
+
+def is_empty(module: nn.Module) -> bool:
+    """True if a parameter or buffer has no memory."""
+    return any(tensor.is_meta for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
+
+
+def move(model: nn.Module, device: torch.device) -> None:
+    """As `model.to(device)`, for what has memory."""
+    if not is_empty(model):
+        model.to(device)
+        return
+    model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))  # type: ignore[no-untyped-call]
+
+
+def set_tensor(model: nn.Module, name: str, value: Tensor) -> None:
+    owner, _, last = name.rpartition(".")
+    model.get_submodule(owner)._buffers[last] = value

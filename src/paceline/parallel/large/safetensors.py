@@ -1,0 +1,212 @@
+"""Safetensors in Hugging Face's layout, read by parts and written as they come. Loaded on use: it imports torch.
+
+    model.safetensors                   or: model-00001-of-00003.safetensors ... and model.safetensors.index.json
+    a file: 8 bytes, little endian, the length of the header | header, JSON | the tensors' bytes
+    header: name -> {"dtype": "F32", "shape": [2, 3], "data_offsets": [from, to]}, counted from the end of the header
+    index: {"metadata": {"total_size": bytes}, "weight_map": {name: file}}
+
+https://github.com/huggingface/safetensors#format. Its own library writes a file at once, from tensors that are all in memory,
+which a worker of a large model has no room for; the tests read and write each other's files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.large.parts import Region
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+#: As in the format's own library.
+_MOST_HEADER_BYTES = 100_000_000
+
+_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+}
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+
+
+class Folder:
+    """The tensors of a folder, or of one file.
+
+    Raises:
+        ParallelError: there are no safetensors, or a file is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._entries: dict[str, tuple[Path, int, Any]] = {}
+        #: So many bytes were read, headers left out.
+        self.bytes_read = 0
+        for file in self._files():
+            start, header = _header(file)
+            for name, entry in header.items():
+                if name != "__metadata__":
+                    self._entries[name] = file, start, entry
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def find(self, names: Iterable[str]) -> str | None:
+        """The first of these names that is there."""
+        return next((name for name in names if name in self._entries), None)
+
+    def check(self, name: str, shape: tuple[int, ...], wanted: str) -> None:
+        """Raises:
+        ParallelError: the tensor has another shape, or a type that torch has not.
+        """
+        file, _, entry = self._entries[name]
+        if tuple(entry["shape"]) != shape:
+            raise ParallelError(
+                f"{file}: {name!r} has the shape {entry['shape']}, and the model's {wanted!r} {list(shape)}. Build the model "
+                "with the configuration that the weights were saved with."
+            )
+        if entry["dtype"] not in _TYPES:
+            raise ParallelError(f"{file}: {name!r} has the type {entry['dtype']}, which can't be read here.")
+
+    def read(self, name: str, region: Region | None = None) -> Tensor:
+        """The tensor, or a part of it. Of its bytes only the part's are read, where it is cut in its first two dimensions."""
+        file, start, entry = self._entries[name]
+        shape, dtype = tuple(entry["shape"]), _TYPES[entry["dtype"]]
+        region = region or tuple((0, size) for size in shape)
+        if not math.prod(end - begin for begin, end in region):
+            return torch.empty([end - begin for begin, end in region], dtype=dtype)
+        row = math.prod(shape[1:]) * dtype.itemsize
+        first, last = region[0] if region else (0, 1)
+        with file.open("rb") as opened:
+            opened.seek(start + entry["data_offsets"][0] + first * row)
+            if all(span == (0, size) for span, size in zip(region[1:], shape[1:], strict=True)):
+                data = self._bytes(opened, (last - first) * row)
+                return data.view(dtype).reshape([end - begin for begin, end in region])
+            # Of a part of the columns, each row's own bytes.
+            (begin, end), *deeper = region[1:]
+            inner = (slice(None), *(slice(*span) for span in deeper))
+            item = math.prod(shape[2:]) * dtype.itemsize
+            found = torch.empty([stop - at for at, stop in region], dtype=dtype)
+            for index in range(first, last):
+                opened.seek(start + entry["data_offsets"][0] + index * row + begin * item)
+                columns = self._bytes(opened, (end - begin) * item).view(dtype).reshape(end - begin, *shape[2:])
+                found[index - first] = columns[inner]
+            return found
+
+    def _bytes(self, opened: BinaryIO, count: int) -> Tensor:
+        data = torch.empty(count, dtype=torch.uint8)
+        view: Any = data.numpy()
+        done = 0
+        while done < count:
+            got: int = opened.readinto(view[done:])  # type: ignore[attr-defined]
+            if not got:
+                raise ParallelError(f"{opened.name} ends in the middle of a tensor. Copy it again.")
+            done += got
+        self.bytes_read += count
+        return data
+
+    def _files(self) -> list[Path]:
+        if self.path.is_file():
+            return [self.path]
+        index = self.path / INDEX
+        if index.is_file():
+            try:
+                files = sorted({str(file) for file in json.loads(index.read_text())["weight_map"].values()})
+            except (ValueError, KeyError, AttributeError) as error:
+                raise ParallelError(f"{index} is no index of safetensors: {error!r}.") from error
+            for file in files:
+                # The index may come from anywhere; it names files beside it, and no others.
+                if Path(file).name != file:
+                    raise ParallelError(f"{index} names {file!r}, which is not a file beside it.")
+                if not (self.path / file).is_file():
+                    raise ParallelError(f"{index} names {file!r}, which is not there. Copy all files of the folder.")
+            return [self.path / file for file in files]
+        if (self.path / SINGLE).is_file():
+            return [self.path / SINGLE]
+        raise ParallelError(
+            f"weights={str(self.path)!r}: there is neither {INDEX} nor {SINGLE}. Give a folder of safetensors, such as "
+            "save_pretrained() or par.save_safetensors() writes, or one file of them, which every worker can read."
+        )
+
+
+def _header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Where the tensors' bytes begin, and what the header says of them."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if size < 8 or length > min(size - 8, _MOST_HEADER_BYTES):
+            raise ParallelError(f"{file} is no file of safetensors: its header would be {length} bytes long.")
+        try:
+            header: dict[str, Any] = json.loads(opened.read(length))
+            for name, entry in header.items():
+                if name != "__metadata__":
+                    begin, end = entry["data_offsets"]
+                    dtype = _TYPES.get(entry["dtype"])
+                    whole = end - begin if dtype is None else math.prod(entry["shape"]) * dtype.itemsize
+                    if not 0 <= begin <= end <= size - 8 - length or end - begin != whole:
+                        raise ValueError(f"{name} is said to lie at {begin} to {end}")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ParallelError(f"{file} is no file of safetensors: {error}.") from error
+    return 8 + length, header
+
+
+class Writer:
+    """One file, written tensor by tensor. tensors: name, shape and type of each, in the order in which they come."""
+
+    def __init__(self, path: Path, tensors: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> None:
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        offset = 0
+        for name, shape, dtype in tensors:
+            size = math.prod(shape) * dtype.itemsize
+            header[name] = {
+                "dtype": type_name(name, dtype),
+                "shape": list(shape),
+                "data_offsets": [offset, offset + size],
+            }
+            offset += size
+        text = json.dumps(header, separators=(",", ":")).encode()
+        # Readers map the file, and want numbers to begin at a multiple of 8.
+        text += b" " * (-len(text) % 8)
+        self._file = path.open("xb")
+        self._file.write(len(text).to_bytes(8, "little") + text)
+
+    def write(self, tensor: Tensor) -> None:
+        """The next tensor, on the CPU."""
+        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        if sys.byteorder == "big":
+            raise ParallelError("safetensors are written in little endian, which this machine is not.")
+        values: Any = data.numpy()
+        self._file.write(values)
+
+    def close(self) -> None:
+        """Return once it is on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def type_name(name: str, dtype: torch.dtype) -> str:
+    """Raises:
+    ParallelError: the format has no such type.
+    """
+    if dtype not in _NAMES:
+        raise ParallelError(f"{name} has the type {dtype}, which safetensors have not; par.save() keeps every type.")
+    return _NAMES[dtype]

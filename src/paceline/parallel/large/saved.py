@@ -1,0 +1,130 @@
+"""`par.save_safetensors`: the model in Hugging Face's layout, each worker its own file. Loaded on use: it imports torch.
+
+Each tensor is put together on the workers that hold its parts, one at a time, and one of them writes it; among those that hold
+the same it is the one that has the least to write. So a worker needs the memory of one tensor beside its own part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from paceline.parallel.checkpoint.folder import Saving, sync_file
+from paceline.parallel.checkpoint.state import HeldState
+from paceline.parallel.checkpoint.store import attempt, from_rank_0, gather_all, hold, on_rank_0, raise_agreed
+from paceline.parallel.errors import CheckpointError
+from paceline.parallel.full_tensor import whole
+from paceline.parallel.large.safetensors import INDEX, SINGLE, Writer, type_name
+
+if TYPE_CHECKING:
+    from paceline.parallel.handle import ParallelHandle
+    from paceline.parallel.mesh import World
+
+
+def save_safetensors(par: ParallelHandle, path: str | Path) -> Path:
+    """Write the model's parameters and kept buffers, without the optimizer's state; the folder. Called on all ranks.
+
+    path: a folder that does not exist, or is empty, on a file system that all ranks share. It gets its name once all is
+        written. It holds `model-0000k-of-0000n.safetensors`, one of each worker, `model.safetensors.index.json`, and for
+        a model of Hugging Face's its `config.json`, so that `from_pretrained(path)` loads it. Tied tensors are in it once.
+
+    Raises:
+        ParallelError: something lies at the path, or safetensors have no such type.
+        CheckpointError: it can't be written.
+    """
+    world = par.world
+    par.settle_buffers()
+    held = hold(par)
+    tensors, roots = held.model_tensors(), _roots(par, held)
+    names = {name: tensor for name, tensor in tensors.items() if name in roots}
+    target = Path(path)
+    for name, tensor in names.items():
+        type_name(name, tensor.dtype)
+    saving = on_rank_0(world, lambda: Saving(target.absolute()), f"{str(target)!r} can't be begun")
+    folder = Path(from_rank_0(world, str(saving.folder) if saving is not None else ""))
+    mine = [name for name, root in roots.items() if root == world.rank]
+    writers = sorted(set().union(*(set(own.values()) for own in gather_all(roots, world))))
+    file = SINGLE
+    if len(writers) > 1 and world.rank in writers:
+        file = f"model-{writers.index(world.rank) + 1:05}-of-{len(writers):05}.safetensors"
+    error = attempt(lambda: _write(folder / file, names, mine))
+    raise_agreed(world, error if isinstance(error, Exception) else None)
+    about = {name: names[name].numel() * names[name].element_size() for name in mine}
+    everyone = gather_all((file, about), world)
+
+    def finish() -> None:
+        assert saving is not None
+        if len(writers) > 1:
+            index = {
+                "metadata": {"total_size": sum(sum(own.values()) for _, own in everyone)},
+                "weight_map": {name: of for of, own in everyone for name in own},
+            }
+            (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+            sync_file(folder / INDEX)
+        config: Any = getattr(par.task.model, "config", None)
+        if callable(getattr(config, "save_pretrained", None)):
+            config.save_pretrained(folder)
+        saving.commit()
+
+    try:
+        on_rank_0(world, finish, f"{str(target)!r} can't be written")
+    except BaseException:
+        if saving is not None:
+            saving.abandon()
+        raise
+    return target
+
+
+def _write(path: Path, names: dict[str, Tensor], mine: list[str]) -> None:
+    # All of them go through all tensors: to put one together is a message among those that hold its parts. An error is
+    # raised afterwards, when nobody waits for this rank any more.
+    own, failed = set(mine), None
+    writer = None
+    try:
+        if mine:
+            writer = Writer(
+                path, [(name, tuple(names[name].shape), names[name].dtype) for name in names if name in own]
+            )
+    except OSError as error:
+        failed = error
+    for name, tensor in names.items():
+        found = whole(tensor.detach())
+        if writer is not None and name in own and failed is None:
+            failed = _failed(lambda found=found: writer.write(found.to("cpu")))  # type: ignore[misc]
+    if writer is not None:
+        failed = _failed(writer.close) or failed
+    if failed is not None:
+        raise CheckpointError(f"{str(path)!r} can't be written: {failed.strerror or failed}.")
+
+
+def _failed(action: Callable[[], None]) -> OSError | None:
+    try:
+        action()
+    except OSError as error:
+        return error
+    return None
+
+
+def _roots(par: ParallelHandle, held: HeldState) -> dict[str, int]:
+    """Of the tensors that this rank holds, which rank writes each; those that an earlier stage writes are left out."""
+    world: World = par.world
+    about = {name: tensor.numel() * tensor.element_size() for name, tensor in held.model_tensors().items()}
+    stages = gather_all((world.coordinate("pipe"), about), world)
+    writer: dict[str, int] = {}
+    done: dict[int, int] = dict.fromkeys(range(world.size), 0)
+    stage_of: dict[str, int] = {}
+    for stage, own in stages:
+        for name in own:
+            stage_of[name] = min(stage_of.get(name, stage), stage)
+    for name, stage in sorted(stage_of.items(), key=lambda item: item[1]):
+        ranks = [rank for rank, (other, _) in enumerate(stages) if other == stage]
+        size = stages[ranks[0]][1][name]
+        least = min(ranks, key=lambda rank: done[rank])
+        writer[name] = least
+        done[least] += size
+    here = world.coordinate("pipe")
+    return {name: writer[name] for name in about if stage_of[name] == here}
