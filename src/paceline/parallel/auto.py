@@ -12,6 +12,7 @@ Never TensorParallel(): it sends the most, and what it costs depends on a link t
 from __future__ import annotations
 
 import os
+import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,7 +157,21 @@ def available_bytes(device: torch.device) -> int:
             free.append(int(limit.read_text()) - int(used.read_text()))
     except (OSError, ValueError):
         pass
-    return max(min(free), 0) // local
+    # Those are of the machine, which its workers share; this one is the process's own.
+    return min(max(min(free), 0) // local, _left_of_limit())
+
+
+def _left_of_limit() -> int:
+    """What `ulimit -d` leaves this process; without a limit, more than any machine has."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit == resource.RLIM_INFINITY:
+        return 2**63
+    try:
+        status = Path("/proc/self/status").read_text()
+        used = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData:"))
+    except (OSError, StopIteration):
+        return limit
+    return max(limit - used, 0)
 
 
 def _meminfo() -> int:

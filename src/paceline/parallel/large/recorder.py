@@ -96,6 +96,10 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
             log[0].output is not None or log[0].call.is_random or getattr(function, "overloadpacket", None) in _WRITES
         )
 
+    def began(self, tensor: Tensor) -> bool:
+        """True if it is known, with values or without."""
+        return tensor.untyped_storage()._cdata in self._logs
+
     def made(self, function: Any, tensors: list[Tensor]) -> None:
         """Called after an operation on tensors that all have memory, for those that look at them too."""
 

@@ -130,7 +130,7 @@ class Folder:
         if index.is_file():
             try:
                 files = sorted({str(file) for file in json.loads(index.read_text())["weight_map"].values()})
-            except (ValueError, KeyError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ParallelError(f"{index} is no index of safetensors: {error!r}.") from error
             for file in files:
                 # The index may come from anywhere; it names files beside it, and no others.

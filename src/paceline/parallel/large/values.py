@@ -101,7 +101,7 @@ class Values:
     def fill_buffers(self, device: torch.device) -> None:
         """Give the buffers their values; they are whole on every worker until the model is cut."""
         for name, buffer in self._buffers.items():
-            value = self._whole(name)
+            value = self.whole(name)
             if not buffer.is_meta:
                 with torch.no_grad():
                     buffer.copy_(value)
@@ -121,7 +121,7 @@ class Values:
                     if own.numel():
                         own.copy_(self._folder.read(self._stored[name], region_of(param)))
                 elif name in self.empty and own.numel():
-                    own.copy_(self._whole(name)[slices(region_of(param))])
+                    own.copy_(self.whole(name)[slices(region_of(param))])
 
     @property
     def source(self) -> str:
@@ -132,7 +132,7 @@ class Values:
             return ""
         return f"{len(self.empty)} parameters were made by each worker for its own part, seeded by name (seed {self._seed})"
 
-    def _whole(self, name: str) -> Tensor:
+    def whole(self, name: str) -> Tensor:
         if name in self._stored:
             assert self._folder is not None
             return self._folder.read(self._stored[name])
@@ -152,6 +152,13 @@ def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
             found[id(recorder)] = recorder
     recorders = list(found.values())
     left = [name for name, tensor in unknown.items() if not any(own.knows(tensor) for own in recorders)]
+    for name in left:
+        # What its constructor did can't be found again, and its module's own first values may be others.
+        if hasattr(unknown[name], RECORDER) and not any(own.began(unknown[name]) for own in recorders):
+            raise ParallelError(
+                f"{name} was built under paceline.parallel.empty(), and converted or replaced since, so how its values are "
+                "made is not known any more. Convert the model (.to(dtype), .double()) within the block."
+            )
     if left:
         recorders.append(_reset(model, {name.rpartition(".")[0] for name in left}))
     for name in left:

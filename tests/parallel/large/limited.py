@@ -1,0 +1,75 @@
+"""A rank that may take so much memory and no more trains a model that it could not hold.
+
+    RANK=0 WORLD_SIZE=4 ... python limited.py <folder> <strategy> <width> <blocks> <MiB> [<folder of weights>]
+
+What it may take is counted by the kernel (RLIMIT_DATA): all memory of its own that it could write to, used or not.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+MIB = 2**20
+
+
+def status(key: str) -> int:
+    """Bytes, of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+
+
+def main(folder: str, strategy: str, width: str, blocks: str, limit_mib: str, weights: str | None = None) -> None:
+    sys.path.insert(0, str(ROOT))
+    import torch
+
+    import paceline
+    from paceline.parallel import empty, mesh
+    from tests.parallel.models import CASES, Transformer
+
+    torch.set_num_threads(1)
+    place = mesh.start()
+    case = CASES["transformer_untied"]
+    torch.manual_seed(0)
+    given = [case.batch(8) for _ in range(2)]
+    base = status("VmRSS")
+    print("VmData", status("VmData") >> 20, "rss", base >> 20, flush=True)
+    # Of the limit, the interpreter and torch have taken their part already.
+    limit = int(limit_mib) * MIB
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    Path("/proc/self/clear_refs").write_text("5")
+    with empty():
+        model = Transformer(tied=False, width=int(width), depth=int(blocks))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    kind = getattr(paceline.parallel, strategy)
+    par = paceline.parallelize(
+        model,
+        optimizer,
+        given,
+        loss=case.loss,
+        strategy=kind(),
+        microbatches=4 if strategy == "PipelineParallel" else 1,
+        weights=weights,
+    )
+    losses = [float(par.step(batch)) for batch in given]
+    peak = status("VmHWM")
+    whole = sum(param.numel() * param.element_size() for param in model.parameters())
+    text = par.explain()
+    if weights is None:
+        par.save_safetensors(Path(folder) / "weights")
+    report = {
+        "losses": losses,
+        "base": base,
+        "peak": peak,
+        "peak_with_saving": status("VmHWM"),
+        "whole": whole,
+        "explain": text,
+    }
+    (Path(folder) / f"{strategy}_{place.rank}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
