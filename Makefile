@@ -22,6 +22,8 @@ proof: .venv/.ready engines chaos
 	PACELINE_ENDURANCE_STEPS=10000 PACELINE_PLANS=5000 \
 	    $(BIN)/python -m pytest tests/collectives/test_endurance.py tests/collectives/test_properties.py --timeout 14400
 	PACELINE_PROOF=1 $(BIN)/python -m pytest -n 3 -m proof
+	# 3 GB of parameters on four workers of 5 GB each.
+	PACELINE_LARGE=1 $(BIN)/python -m pytest tests/parallel/large/test_limited.py --timeout 14400
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

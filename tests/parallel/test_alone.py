@@ -111,6 +111,12 @@ def refused(words: str, **changed: Any) -> None:
         paceline.parallelize(**(given | changed))
 
 
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(3, device="meta"))
+
+
 def test_arguments_that_can_not_be_right_are_refused() -> None:
     refused("microbatches=0", microbatches=0)
     refused("clip_norm=-1", clip_norm=-1)
@@ -127,7 +133,13 @@ def test_arguments_that_can_not_be_right_are_refused() -> None:
     refused("optimizer=str", optimizer="adam")
     refused("can't be iterated", loader=3)
     refused("no shape yet", model=nn.Sequential(nn.LazyLinear(3)), optimizer=None)
-    refused("meta device", model=nn.Linear(3, 2, device="meta"))
+    refused("weight has no values, and Bare does not say", model=Bare(), optimizer=None)
+    refused("accumulate=0", accumulate=0)
+    refused("recompute='all'", recompute="all")
+    refused("no list of modules", model=nn.Linear(3, 2), optimizer=None, recompute="blocks")
+    refused(r"'layers\.\*' matches no module", recompute=["layers.*"])
+    refused("weights=int", weights=3)
+    refused("there is neither model.safetensors.index.json", weights="/nowhere")
     refused("LBFGS", optimizer=torch.optim.LBFGS(models.Mlp().parameters()))
     refused("is not one of the model's", optimizer=equality.sgd(models.Mlp()))
 

@@ -115,6 +115,8 @@ def parallelize(
         _check_arguments(model, optimizer, loss, microbatches, clip_norm, precision, seed, check)
         _check_large(model, weights, recompute, accumulate)
         parts.move(model, place.device)
+        if parts.is_empty(model) and place.device.type == "cpu":
+            parts.return_memory()
         values = Values(model, seed, None if weights is None else Path(weights))
         values.fill_buffers(place.device)
         task = Task(

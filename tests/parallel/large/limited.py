@@ -35,28 +35,30 @@ def main(folder: str, strategy: str, width: str, blocks: str, limit_mib: str, we
     case = CASES["transformer_untied"]
     torch.manual_seed(0)
     given = [case.batch(8) for _ in range(2)]
+
+    def parallel(width: int, blocks: int, weights: str | None) -> paceline.parallel.Parallel:
+        with empty():
+            model = Transformer(tied=False, width=width, depth=blocks)
+        return paceline.parallelize(
+            model,
+            torch.optim.AdamW(model.parameters(), lr=1e-4),
+            given,
+            loss=case.loss,
+            strategy=getattr(paceline.parallel, strategy)(),
+            microbatches=4 if strategy == "PipelineParallel" else 1,
+            weights=weights,
+        )
+
+    # What torch loads on first use belongs to the program, not to the model.
+    parallel(16, 5, None).step(given[0])
     base = status("VmRSS")
-    print("VmData", status("VmData") >> 20, "rss", base >> 20, flush=True)
-    # Of the limit, the interpreter and torch have taken their part already.
     limit = int(limit_mib) * MIB
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     Path("/proc/self/clear_refs").write_text("5")
-    with empty():
-        model = Transformer(tied=False, width=int(width), depth=int(blocks))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    kind = getattr(paceline.parallel, strategy)
-    par = paceline.parallelize(
-        model,
-        optimizer,
-        given,
-        loss=case.loss,
-        strategy=kind(),
-        microbatches=4 if strategy == "PipelineParallel" else 1,
-        weights=weights,
-    )
+    par = parallel(int(width), int(blocks), weights)
     losses = [float(par.step(batch)) for batch in given]
     peak = status("VmHWM")
-    whole = sum(param.numel() * param.element_size() for param in model.parameters())
+    whole = par.skeleton.bytes
     text = par.explain()
     if weights is None:
         par.save_safetensors(Path(folder) / "weights")
@@ -67,6 +69,7 @@ def main(folder: str, strategy: str, width: str, blocks: str, limit_mib: str, we
         "peak_with_saving": status("VmHWM"),
         "whole": whole,
         "explain": text,
+        "planned": getattr(par, "planned_bytes", 0),
     }
     (Path(folder) / f"{strategy}_{place.rank}.json").write_text(json.dumps(report))
 

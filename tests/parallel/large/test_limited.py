@@ -1,0 +1,53 @@
+"""Four workers train a model that none of them could hold, from nothing and from safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.engines.conftest import require_engine
+from tests.parallel.conftest import run_on_ranks
+
+_PROGRAM = Path(__file__).with_name("limited.py")
+MIB = 2**20
+
+# 3 GB of parameters and 5 GB for each worker in the proof: 25 blocks of 1600. Here a ninth of it, beside what the interpreter
+# and torch take themselves, which does not shrink with the model.
+_FULL = bool(os.environ.get("PACELINE_LARGE"))
+WIDTH, LIMIT_MIB = (1600, 5 * 1024) if _FULL else (512, 880)
+
+
+def trained(folder: Path, strategy: str, *more: str) -> list[dict[str, object]]:
+    command = (str(_PROGRAM), str(folder), strategy, str(WIDTH), "25", str(LIMIT_MIB), *more)
+    ended = run_on_ranks(4, folder / f"output_{strategy}_{len(more)}", *command)
+    assert [end.returncode for end in ended] == [0] * 4, "\n".join(end.output[-2000:] for end in ended)
+    return [json.loads((folder / f"{strategy}_{rank}.json").read_text()) for rank in range(4)]
+
+
+@pytest.mark.timeout(3000)
+def test_a_model_that_no_worker_could_hold_is_trained_saved_and_loaded(tmp_path: Path) -> None:
+    require_engine("torch", find_spec("torch"))
+    reports = trained(tmp_path, "FullyShard")
+    whole, base = int(str(reports[0]["whole"])), int(str(reports[0]["base"]))
+    # Parameters, gradients and two moments are more than a worker may take.
+    assert 4 * whole + base > LIMIT_MIB * MIB
+    losses = reports[0]["losses"]
+    assert all(report["losses"] == losses for report in reports)
+    again = trained(tmp_path, "PipelineParallel", str(tmp_path / "weights"))
+    # The weights were saved after two steps: training went on from there.
+    assert again[0]["losses"][0] < losses[0]  # type: ignore[index]
+    for report in (*reports, *again):
+        assert int(str(report["peak"])) < LIMIT_MIB * MIB
+
+
+def test_one_worker_alone_can_not(tmp_path: Path) -> None:
+    require_engine("torch", find_spec("torch"))
+    command = (str(_PROGRAM), str(tmp_path), "DataParallel", str(WIDTH), "25", str(LIMIT_MIB))
+    (ended,) = run_on_ranks(1, tmp_path / "output", *command)
+    assert ended.returncode != 0
+    assert "allocate memory" in ended.output
+    assert not list(tmp_path.glob("*.json"))
