@@ -104,7 +104,7 @@ def parallelize(
     from paceline.parallel.failure.watch import FailureWatch
     from paceline.parallel.fitting import check_fits
     from paceline.parallel.large import parts
-    from paceline.parallel.large.values import Values
+    from paceline.parallel.large.values import TensorValues
     from paceline.parallel.skeleton import Skeleton
     from paceline.parallel.task import Task
     from paceline.parallel.training import OriginalParameters, Parallel
@@ -117,7 +117,7 @@ def parallelize(
         parts.move(model, place.device)
         if parts.is_empty(model) and place.device.type == "cpu":
             parts.return_memory()
-        values = Values(model, seed, None if weights is None else Path(weights))
+        values = TensorValues(model, seed, None if weights is None else Path(weights))
         values.fill_buffers(place.device)
         task = Task(
             model=model,

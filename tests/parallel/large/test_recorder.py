@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from paceline.parallel import ParallelError, empty, initialise  # noqa: E402
-from paceline.parallel.large.values import Values  # noqa: E402
+from paceline.parallel.large.values import TensorValues  # noqa: E402
 
 
 class Built(nn.Module):
@@ -84,7 +84,7 @@ def test_numbers_follow_from_the_seed_and_the_name_alone() -> None:
     assert not torch.equal(one.plain.weight.flatten()[:30], one.cut.flatten()[:30])
     # One parameter by itself has the numbers that it has among all.
     model = built()
-    values = Values(model, 1)
+    values = TensorValues(model, 1)
     assert torch.equal(values.whole("cut"), one.cut)
     # And torch's own generator is left where it was.
     before = torch.get_rng_state()

@@ -38,14 +38,14 @@ def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
 
     if not is_empty(model):
         return model
-    values = Values(model, seed)
+    values = TensorValues(model, seed)
     values.fill_buffers(torch.device("cpu"))
     give_memory(torch.device("cpu"), model)
     values.fill(dict(model.named_parameters()))
     return model
 
 
-class Values:
+class TensorValues:
     """The values of a model's parameters and buffers, by first name, before it is cut.
 
     folder: of safetensors; None for those that the constructor gives.
