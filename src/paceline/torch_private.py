@@ -13,7 +13,9 @@ Nothing is imported here but the standard library.
 from __future__ import annotations
 
 import importlib
+import json
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -67,6 +69,7 @@ __all__ = [
     "is_torchs_attribute",
     "keep_masks_apart",
     "offer_mpi",
+    "recorded_collectives",
     "reduce_unused_too",
     "requirement",
     "too_old",
@@ -262,6 +265,23 @@ def default_store() -> Any:
         return c10d._get_default_store()
     except AttributeError as error:
         raise _moved("torch.distributed.distributed_c10d._get_default_store") from error
+
+
+def recorded_collectives() -> bytes:
+    """What the flight recorder holds, as torch writes it (JSON), and a line of JSON behind it: group -> its ranks in the world.
+
+    Empty where this torch has no recorder, or it is turned off (TORCH_FR_BUFFER_SIZE=0). Loads nothing.
+    """
+    module: Any = sys.modules.get("torch._C._distributed_c10d")
+    # The second is the name before torch 2.8 or so; it told of NCCL alone.
+    dump = getattr(module, "_dump_fr_trace_json", None) or getattr(module, "_dump_nccl_trace_json", None)
+    if dump is None:
+        return b""
+    world: Any = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    names, members = getattr(world, "pg_names", {}), getattr(world, "pg_group_ranks", {})
+    ranks = {str(name): sorted(members.get(group, ())) for group, name in list(names.items())}
+    data: str | bytes = dump()
+    return (data.encode() if isinstance(data, str) else data) + b"\n" + json.dumps(ranks).encode()
 
 
 def has_mpi(distributed: ModuleType) -> bool:

@@ -93,6 +93,7 @@ def test_the_run_s_variables():
         "PACELINE_WORKSPACE": "/shared/team/.paceline",
         "PACELINE_ATTEMPT": "2",
         "PACELINE_STALL_FILE": f"{launch.run_dir}/attempts/2/stalled.jsonl",
+        "PACELINE_WATCH_DIR": "/dev/shm/paceline-0/watch_2",
         "PACELINE_RUN_SECRET": "5e" * 32,
     }
 

@@ -50,6 +50,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "Run a command on a worker's node, in its working folder and container, with its environment variables.",
     ),
     "ui": ("ui", "Show the workspace in a browser: runs as they go, their curves, logs and files. Ctrl-C ends it."),
+    "stacks": (
+        "stacks",
+        "Where each worker of a run is at this moment: the stacks of all its threads, and who waits for whom.",
+    ),
     "model": ("model", "Models: register, list, show, alias, check, copy and push what runs made."),
     "serve": ("serve", "Serve a model in the foreground: /score, /v2/models/NAME/infer, /metrics. Ctrl-C ends it."),
     "sweep": ("sweep", "Sweeps: hyperparameters tuned over runs."),

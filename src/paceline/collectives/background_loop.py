@@ -29,6 +29,7 @@ loop, for the thread of the set's loop; nothing that is done in a set's turn wai
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -36,7 +37,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from paceline.collectives import inline_reduce, safe_pickle
+from paceline.collectives import board, inline_reduce, safe_pickle
 from paceline.collectives.coordinator import Coordinator, Key, Message, Response
 from paceline.collectives.errors import ArgumentError, CollectivesError, MismatchError, ShutDownError
 from paceline.collectives.handle import Handle
@@ -45,6 +46,7 @@ from paceline.collectives.request import JOIN, Agreement, CollectiveTask, Fields
 from paceline.collectives.response_cache import ResponseCache
 from paceline.collectives.settings import EngineSettings
 from paceline.collectives.stall import StallWatch
+from paceline.system.board import entry_text, ranks_text
 
 if TYPE_CHECKING:
     from paceline.collectives.transport import Transport
@@ -64,6 +66,8 @@ _GOODBYE_S = 1.0
 #: A caller that waits leads for so long at most, then sleeps.
 _LEAD_S = 0.01
 _GRACE_S = 3.0
+#: So many texts for the board are kept.
+_TEXTS = 4096
 _ENDED = (
     "The engine has been shut down: {reason}. Operations in flight, and later ones, fail on every rank; "
     "see the log of that rank for the cause."
@@ -127,6 +131,8 @@ class BackgroundLoop:
         self._idle_pause_s = min(_IDLE_PAUSE_S, settings.stall_warning_s / 4 or _IDLE_PAUSE_S)
         self._news: list[CollectiveTask] = []
         self._pending: dict[tuple[str, str], CollectiveTask] = {}
+        #: Kind and name -> the last request of these, and its text for the board.
+        self._texts: dict[tuple[str, str], tuple[Request, str]] = {}
         self._leaving = False
         self._left = False
         self._cache = ResponseCache()
@@ -163,6 +169,7 @@ class BackgroundLoop:
                     f"{key[0]} {key[1]!r} is in flight already. Wait for it before the name is used again, "
                     "or give each operation a name of its own."
                 )
+            task.handle._place = board.begin(self._told(task.request))
             self._pending[key] = task
             self._news.append(task)
             # A caller that leads looks at the news itself. It gives _claim back before it takes _wake and looks whether
@@ -170,6 +177,16 @@ class BackgroundLoop:
             if self._asleep and not self._claim.locked() and not _caller.waits_at_once:
                 self._wake.notify()
         return task.handle
+
+    def _told(self, request: Request) -> str:
+        """The request as a board has it."""
+        # Most requests come again, as the same object (`known`).
+        text = self._texts.get(request.key)
+        if text is None or text[0] != request:
+            if len(self._texts) > _TEXTS:
+                self._texts.clear()
+            text = self._texts[request.key] = (request, _entry_text(request, self._number, self.ranks))
+        return text[1]
 
     def leave(self) -> None:
         """Tell the others that this rank shuts down; `join` waits until they have heard."""
@@ -504,3 +521,18 @@ class BackgroundLoop:
             return None
         message = self.transport.receive()
         return None if message is None else (message[0], safe_pickle.unpacked(message[1]))
+
+
+def _entry_text(request: Request, number: int, ranks: Sequence[int]) -> str:
+    sizes = [math.prod(shape) for shape in request.shapes]
+    size = sum(count * _item_bytes(dtype) for count, dtype in zip(sizes, request.dtypes, strict=True))
+    shape = f"{len(sizes)} tensors" if sizes else ""
+    if len(sizes) == 1:
+        shape = f"{list(request.shapes[0])} {request.dtypes[0]}"
+    return entry_text(f"process set {number}", request.kind, request.name, shape, size, ranks_text(ranks))
+
+
+def _item_bytes(dtype: str) -> int:
+    """The size of a number of this type, which ends with its bits: "float32", "bool"."""
+    bits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
+    return int(bits) // 8 if bits.isdigit() else 1

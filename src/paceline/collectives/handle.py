@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from paceline.collectives import board
+
 _log = logging.getLogger(__name__)
 #: Guards the callbacks of all handles: it is held for moments only.
 _callbacks_lock = threading.Lock()
@@ -15,7 +17,7 @@ _callbacks_lock = threading.Lock()
 class Handle:
     """An operation in flight, and then its result. A step makes hundreds, so a lock is all that it holds."""
 
-    __slots__ = ("_await", "_callbacks", "_done", "_error", "_key", "_lock", "_result")
+    __slots__ = ("_await", "_callbacks", "_done", "_error", "_key", "_lock", "_place", "_result")
 
     def __init__(self, key: tuple[str, str], wait: Callable[[Handle, float | None], None] | None = None) -> None:
         """key: the operation's kind and name. wait: is called by whoever waits, and may get on with the work; returns when
@@ -27,6 +29,8 @@ class Handle:
         self._lock = threading.Lock()
         self._lock.acquire()
         self._done = False
+        #: Where the board has it (`paceline.collectives.board`).
+        self._place = -1
         self._result: Any = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Handle], object]] | None = None
@@ -85,6 +89,8 @@ class Handle:
             self._done = True
             callbacks, self._callbacks = self._callbacks, None
         self._lock.release()
+        if self._place >= 0:
+            board.end(self._place)
         # Without `_callbacks_lock`: a callback may finish, or add to, another handle.
         for callback in callbacks or ():
             try:

@@ -41,7 +41,8 @@ _FOREIGN = frozenset(
 #: Settings of the user's own under those prefixes.
 _USERS_OWN = (
     *("OMPI_ALLOW_RUN_AS_ROOT", "PACELINE_MPIRUN", "PACELINE_GPUS", "PACELINE_LEASES", "PACELINE_SNAPSHOT_LIMIT"),
-    *("PACELINE_CONTAINER_ENGINE", "PACELINE_DATA_CACHE", "HOROVOD_GLOO_TIMEOUT_SECONDS"),
+    *("PACELINE_CONTAINER_ENGINE", "PACELINE_DATA_CACHE", "PACELINE_STACKS_SIGNAL"),
+    "HOROVOD_GLOO_TIMEOUT_SECONDS",
 )
 #: The user's settings of Open MPI, unless an mpirun is above us: it passes its own on under the same names.
 _MPI_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
@@ -90,6 +91,7 @@ def of_run(launch: Launch) -> dict[str, str]:
         "PACELINE_WORKSPACE": str(launch.run_dir.parent.parent),
         "PACELINE_ATTEMPT": str(launch.attempt),
         "PACELINE_STALL_FILE": str(launch.run_dir / "attempts" / str(launch.attempt) / "stalled.jsonl"),
+        "PACELINE_WATCH_DIR": str(watch_dir(launch)),
         **({"PACELINE_RUN_SECRET": launch.secret} if launch.secret else {}),
         **(
             {"AZUREML_DATASET_ENVIRONMENT_VARS": ",".join(f"{one.name}:{one.mode}" for one in job.inputs)}
@@ -204,6 +206,11 @@ def worker_argv(launch: Launch, node_rank: int, *options: str) -> tuple[str, ...
         launch.job.entry_module or launch.job.entry_script,
         *launch.job.arguments,
     )
+
+
+def watch_dir(launch: Launch) -> Path:
+    """A folder of each node, in memory where that can be, in which its workers leave what others read of them."""
+    return launch.scratch_dir / f"watch_{launch.attempt}"
 
 
 def rank_log(launch: Launch, rank: int) -> Path:

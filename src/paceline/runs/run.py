@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from paceline.runs.failure import FailureReport
+    from paceline.runs.stacks import RunStacks
 
 
 class ExperimentLike(Protocol):
@@ -407,6 +408,19 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         data = input.encode() if isinstance(input, str) else input
         return execute(self._folder, command, rank=rank, input=data)
+
+    def stacks(self, *, native: bool = False) -> RunStacks:
+        """Where each worker is at this moment: the stacks of all its threads, the collectives that it is in, and who waits for
+        whom. The workers run on.
+
+        native: frames of C and C++ too, by py-spy, which stops each process for some milliseconds.
+
+        Raises:
+            RunStateError: the run does not run, or its supervisor does not answer.
+        """
+        from paceline.runs.stacks import take
+
+        return take(self._folder, native=native)
 
     # --- ending it
 

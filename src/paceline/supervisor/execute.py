@@ -1,6 +1,7 @@
 """The commands of `paceline exec`: people run them beside a worker while it runs, and ask for them by files in the run's folder.
 
-    exec/<id>/request.json   {"argv", "rank", "terminal", "term"}; the folder appears once it is whole
+    exec/<id>/request.json   {"argv", "rank", "terminal", "term"}; the folder appears once it is whole. {"stacks": {"native"}}
+                             asks for a look at all workers in place of a command (`paceline.runs.stacks`)
     exec/<id>/in_<n>.json    what the asking program passes on
     exec/<id>/alive          changes as long as the asking program is there
     exec/<id>/answer.json    {"output"}: the name of the file of its output, or {"error"}: why it was not started
@@ -11,7 +12,9 @@ On the node `paceline.remote.agent.execute` serves it, as a process of the node'
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -27,6 +30,7 @@ from paceline.launchers.processes import ProcessesLauncher
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.in_containers import wrapped_beside
 from paceline.supervisor.logs import say
+from paceline.supervisor.looks import LIMIT_S, Looks
 from paceline.system.files import read_json, write_json
 from paceline.targets import Nodes
 
@@ -54,7 +58,7 @@ class _Running:
 
 class ExecCommands:
     """The commands of one attempt. shells: of each node, as the workers have them. is_running: whether a rank's worker is
-    there."""
+    there. looks: what answers a request for stacks."""
 
     def __init__(
         self,
@@ -63,9 +67,12 @@ class ExecCommands:
         nodes: Nodes,
         shells: Sequence[Any],
         is_running: Callable[[int], bool],
+        looks: Looks,
     ) -> None:
         self._launch, self._folder, self._nodes, self._shells = launch, folder, nodes, shells
-        self._is_running = is_running
+        self._is_running, self._looks = is_running, looks
+        #: The outputs of what was asked of `looks`, while somebody may read them -> when they were written.
+        self._told: dict[str, float] = {}
         self._is_apart = launch.run_dir != folder.path
         self._running: dict[str, _Running] = {}
         self._refused: set[str] = set()
@@ -79,10 +86,13 @@ class ExecCommands:
             return
         self._next = now + _LOOK_S
         for name in self._asked():
-            if name not in self._running and name not in self._refused:
+            if name not in self._running and name not in self._told and name not in self._refused:
                 self._begin(name)
         for one in list(self._running.values()):
             self._look_after(one)
+        for name, written in list(self._told.items()):
+            if not (self._folder.exec_requests / name).exists() or now - written > _READ_S:
+                self._forget(name)
 
     def ended(self, ended: ProcessExit) -> None:
         """Take in that a process of the nodes' has ended, perhaps one of these."""
@@ -95,6 +105,8 @@ class ExecCommands:
         for one in self._running.values():
             one.output.unlink(missing_ok=True)
         self._running.clear()
+        for name in list(self._told):
+            self._forget(name)
         shutil.rmtree(self._folder.exec_requests, ignore_errors=True)
 
     def _asked(self) -> list[str]:
@@ -109,12 +121,40 @@ class ExecCommands:
             # In a workspace that several users write to, anybody could ask for a command in the run owner's name.
             if os.stat(folder).st_uid != os.geteuid():
                 raise PermissionError(f"{folder} belongs to another user")
-            self._start(name, read_json(folder / "request.json") or {})
+            request = read_json(folder / "request.json") or {}
+            if "stacks" in request:
+                self._begin_look(name, native=bool(request["stacks"].get("native")))
+            else:
+                self._start(name, request)
         except (OSError, ValueError, KeyError, TypeError) as error:
             # Remembered, or each look would try it again.
             self._refused.add(name)
             with contextlib.suppress(OSError):
                 write_json(folder / "answer.json", {"error": str(error)})
+
+    def _begin_look(self, name: str, *, native: bool) -> None:
+        """Look at all workers; what is found is told as the output of a command would be."""
+        output = self._folder.exec_output(self._launch.attempt, name)
+        os.close(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        # From now on it is not new; when its asker is gone, it is forgotten.
+        self._told[name] = time.monotonic() + 2 * LIMIT_S
+
+        def tell(found: dict[str, Any]) -> None:
+            if name not in self._told:
+                return
+            text = base64.b64encode(json.dumps(found).encode()).decode()
+            with contextlib.suppress(OSError), open(output, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"out": text}) + "\n" + json.dumps({"exit": 0}) + "\n")
+            self._told[name] = time.monotonic()
+
+        self._looks.begin(tell, native=native)
+        answer = {"output": str(output.relative_to(self._folder.path))}
+        write_json(self._folder.exec_requests / name / "answer.json", answer)
+
+    def _forget(self, name: str) -> None:
+        del self._told[name]
+        self._folder.exec_output(self._launch.attempt, name).unlink(missing_ok=True)
+        shutil.rmtree(self._folder.exec_requests / name, ignore_errors=True)
 
     def _start(self, name: str, request: dict[str, Any]) -> None:
         rank, argv = int(request["rank"]), [str(word) for word in request["argv"]]

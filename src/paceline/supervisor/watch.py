@@ -31,6 +31,7 @@ from paceline.supervisor.disks import DiskWatch
 from paceline.supervisor.execute import ExecCommands
 from paceline.supervisor.in_containers import left_its_container
 from paceline.supervisor.logs import LogWatch, say
+from paceline.supervisor.looks import Looks
 from paceline.supervisor.signals import Wake
 from paceline.supervisor.supervision import Outcome
 from paceline.system.files import read_json
@@ -87,7 +88,8 @@ class WorkerWatch:
         written = {reference.name for reference in launch.job.inputs if reference.is_output}
         outputs = [path for name, path in launch.prepared[0].inputs.items() if name in written]
         self._logs = LogWatch(launch, folder, keeps_limits=keeps_limits)
-        self._exec = ExecCommands(launch, folder, nodes, shells, self._is_there)
+        self._looks = Looks(launch, folder, nodes, shells, self._about)
+        self._exec = ExecCommands(launch, folder, nodes, shells, self._is_there, self._looks)
         self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
         # The kernel counts its kills for memory since it was started: what came before is not this attempt's.
         self._oom_before = nodes.oom_kills()
@@ -108,6 +110,7 @@ class WorkerWatch:
                 # Before the report: what a worker wrote last is in its log and its files only once it has ended.
                 self._end_all()
                 self._exec.close()
+                self._looks.close()
             if failure is None and stopped is None:
                 self._wait_for_losses()
         if failure is None and stopped is None:
@@ -154,6 +157,7 @@ class WorkerWatch:
                 return reason
             self._disks.look()
             self._exec.look()
+            self._looks.look()
             self._wake.sleep(_TICK_S)
 
     def _is_over(self) -> bool:
@@ -183,6 +187,7 @@ class WorkerWatch:
         for ended in self._nodes.ended():
             self._ended(ended)
             self._exec.ended(ended)
+            self._looks.ended(ended)
         self._lost |= self._nodes.lost()
         attempt = self._launch.attempt
         for rank in self._places:
@@ -258,6 +263,10 @@ class WorkerWatch:
     def _is_there(self, rank: int) -> bool:
         """True if a rank's worker has reported its start and not ended."""
         return rank in self._living() and self._folder.worker_start(self._launch.attempt, rank).exists()
+
+    def _about(self, rank: int) -> dict[str, Any]:
+        """What a look at a rank is to say beside what its node tells."""
+        return {"exit_code": self._exit_codes[rank]} if rank in self._exit_codes else {}
 
     def _is_alive(self, rank: int, pid: int) -> bool:
         return self._nodes.is_alive(pid, self._places[rank].node_rank)

@@ -23,3 +23,12 @@ def size_bytes(given: str) -> int:
     if found is None or unit is None:
         raise ValueError(f"{given!r} is no size. Write it as 500MB, 2GB or 1GiB.")
     return int(float(found[1]) * unit)
+
+
+def size_text(size: float) -> str:
+    """Bytes as people say them: "3.2 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import sys
 import weakref
@@ -22,6 +23,7 @@ from torch.distributed import (
 
 from paceline.collectives import mpi
 from paceline.collectives.errors import CollectivesError
+from paceline.system.board import ranks_text
 from paceline.torch_mpi import calls
 from paceline.torch_mpi.lane import Call, Lane
 from paceline.torch_mpi.messages import Messages
@@ -42,19 +44,21 @@ def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
         return None
     if not ranks or ranks == list(range(world.size)):
         # The lane duplicates it, so the world itself can be handed over.
-        return MpiProcessGroup(world, timeout_s)
+        return MpiProcessGroup(world, timeout_s, list(range(world.size)))
     if max(ranks) >= world.size:
         raise CollectivesError(f"a process group of ranks {ranks}, but MPI's world has {world.size} processes.")
     # Only members call this, so the communicator is made without the others.
     members = world.group.Incl(ranks)
     comm = world.Create_group(members)
     members.Free()
-    group = MpiProcessGroup(comm, timeout_s)
+    group = MpiProcessGroup(comm, timeout_s, ranks)
     # The lane talks over a duplicate of its own.
     comm.Free()
     return group
 
 
+#: Ranks -> the number of the next group of these.
+_numbers: dict[str, itertools.count[int]] = {}
 #: Its stubs know neither the overrides of a subclass nor both of its constructors.
 _ProcessGroup: Any = ProcessGroup
 
@@ -66,9 +70,11 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     torch calls, under the names of every release that `torch_private` knows; each returns a `Work`.
     """
 
-    def __init__(self, comm: Any, timeout_s: float) -> None:
+    def __init__(self, comm: Any, timeout_s: float, ranks: list[int] | None = None) -> None:
         super().__init__(comm.rank, comm.size)
-        self._lane = Lane(comm, timeout_s)
+        # Groups of the same ranks are told apart by a number: all ranks make them in one order.
+        text = "" if ranks is None else ranks_text(ranks)
+        self._lane = Lane(comm, timeout_s, f"mpi {text}#{next(_numbers.setdefault(text, itertools.count()))}", text)
         self._messages = Messages(self._lane)
         self._is_shut_down = False
         self._group_name = ""

@@ -12,6 +12,7 @@ backward pass for as long as the slowest rank needs. Because nothing waits insid
 
 from __future__ import annotations
 
+import functools
 import threading
 import zlib
 from array import array
@@ -20,8 +21,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.collectives import mpi
+from paceline.collectives import board, mpi
 from paceline.collectives.errors import CollectivesError, MismatchError
+from paceline.system.board import entry_text
 from paceline.torch_mpi.waiting import wait_until
 
 #: How often a thread looks for the other ranks before it sleeps between two looks: a caller that can do nothing else
@@ -47,11 +49,15 @@ class Call:
 class Lane:
     """Runs the collectives of a group; every rank of `comm` has to make its own, in the same order.
 
-    timeout_s: how long a collective waits for the other ranks, unless the call says otherwise.
+    timeout_s: how long a collective waits for the other ranks, unless the call says otherwise. name, ranks: the group's, for
+    whoever asks what a rank waits for; ranks in the world, as `ranks_text` writes them.
     """
 
-    def __init__(self, comm: Any, timeout_s: float) -> None:
+    def __init__(self, comm: Any, timeout_s: float, name: str = "mpi", ranks: str = "") -> None:
         self.timeout_s = timeout_s
+        self.name, self.ranks = name, ranks
+        #: How many collectives it has run. Whoever has the turn changes it.
+        self._count = 0
         self.size: int = comm.size
         self._thread = mpi.CommThread(comm, "paceline-torch")
         self.comm = self._thread.comm
@@ -128,10 +134,15 @@ class Lane:
 
     def _run(self, call: Call, timeout_s: float | None, looks: int) -> Any:
         self.check()
-        if self.size > 1:
-            self._meet(call.text, self.timeout_s if timeout_s is None else timeout_s, looks)
-        if call.run is not None:
-            self._move(call)
+        self._count += 1
+        place = board.begin(_told(self.name, self.ranks, call.text), self._count) if self.size > 1 else -1
+        try:
+            if self.size > 1:
+                self._meet(call.text, self.timeout_s if timeout_s is None else timeout_s, looks)
+            if call.run is not None:
+                self._move(call)
+        finally:
+            board.end(place)
         return call.outputs
 
     def _move(self, call: Call) -> None:
@@ -175,3 +186,10 @@ class Lane:
 
 #: Requests that were given up, kept to the end of the process: MPI may still write to their memory.
 _ABANDONED: list[Any] = []
+
+
+@functools.lru_cache(maxsize=1024)
+def _told(name: str, ranks: str, text: str) -> str:
+    """A call's text as a board has it: "all_reduce SUM(12 of float32)" is its kind and its shape."""
+    kind, _, shape = text.partition("(")
+    return entry_text(name, kind, "", shape.removesuffix(")"), 0, ranks)

@@ -18,7 +18,7 @@ import sys
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
-from paceline.worker import report, script
+from paceline.worker import report, script, watched
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish")
 
@@ -57,6 +57,8 @@ def main(argv: "list[str]") -> None:
         _keep_store_to_its_network()
     _offer_names()
     _set_old_variables()
+    if kind != "program":
+        watched.begin()
     report.started()
     # A shell puts variables in place by itself, where its quotes allow it, and has some of its own.
     is_shell = kind == "program" and os.path.basename(command[0]) in _SHELLS

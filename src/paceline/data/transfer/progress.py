@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import IO, TypeAlias
 
+from paceline.system.sizes import size_text as size_text  # noqa: PLC0414 - its other users take it from here
+
 #: Called with (bytes done, bytes in all, files done, files in all).
 Progress: TypeAlias = "Callable[[int, int, int, int], None]"
 
@@ -62,12 +64,3 @@ def terminal_bar(verb: str, stream: IO[str] | None = None) -> Progress | None:
         out.flush()
 
     return draw
-
-
-def size_text(size: float) -> str:
-    """Bytes as people say them: "3.2 MB"."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

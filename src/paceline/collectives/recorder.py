@@ -1,0 +1,92 @@
+"""Tells what torch's flight recorder knows of this process's collectives, Gloo's and NCCL's, to whoever asks.
+
+A thread waits at a named pipe, <folder>/ask_<rank>; a line there names the file that is to hold the answer, JSON. It needs the
+interpreter, which torch's own calls let go while they wait. The thread is there from the first `init_process_group` on.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+# Not typing's: a worker loads this before its script.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+_MODULE = "torch.distributed.distributed_c10d"
+
+
+def answer_when_loaded(path: str) -> None:
+    """Answer at this named pipe as soon as the script makes a process group of torch's; loads nothing before."""
+    from paceline.collectives.when_loaded import when_loaded
+
+    when_loaded(_MODULE, lambda module: _follow(module, path))
+
+
+def _follow(module: ModuleType, path: str) -> None:
+    """Let `init_process_group` start the thread, and be on the board while it waits for other ranks."""
+    import functools
+
+    made: Any = module.init_process_group  # type: ignore[attr-defined,unused-ignore]
+
+    @functools.wraps(made)
+    def init_process_group(*given: Any, **options: Any) -> Any:
+        from paceline.collectives import board
+        from paceline.system.board import entry_text
+
+        _start(path)
+        with board.under_way(entry_text("torch", "init_process_group", "", "", 0, "")):
+            return made(*given, **options)
+
+    setattr(module, "init_process_group", init_process_group)  # noqa: B010 - no attribute that mypy may know
+
+
+_pipe: int | None = None
+
+
+def _start(path: str) -> None:
+    global _pipe
+    if _pipe is not None:
+        return
+    try:
+        os.mkfifo(path, 0o600)
+    except FileExistsError:
+        pass
+    except OSError:
+        return
+    # For reading and writing: so it never ends, whoever comes and goes at the other end.
+    _pipe = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    threading.Thread(target=_serve, args=(_pipe, os.path.dirname(path)), name="paceline-recorder", daemon=True).start()
+
+
+def _serve(pipe: int, folder: str) -> None:
+    while True:
+        for name in os.read(pipe, 4096).decode("utf-8", "replace").split():
+            try:
+                _tell(os.path.join(folder, os.path.basename(name)))
+            except Exception:  # a release of torch that tells otherwise: who has asked goes on without
+                continue
+
+
+def _tell(path: str) -> None:
+    from paceline.torch_private import recorded_collectives
+
+    data = recorded_collectives()
+    beside = f"{path}.new"
+    with open(beside, "wb") as file:
+        file.write(data)
+    os.replace(beside, path)
+
+
+def _forget() -> None:
+    # A forked child has not the thread; it must not take what is meant for its parent.
+    global _pipe
+    if _pipe is not None:
+        os.close(_pipe)
+        _pipe = None
+
+
+os.register_at_fork(after_in_child=_forget)

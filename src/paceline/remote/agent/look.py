@@ -1,0 +1,307 @@
+"""Looks at the workers of one node where they stand, without stopping them and without their help.
+
+    python -I -S .../paceline/remote/agent/look.py OUTPUT FOLDER {"ranks": [...], "native": bool}
+
+OUTPUT gets one line of JSON: {"time", "ranks": {rank: what is known of its worker}, "notes": [what is not allowed here]}.
+FOLDER is that of `paceline.worker.watched`. Of a worker:
+
+    pid, state, wchan, cpu_s, io_bytes, tracer, command    `paceline.remote.agent.process_state`; "gone": true without a process
+    threads       `paceline.remote.agent.stack_text`, with "by": "faulthandler" or "py-spy"; "silent": why there are none
+    children      the same of each process below it, those alone that are there
+    board         what it is in by its board; torch: what it is in by torch's flight recorder
+    call          a system call that it waits in, such as "write to pipe:[12]"; readers: pids of those who should read that pipe
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any
+
+if __name__ == "__main__":
+    # Started by its path, and apart from all that the environment has for the script: the library alone.
+    sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
+
+from paceline.remote.agent import process_state, recorded, stack_text
+from paceline.system import board
+
+#: How long an answer is waited for. A handler in C answers in a millisecond, on a machine that has one to spare.
+_ANSWER_S = 3.0
+#: The same of one whose state says that it will hardly come.
+_UNLIKELY_S = 0.3
+#: After so long without a further byte a dump has ended, where its text does not say so.
+_QUIET_S = 0.25
+_LOOK_S = 0.002
+_SPY_S = 10.0
+#: Of one worker.
+_MOST_CHILDREN = 32
+_PTRACE = "/proc/sys/kernel/yama/ptrace_scope"
+
+
+def main(argv: list[str]) -> int:
+    output, folder, asked = argv[0], argv[1], json.loads(argv[2])
+    notes: list[str] = []
+    with open(os.path.join(folder, "lock"), "a") as lock:
+        # Two at a time would read each other's answers.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = look(folder, asked["ranks"], native=bool(asked.get("native")), notes=notes)
+    text = json.dumps({"time": time.time(), "ranks": found, "notes": sorted(set(notes))})
+    file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(file, "wb") as out:
+        out.write(text.encode() + b"\n")
+    return 0
+
+
+def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> dict[str, dict[str, Any]]:
+    """What is known of the workers of these ranks. notes: gets what is not allowed on this machine."""
+    workers = [Worker(folder, rank) for rank in ranks]
+    # All at once: so the stacks are of one moment, and one that does not answer costs the others nothing.
+    for worker in workers:
+        worker.ask()
+    _wait_for(workers)
+    for worker in workers:
+        worker.look_at_children()
+    spy = _py_spy()
+    for worker in workers:
+        worker.look_with(spy, native=native, notes=notes)
+    return {str(worker.rank): worker.found for worker in workers}
+
+
+class Worker:
+    """One worker, and what has been found of it."""
+
+    def __init__(self, folder: str, rank: int) -> None:
+        self.rank = rank
+        self.found: dict[str, Any] = {}
+        self._folder = folder
+        self._stacks = os.path.join(folder, f"stacks_{rank}")
+        self._told = os.path.join(folder, f"told_{rank}")
+        self._number, self.pid, self._descriptor = self._numbers()
+        self._dump: Dump | None = None
+        self._is_asked = False
+
+    def ask(self) -> None:
+        """Look at what needs no answer, and ask for the rest."""
+        self.found["board"] = [
+            entry._asdict() for entry in board.read(os.path.join(self._folder, f"board_{self.rank}"))
+        ]
+        state = process_state.state_of(self.pid) if self.pid else None
+        if state is None or state["state"] == "Z":
+            self.found["gone"] = bool(self.pid)
+            self.found["silent"] = (
+                "its process has ended" if self.pid else "it has not started, or is no Python program"
+            )
+            return
+        self.found |= state
+        _add_call(self.found)
+        self._dump = self._asked_of(self.pid, self.found)
+        # After the stacks, which then don't show that thread at work.
+        self._is_asked = self._ask_recorder()
+
+    def is_settled(self, since_s: float) -> bool:
+        """True if nothing more is to be waited for. since_s: how long it has been asked."""
+        done = self._dump is None or self._dump.is_done(since_s)
+        if self._is_asked and os.path.exists(self._told):
+            self._is_asked = False
+            with contextlib.suppress(OSError, ValueError):
+                with open(self._told, "rb") as file:
+                    self.found["torch"] = recorded.under_way(file.read())
+                os.unlink(self._told)
+        return done and not self._is_asked
+
+    def look_at_children(self) -> None:
+        """Take the answer, then ask the children that were forked, one after the other: all write into one file."""
+        self._take(self._dump, self.found)
+        self.found["children"] = children = []
+        if "pid" not in self.found:
+            return
+        for pid in process_state.below(self.pid)[:_MOST_CHILDREN]:
+            child = process_state.state_of(pid)
+            if child is None or child["state"] == "Z":
+                continue
+            children.append(child)
+            _add_call(child)
+            if (dump := self._asked_of(pid, child)) is None:
+                continue
+            begun_s = time.monotonic()
+            while not dump.is_done(time.monotonic() - begun_s):
+                time.sleep(_LOOK_S)
+            self._take(dump, child)
+        # Whoever asks next need not read it all again.
+        with contextlib.suppress(OSError):
+            os.truncate(self._stacks, 0)
+
+    def look_with(self, spy: str | None, *, native: bool, notes: list[str]) -> None:
+        """Have py-spy tell what has not been told, where it may; native: all, with frames of C."""
+        if "pid" not in self.found:
+            return
+        for one in (self.found, *self.found["children"]):
+            if one.get("threads") and not native:
+                continue
+            if not process_state.is_python(one["pid"]):
+                continue
+            if spy is None:
+                if native:
+                    notes.append(
+                        "py-spy is not installed there, so frames of native code are not shown: pip install py-spy"
+                    )
+                continue
+            try:
+                one["threads"], one["by"] = _spied(spy, one["pid"], native=native), "py-spy"
+                one.pop("silent", None)
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                notes.append(_why_not(str(error)))
+
+    def _asked_of(self, pid: int, found: dict[str, Any]) -> Dump | None:
+        """The dump that this process has been asked for; None, and why in `found`, where it can't be."""
+        if found["state"] in "Tt":
+            found["silent"] = "it is stopped"
+        elif not self._number:
+            found["silent"] = "it gives no stacks (PACELINE_STACKS_SIGNAL=0)"
+        # By the open file it is known for one that answers: a number may be another process's by now, and a program that the
+        # script has turned into would take the signal in its own way.
+        elif not process_state.has_open(pid, self._descriptor, self._stacks):
+            found["silent"] = "it is another program, or has closed all files"
+        elif not process_state.catches(pid, self._number):
+            found["silent"] = f"it has taken the handler of signal {self._number} away"
+        else:
+            dump = Dump(self._stacks, _UNLIKELY_S if found["state"] == "D" else _ANSWER_S)
+            try:
+                os.kill(pid, self._number)
+            except OSError as error:
+                found["silent"] = f"it can't be sent a signal ({error.strerror})"
+                return None
+            return dump
+        return None
+
+    def _take(self, dump: Dump | None, found: dict[str, Any]) -> None:
+        if dump is None:
+            return
+        found["threads"] = stack_text.from_faulthandler(dump.text())
+        if found["threads"]:
+            found["by"] = "faulthandler"
+        elif found["state"] == "D":
+            found["silent"] = "it waits in the kernel, where no signal reaches it"
+        else:
+            found["silent"] = (
+                f"it has not answered signal {self._number}: the script has a handler of its own, or blocks it"
+            )
+
+    def _ask_recorder(self) -> bool:
+        """True if torch's recorder has been asked."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._told)
+        try:
+            pipe = os.open(os.path.join(self._folder, f"ask_{self.rank}"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # there is none, or nobody who reads
+            return False
+        try:
+            os.write(pipe, f"{os.path.basename(self._told)}\n".encode())
+        except OSError:
+            return False
+        finally:
+            os.close(pipe)
+        return self.found["state"] not in "Tt"
+
+    def _numbers(self) -> tuple[int, int, int]:
+        try:
+            with open(os.path.join(self._folder, f"worker_{self.rank}")) as file:
+                number, pid, descriptor = map(int, file.read().split())
+                return number, pid, descriptor
+        except (OSError, ValueError):
+            return 0, 0, -1
+
+
+class Dump:
+    """What is written at the end of a file from now on."""
+
+    def __init__(self, path: str, limit_s: float) -> None:
+        self._path, self._limit_s = path, limit_s
+        self._from = self._size()
+        self._seen, self._seen_at = self._from, time.monotonic()
+
+    def is_done(self, since_s: float) -> bool:
+        """True if it is whole, or nothing more is to be expected. since_s: since it was asked for."""
+        size, now = self._size(), time.monotonic()
+        if size == self._from:
+            return since_s > self._limit_s
+        if size != self._seen:
+            self._seen, self._seen_at = size, now
+            return stack_text.is_whole(self.text()[-1000:])
+        return now - self._seen_at > _QUIET_S
+
+    def text(self) -> str:
+        try:
+            with open(self._path, encoding="utf-8", errors="replace") as file:
+                file.seek(self._from)
+                return file.read()
+        except OSError:
+            return ""
+
+    def _size(self) -> int:
+        try:
+            return os.stat(self._path).st_size
+        except OSError:
+            return 0
+
+
+def _wait_for(workers: list[Worker]) -> None:
+    begun_s = time.monotonic()
+    while True:
+        since_s = time.monotonic() - begun_s
+        # Each is asked, so that an answer is taken in as soon as it is there.
+        settled = [worker.is_settled(since_s) for worker in workers]
+        if all(settled) or since_s > _ANSWER_S:
+            return
+        time.sleep(_LOOK_S)
+
+
+def _add_call(found: dict[str, Any]) -> None:
+    """Add the system call in which a process waits for another one, and who that is."""
+    if "pipe" not in found["wchan"] or (call := process_state.waits_for(found["pid"])) is None:
+        return
+    found["call"] = call
+    if call.startswith("write"):
+        found["readers"] = process_state.other_end(found["pid"], call)
+
+
+def _py_spy() -> str | None:
+    """The program, beside this interpreter or on PATH."""
+    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+def _spied(spy: str, pid: int, *, native: bool) -> list[dict[str, Any]]:
+    # Frames of C can be read of a process that stands still alone; without them it runs on.
+    words = [spy, "dump", "--json", "--pid", str(pid), "--native" if native else "--nonblocking"]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=_SPY_S, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise OSError(errno.EPERM, (done.stderr.strip().splitlines() or ["it failed"])[0])
+    return stack_text.from_py_spy(done.stdout, pid)
+
+
+def _why_not(error: str) -> str:
+    """What keeps py-spy from a process, and what to do."""
+    what = "py-spy may not look into processes here"
+    scope = ""
+    with contextlib.suppress(OSError), open(_PTRACE) as file:
+        scope = file.read().strip()
+    if scope not in ("", "0") and os.geteuid() != 0:
+        return (
+            f"{what}: kernel.yama.ptrace_scope is {scope}. Let an administrator set it to 0 (sysctl kernel.yama.ptrace_scope=0), "
+            "or give py-spy the right (setcap cap_sys_ptrace+ep)."
+        )
+    if "permission" in error.lower() or "permitted" in error.lower():
+        return f"{what}: {error}. In a container it takes --cap-add SYS_PTRACE."
+    return f"py-spy has failed: {error}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""What the kernel tells of a process and of those below it (proc(5)), for whoever asks why it stands still. Linux."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from paceline.system import processes
+
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_COMMAND_CHARS = 200
+
+
+def state_of(pid: int) -> dict[str, Any] | None:
+    """The process's state; None where it is gone.
+
+    state: the letter of ps(1): R, S, D (waits in the kernel, for a disk or a file server), T (stopped), t (stopped by a
+    debugger), Z. wchan: the kernel's function that it waits in. cpu_s: seconds of processors, of it alone. io_bytes: what it has
+    read and written through the kernel. tracer: pid of a debugger. command: its command line, shortened. parent: its pid.
+    """
+    stat = _read(f"/proc/{pid}/stat")
+    if not stat:
+        return None
+    # Behind the name, which may hold anything.
+    words = stat[stat.rindex(")") + 2 :].split()
+    status = _table(f"/proc/{pid}/status")
+    io = _table(f"/proc/{pid}/io")
+    command = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip() or stat[stat.index("(") + 1 : stat.rindex(")")]
+    return {
+        "pid": pid,
+        "parent": int(words[1]),
+        "state": words[0],
+        "wchan": _read(f"/proc/{pid}/wchan").strip("0\n "),
+        "cpu_s": (int(words[11]) + int(words[12])) / _TICKS,
+        "io_bytes": int(io.get("rchar", 0)) + int(io.get("wchar", 0)),
+        "tracer": int(status.get("TracerPid", 0)),
+        "command": command[:_COMMAND_CHARS],
+    }
+
+
+def catches(pid: int, number: int) -> bool:
+    """True if the process has a handler for this signal."""
+    caught = _table(f"/proc/{pid}/status").get("SigCgt", "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def has_open(pid: int, descriptor: int, path: str) -> bool:
+    """True if that descriptor of the process is this file."""
+    try:
+        there, here = os.stat(f"/proc/{pid}/fd/{descriptor}"), os.stat(path)
+    except OSError:
+        return False
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+def is_python(pid: int) -> bool:
+    """True if the process's program is a Python interpreter."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
+    except OSError:
+        return False
+
+
+def below(pid: int) -> list[int]:
+    """The processes below it, its children first."""
+    return processes.descendants(pid)
+
+
+def waits_for(pid: int) -> str | None:
+    """What a system call that it waits in is about, as far as this user may see: "write to pipe:[123]"; None where unknown."""
+    words = _read(f"/proc/{pid}/syscall").split()
+    verb = (
+        {"0": "read from", "1": "write to"}.get(words[0]) if len(words) > 1 and os.uname().machine == "x86_64" else None
+    )
+    if verb is None:
+        return None
+    try:
+        return f"{verb} {os.readlink(f'/proc/{pid}/fd/{int(words[1], 16)}')}"
+    except (OSError, ValueError):
+        return None
+
+
+def other_end(pid: int, what: str) -> list[int]:
+    """Processes that have the same pipe open for reading, of which `what` (`waits_for`) tells that `pid` writes to it."""
+    _, _, pipe = what.partition(" to ")
+    if not pipe.startswith("pipe:"):
+        return []
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            for fd in os.listdir(f"/proc/{name}/fd"):
+                if os.readlink(f"/proc/{name}/fd/{fd}") == pipe and _is_reader(int(name), fd):
+                    found.append(int(name))
+                    break
+        except OSError:
+            continue
+    return found
+
+
+def _is_reader(pid: int, descriptor: str) -> bool:
+    flags = _table(f"/proc/{pid}/fdinfo/{descriptor}").get("flags", "1")
+    return int(flags, 8) & os.O_ACCMODE == os.O_RDONLY
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _table(path: str) -> dict[str, str]:
+    lines = (line.partition(":") for line in _read(path).splitlines())
+    return {name: value.strip() for name, _, value in lines}
