@@ -19,6 +19,8 @@ test: .venv/.ready engines
 # The full numbers of what `make test` does less often: kills, steps without growth, plans of collective operations; and the
 # cells of matrices that it leaves out, which are marked `proof`.
 proof: .venv/.ready engines chaos
+	$(BIN)/python -m pip install --quiet accelerate lightning tensorboardX transformers wandb '$(TORCH)'
+	PACELINE_REQUIRE_TRACKERS=1 $(BIN)/python -m pytest tests/trackers/test_libraries.py
 	PACELINE_ENDURANCE_STEPS=10000 PACELINE_PLANS=5000 \
 	    $(BIN)/python -m pytest tests/collectives/test_endurance.py tests/collectives/test_properties.py --timeout 14400
 	PACELINE_PROOF=1 $(BIN)/python -m pytest -n 3 -m proof
@@ -57,7 +59,7 @@ engines:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	# The pin again: where other packages' versions conflict at first, pip tries every release of torch, the newest first.
-	$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[torch,mpi,conda,s3,sftp,http,tabular,tune,serve,ui,mlflow,examples,dev]'
+	$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[torch,mpi,conda,s3,sftp,http,tabular,tune,serve,ui,mlflow,tensorboard,examples,dev]'
 	touch .venv/.ready
 
 clean:

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     # What a worker loads beside the script.
     "collectives": "errors system torch_private",
     "torch_mpi": "system torch_private collectives",
-    "worker": "errors collectives torch_mpi",
+    "worker": "errors collectives torch_mpi trackers.hooks",
     # Knows nothing of jobs or runs; the backend "mpi" is all that it takes of the collectives.
     "parallel": "errors system torch_private collectives torch_mpi",
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
@@ -36,6 +36,8 @@ MAY_IMPORT = {
     "job": "errors system",
     "containers": "errors system job",
     "runs": "errors system job containers",
+    # Loaded in workers, beside what the script loads; and by the command line, to tell other trackers of runs.
+    "trackers": "errors system job runs collectives.when_loaded models workspace_dir reports",
     "snapshot": "errors system",
     "environments": "errors system job",
     "data": "errors system job",
@@ -73,7 +75,7 @@ MAY_IMPORT = {
     # The page reads a workspace, and changes what the command line changes by the same functions.
     "ui": f"{UP_TO_SUBMIT} rerun workspace sweeps models services reports",
     "cli": f"{UP_TO_SUBMIT} rerun estimator workspace workspace_dir pruning doctor controlling sweeps pipelines models serving "
-    "services compat reports ui",
+    "services compat reports ui trackers",
     "__main__": "cli",
 }
 

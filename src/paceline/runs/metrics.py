@@ -26,22 +26,32 @@ Scalar: TypeAlias = "int | float | str | bool"
 
 #: Handed to the JSON parser at once, as one list: that is several times faster than line by line.
 _BYTES_AT_ONCE = 1 << 21
+_MOST_NAMES = 10_000
+
+
+#: The names under which this process has logged by itself, the first 10,000: another library's tracker leaves them alone.
+logged_here: set[str] = set()
 
 
 class MetricLog:
-    """Appends one rank's metrics of one attempt to a file. Safe to call from several threads, and from forked children."""
+    """Appends one rank's metrics of one attempt to a file. Safe to call from several threads, and from forked children.
 
-    def __init__(self, path: Path, *, attempt: int = 1) -> None:
+    of_tracker: what is logged comes from another library's tracker, and not from the script's own calls.
+    """
+
+    def __init__(self, path: Path, *, attempt: int = 1, of_tracker: bool = False) -> None:
         self._path = path
+        self._of_tracker = of_tracker
         self._attempt = attempt
         self._fd = -1
         self._names: dict[str, str] = {}
         #: Whether the file may end in the middle of a line. Readers pass over one, if the next does not go on in it.
         self._is_torn = False
 
-    def scalar(self, name: str, value: object, step: int | None = None) -> None:
+    def scalar(self, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
         """Append one value.
 
+        time_s: when it was logged, in seconds since 1970; default now.
         value: int, float, str or bool, or something with `.item()` that gives one (a numpy or torch scalar); or None.
 
         Raises:
@@ -58,10 +68,14 @@ class MetricLog:
             text = "null" if value is None else json.dumps(plain_scalar(name, value))
         quoted = (self._names.get(name) if isinstance(name, str) else None) or self._quote(name)
         tail = "" if step is None else f',"step":{int(step)}'
-        self._write(f'{{"name":{quoted},"value":{text},"time":{time.time():.6f}{tail}}}\n'.encode())
+        self._write(
+            f'{{"name":{quoted},"value":{text},"time":{time.time() if time_s is None else time_s:.6f}{tail}}}\n'.encode()
+        )
 
     def other(self, kind: str, name: str, value: object) -> None:
         """Append a list, row, table, image or other kind of metric; `value` is plain JSON data."""
+        if not self._of_tracker and len(logged_here) < _MOST_NAMES:
+            logged_here.add(check_name(name))
         line = {"name": check_name(name), "kind": kind, "value": value, "time": round(time.time(), 6)}
         self._write(json.dumps(line).encode() + b"\n")
 
@@ -73,8 +87,10 @@ class MetricLog:
     def _quote(self, name: object) -> str:
         quoted = json.dumps(check_name(name))
         # A script may put a number into each name, so that names have no end; this has.
-        if len(self._names) < 10_000:
+        if len(self._names) < _MOST_NAMES:
             self._names[str(name)] = quoted
+            if not self._of_tracker:
+                logged_here.add(str(name))
         return quoted
 
     def _write(self, line: bytes) -> None:

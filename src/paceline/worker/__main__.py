@@ -56,6 +56,7 @@ def main(argv: "list[str]") -> None:
     if os.environ.get("RANK") == "0":
         _keep_store_to_its_network()
     _offer_names()
+    _listen_to_trackers()
     _set_old_variables()
     if kind != "program":
         watched.begin()
@@ -97,6 +98,13 @@ def _offer_names() -> None:
     sys.path.insert(sys.path.index(library) + 1 if library in sys.path else 0, azureml)
     first, *others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (first, azureml, *others) if part)
+
+
+def _listen_to_trackers() -> None:
+    """Let values that the script logs with other libraries land in the run's metrics; none of them is loaded yet."""
+    from paceline.trackers import hooks
+
+    hooks.install()
 
 
 def _set_old_variables() -> None:

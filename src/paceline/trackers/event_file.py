@@ -1,0 +1,215 @@
+"""Scalars out of TensorBoard's event files, by the standard library alone: a worker reads them beside any script.
+
+    file    records of  length: 8 bytes | its CRC: 4 | an Event: length bytes | its CRC: 4        little-endian
+    Event   1 wall_time: double   2 step: varint   5 Summary
+    Summary 1 Value, repeated
+    Value   1 tag   2 simple_value: float   8 TensorProto   9 SummaryMetadata
+
+https://github.com/tensorflow/tensorboard/blob/master/tensorboard/compat/proto/event.proto, and summary.proto and tensor.proto
+beside it. tensorboard's own reader needs tensorboard, and builds an object for each message. CRCs are not looked at: what is
+torn is the last record, and that is seen by its length.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_LENGTH = struct.Struct("<Q")
+_DOUBLE = struct.Struct("<d")
+_FLOAT = struct.Struct("<f")
+#: TensorProto's dtype -> how one value lies in its tensor_content.
+_CONTENT = {
+    1: _FLOAT,
+    2: _DOUBLE,
+    3: struct.Struct("<i"),
+    9: struct.Struct("<q"),
+    10: struct.Struct("<?"),
+    19: struct.Struct("<e"),
+}
+#: TensorProto's dtype -> the field for values that are written one by one.
+_VALUES = {1: 5, 2: 6, 3: 7, 9: 10, 10: 11}
+#: An Event with one Value of a tag and a simple_value, which nearly all are, up to the length of the tag. Lengths of one byte.
+_PLAIN = re.compile(
+    rb"\x09.{8}(?:\x10([\x80-\xff]{0,8}[\x00-\x7f]))?\x2a[\x00-\x7f]\x0a[\x00-\x7f]\x0a([\x00-\x7f])", re.DOTALL
+)
+_BYTES_AT_ONCE = 1 << 22
+#: A record that claims more is no record: nobody writes an image of that size.
+_LONGEST = 1 << 30
+
+
+class Scalar(NamedTuple):
+    """One value. time: seconds since 1970, by the clock of the machine that wrote it."""
+
+    tag: str
+    step: int
+    value: float
+    time: float
+
+
+def is_event_file(name: str) -> bool:
+    """True for a name that TensorBoard would take for an event file's."""
+    return "tfevents" in name
+
+
+class EventFile:
+    """An event file that may grow: each call of `new` gives the scalars that have come since the last.
+
+    offset: the bytes that were read, up to the end of a record.
+    """
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path, self.offset = path, offset
+
+    def new(self) -> Iterator[Scalar]:
+        """The scalars of all whole records behind `offset`, which moves on with them.
+
+        Raises:
+            OSError: it can't be read.
+        """
+        rest = b""
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            while data := file.read(_BYTES_AT_ONCE):
+                rest += data
+                at, found, is_record = 0, list[Scalar](), True
+                while at + 12 <= len(rest) and is_record:
+                    (length,) = _LENGTH.unpack_from(rest, at)
+                    is_record = length <= _LONGEST
+                    end = at + 12 + length
+                    if end + 4 > len(rest):
+                        break
+                    found += plain_scalar(rest, at + 12, end) or scalars(rest[at + 12 : end])
+                    at = end + 4
+                rest = rest[at:]
+                self.offset += at
+                yield from found
+                if not is_record:
+                    return
+
+
+def plain_scalar(data: bytes, start: int, end: int) -> tuple[Scalar] | None:
+    """The scalar of the Event `data[start:end]`, as `scalars` gives it; None where it is none of the plainest form."""
+    form = _PLAIN.match(data, start, end)
+    if form is None:
+        return None
+    tag, value = form.end(), form.end() + data[form.end() - 1]
+    # The value's key, its four bytes, and nothing behind it.
+    if value + 5 != end or data[value] != 0x15:
+        return None
+    step, shift = 0, 0
+    for byte in form[1] or b"":
+        step |= (byte & 127) << shift
+        shift += 7
+    (time_s,), (number,) = _DOUBLE.unpack_from(data, start + 1), _FLOAT.unpack_from(data, value + 1)
+    return (Scalar(data[tag:value].decode("utf-8", "replace"), step, number, time_s),)
+
+
+def scalars(event: bytes) -> list[Scalar]:
+    """The scalars of one Event, as it stands in a file."""
+    time_s, step, found = 0.0, 0, list[tuple[str, float]]()
+    try:
+        for number, value in _fields(event):
+            if number == 1 and isinstance(value, bytes):
+                (time_s,) = _DOUBLE.unpack(value)
+            elif number == 2 and isinstance(value, int):
+                step = value if value < 1 << 63 else value - (1 << 64)
+            elif number == 5 and isinstance(value, bytes):
+                found += _of_summary(value)
+    except (ValueError, IndexError, struct.error):
+        return []  # not an Event
+    return [Scalar(tag, step, value, time_s) for tag, value in found]
+
+
+def _of_summary(summary: bytes) -> Iterator[tuple[str, float]]:
+    for number, one in _fields(summary):
+        if number != 1 or not isinstance(one, bytes):
+            continue
+        tag, value = "", None
+        for field, content in _fields(one):
+            if not isinstance(content, bytes):
+                continue
+            if field == 1:
+                tag = content.decode("utf-8", "replace")
+            elif field == 2:
+                (value,) = _FLOAT.unpack(content)
+            elif field == 8:
+                value = tensor_scalar(content)
+        if tag and value is not None:
+            yield tag, value
+
+
+def tensor_scalar(tensor: bytes) -> float | None:
+    """The one number of a TensorProto without dimensions; None for any other, such as a text or a histogram."""
+    dtype, content, values = 0, b"", dict[int, int | bytes]()
+    for number, value in _fields(tensor):
+        if number == 1 and isinstance(value, int):
+            dtype = value
+        elif number == 2 and value:
+            return None  # it has dimensions
+        elif number == 4 and isinstance(value, bytes):
+            content = value
+        else:
+            values[number] = value
+    form = _CONTENT.get(dtype)
+    if form is None:
+        return None
+    if content:
+        return float(form.unpack(content)[0]) if len(content) == form.size else None
+    one = values.get(_VALUES.get(dtype, 0))
+    if one is None:
+        return 0.0  # as all of protobuf: what is not there is zero
+    if isinstance(one, int):
+        return float(one)
+    if dtype in (1, 2):
+        return float(form.unpack(one)[0]) if len(one) == form.size else None
+    number, end = _varint(one, 0)
+    return float(number) if end == len(one) else None
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """(number, value) of each field of a protobuf message; of fixed size and of length, the bytes.
+
+    https://protobuf.dev/programming-guides/encoding/
+    """
+    at, size = 0, len(message)
+    while at < size:
+        # Nearly all keys and lengths have one byte, for which a call would take longer than the rest.
+        key = message[at]
+        at += 1
+        if key > 127:
+            key, at = _varint(message, at - 1)
+        kind = key & 7
+        if kind == 2:
+            length = message[at]
+            at += 1
+            if length > 127:
+                length, at = _varint(message, at - 1)
+        elif kind == 1:
+            length = 8
+        elif kind == 5:
+            length = 4
+        elif kind == 0:
+            number, at = _varint(message, at)
+            yield key >> 3, number
+            continue
+        else:
+            raise ValueError(f"wire type {kind}")
+        yield key >> 3, message[at : at + length]
+        at += length
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    number, shift = 0, 0
+    while True:
+        byte = message[at]
+        at += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a varint of more than 10 bytes")

@@ -1,0 +1,88 @@
+"""Waits in a worker for the libraries whose trackers are listened to. Standard library alone, and little of it: this is loaded
+before every script, and nothing else of the trackers is before the script imports one of these modules."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from paceline.collectives.when_loaded import when_loaded
+
+# Not typing's: a worker loads this before its script.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+    from types import ModuleType
+
+#: Names trackers whose values are kept as metrics, with commas between them; "none" for none of them. Unset: all.
+VARIABLE = "PACELINE_TRACKERS"
+
+#: Tracker -> the modules that are waited for, and the module here whose `listen` is called with each once it is loaded.
+TRACKERS = {
+    "tensorboard": {
+        "tensorboard.summary.writer.event_file_writer": "event_writers",
+        "tensorboardX.event_file_writer": "event_writers",
+        "tensorflow.python.summary.writer.event_file_writer": "event_writers",
+        "tensorflow.python.ops.summary_ops_v2": "tf_summary",
+    },
+    "wandb": {"wandb.sdk.wandb_run": "wandb_run"},
+    "lightning": {
+        "lightning.fabric.loggers.csv_logs": "csv_loggers",
+        "lightning_fabric.loggers.csv_logs": "csv_loggers",
+    },
+    "keras": {
+        "keras.src.callbacks.csv_logger": "csv_loggers",
+        "tf_keras.src.callbacks": "csv_loggers",
+    },
+    "transformers": {"transformers.trainer": "transformers_trainer"},
+}
+MLFLOW = "mlflow"
+NAMES = (*TRACKERS, MLFLOW)
+
+
+def install(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Listen to the trackers that this process's script may use. Called once, in a worker, before the script."""
+    wanted = _wanted(environ)
+    for tracker in wanted:
+        for module, own in TRACKERS.get(tracker, {}).items():
+            when_loaded(module, lambda loaded, own=own: _listen(loaded, own))  # type: ignore[misc]
+    if MLFLOW in wanted:
+        _offer_store(environ)
+
+
+def _wanted(environ: MutableMapping[str, str]) -> list[str]:
+    text = environ.get(VARIABLE)
+    if text is None:
+        return list(NAMES)
+    names = [word for word in text.replace(" ", "").split(",") if word and word != "none"]
+    for name in names:
+        if name not in NAMES:
+            print(f"paceline: {VARIABLE} names {name!r}; there are {', '.join(NAMES)} and none", file=sys.stderr)
+    return [name for name in names if name in NAMES]
+
+
+def _listen(loaded: ModuleType, own: str) -> None:
+    # A library of tomorrow may be built otherwise; the script goes on as if nobody had listened.
+    try:
+        from importlib import import_module
+
+        import_module(f"paceline.trackers.{own}").listen(loaded)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        print(f"paceline: values of {loaded.__name__} are not kept as metrics: {text}", file=sys.stderr)
+
+
+def _offer_store(environ: MutableMapping[str, str]) -> None:
+    """Let MLflow write into the run, here and in what the script starts, unless the user has named another place."""
+    if environ.get("MLFLOW_TRACKING_URI") or environ.get("DATABRICKS_RUNTIME_VERSION"):
+        return
+    workspace = os.path.dirname(os.path.dirname(environ["PACELINE_RUN_DIR"]))
+    # Characters that end a path in a URI.
+    for character, code in (("%", "%25"), ("?", "%3F"), ("#", "%23"), (" ", "%20")):
+        workspace = workspace.replace(character, code)
+    environ["MLFLOW_TRACKING_URI"] = f"paceline://{workspace}"
+    # MLflow finds stores by the metadata of distributions on the path.
+    plugin = os.path.join(os.path.dirname(os.path.abspath(__file__)), "plugin")
+    sys.path.append(plugin)
+    environ["PYTHONPATH"] = os.pathsep.join(part for part in (environ.get("PYTHONPATH", ""), plugin) if part)

@@ -1,0 +1,129 @@
+"""MLflow 3's logged models in a run's outputs: `outputs/mlflow_models/<id>/`, with what MLflow says of each beside them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import LoggedModel, LoggedModelParameter, LoggedModelStatus, LoggedModelTag
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST
+from mlflow.store.entities.paged_list import PagedList
+
+from paceline.runs.folder import RunFolder
+from paceline.runs.ids import experiment_of
+from paceline.system.files import read_json, write_json
+from paceline.trackers.sink import Sink
+
+_FOLDER = "mlflow_models"
+_DOCUMENT = "logged_model.json"
+
+
+class LoggedModels:
+    """The part of a tracking store for logged models, on the store's `_folder`, `_runs_dir` and `_sink`."""
+
+    _runs_dir: Path
+    _sink: Sink | None
+
+    def _folder(self, run_id: str) -> RunFolder:
+        raise NotImplementedError
+
+    def create_logged_model(
+        self,
+        experiment_id: str = "0",
+        name: str | None = None,
+        source_run_id: str | None = None,
+        tags: Any = None,
+        params: Any = None,
+        model_type: str | None = None,
+    ) -> LoggedModel:
+        run_id = source_run_id or (self._sink.folder.run_id if self._sink is not None else None)
+        if run_id is None:
+            raise MlflowException("A model is logged in a run: call mlflow.start_run() first.", INVALID_PARAMETER_VALUE)
+        model_id = f"m-{uuid.uuid4().hex}"
+        place = self._folder(run_id).outputs / _FOLDER / model_id
+        place.mkdir(parents=True)
+        now = int(time.time() * 1000)
+        document = {
+            "experiment_id": experiment_id,
+            "model_id": model_id,
+            "name": name or model_id,
+            "artifact_location": place.absolute().as_uri(),
+            "creation_timestamp": now,
+            "last_updated_timestamp": now,
+            "model_type": model_type,
+            "source_run_id": run_id,
+            "status": str(LoggedModelStatus.PENDING),
+            "tags": {tag.key: tag.value for tag in tags or ()},
+            "params": {param.key: param.value for param in params or ()},
+        }
+        write_json(place / _DOCUMENT, document)
+        return _model(document, place)
+
+    def log_logged_model_params(self, model_id: str, params: Any) -> None:
+        self._change_model(model_id, params={param.key: param.value for param in params})
+
+    def set_logged_model_tags(self, model_id: str, tags: Any) -> None:
+        self._change_model(model_id, tags={tag.key: tag.value for tag in tags})
+
+    def delete_logged_model_tag(self, model_id: str, key: str) -> None:
+        place = self._model_place(model_id)
+        document = read_json(place / _DOCUMENT) or {}
+        document["tags"].pop(key, None)
+        write_json(place / _DOCUMENT, document)
+
+    def finalize_logged_model(self, model_id: str, status: Any) -> LoggedModel:
+        return self._change_model(model_id, status=str(LoggedModelStatus(status)))
+
+    def get_logged_model(self, model_id: str, allow_deleted: bool = False) -> LoggedModel:
+        place = self._model_place(model_id)
+        return _model(read_json(place / _DOCUMENT) or {}, place)
+
+    def search_logged_models(
+        self,
+        experiment_ids: Any,
+        filter_string: Any = None,
+        datasets: Any = None,
+        max_results: Any = None,
+        order_by: Any = None,
+        page_token: Any = None,
+    ) -> Any:
+        found = [
+            _model(document, path.parent)
+            for path in sorted(self._runs_dir.glob(f"*/outputs/{_FOLDER}/*/{_DOCUMENT}"))
+            if (document := read_json(path)) and experiment_of(path.parents[3].name) in experiment_ids
+        ]
+        return PagedList(found[:max_results], None)
+
+    def _change_model(self, model_id: str, **changes: Any) -> LoggedModel:
+        place = self._model_place(model_id)
+        document = read_json(place / _DOCUMENT) or {}
+        for name, value in changes.items():
+            document[name] = {**document[name], **value} if isinstance(value, dict) else value
+        document["last_updated_timestamp"] = int(time.time() * 1000)
+        write_json(place / _DOCUMENT, document)
+        return _model(document, place)
+
+    def _model_place(self, model_id: str) -> Path:
+        # A name with a slash or a star could be looked for anywhere.
+        if model_id.replace("-", "").isalnum():
+            own = [self._sink.folder.path] if self._sink is not None else []
+            for top in (*own, *(self._runs_dir.glob("*") if not own else ())):
+                place = Path(top) / "outputs" / _FOLDER / model_id
+                if (place / _DOCUMENT).is_file():
+                    return place
+        raise MlflowException(f"Logged model with ID '{model_id}' not found.", RESOURCE_DOES_NOT_EXIST)
+
+
+def _model(document: dict[str, Any], place: Path) -> LoggedModel:
+    given = {
+        **document,
+        # Where it lies now: the run may have come from another machine.
+        "artifact_location": place.absolute().as_uri(),
+        "status": LoggedModelStatus(document["status"]),
+        "tags": [LoggedModelTag(key, value) for key, value in document["tags"].items()],
+        "params": [LoggedModelParameter(key, value) for key, value in document["params"].items()],
+    }
+    return LoggedModel(**given)

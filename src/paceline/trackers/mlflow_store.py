@@ -1,0 +1,286 @@
+"""MLflow's tracking store over a workspace: `paceline:///path/of/the/workspace`, or `paceline://` for the one that is configured.
+
+In a worker, what a script logs goes into the run that the worker is of, whatever experiment it names, so that all ranks are in
+one run. Each further MLflow run of the script, such as one for each fold, has its name before those of its metrics and
+parameters. In any other program a new MLflow run is one that the program logs by itself, as by `Experiment.start_logging`.
+
+Only MLflow loads this, by the entry point `mlflow.tracking_store` (https://mlflow.org/docs/latest/plugins.html).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.parse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import Run, RunStatus, ViewType
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST
+from mlflow.store.entities.paged_list import PagedList
+from mlflow.store.tracking.abstract_store import AbstractStore
+from mlflow.utils.search_utils import SearchExperimentsUtils, SearchUtils
+
+from paceline.errors import MetricError, PacelineError, RunStateError
+from paceline.runs import interactive, states, store, tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.runs.ids import check_experiment_name, check_run_id
+from paceline.runs.metrics import MetricLog
+from paceline.trackers import mlflow_view as view
+from paceline.trackers.mlflow_models import LoggedModels
+from paceline.trackers.sink import Sink, sink
+from paceline.workspace_dir import configured
+
+TRACKER = "mlflow"
+#: MLflow's own, which its clients set by themselves.
+_OWN_TAGS = "mlflow."
+
+
+def workspace_of(uri: str | None) -> Path:
+    """The workspace that a URI `paceline:...` names."""
+    path = urllib.parse.unquote(urllib.parse.urlsplit(uri or "").path)
+    return Path(os.path.abspath(os.path.expanduser(path))) if path else configured()
+
+
+@dataclass
+class _Open:
+    """An MLflow run that this process writes: where its values go, and what stands before their names."""
+
+    folder: RunFolder
+    sink: Sink | None = None
+    log: MetricLog | None = None
+    prefix: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+#: By id; of all stores of this process, for MLflow makes several.
+_open: dict[str, _Open] = {}
+
+
+class Store(LoggedModels, AbstractStore):  # type: ignore[misc,unused-ignore]
+    """Runs of a workspace for MLflow. What MLflow can delete, `paceline rm` does."""
+
+    def __init__(self, store_uri: str | None = None, artifact_uri: str | None = None) -> None:
+        super().__init__()
+        self._runs_dir = workspace_of(store_uri) / "runs"
+        self._sink = sink()
+
+    # --- experiments, which are names
+
+    def search_experiments(  # type: ignore[no-untyped-def]
+        self, view_type=ViewType.ACTIVE_ONLY, max_results=1000, filter_string=None, order_by=None, page_token=None
+    ) -> Any:
+        found = view.experiments(self._runs_dir) if view_type != ViewType.DELETED_ONLY else []
+        kept = SearchExperimentsUtils.filter(found, filter_string)
+        order = SearchExperimentsUtils.sort(kept, order_by or ["creation_time DESC", "experiment_id ASC"])
+        return PagedList(*SearchUtils.paginate(order, page_token, max_results))
+
+    def create_experiment(self, name: str, artifact_location: Any = None, tags: Any = None) -> str:
+        return _checked(name)
+
+    def get_experiment(self, experiment_id: str) -> Any:
+        return view.experiment(_checked(experiment_id), self._runs_dir)
+
+    def get_experiment_by_name(self, experiment_name: str) -> Any:
+        # There from the start: ranks that look for it and make it at the same time would meet each other's.
+        return view.experiment(
+            view.DEFAULT if experiment_name == "Default" else _checked(experiment_name), self._runs_dir
+        )
+
+    def delete_experiment(self, experiment_id: str) -> None:
+        raise _refused("an experiment is a name; `paceline rm` removes its runs")
+
+    def restore_experiment(self, experiment_id: str) -> None:
+        raise _refused("nothing was deleted")
+
+    def rename_experiment(self, experiment_id: str, new_name: str) -> None:
+        raise _refused("an experiment's name is part of its runs' ids")
+
+    # --- runs
+
+    def create_run(self, experiment_id: Any, user_id: Any, start_time: Any, tags: Any, run_name: Any) -> Run:
+        given = {tag.key: tag.value for tag in tags or ()}
+        name = run_name or given.get("mlflow.runName")
+        if self._sink is not None:
+            return self._run_of_worker(self._sink, name, given)
+        experiment = "default" if experiment_id in (None, view.DEFAULT) else _checked(experiment_id)
+        self._runs_dir.mkdir(parents=True, exist_ok=True)
+        folder = interactive.create(self._runs_dir, experiment)
+        _open[folder.run_id] = _Open(folder, log=MetricLog(folder.metric_log(0)))
+        if name:
+            tags_and_properties.set_name(folder.notes, "display_name", str(name))
+        self._set_tags(_open[folder.run_id], given)
+        return view.run(folder)
+
+    def _run_of_worker(self, to: Sink, name: str | None, given: dict[str, str]) -> Run:
+        own = to.folder.run_id
+        if own not in _open:
+            _open[own] = _Open(to.folder, sink=to)
+            if name and to.context.rank == 0 and tags_and_properties.read(to.folder.notes).display_name is None:
+                tags_and_properties.set_name(to.folder.notes, "display_name", name)
+            self._set_tags(_open[own], given)
+            return self.get_run(own)
+        number = len(_open) + 1
+        run_id = f"{own}-{number}"
+        _open[run_id] = _Open(to.folder, sink=to, prefix=f"{_plain(name or f'run{number}')}/")
+        self._set_tags(_open[run_id], given)
+        return self.get_run(run_id)
+
+    def get_run(self, run_id: str) -> Run:
+        found = view.run(self._folder(run_id))
+        if run_id != found.info.run_id:
+            found.info._run_id = run_id
+        for key, value in (_open[run_id].tags if run_id in _open else {}).items():
+            found.data.tags[key] = value
+        return found
+
+    def update_run_info(self, run_id: str, run_status: Any, end_time: Any, run_name: Any) -> Any:
+        if run_name and run_id in _open and not _open[run_id].prefix:
+            tags_and_properties.set_name(_open[run_id].folder.notes, "display_name", str(run_name))
+        # The end of a worker's run is its script's, and no call of MLflow's.
+        if run_id in _open and _open[run_id].log is not None and RunStatus.is_terminated(run_status):
+            state = {RunStatus.FINISHED: states.COMPLETED, RunStatus.KILLED: states.CANCELED}.get(
+                run_status, states.FAILED
+            )
+            log = _open.pop(run_id).log
+            assert log is not None
+            log.close()
+            interactive.end(self._folder(run_id), state)
+        return self.get_run(run_id).info
+
+    def delete_run(self, run_id: str) -> None:
+        raise _refused(f"`paceline rm {run_id}` does that")
+
+    def restore_run(self, run_id: str) -> None:
+        raise _refused("nothing was deleted")
+
+    def _search_runs(  # type: ignore[no-untyped-def]
+        self, experiment_ids, filter_string, run_view_type, max_results, order_by, page_token
+    ) -> Any:
+        wanted = set(experiment_ids) if run_view_type != ViewType.DELETED_ONLY else set()
+        found = SearchUtils.filter(list(view.runs(self._runs_dir, wanted)), filter_string)
+        return SearchUtils.paginate(SearchUtils.sort(found, order_by), page_token, max_results)
+
+    def get_metric_history(self, run_id: str, metric_key: str, max_results: Any = None, page_token: Any = None) -> Any:
+        prefix = _open[run_id].prefix if run_id in _open else ""
+        return PagedList(view.history(self._folder(run_id), prefix + metric_key), None)
+
+    def _search_datasets(self, experiment_ids: Any) -> list[Any]:
+        return []
+
+    # --- what is logged
+
+    def log_batch(self, run_id: str, metrics: Sequence[Any], params: Sequence[Any], tags: Sequence[Any]) -> None:
+        to = self._writable(run_id)
+        for metric in metrics:
+            name, time_s = to.prefix + metric.key, metric.timestamp / 1000 if metric.timestamp else None
+            if to.sink is not None:
+                to.sink.log(TRACKER, name, metric.value, metric.step, time_s)
+            elif to.log is not None:
+                try:
+                    to.log.scalar(name, metric.value, metric.step, time_s)
+                except MetricError as error:
+                    raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
+        if params:
+            _add_parameters(to, {f"{to.prefix}{param.key}": str(param.value) for param in params})
+        if tags:
+            self._set_tags(to, {tag.key: tag.value for tag in tags})
+
+    def delete_tag(self, run_id: str, key: str) -> None:
+        to = self._writable(run_id)
+        to.tags.pop(key, None)
+        tags_and_properties.remove_tags(to.folder.notes, [key])
+
+    def log_inputs(self, run_id: str, datasets: Any = None, models: Any = None) -> None:
+        """Data sets of MLflow's are named as tags of the run: its real inputs are in `data.json`."""
+        to = self._writable(run_id)
+        found = {f"dataset {one.dataset.name}": one.dataset.digest for one in datasets or ()}
+        if found:
+            tags_and_properties.set_tags(to.folder.notes, found)
+
+    def log_outputs(self, run_id: str, models: Any) -> None:
+        """Logged models say themselves which run they are of."""
+
+    def record_logged_model(self, run_id: str, mlflow_model: Any) -> None:
+        """As `log_outputs`."""
+
+    def link_traces_to_run(self, trace_ids: list[str], run_id: str) -> None:
+        raise _refused("traces are not kept")
+
+    def _set_tags(self, to: _Open, tags: dict[str, str]) -> None:
+        for key, value in tags.items():
+            if key == "mlflow.note.content":
+                tags_and_properties.set_name(to.folder.notes, "description", value)
+            elif key.startswith(_OWN_TAGS):
+                to.tags[key] = value
+            else:
+                tags_and_properties.set_tags(to.folder.notes, {f"{to.prefix}{key}": value})
+
+    # --- which run
+
+    def _folder(self, run_id: str) -> RunFolder:
+        if run_id in _open:
+            return _open[run_id].folder
+        if self._sink is not None and run_id == self._sink.folder.run_id:
+            return self._sink.folder
+        try:
+            check_run_id(run_id)
+            folder = RunFolder(self._runs_dir / run_id)
+            store.stored(folder)
+            return folder
+        except PacelineError as error:
+            raise MlflowException(f"Run '{run_id}' not found: {error}", RESOURCE_DOES_NOT_EXIST) from error
+
+    def _writable(self, run_id: str) -> _Open:
+        if run_id not in _open:
+            if self._sink is None or run_id != self._sink.folder.run_id:
+                self._folder(run_id)
+                raise _refused(f"run {run_id} is logged by another program, or has ended")
+            # Its id was handed to MLflow in another way, such as MLFLOW_RUN_ID.
+            _open[run_id] = _Open(self._sink.folder, sink=self._sink)
+        return _open[run_id]
+
+
+def _add_parameters(to: _Open, values: dict[str, str]) -> None:
+    """Keep parameters as properties of the run, which never change; MLflow's do not either.
+
+    Several ranks log the same ones.
+    """
+    for _ in range(2):
+        there = tags_and_properties.read(to.folder.notes).properties
+        for key, value in values.items():
+            if there.get(key, value) != value:
+                raise MlflowException(
+                    f"Changing param values is not allowed. Param with key='{key}' was already logged with "
+                    f"value='{there[key]}' for run {to.folder.run_id}. Attempted logging new value '{value}'.",
+                    INVALID_PARAMETER_VALUE,
+                )
+        new = {key: value for key, value in values.items() if key not in there}
+        try:
+            if new:
+                tags_and_properties.add_properties(to.folder.notes, new)
+            return
+        except RunStateError:
+            continue  # another rank was first
+        except PacelineError as error:
+            raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
+
+
+def _checked(name: object) -> str:
+    """An experiment's name as its id; characters that an id may not have become dashes."""
+    plain = _plain(str(name))
+    try:
+        return check_experiment_name(plain)
+    except PacelineError as error:
+        raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:200] or "default"
+
+
+def _refused(why: str) -> MlflowException:
+    return MlflowException(f"paceline's store does not do that: {why}.", INVALID_PARAMETER_VALUE)

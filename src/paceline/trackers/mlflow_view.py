@@ -1,0 +1,149 @@
+"""Runs as MLflow's entities: what `mlflow ui` shows of a workspace, and what a script reads back of its own run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import (
+    Experiment,
+    LifecycleStage,
+    Metric,
+    Param,
+    Run,
+    RunData,
+    RunInfo,
+    RunStatus,
+    RunTag,
+)
+
+from paceline.reports.diff import arguments_by_name
+from paceline.runs import read, series, states, store, tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.runs.ids import experiment_of
+from paceline.runs.record import RunRecord, parse_utc
+
+#: Where MLflow puts runs that name no experiment.
+DEFAULT = "0"
+_STATUS = {
+    states.COMPLETED: RunStatus.FINISHED,
+    states.FAILED: RunStatus.FAILED,
+    states.CANCELED: RunStatus.KILLED,
+    **dict.fromkeys((states.NOT_STARTED, states.QUEUED, states.PREPARING, states.STARTING), RunStatus.SCHEDULED),
+}
+#: Metric files by name, size and time -> the last value of each metric. Of 10,000 runs nearly all have ended.
+_last: dict[Path, tuple[tuple[Any, ...], list[Metric]]] = {}
+
+
+def experiment(name: str, runs_dir: Path, created_ms: int = 0) -> Experiment:
+    """The experiment of this name; its id is its name."""
+    return Experiment(
+        experiment_id=name,
+        name="Default" if name == DEFAULT else name,
+        artifact_location=runs_dir.as_uri(),
+        lifecycle_stage=LifecycleStage.ACTIVE,
+        creation_time=created_ms,
+        last_update_time=created_ms,
+    )
+
+
+def experiments(runs_dir: Path) -> list[Experiment]:
+    """Those that have runs, the latest used first."""
+    names: dict[str, str] = {}
+    for run_id in store.ids(runs_dir):
+        if (name := experiment_of(run_id)) is not None:
+            names.setdefault(name, run_id)
+    return [experiment(name, runs_dir, 1000 * _seconds(run_id)) for name, run_id in names.items()]
+
+
+def runs(runs_dir: Path, names: set[str]) -> Iterator[Run]:
+    """The runs of these experiments, the newest first."""
+    for record in read.all_records(runs_dir):
+        if record.experiment in names:
+            yield run(RunFolder(runs_dir / record.run_id), record)
+
+
+def run(folder: RunFolder, record: RunRecord | None = None) -> Run:
+    """The run as it is now."""
+    record = read.record(folder) if record is None else record
+    notes = tags_and_properties.read(folder.notes)
+    name = notes.display_name or record.run_id
+    info = RunInfo(
+        run_id=record.run_id,
+        experiment_id=record.experiment,
+        user_id=record.submitted_by,
+        status=RunStatus.to_string(_STATUS.get(record.status, RunStatus.RUNNING)),
+        start_time=_ms(record.started_utc or record.created_utc) or 0,
+        end_time=_ms(record.ended_utc),
+        lifecycle_stage=LifecycleStage.ACTIVE,
+        artifact_uri=folder.outputs.absolute().as_uri(),
+        run_name=name,
+    )
+    tags = {key: value or "" for key, value in notes.tags.items()} | {
+        "mlflow.runName": name,
+        "mlflow.user": record.submitted_by,
+        "mlflow.source.type": "JOB",
+        "mlflow.source.name": " ".join(record.job.entry_words) if record.job else "",
+        "mlflow.source.git.commit": str(record.git.get("commit") or ""),
+        "mlflow.parentRunId": record.parent_run_id or "",
+        "mlflow.note.content": notes.description or "",
+        "paceline.status": record.status,
+        "paceline.target": record.target or "",
+    }
+    data = RunData(
+        metrics=last_metrics(folder),
+        params=[Param(key, value) for key, value in (_parameters(record) | notes.properties).items()],
+        tags=[RunTag(key, value) for key, value in tags.items() if value],
+    )
+    return Run(info, data)
+
+
+def history(folder: RunFolder, name: str) -> list[Metric]:
+    """All numbers under this name. Without steps they are counted from 0, for MLflow draws by the step."""
+    found = series.read(folder.metrics, name=name).get(name)
+    if found is None:
+        return []
+    rows = zip(found.steps, found.values, found.times, strict=True)
+    return [
+        Metric(name, float(value), int(time * 1000), number if step is None else step, run_id=folder.run_id)
+        for number, (step, value, time) in enumerate(rows)
+        if isinstance(value, (int, float))
+    ]
+
+
+def last_metrics(folder: RunFolder) -> list[Metric]:
+    """The last number under each name."""
+    stamp = tuple(
+        sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.metrics.glob("*"))
+    )
+    kept = _last.get(folder.path)
+    if kept is None or kept[0] != stamp:
+        found = series.read(folder.metrics)
+        kept = (
+            stamp,
+            [
+                Metric(name, float(one.last), int(one.times[-1] * 1000), one.last_step or 0)
+                for name, one in found.items()
+                if isinstance(one.last, (int, float))
+            ],
+        )
+        _last[folder.path] = kept
+    return kept[1]
+
+
+def _parameters(record: RunRecord) -> dict[str, str]:
+    if record.job is None:
+        return {}
+    return {name.lstrip("-") or name: value for name, value in arguments_by_name(record.job.arguments).items()}
+
+
+def _ms(utc: str | None) -> int | None:
+    return int(parse_utc(utc).timestamp() * 1000) if utc else None
+
+
+def _seconds(run_id: str) -> int:
+    for part in run_id.split("_")[1:]:
+        if part.isdigit() and len(part) >= 10:
+            return int(part)
+    return 0

@@ -1,0 +1,117 @@
+"""What a worker waits for, with stand-ins for the libraries; the real ones are in test_libraries.py and `make proof`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.runs import metrics
+from paceline.runs.context import WorkerContext
+from paceline.trackers import csv_loggers, hooks, wandb_run
+from paceline.trackers import sink as sinks
+from paceline.trackers.sink import Sink
+
+
+@pytest.fixture(autouse=True)
+def to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
+    made = Sink(WorkerContext(tmp_path / "run", rank=0, world_size=1, attempt=1))
+    monkeypatch.setattr(sinks, "_sink", made)
+    monkeypatch.setattr(sinks, "_is_looked_for", True)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return made
+
+
+def logged(to: Sink) -> dict[str, Any]:
+    return metrics.read(to.folder.metrics)
+
+
+def environ(tmp_path: Path, **more: str) -> dict[str, str]:
+    return {"PACELINE_RUN_DIR": str(tmp_path / "my ws" / "runs" / "r"), "PYTHONPATH": "/lib"} | more
+
+
+def test_a_library_is_listened_to_once_the_script_imports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Sink, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "library_of_the_test"
+    package.mkdir()
+    (package / "run.py").write_text(
+        "class Run:\n    step = 7\n    def log(self, data, step=None, commit=None): return 'logged'\n"
+    )
+    # One that is built otherwise than any that is known.
+    (package / "other.py").write_text("x = 1\n")
+    waited = {"library_of_the_test.run": "wandb_run", "library_of_the_test.other": "event_writers"}
+    monkeypatch.setattr(hooks, "TRACKERS", {"wandb": waited})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    hooks.install(environ(tmp_path))
+    from library_of_the_test import run as library
+
+    run = library.Run()
+    assert run.log({"loss": 0.5, "val": {"acc": 1}, "image": object()}) == "logged"
+    run.log({"late": 2.0}, step=11)
+    assert metrics.entries_by_name(to.folder.metrics)["late"][0]["step"] == 11
+    assert metrics.entries_by_name(to.folder.metrics)["loss"][0]["step"] == 7
+    assert logged(to) == {"loss": 0.5, "val.acc": 1, "late": 2.0}
+
+    from library_of_the_test import other
+
+    assert other.x == 1
+    assert "values of library_of_the_test.other are not kept as metrics: AttributeError" in capsys.readouterr().err
+    for name in [name for name in sys.modules if name.startswith("library_of_the_test")]:
+        del sys.modules[name]
+
+
+def test_mlflow_is_pointed_at_the_run_unless_the_user_has_named_a_place(tmp_path: Path) -> None:
+    found = environ(tmp_path)
+    hooks.install(found)
+    assert found["MLFLOW_TRACKING_URI"] == f"paceline://{tmp_path}/my%20ws"
+    assert found["PYTHONPATH"].startswith("/lib:")
+    assert (Path(found["PYTHONPATH"].rpartition(":")[2]) / "paceline_mlflow-0.1.0.dist-info" / "METADATA").is_file()
+    theirs = environ(tmp_path, MLFLOW_TRACKING_URI="http://mlflow.example")
+    hooks.install(theirs)
+    assert theirs == environ(tmp_path, MLFLOW_TRACKING_URI="http://mlflow.example")
+
+
+def test_a_variable_says_which_trackers_are_listened_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hooks, "TRACKERS", {"wandb": {"library_of_the_test.run": "wandb_run"}})
+    monkeypatch.setattr(hooks, "NAMES", ("tensorboard", "wandb", "mlflow"))
+    before = len(sys.meta_path)
+    found = environ(tmp_path, PACELINE_TRACKERS="none")
+    hooks.install(found)
+    assert "MLFLOW_TRACKING_URI" not in found
+    assert len(sys.meta_path) == before
+    hooks.install(environ(tmp_path, PACELINE_TRACKERS="wandb, tensorbord"))
+    assert len(sys.meta_path) == before + 1
+    assert "PACELINE_TRACKERS names 'tensorbord'; there are tensorboard, wandb," in capsys.readouterr().err
+
+
+def test_csv_loggers_tell_what_they_write(to: Sink) -> None:
+    class Writer:
+        def log_metrics(self, metrics_dict: dict[str, float], step: int | None = None) -> None:
+            self.seen = metrics_dict, step
+
+    class CSVLogger:
+        def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+            self.seen = epoch
+
+    lightning, keras = ModuleType("lightning"), ModuleType("keras")
+    vars(lightning)["_ExperimentWriter"], vars(keras)["CSVLogger"] = Writer, CSVLogger
+    csv_loggers.listen(lightning)
+    csv_loggers.listen(keras)
+    writer, logger = Writer(), CSVLogger()
+    writer.log_metrics({"loss": 0.5}, 3)
+    writer.log_metrics({"acc": 1.0})
+    logger.on_epoch_end(2, {"val_loss": 0.25})
+    assert writer.seen == ({"acc": 1.0}, None)
+    assert logger.seen == 2
+    assert logged(to) == {"loss": 0.5, "acc": 1.0, "val_loss": 0.25}
+
+
+def test_names_of_wandb_s_dicts_have_dots() -> None:
+    assert [*wandb_run.flat({"a": {"b": {"c": 1}}, "d": SimpleNamespace})] == [("a.b.c", 1), ("d", SimpleNamespace)]
