@@ -69,8 +69,7 @@ def test_mlflow_is_pointed_at_the_run_unless_the_user_has_named_a_place(tmp_path
     found = environ(tmp_path)
     hooks.install(found)
     assert found["MLFLOW_TRACKING_URI"] == f"paceline://{tmp_path}/my%20ws"
-    assert found["PYTHONPATH"].startswith("/lib:")
-    assert (Path(found["PYTHONPATH"].rpartition(":")[2]) / "paceline_mlflow-0.1.0.dist-info" / "METADATA").is_file()
+    assert found["PYTHONPATH"] == "/lib"
     theirs = environ(tmp_path, MLFLOW_TRACKING_URI="http://mlflow.example")
     hooks.install(theirs)
     assert theirs == environ(tmp_path, MLFLOW_TRACKING_URI="http://mlflow.example")

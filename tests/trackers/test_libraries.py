@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.trackers import hooks
 from tests.cli.conftest import Cli, cli
 from tests.engines.conftest import require_engine
 from tests.helpers import make_job, make_run
@@ -257,7 +256,7 @@ def test_mlflow_s_client_sees_the_workspace_and_logs_runs_of_its_own(tmp_path: P
     # A process of its own: MLflow looks for stores once, when it is imported.
     done = subprocess.run(
         [sys.executable, "-c", MLFLOW_CLIENT, str(tmp_path / "ws"), folder.run_id],
-        env={**os.environ, "PYTHONPATH": str(Path(hooks.__file__).parent / "plugin")},
+        env={**os.environ, "PYTHONPATH": str(Path(paceline.__file__).parent / "compat" / "shim" / "azureml_names")},
         capture_output=True,
         text=True,
         check=False,

@@ -82,7 +82,5 @@ def _offer_store(environ: MutableMapping[str, str]) -> None:
     for character, code in (("%", "%25"), ("?", "%3F"), ("#", "%23"), (" ", "%20")):
         workspace = workspace.replace(character, code)
     environ["MLFLOW_TRACKING_URI"] = f"paceline://{workspace}"
-    # MLflow finds stores by the metadata of distributions on the path.
-    plugin = os.path.join(os.path.dirname(os.path.abspath(__file__)), "plugin")
-    sys.path.append(plugin)
-    environ["PYTHONPATH"] = os.pathsep.join(part for part in (environ.get("PYTHONPATH", ""), plugin) if part)
+    # MLflow finds the store by a distribution's metadata, which lie beside the names of azureml: that folder is on every
+    # worker's path, and on that of what it starts.

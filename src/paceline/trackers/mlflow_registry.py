@@ -5,6 +5,7 @@ It is only read: `run.register_model(...)` and `paceline model register` make ve
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 from mlflow.entities.model_registry import ModelVersion, ModelVersionTag, RegisteredModel, RegisteredModelAlias
@@ -21,7 +22,7 @@ from paceline.runs.record import parse_utc
 from paceline.trackers.mlflow_store import workspace_of
 
 
-class Registry(AbstractStore):  # type: ignore[misc,unused-ignore]
+class MlflowRegistry(AbstractStore):  # type: ignore[misc,unused-ignore]
     """The versions of a workspace's models, and their aliases."""
 
     def __init__(self, store_uri: str | None = None, tracking_uri: str | None = None) -> None:
@@ -104,7 +105,7 @@ def _ms(utc: str) -> int:
     return int(parse_utc(utc).timestamp() * 1000)
 
 
-def _refuse(self: Registry, *args: Any, **options: Any) -> Any:
+def _refuse(self: MlflowRegistry, *args: Any, **options: Any) -> Any:
     raise MlflowException(
         "paceline's registry is only read through MLflow. Register with run.register_model(...) or `paceline model register`, "
         "and set aliases and tags with `paceline model`.",
@@ -112,8 +113,8 @@ def _refuse(self: Registry, *args: Any, **options: Any) -> Any:
     )
 
 
-# All that MLflow would change; abstract there, so each has to be here.
-for _name in list(AbstractStore.__abstractmethods__):
-    if _name not in vars(Registry):
-        setattr(Registry, _name, _refuse)
-Registry.__abstractmethods__ = frozenset()  # type: ignore[attr-defined,unused-ignore]
+# All that MLflow would change. Abstract there, so each has to be here.
+for _name, _method in vars(AbstractStore).items():
+    if getattr(_method, "__isabstractmethod__", False) and _name not in vars(MlflowRegistry):
+        setattr(MlflowRegistry, _name, _refuse)
+abc.update_abstractmethods(MlflowRegistry)

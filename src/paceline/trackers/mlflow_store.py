@@ -60,7 +60,7 @@ class _Open:
 _open: dict[str, _Open] = {}
 
 
-class Store(LoggedModels, AbstractStore):  # type: ignore[misc,unused-ignore]
+class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-ignore]
     """Runs of a workspace for MLflow. What MLflow can delete, `paceline rm` does."""
 
     def __init__(self, store_uri: str | None = None, artifact_uri: str | None = None) -> None:
