@@ -14,6 +14,7 @@ import pytest
 
 from tests.collectives.gloo_world import free_port
 from tests.engines.conftest import require_engine
+from tests.parallel.world import lacking
 from tests.ranks import Worlds, clean_environment, launcherless_environment
 from tests.warm import Warm
 
@@ -94,8 +95,10 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     asked = [item.callspec.params for item in request.session.items if "check" in getattr(item, "fixturenames", ())]
 
     def look(size: int, check: str) -> None:
+        needed = lacking(check.partition(".")[0])
+        require_engine(needed or "", needed is None)
         # Those for which a test was asked.
-        names = [one["check"] for one in asked if one.get("size") == size]
+        names = [one["check"] for one in asked if one.get("size") == size and not lacking(one["check"].partition(".")[0])]
 
         def start(folder: Path) -> str:
             ended = run_on_ranks(size, folder, str(_WORLD), str(folder), *names)

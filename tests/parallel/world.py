@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -34,8 +35,17 @@ class Ranks:
     folder: Path
 
 
+#: Module of checks -> the packages that it needs beside torch.
+NEEDS = {"families": ("transformers", "peft")}
+
+
 def modules() -> list[str]:
     return sorted(path.stem for path in CHECKS.glob("*.py") if path.stem != "__init__")
+
+
+def lacking(module: str) -> str | None:
+    """The first package that the module's checks need and that is not here."""
+    return next((name for name in NEEDS.get(module, ()) if find_spec(name) is None), None)
 
 
 def checks_of(module: str) -> dict[str, tuple[int, ...]]:

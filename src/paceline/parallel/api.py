@@ -38,7 +38,7 @@ def parallelize(
     optimizer: torch.optim.Optimizer | None = None,
     loader: Any = None,
     *,
-    loss: Callable[[Any, Any], Any],
+    loss: Callable[[Any, Any], Any] | None = None,
     strategy: Any = "auto",
     microbatches: int = 1,
     clip_norm: float | None = None,
@@ -61,7 +61,8 @@ def parallelize(
     its `step` and `zero_grad`, and the model itself, are not to be called any more: `step(batch)` does it all.
 
     loader: a DataLoader whose batch_size is that of all workers together, or any iterable of global batches.
-    loss: (output, target) -> the mean over the rows.
+    loss: (output, target) -> the mean over the rows. None takes the model's own: it is given the whole batch, labels too, and
+        returns the loss (0-dim), a dict or an object with `loss`, or a tuple that begins with it.
     strategy: DataParallel(), FullyShard(), PipelineParallel(), TensorParallel(), some of them joined by @, or "auto".
     microbatches: each batch is computed in so many parts, and the gradients are summed.
     clip_norm: the largest norm of all gradients together.
@@ -105,6 +106,7 @@ def parallelize(
     from paceline.parallel.fitting import check_fits
     from paceline.parallel.large import parts
     from paceline.parallel.large.values import TensorValues
+    from paceline.parallel.own_loss import own_loss, own_split
     from paceline.parallel.skeleton import Skeleton
     from paceline.parallel.task import Task
     from paceline.parallel.training import OriginalParameters, Parallel
@@ -121,9 +123,9 @@ def parallelize(
         values.fill_buffers(place.device)
         task = Task(
             model=model,
-            loss=loss,
+            loss=loss or own_loss,
             loss_weight=loss_weight,
-            split=split or default_split,
+            split=split or (own_split(model) if loss is None else default_split),
             microbatches=microbatches * accumulate,
             precision=precision,
             seed=seed,
@@ -136,6 +138,7 @@ def parallelize(
             "clip_norm": clip_norm,
             "find_unused": find_unused,
             "check": check,
+            "loss": "the model's own" if loss is None else "a function",
             "loss_weight": loss_weight is not None,
             "loader": type(loader).__qualname__,
             "recompute": recompute,
@@ -224,7 +227,13 @@ def _build(
 
         batch = sample()
         micro = None if batch is None and layout.plan is not None else _first_micro(task, world, batch)
-        applied = cutting.apply(task.model, world, layout.plan, ties.find(task.model), micro)
+
+        def loss(output: Any) -> Any:
+            return task.weighted_loss(output, micro)
+
+        applied = cutting.apply(
+            task.model, world, layout.plan, ties.find(task.model), micro, None if micro is None else loss
+        )
         notes = applied.lines
     from paceline.parallel.replicas.core import Plain
 
@@ -266,13 +275,15 @@ def _check_arguments(
         raise ParallelError(
             f"optimizer={type(optimizer).__name__}: give a torch.optim.Optimizer, or None to evaluate alone."
         )
-    if not callable(loss):
+    if loss is not None and not callable(loss):
         raise ParallelError(
-            f"loss={loss!r}: give a function of (output, target), such as torch.nn.functional.cross_entropy."
+            f"loss={loss!r}: give a function of (output, target), such as torch.nn.functional.cross_entropy, or None for a model "
+            "that returns its own."
         )
     if isinstance(loss, type):
         raise ParallelError(f"loss={loss.__name__}: that is the class; write {loss.__name__}().")
-    _check_loss_takes_output_and_target(loss)
+    if loss is not None:
+        _check_loss_takes_output_and_target(loss)
     if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
         raise ParallelError(f"microbatches={microbatches!r}: a whole number of at least 1.")
     if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):

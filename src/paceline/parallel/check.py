@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +20,20 @@ from paceline.parallel.batches.batch import Microbatch, Parts, piece_sizes
 from paceline.parallel.batches.gathered import gather_parts
 from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut, split
 from paceline.parallel.batches.rows import Rows, join_rows, move, unwrap
-from paceline.parallel.errors import ParallelError
+from paceline.parallel.errors import ParallelError, told
 from paceline.parallel.exchange import gather
+from paceline.parallel.failure.watch import is_communication
 from paceline.parallel.full_tensor import whole
+from paceline.parallel.own_loss import own_loss
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import generators
 from paceline.parallel.reduce import anywhere, local, sum_number
 from paceline.parallel.steady import Steady, states
 from paceline.parallel.tracing.fake_model import attributes_kept
+from paceline.parallel.tracing.others import generators_kept
 from paceline.parallel.tracing.reads import plain_attributes
+from paceline.parallel.tracing.trace import user_line
+from paceline.torch_private import DispatchMode
 
 if TYPE_CHECKING:
     from paceline.parallel.handle import ParallelHandle
@@ -73,6 +78,10 @@ def check(par: ParallelHandle, batch: Any, limit: float | None = None) -> Checke
     return compare(par, global_parts(batch, par), micros, limit)
 
 
+class CannotComputeError(ParallelError):
+    """The layout fails where the plain model does not."""
+
+
 class CannotCompareError(Exception):
     """Why nothing can be said of the few rows that were to be compared; on all ranks."""
 
@@ -106,7 +115,7 @@ def compare(
         # A stage has only some of the modules. The others take the mode of the model itself, which every stage has.
         part.training = modes.get(name, executor.module.training)
     plain = _Plain(reference, parts, task, world.device, is_cut=world.replicas > 1 or task.microbatches > 1)
-    with generators(0, world.device), unchanged(executor.module), Steady():  # type: ignore[no-untyped-call]
+    with generators(0, world.device), generators_kept(), unchanged(executor.module), Steady():  # type: ignore[no-untyped-call]
         for param in executor.module.parameters():
             param.grad = None
         first = plain.run_short(par.world, micros) if is_short else plain.run()
@@ -117,8 +126,7 @@ def compare(
                 f"the loss reads {own_reads[0] if own_reads else 'a parameter'} of the model itself, and the copy with which it "
                 "would be compared has another"
             )
-        own_loss = executor.train_step(micros).detach()
-        executor.finish_gradients()
+        own_loss = _trained(par, micros)
         loss = sum_number(float(own_loss), world.replica_group, world.device)
         found = {name: _dense(whole(param.grad)) for name, param in executor.named_parameters().items()}
         kept = {name for name, _ in reference.named_buffers() if name in reference.state_dict()}
@@ -129,10 +137,12 @@ def compare(
         found_all = _Result(loss=loss, gradients=found, buffers=buffers)
         allowed, apart = _allowed(par, first, limit), _distances(par, found_all, first)
         if limit is None and max(apart.values(), default=0.0) > allowed:
-            # A usual model would be wrong. But some models make much of each rounding error, and are as far from
-            # themselves.
+            # A usual model would be wrong. But some models make much of each rounding error, or compute a part in a
+            # narrower type than their parameters have, and are as far from themselves.
             drawn = states(world.device)
-            other = plain.run(shaken=True)
+            with _Narrowest() as seen:  # type: ignore[no-untyped-call]
+                plain.run()
+            other = plain.run(shaken=seen.eps)
             # A model that draws numbers of its own differs from itself for another reason.
             if states(world.device) == drawn:
                 noise = max(_distances(par, other, first, is_plain=True).values(), default=0.0)
@@ -147,6 +157,24 @@ def compare(
     return _verdict(par, found_all, first, apart, allowed)
 
 
+def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> Tensor:
+    """The loss of one step, whose gradients are left; what fails here has not failed in the plain model."""
+    try:
+        loss = par.executor.train_step(micros).detach()
+        par.executor.finish_gradients()
+        return loss
+    except ParallelError:
+        raise
+    except Exception as error:
+        if is_communication(error):
+            raise  # another rank has it at first hand
+        raise CannotComputeError(
+            f"on {par.world.layout} the model can't compute the first rows of the first batch, which it can in one process: "
+            f"{user_line(error)}: {told(error)}. Compute it otherwise there, or use another strategy, such as DataParallel(), "
+            "which leaves the model as it is."
+        ) from error
+
+
 def _farthest(apart: dict[str, float]) -> float:
     """Of loss and gradients."""
     return max((value for name, value in apart.items() if not name.startswith("buffer ")), default=0.0)
@@ -156,8 +184,9 @@ def _rows_compared(par: ParallelHandle, found: _Result, plain: _Result) -> Paral
     return ParallelError(
         f"on {par.world.layout} the loss is {found.loss:.6g}, and the plain model's {plain.loss:.6g}: the layout's is what comes "
         "of each replica's rows by themselves. The loss, or the model's forward, compares the rows of a batch with one another "
-        "(a contrastive loss, a mean over the batch); with data parallelism each replica has some of them alone, which by its "
-        "nature is another training. Under TensorParallel() or PipelineParallel() the rows of a microbatch stay together."
+        "(a contrastive loss, a mean over the batch), or the loss is a mean over something else than rows, such as tokens that "
+        "count: say over what, with loss_weight=. With data parallelism each replica has some of the rows alone, which by "
+        "its nature is another training. Under TensorParallel() or PipelineParallel() the rows of a microbatch stay together."
     )
 
 
@@ -257,6 +286,19 @@ def _dense(grad: Any) -> Any:
     return grad.to_dense() if grad is not None and grad.is_sparse else grad
 
 
+class _Narrowest(DispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the type of fewest digits that is computed in. eps: its rounding error."""
+
+    eps = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(result):
+            if tensor.is_floating_point():
+                self.eps = max(self.eps, torch.finfo(tensor.dtype).eps)
+        return result
+
+
 class _Plain:
     """The plain model and the pieces of a batch."""
 
@@ -264,13 +306,13 @@ class _Plain:
         self._model, self._task, self._device, self._is_cut = model, task, device, is_cut
         self._parts = parts
 
-    def run(self, *, shaken: bool = False, replicas: int = 1) -> _Result:
+    def run(self, *, shaken: float = 0.0, replicas: int = 1) -> _Result:
         """Loss and gradients of all microbatches.
 
-        shaken: with a rounding error in each number of each parameter. replicas: in how many pieces each microbatch is computed.
+        shaken: each number of each parameter is off by this part of it. replicas: in how many pieces each microbatch is computed.
         """
         pieces, weights = self._cut(replicas)
-        with unchanged(self._model), _shaken(self._model) if shaken else contextlib.nullcontext():
+        with unchanged(self._model), _shaken(self._model, shaken) if shaken else contextlib.nullcontext():
             total = 0.0
             for param in self._model.parameters():
                 param.grad = None
@@ -299,7 +341,8 @@ class _Plain:
         """The same, of rows that the model may not be made for. own: this rank's share, which it has to be made for too."""
         before, failed, found = states(self._device), "", None
         try:
-            with torch.no_grad(), self._task.autocast(self._device), unchanged(self._model):
+            # With gradients, for a forward may ask for one of its own.
+            with torch.enable_grad(), self._task.autocast(self._device), unchanged(self._model):
                 for micro in own:
                     self._model(*micro.args, **micro.kwargs)
             found = self.run()
@@ -323,16 +366,25 @@ class _Plain:
             output = self._model(*there.args, **there.kwargs)
             loss = self._task.loss(output, there.target)
             if self._is_cut:
-                _check_mean(self._task, output, there.target, loss)
+                _check_mean(loss, lambda times: self._loss_of_more(there, output, times))
         share = loss * part
         if share.requires_grad:
             share.backward()  # type: ignore[no-untyped-call]
         return float(share.detach())
 
 
+    def _loss_of_more(self, there: Parts, output: Any, times: int) -> Tensor:
+        """The loss of so many times these rows. output: of the rows once."""
+        if self._task.loss is not own_loss:
+            return self._task.loss(join_rows([output] * times), join_rows([there.target] * times))
+        more: Parts = join_rows([there] * times)
+        with self._task.autocast(self._device), unchanged(self._model):
+            return own_loss(self._model(*more.args, **more.kwargs), more.target)
+
+
 @contextlib.contextmanager
-def _shaken(model: nn.Module) -> Iterator[None]:
-    """Every number of every parameter is off by a rounding error, up or down, until the block ends."""
+def _shaken(model: nn.Module, by: float) -> Iterator[None]:
+    """Every number of every parameter is off by this part of it, up or down, until the block ends."""
     params = [param for param in model.parameters() if param.is_floating_point()]
     before = [param.detach().clone() for param in params]
     try:
@@ -341,7 +393,7 @@ def _shaken(model: nn.Module) -> Iterator[None]:
                 signs = (torch.arange(param.numel(), device=param.device).reshape(param.shape) * 7919 % 3 - 1).to(
                     param.dtype
                 )
-                param.mul_(1 + signs * torch.finfo(param.dtype).eps)
+                param.mul_(1 + signs * max(by, torch.finfo(param.dtype).eps))
         yield
     finally:
         with torch.no_grad():
@@ -349,19 +401,17 @@ def _shaken(model: nn.Module) -> Iterator[None]:
                 param.copy_(value)
 
 
-def _check_mean(task: Task, output: Any, target: Any, loss: Any) -> None:
+def _check_mean(loss: Any, of_more: Callable[[int], Tensor]) -> None:
     """Refuse a loss that is a sum: each part of a batch would count for as much as the whole.
 
-    Found by twice the same rows, of which the mean is the same.
+    Found by twice the same rows, of which the mean is the same. of_more: so many times the rows -> their loss.
     """
     try:
         with torch.no_grad():
             one = float(loss)
             # Three times the rows too: a contrastive loss is near log 2 for two rows and near log 4, twice as much, for
             # four.
-            two, three = (
-                float(task.loss(join_rows([output] * times), join_rows([target] * times))) for times in (2, 3)
-            )
+            two, three = (float(of_more(times)) for times in (2, 3))
     except Exception:
         return  # not made for other numbers of rows: nothing can be said
     if one and abs(two - 2 * one) <= 1e-3 * abs(one) and abs(three - 3 * one) <= 1e-3 * abs(one):

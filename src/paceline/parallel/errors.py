@@ -23,3 +23,9 @@ class WorkerError(PacelineError, RuntimeError):
         super().__init__(message)
         self.rank = rank
         self.cause_text = cause_text
+
+
+def told(error: BaseException) -> str:
+    """Another library's error as a part of a sentence: its class and the first line of what it says."""
+    line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__

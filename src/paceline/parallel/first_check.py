@@ -21,7 +21,7 @@ from paceline.parallel.batches.batch import Microbatch, Parts, own_rows
 from paceline.parallel.batches.gathered import gather_parts
 from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut, split
 from paceline.parallel.batches.rows import Rows, join_rows, move, unwrap
-from paceline.parallel.check import CannotCompareError, compare
+from paceline.parallel.check import CannotCompareError, CannotComputeError, compare
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import NotPlainError
 from paceline.parallel.reduce import anywhere
@@ -49,6 +49,8 @@ def first_check(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -
         return f"the first step's first rows: {_compared(par, batch, micros)}"
     except CannotCompareError as error:
         return f"not compared with the plain model: {error}"
+    except CannotComputeError:
+        raise
     except ParallelError as error:
         raise ParallelError(
             f"before the first step, on the first rows of its batch: {error} "

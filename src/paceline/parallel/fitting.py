@@ -36,9 +36,30 @@ def check_fits(model: nn.Module, optimizer: torch.optim.Optimizer | None, layout
                     f"{name} is complex, and torch's DistributedDataParallel adds up real gradients alone. Use FullyShard(), "
                     "TensorParallel() or PipelineParallel(), or keep it as two real parameters."
                 )
+    if layout.tensor > 1:
+        for name, module in model.named_modules():
+            if is_compiled(module):
+                raise ParallelError(
+                    f"{name or 'the model'} is compiled, and what was compiled doesn't compute with the parts that "
+                    "TensorParallel() makes of its layers. Give parallelize the model as it was before torch.compile, or use "
+                    "DataParallel() or FullyShard()."
+                )
+    if layout.tensor > 1 or layout.shard > 1:
+        for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                raise ParallelError(
+                    f"{name or 'the model'} is a module of TorchScript (torch.jit), whose parameters {layout} can't cut. Give the "
+                    "module as it was before torch.jit, or use DataParallel() or PipelineParallel()."
+                )
     kind = type(optimizer).__name__
     if kind in _WHOLE_MATRICES and (layout.shard > 1 or layout.tensor > 1):
         raise ParallelError(
             f"{kind} looks at whole matrices, and {layout} leaves each worker a part of them. Use DataParallel() or "
             "PipelineParallel(), or another optimizer, such as AdamW."
         )
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Say if torch.compile was called on this module, or its own `compile`."""
+    # torch.compile(module) is another module around the first one; module.compile() only sets an attribute.
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

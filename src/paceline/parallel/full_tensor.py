@@ -9,9 +9,14 @@ from typing import Any
 _TORCHS = logging.getLogger("torch.distributed.tensor._redistribute")
 
 
+def is_part(tensor: Any) -> bool:
+    """Say if it is in parts (a DTensor)."""
+    return hasattr(tensor, "full_tensor")
+
+
 def whole(tensor: Any) -> Any:
     """The whole of a tensor that is in parts (a DTensor), on all ranks that hold them; anything else as it is."""
-    if not hasattr(tensor, "full_tensor"):
+    if not is_part(tensor):
         return tensor
     level = _TORCHS.level
     _TORCHS.setLevel(logging.ERROR)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.loss_reads import LossReads, attributes_of
 from paceline.parallel.mesh import World
 from paceline.parallel.pipeline.costs import measure
 from paceline.parallel.pipeline.cut import Block, Plan, find_cuts, plan_by_hand
@@ -22,6 +23,7 @@ from paceline.parallel.task import Task
 from paceline.parallel.ties import all_names
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.segments import split
+from paceline.parallel.tracing.source import shown
 from paceline.parallel.tracing.trace import Traced
 
 
@@ -49,12 +51,20 @@ def agree(task: Task, world: World, sample: Microbatch, programs: Programs, memo
     Raises:
         ParallelError: on every rank, with the first rank's reason.
     """
-    marks, blocks, plan, loss_dtype = decide(
+    marks, blocks, plan, loss_dtype, by_loss = decide(
         world, lambda: _decide(task, world, sample, programs, memory_bytes), kinds=(Mark, Block, Plan)
     )
-    return StagePlan(
-        marks=marks, blocks=blocks, plan=plan, uses=_uses(task, sample, programs, marks), loss_dtype=loss_dtype
-    )
+    *others, last = _uses(task, sample, programs, marks)
+    # The loss is computed in the last stage. What it reads of another one's parameters is tied to that one's.
+    added = frozenset(by_loss).difference(held_tensors(task.model, last))
+    if added and world.layout.shard > 1:
+        raise ParallelError(
+            f"the loss reads {sorted(added)[0]} of the model itself, which is in another stage than the loss, and on {world.layout} "
+            "each worker has a part of it. Return what the loss needs from the model's forward, or use PipelineParallel() "
+            "with DataParallel() in place of FullyShard()."
+        )
+    uses = (*others, last | added)
+    return StagePlan(marks=marks, blocks=blocks, plan=plan, uses=uses, loss_dtype=loss_dtype)
 
 
 def _decide(
@@ -79,9 +89,18 @@ def _decide(
             f"{stages} stages.{shut} Take fewer, or split its forward into more modules, called one after the other."
         )
     seen: list[torch.dtype] = []
+    attributes = [tensor for _, tensor in attributes_of(task.model)]
+    versions = {name: buffer._version for name, buffer in task.model.named_buffers()}
+    by_loss: list[str] = []
 
     def loss(output: Any) -> Tensor:
-        result = task.weighted_loss(output, sample)
+        if seen:
+            return task.weighted_loss(output, sample)
+        with LossReads(task.model, attributes) as reads:
+            reads.may_read(output, sample.target, sample.weight)
+            result = task.weighted_loss(output, sample)
+        _check_loss(reads, {name for name, buffer in task.model.named_buffers() if buffer._version != versions[name]})
+        by_loss.extend(reads.state)
         seen.append(result.dtype)
         return result
 
@@ -103,7 +122,20 @@ def _decide(
         plan = plan_by_hand(blocks, starts, **options)
     else:
         plan = find_cuts(blocks, stages, memory_bytes=memory_bytes, tied=_tied(blocks), **options)
-    return tuple(marks[start - 1][0] for start in plan.starts), blocks, plan, seen[-1]
+    return tuple(marks[start - 1][0] for start in plan.starts), blocks, plan, seen[-1], by_loss
+
+
+def _check_loss(reads: LossReads, changed: set[str]) -> None:
+    """Raises:
+    ParallelError: the loss reads what a call of the model has left, which is in the process of another stage.
+    """
+    left = reads.left | {name: line for name, line in reads.state.items() if name in changed}
+    for name, line in left.items():
+        raise ParallelError(
+            f"the loss reads {name or 'a tensor'} at {shown(line)}, which a call of the model has left there. In a pipeline the "
+            "loss is computed by the last stage, and other stages are other processes: return that tensor from the model's "
+            "forward, beside the output, and read it from there; or use DataParallel() or FullyShard()."
+        )
 
 
 def _check_by_hand(cut: tuple[str, ...], places: list[int], workers: int, stages: int) -> None:

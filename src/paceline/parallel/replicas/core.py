@@ -25,10 +25,12 @@ from torch import Tensor, nn
 from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import at_microbatch
+from paceline.parallel.loss_reads import LossReads
 from paceline.parallel.mesh import World
 from paceline.parallel.reduce import sum_gradients
 from paceline.parallel.replicas import normalization, shard
 from paceline.parallel.task import Task
+from paceline.parallel.tracing.source import shown
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class Plain:
         self.program = 0
         self._is_sharded = world.layout.shard > 1
         self._used: Any = None
+        self._loss_is_known = False
         if self._is_sharded:
             from paceline.parallel.replicas.shard_used import Used
 
@@ -91,7 +94,7 @@ class Plain:
                 self._used.settle()
             with at_microbatch(micro.index), self._synchronised(is_last) as model:
                 with self._task.autocast(self._world.device), normalization.counting(micro):
-                    loss = self._task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
+                    loss = self._loss(model(*micro.args, **micro.kwargs), micro)
                 if self._used is not None:
                     self._used.watch()
                 # A loss without a gradient: all is frozen, or this replica has no rows.
@@ -100,6 +103,27 @@ class Plain:
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
         return total
+
+    def _loss(self, output: Any, micro: Microbatch) -> Tensor:
+        if not self._is_sharded or self._loss_is_known:
+            return self._task.weighted_loss(output, micro)
+        with LossReads(self._module) as reads:
+            reads.may_read(output, micro.target, micro.weight)
+            try:
+                loss = self._task.weighted_loss(output, micro)
+            except Exception as error:
+                self._refuse_parts(reads, error)
+                raise
+        self._refuse_parts(reads, None)
+        self._loss_is_known = micro.rows > 0
+        return loss
+
+    def _refuse_parts(self, reads: LossReads, error: Exception | None) -> None:
+        for name, line in reads.parts.items():
+            raise ParallelError(
+                f"the loss reads {name} of the model itself at {shown(line)}, of which each worker has a part under FullyShard(). "
+                "Compute that in the model's forward and return it beside the output, or use DataParallel()."
+            ) from error
 
     def finish_gradients(self) -> None:
         group = self._world.replica_group

@@ -10,12 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch
-from paceline.parallel.errors import ParallelError
+from paceline.parallel.errors import ParallelError, told
 from paceline.parallel.exchange import gather
+from paceline.parallel.failure.watch import is_communication
 from paceline.parallel.full_tensor import whole
+from paceline.parallel.loss_reads import LossReads, attributes_of
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import derive
+from paceline.parallel.reentrant import checkpoints_opened
 from paceline.parallel.tensor.groups import undisturbed
+from paceline.parallel.tracing.others import GENERATORS
+from paceline.parallel.tracing.source import shown
 
 # How far sums in another order may lie apart, in steps of the type on the scale of the largest number. Measured: below 50.
 _STEPS = 2000
@@ -33,26 +38,65 @@ def verify(plain: nn.Module, model: nn.Module, sample: Microbatch, group: Any, m
         ParallelError: the first module, in the order in which they run, whose output differs, or the parameter whose
             gradient does; the same on all ranks of the group.
     """
+    drawn = [state() for _, state in GENERATORS]
     expected = _pass(plain, sample, most_numbers)
+    for (name, state), before in zip(GENERATORS, drawn, strict=True):
+        if state() != before:
+            raise ParallelError(
+                f"the model's forward draws from {name}, and the workers of TensorParallel(), which have to draw the same, may "
+                "each draw others. Draw with torch (torch.rand(())), or use DataParallel() or FullyShard()."
+            )
     found = _pass(model, sample, most_numbers)
     message = _first_difference(expected, found)
     if message := next(filter(None, gather(message, group)), ""):
-        compiled = next((name for name, part in model.named_modules() if _is_compiled(part)), None)
-        if compiled is not None:
-            raise ParallelError(
-                f"{compiled or 'the model'} is compiled, and what was compiled doesn't compute with the parts that "
-                "TensorParallel() makes of its layers. Give parallelize the model as it was before torch.compile, or use "
-                "DataParallel() or FullyShard()."
-            )
         raise ParallelError(
             f"the model that was cut by TensorParallel() is not the plain one: {message}. Leave what is in this module whole: "
             "TensorParallel(plan={...}) with the layers that may be cut, or 'replicate' for those that may not."
         )
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    # torch.compile(module) is another module around the first one; module.compile() only sets an attribute.
-    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+class LossCheck:
+    """A loss that reads tensors of the model itself, computed before the model is cut and after it."""
+
+    def __init__(self, model: nn.Module, sample: Microbatch, loss: Callable[[Any], Any]) -> None:
+        """On the plain model. A loss that reads nothing of it is not looked at again."""
+        self._model, self._sample, self._loss = model, sample, loss
+        self._reads = LossReads(model, [tensor for _, tensor in attributes_of(model)])
+        self._plain = self._pass()
+
+    def verify(self, group: Any) -> None:
+        """Return if the model that was cut gives the same loss and gradients. Called on all ranks of the group.
+
+        Raises:
+            ParallelError: it does not, or the loss can't be computed with parts.
+        """
+        lines = self._reads.state | self._reads.left
+        if not lines:
+            return
+        message = ""
+        try:
+            found = self._pass()
+        except Exception as error:
+            if is_communication(error):
+                raise
+            message = told(error)
+        message = message or _first_difference(self._plain, found)
+        if message := next(filter(None, gather(message, group)), ""):
+            name, line = next(iter((self._reads.parts or lines).items()))
+            raise ParallelError(
+                f"the loss reads {name or 'a tensor'} of the model itself at {shown(line)}, and TensorParallel() leaves each worker "
+                f"a part of it, or of what it is made of ({message}). Leave those layers whole (TensorParallel(plan={{...: "
+                "'replicate'})), let the model's forward return it, or use DataParallel() or FullyShard()."
+            )
+
+    def _pass(self) -> _Pass:
+        with undisturbed(self._model), torch.enable_grad(), checkpoints_opened():
+            output = self._model(*self._sample.args, **self._sample.kwargs)
+            self._reads.look_again()
+            with self._reads:
+                self._reads.may_read(output, self._sample.target, self._sample.weight)
+                total = self._loss(output)
+            return _Pass(outputs=[("", whole(total.detach()))], gradients=gradients_of(self._model, total))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,25 +117,28 @@ def _pass(model: nn.Module, sample: Microbatch, most_numbers: int | None) -> _Pa
 
     handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
     try:
-        with undisturbed(model), torch.enable_grad():
+        with undisturbed(model), torch.enable_grad(), checkpoints_opened():
             output = model(*sample.args, **sample.kwargs)
-            names, params = _learning(model, most_numbers)
             total = sum(_weighted(index, tensor) for index, tensor in enumerate(_differentiable(output)))
-            grads = (
-                torch.autograd.grad(total, params, allow_unused=True) if isinstance(total, Tensor) and params else ()
-            )
+            gradients = gradients_of(model, total, most_numbers)
     finally:
         for handle in handles:
             handle.remove()
-    gradients = {name: None if grad is None else whole(grad) for name, grad in zip(names, grads, strict=False)}
     return _Pass(outputs=outputs, gradients=gradients)
 
 
-def _learning(model: nn.Module, most_numbers: int | None) -> tuple[list[str], list[nn.Parameter]]:
+def gradients_of(model: nn.Module, total: Any, most_numbers: int | None = None) -> dict[str, Tensor | None]:
+    """The gradient of this number by each parameter that learns, whole, by name. Hooks that step an optimizer are not called.
+
+    most_numbers: of parameters with more than that there are none.
+    """
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     if most_numbers is not None:
         named = [(name, param) for name, param in named if param.numel() <= most_numbers]
-    return [name for name, _ in named], [param for _, param in named]
+    if not named or not isinstance(total, Tensor) or not total.requires_grad:
+        return {name: None for name, _ in named}
+    grads = torch.autograd.grad(total, [param for _, param in named], allow_unused=True)
+    return {name: None if grad is None else whole(grad) for (name, _), grad in zip(named, grads, strict=True)}
 
 
 def _differentiable(output: Any) -> Iterable[Tensor]:

@@ -17,14 +17,14 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from paceline.parallel.batches.batch import Microbatch
-from paceline.parallel.errors import ParallelError
+from paceline.parallel.errors import ParallelError, told
 from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.large.parts import give_memory, region_of, slices
 from paceline.parallel.large.stand_ins import stand_in, stand_ins
 from paceline.parallel.mesh import World
 from paceline.parallel.rank0 import decide
 from paceline.parallel.reduce import local
-from paceline.parallel.tensor.check import verify
+from paceline.parallel.tensor.check import LossCheck, verify
 from paceline.parallel.tensor.groups import Group
 from paceline.parallel.tensor.names import fold
 from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
@@ -63,12 +63,14 @@ def apply(
     plan: Mapping[str, str] | None,
     ties: Sequence[tuple[str, ...]],
     sample: Microbatch | None = None,
+    loss: Callable[[Any], Any] | None = None,
 ) -> Applied:
     """Cut the model in place, and say what was cut. Tied tensors stay tied. Called on all ranks, before any sharding.
 
     plan: pattern of a module's name -> placement; None finds one, for which `sample` is needed.
     ties: as from `ties.find(model)`.
     sample: a few rows; with it, outputs and all gradients are compared with the plain model's, which is copied for it.
+    loss: output -> the loss of these rows, of which it is seen whether it reads tensors of the model itself.
 
     Raises:
         ParallelError: a pattern that matches nothing, a layer that can't be cut, tied tensors that are cut differently,
@@ -79,10 +81,12 @@ def apply(
     run = _runner(model, sample)
     # What the cut model is compared with. Before the trials, for they leave on rank 0's model what a call leaves, and all ranks
     # have to agree on whether it can be copied.
-    plain = None
+    plain, losses = None, None
     if sample is not None and parts > 1:
         with stand_ins(model, world.device):
             plain = _copied(model, keep=empty.keys())
+            # Of a model without values the numbers that stand in are gone afterwards.
+            losses = LossCheck(model, sample, loss) if loss is not None and not empty else None
 
     def find() -> TensorPlan:
         if plan is not None:
@@ -130,6 +134,8 @@ def apply(
             # Gradients of the large parameters would be whole on each rank. Those of the small ones, before and between
             # them, have come through all that was cut.
             verify(plain, model, sample, world.group("tensor"), SMALL if empty else None)
+        if losses is not None:
+            losses.verify(world.group("tensor"))
     return Applied(plan=found, parts=parts)
 
 
@@ -173,7 +179,7 @@ def _copied(model: nn.Module, keep: Collection[str] = ()) -> nn.Module:
     except Exception as error:
         raise ParallelError(
             "TensorParallel() compares the model that it has cut with a copy of the plain one, and it can't be copied "
-            f"({type(error).__name__}: {error}). A module that keeps a tensor of an earlier call, such as an auxiliary loss or "
+            f"({told(error)}). A module that keeps a tensor of an earlier call, such as an auxiliary loss or "
             "torch.nn.utils.weight_norm's weight, can't be: keep none, take torch.nn.utils.parametrizations.weight_norm, or use "
             "another strategy."
         ) from error

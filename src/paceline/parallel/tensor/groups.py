@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.pytree import tensors_in
+from paceline.parallel.reentrant import checkpoints_opened
+from paceline.parallel.tracing.fake_model import attributes_kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,7 @@ def observe(model: nn.Module, run: Callable[[], Any]) -> Seen:
         if is_plain(module):
             handles.append(module.register_forward_hook(lambda m, a, out: record.add(names[id(m)], m, a, out)))
     try:
-        with undisturbed(model), torch.enable_grad():
+        with undisturbed(model), torch.enable_grad(), checkpoints_opened():
             for param in model.parameters():
                 # Frozen ones as well, or the graph would not show where they are used.
                 param.requires_grad_(param.is_floating_point())
@@ -80,14 +82,14 @@ def is_plain(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; afterwards modes, buffers, random generators and `requires_grad` are what they were."""
+    """The model in evaluation mode; afterwards modes, buffers, attributes, random generators and `requires_grad` are as before."""
     modes = [(module, module.training) for module in model.modules()]
     wanted = [(param, param.requires_grad) for param in model.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     # Only the current one: without a list fork_rng saves the state of every GPU, and warns of it.
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), attributes_kept(model):
             model.eval()
             yield
     finally:

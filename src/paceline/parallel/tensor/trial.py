@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.parallel.errors import told
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import derive
 from paceline.parallel.tensor.groups import Group, undisturbed
@@ -94,7 +95,7 @@ def _try(
                 try:
                     output = _tensors(run())
                 except Exception as error:
-                    return f"the code around {stage.last!r} can't take a part of its input: {_first_line(error)}"
+                    return f"the code around {stage.last!r} can't take a part of its input: {told(error)}"
             if stage.reason:
                 return stage.reason
             if len(output) != len(whole) or not all(map(_same, output, whole)):
@@ -236,7 +237,3 @@ def _same(x: Tensor, y: Tensor) -> bool:
 
 def _tensors(output: Any) -> list[Tensor]:
     return [tensor.detach() for tensor in tensors_in(output)]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0] or type(error).__name__

@@ -89,6 +89,8 @@ class Boundaries:
                 return f"what {node.name} returns is needed after it and is no tensor"
             if node.meta.get("sparse"):
                 return f"{node.name} is not a dense tensor"
+            if "learns_from" in node.meta and self._index[node.meta["learns_from"]] >= index:
+                return f"{node.name} is filled in after it with something that has a gradient"
         # A buffer that the forward pass changes would be two buffers, one in each stage, that are changed apart from each
         # other.
         before = frozenset[int]().union(*(node.meta["touches"] for node in self._traced.order[:index]))

@@ -8,8 +8,8 @@ values), so that plain Python just runs, and each call of a torch function or of
                  -> a block?          a node `call_module`; what happens inside it is its own affair
                  -> an opened module? its forward runs like the outer one
 
-`torch.utils.checkpoint` around a block is noted as the call of the block alone: it computes the same and keeps the
-activations. Inside of a block it works as ever.
+A call of a custom autograd.Function is one node. `torch.utils.checkpoint` around a block is noted as the call of the block
+alone: it computes the same and keeps the activations. Inside of a block both work as ever.
 
 What depends on a tensor's values, an `if` or `.item()`, can't be noted; `trace` says in which line it stands.
 """
@@ -26,6 +26,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.parallel.pytree import Container, flatten, map_tensors, open_container, signature, tensors_at, tensors_in
+from paceline.parallel.reentrant import checkpoints_opened
 from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.others import generators_kept
 from paceline.parallel.tracing.profiler import unwatched
@@ -107,6 +108,11 @@ class GraphRecorder(TorchFunctionMode):
         self._handed: list[tuple[Any, Hashable, Line | None]] = []
 
     @property
+    def opened_now(self) -> str:
+        """The innermost opened module whose forward runs; "" for the outer forward."""
+        return self._stack[-1]
+
+    @property
     def is_outer(self) -> bool:
         """True while the outer forward itself runs, and not a block of it or the recorder."""
         return self.inside is None and not self._paused
@@ -141,6 +147,11 @@ class GraphRecorder(TorchFunctionMode):
             raise CannotRecordError(f"`{name.strip('_')}` asks for a tensor's values")
         if name == "__set__":
             raise CannotRecordError(f"it sets `{func.__self__.__name__}` of a tensor")
+        if name == "requires_grad_":
+            raise CannotRecordError(
+                "`requires_grad_` begins a graph of its own there, which would reach over several stages; compute with it, and "
+                "its gradient, inside of a block"
+            )
         return self._record(func, name, args, kwargs)
 
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -151,10 +162,10 @@ class GraphRecorder(TorchFunctionMode):
         self.entries.append((name, len(self.order)))
         if self._opened(name):
             self._stack.append(name)
-            try:
-                return original(module, *args, **kwargs)
-            finally:
-                self._stack.pop()
+            result = original(module, *args, **kwargs)
+            # Only where the call has returned: after an error it says in which opened module that was.
+            self._stack.pop()
+            return result
         # What the recorder itself does with tensors until the call's end is not part of the forward.
         self._paused = True
         own = list(module.buffers())
@@ -206,6 +217,16 @@ class GraphRecorder(TorchFunctionMode):
                 self._ran[key] = _Ran(result=map_tensors(result, _alike), state_writes=places)
         return result, writes | into_given
 
+    def call_function(self, original: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
+        """The result of `kind.apply(*args)`, `kind` being a class of custom autograd functions, noted as one call."""
+        if not self.is_outer:
+            return original(*args, **kwargs)
+        self._paused = True
+        try:
+            return self._record(_as_function(kind, original), kind.__name__, args, kwargs)
+        finally:
+            self._paused = False
+
     def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         given = tensors_in((args, kwargs))
         versions = [tensor._version for tensor in given]
@@ -213,6 +234,14 @@ class GraphRecorder(TorchFunctionMode):
         written = frozenset(_changed(given, versions))
         if not written and not tensors_in(result):
             return result  # a size, a type: known now
+        # A tensor without a gradient has one once something that has one is written to it.
+        learn = [
+            known
+            for tensor, known in (self._nodes.values() if written else ())
+            if tensor.requires_grad and not known.meta["requires_grad"] and known.meta["storage"] in written
+        ]
+        for known in learn:
+            known.meta["requires_grad"] = True
         if name == "__get__":
             node = self._node("call_function", getattr, (args[0], func.__self__.__name__), {})
         elif getattr(Tensor, name, None) is func and args and isinstance(args[0], Tensor):
@@ -221,6 +250,8 @@ class GraphRecorder(TorchFunctionMode):
             node = self._node("call_function", func, args, kwargs)
         node.meta["writes"] = written
         node.meta["random"] = any(word in name for word in _RANDOM)
+        for known in learn:
+            known.meta["learns_from"] = node
         self._give_out(node, result)
         return result
 
@@ -295,8 +326,8 @@ class GraphRecorder(TorchFunctionMode):
             # gradient.
             if known[1].meta["requires_grad"] != tensor.requires_grad:
                 raise CannotRecordError(
-                    "it has a gradient that the calls which made it don't explain (a custom autograd.Function or a reentrant "
-                    "checkpoint, outside of a block)"
+                    "it has a gradient that the calls which made it don't explain, or has lost one (a call below torch's own "
+                    "functions)"
                 )
             return known[1]
         name = self._state.get(id(tensor))
@@ -305,8 +336,8 @@ class GraphRecorder(TorchFunctionMode):
         if name is None:
             if type(tensor) not in (Tensor, nn.Parameter):
                 raise CannotRecordError(
-                    "it uses a tensor that no torch function or block returned (made by a custom autograd.Function, or kept "
-                    "from an earlier call)"
+                    "it uses a tensor that no torch function or block returned (kept from an earlier call, or one of "
+                    "torch.func's)"
                 )
             return self._constant(tensor, tensor)
         node = self.graph.get_attr(name)
@@ -334,19 +365,36 @@ class GraphRecorder(TorchFunctionMode):
 def recording(recorder: GraphRecorder) -> Iterator[None]:
     """All calls of modules go by way of the recorder until the block ends."""
     original: Any = nn.Module.__call__
+    plain_apply: Any = vars(torch.autograd.Function)["apply"]
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_module(original, module, args, kwargs)
+
+    def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        return recorder.call_function(plain_apply.__get__(None, kind), kind, args, kwargs)
 
     # Hooks and `forward` of every module run inside `__call__`, so this is the one place through which all calls go. It
     # is a class attribute, and other threads that call modules meanwhile pass through too: their modules have no name
     # here.
     nn.Module.__call__ = call  # type: ignore[method-assign]
+    # A custom function's forward runs below the torch functions that the recorder sees; only its call is seen, here.
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
     try:
-        with recorder:
+        with recorder, checkpoints_opened():
             yield
     finally:
         nn.Module.__call__ = original  # type: ignore[method-assign]
+        torch.autograd.Function.apply = plain_apply  # type: ignore[method-assign]
+
+
+def _as_function(kind: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
+    """The call of a custom function under a name by which a graph can be written as code and compared."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return apply(*args, **kwargs)
+
+    call.__module__, call.__name__, call.__qualname__ = kind.__module__, kind.__name__, kind.__qualname__
+    return call
 
 
 def _is_data(value: Any) -> bool:

@@ -33,12 +33,14 @@ def is_users(file: str) -> bool:
 
 def users_line() -> Line | None:
     """The innermost line of the user's that the caller was called from."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_users(frame.f_code.co_filename):
-            return frame.f_code.co_filename, frame.f_lineno
+    frame = _users_frame(sys._getframe(1))
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _users_frame(frame: types.FrameType | None) -> types.FrameType | None:
+    while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return None
+    return frame
 
 
 def shown(line: Line | None) -> str:
@@ -63,7 +65,9 @@ def find_line(run: Callable[[], Any], probe: Callable[[], Hashable], is_outer: C
         if not found and is_outer():
             if last and probe() != start:
                 found.append(last[-1])
-            last[:] = [(frame.f_code.co_filename, frame.f_lineno)]
+            # Once a function has returned, what runs next is the rest of the line that called it.
+            now = _users_frame(frame.f_back) if event == "return" else frame
+            last[:] = [] if now is None else [(now.f_code.co_filename, now.f_lineno)]
         return in_frame
 
     def at_call(frame: types.FrameType, event: str, _: Any) -> Any:

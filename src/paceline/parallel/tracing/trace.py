@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from paceline.parallel.errors import ParallelError
+from paceline.parallel.errors import ParallelError, told
 from paceline.parallel.large.stand_ins import stand_ins
 from paceline.parallel.pytree import map_tensors, signature, tensors_in
 from paceline.parallel.tracing.fake_model import (
@@ -159,6 +159,26 @@ class Tracer:
                     return self._trace_real(args, kwargs, training)
             except _ShutError as shut:
                 self.shut[shut.name] = shut.reason
+            except ParallelError:
+                raise
+            except Exception as error:
+                self._run_plain(args, kwargs, training)
+                raise ParallelError(
+                    f"{type(self._fake).__name__} can't be cut into stages: {user_line(error)}: {told(error)}. "
+                    "In one process it can be computed, but not be noted call by call; move that line into "
+                    "a module of its own (one block stays in one stage), or use DataParallel() or FullyShard()."
+                ) from error
+
+    def _run_plain(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> None:
+        """Raises what the model itself raises in one process: then that is what its owner has to see."""
+        if self._model is None:
+            return
+        kept = untouched(self._model, training), attributes_kept(self._model), generators_kept(), torch.enable_grad()
+        with stand_ins(self._model, self._device), contextlib.ExitStack() as stack:
+            for one in kept:
+                stack.enter_context(one)
+            own_args, own_kwargs = map_tensors((args, kwargs), torch.clone)
+            self._model.forward(*own_args, **own_kwargs)
 
     def _forget_blocks(self, changed: list[nn.Module]) -> None:
         """Run the blocks again that one of these modules is in.
@@ -245,6 +265,8 @@ class Tracer:
                 )
         if written := self._written(before, contents(model), traced):
             key, name = written
+            if self._settles(model, key, traced, record):
+                return self._settled(traced)
             line = line_where(lambda: contents(model).get(key))
             raise ParallelError(
                 f"{cannot}: {shown(line)}: it changes {name!r}, or puts something new in the "
@@ -264,8 +286,25 @@ class Tracer:
                 "repeat what the first one did. Has it to do with time, with a file, with random numbers that are not torch's, "
                 "or with what an earlier call has left? Do that inside a block."
             )
+        return self._settled(traced)
+
+    def _settled(self, traced: Traced) -> Traced:
         traced.reads = traced.reads.moved(self._mirror.original)
         return traced
+
+    def _settles(self, model: nn.Module, key: tuple[int, str], traced: Traced, record: Record) -> bool:
+        """Whether the first call alone sets this attribute, to what is no tensor, and a call after it does the same.
+
+        Such as a model that takes down what kind of problem its labels are.
+        """
+        owner = next(module for module in model.modules() if id(module) == key[0])
+        value = vars(owner).get(key[1])
+        if tensors_in([value, getattr(value, "__dict__", None)]):
+            return False
+        before = contents(model)
+        again = record(_nothing)
+        is_settled = self._written(before, contents(model), again) is None and not again.reads.changed()
+        return is_settled and traced.difference(again) is None
 
     def _written(
         self, before: dict[tuple[int, str], Any], after: dict[tuple[int, str], Any], traced: Traced
@@ -327,9 +366,9 @@ class Tracer:
         )
 
     def _refuse(self, error: Exception, recorder: GraphRecorder, model: nn.Module) -> None:
-        where, module = _user_line(error)
+        where = user_line(error)
         if isinstance(error, CannotRecordError) and error.line is not None:
-            where, module = shown(error.line), model
+            where = shown(error.line)
         if isinstance(error, ParallelError):
             raise error
         needs_values = isinstance(error, VALUE_NEEDED)
@@ -343,8 +382,8 @@ class Tracer:
             str(error) if isinstance(error, CannotRecordError) else "what it does next depends on a tensor's values"
         )
         # An opened module that can't be traced can be one block instead. The outermost forward can't.
-        name = {id(item): name for name, item in model.named_modules()}.get(id(module), "")
-        if name and (needs_values or isinstance(error, CannotRecordError)):
+        cannot = needs_values or (isinstance(error, CannotRecordError) and error.line is None)
+        if cannot and (name := recorder.opened_now):
             raise _ShutError(name, f"{where}: {reason}") from error
         if isinstance(error, CannotRecordError) or needs_values:
             raise ParallelError(
@@ -400,15 +439,12 @@ def _nothing(recorder: GraphRecorder) -> None:
     pass
 
 
-def _user_line(error: BaseException) -> tuple[str, Any]:
-    """file:line: `source` of the innermost line that is the user's, and the `self` there."""
-    found, owner = type(error).__name__, None
+def user_line(error: BaseException) -> str:
+    """file:line: `source` of the innermost line that is the user's; "in its backward pass" where there is none."""
+    found = "in its backward pass"
     # From the outermost frame inwards: the last one that is the user's stays.
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
-        if file.startswith((_TORCH, _HERE)):
-            continue
-        found = shown((file, line))
-        if isinstance(frame.f_locals.get("self"), nn.Module):
-            owner = frame.f_locals["self"]
-    return found, owner
+        if not file.startswith((_TORCH, _HERE)):
+            found = shown((file, line))
+    return found

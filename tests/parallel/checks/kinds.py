@@ -1,0 +1,57 @@
+"""The kinds of model that people train, on every layout: equal to one process, or refused with a sentence before the first step.
+
+All of them with PACELINE_KINDS=all, in `make proof`; otherwise each layout has those that differ in what it could do wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+
+from tests.parallel.kinds.kind import LAYOUTS, Kind, alone, judged
+from tests.parallel.kinds.plain import KINDS
+from tests.parallel.world import Ranks
+
+SIZES = (2, 4)
+
+IS_WHOLE = os.environ.get("PACELINE_KINDS") == "all"
+#: Layout -> the kinds of `make test`, the others being those of `make proof` alone.
+SHORT = {
+    "data": ("keeps-state", "weight-norm-old", "loss-reads-aux", "own-loss-dict", "lookup-sparse", "python-random"),
+    "shard": ("lstm", "gru", "checkpointed-reentrant", "loss-reads-all-parameters", "gradients", "scripted"),
+    "pipe": (
+        *("packed", "packed-in-blocks", "transformer", "own-gradient", "in-place", "checkpointed-reentrant", "vmapped"),
+        *("own-loss-tuple", "own-loss-dict", "loss-reads-aux", "loss-reads-all-parameters", "loss-learns", "numpy-random"),
+        *("compiled", "experts"),
+    ),
+    "tensor": (
+        *("checkpointed-reentrant", "keeps-state", "loss-reads-aux", "loss-reads-parameter", "compiled", "numpy-random"),
+        *("weight-norm-old", "own-loss-dataclass"),
+    ),
+    "data@pipe": ("own-gradient", "own-loss-dict", "loss-reads-all-parameters"),
+    "shard@pipe": ("loss-reads-parameter",),
+    "data@tensor": ("own-loss-sum",),
+}
+def check_models_of_torchs_own_parts(ranks: Ranks) -> None:
+    assert_right(ranks, KINDS, SHORT)
+
+
+def assert_right(ranks: Ranks, kinds: Mapping[str, Kind], short: Mapping[str, Iterable[str]]) -> None:
+    # A name that is written wrongly would leave its kind out without a word.
+    assert not {name for names in short.values() for name in names} - set(kinds)
+    assert set(short) <= set(LAYOUTS)
+    wrong = []
+    for name, kind in kinds.items():
+        layouts = [
+            layout
+            for layout, (size, _) in LAYOUTS.items()
+            if size == ranks.size and (IS_WHOLE or name in short.get(layout, ()))
+        ]
+        with warnings.catch_warnings():
+            # The libraries' own: what they deprecate of themselves is no matter of these checks.
+            warnings.simplefilter("ignore")
+            is_trained = any(kind.refusal(layout) is None for layout in layouts)
+            one = alone(kind) if is_trained else None
+            wrong += [f"{name} on {layout}: {text}" for layout in layouts if (text := judged(kind, layout, one))]
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,217 @@
+"""A kind of model, trained by a plain loop in one process and by each layout. Imports torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+import paceline
+from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel
+
+STEPS = 3
+ROWS = 8
+MICROBATCHES = 2
+#: Of losses, parameters and buffers after three steps of AdamW, in float64.
+EQUAL = 1e-9
+
+#: Name of a layout -> workers, the layout. The first ones are those of every kind.
+LAYOUTS: dict[str, tuple[int, Any]] = {
+    "data": (2, DataParallel()),
+    "shard": (2, FullyShard()),
+    "pipe": (2, PipelineParallel()),
+    "tensor": (2, TensorParallel()),
+    "data@pipe": (4, DataParallel(2) @ PipelineParallel(2)),
+    "shard@pipe": (4, FullyShard(2) @ PipelineParallel(2)),
+    "data@tensor": (4, DataParallel(2) @ TensorParallel(2)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A model to be trained by every layout.
+
+    batch: rows -> a global batch, as a loader gives it. loss: None takes the model's own. loss_of: a model -> its loss.
+    refused: part of a layout's name -> what the sentence says with which it is refused. limit: by how far numbers may differ.
+    """
+
+    make: Callable[[], nn.Module]
+    batch: Callable[[int], Any]
+    loss: Any = F.cross_entropy
+    loss_of: Callable[[Any], Any] | None = None
+    loss_weight: Callable[[Any], Any] | None = None
+    split: Callable[[Any], Any] | None = None
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+    limit: float = EQUAL
+    dtype: torch.dtype | None = torch.float64
+
+    def refusal(self, layout: str) -> str | None:
+        """What the sentence says with which this layout refuses it; None: it trains it."""
+        return next((self.refused[part] for part in (layout, *layout.split("@")) if part in self.refused), None)
+
+
+@dataclass
+class Trained:
+    """Losses of the steps, and the state dict after them."""
+
+    losses: list[float]
+    state: Mapping[str, Tensor]
+
+    def apart(self, other: Trained) -> tuple[float, str]:
+        """The largest distance, and what it is of."""
+        found = [(abs(a - b), "loss") for a, b in zip(self.losses, other.losses, strict=True)]
+        mine, theirs = self.state, other.state
+        assert set(mine) == set(theirs), f"names on one side alone: {sorted(set(mine) ^ set(theirs))}"
+        for name, value in mine.items():
+            given = theirs[name]
+            assert value.shape == given.shape, f"{name}: {list(value.shape)} and {list(given.shape)}"
+            if value.numel():
+                wide = torch.complex128 if value.is_complex() else torch.float64
+                found.append((float((value.to(wide) - given.to(wide)).abs().max()), name))
+        # A nan is further than anything.
+        return max(found, key=lambda one: float("inf") if one[0] != one[0] else one[0])
+
+
+def made(kind: Kind, seed: int = 5) -> nn.Module:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
+    model = kind.make()
+    if kind.dtype is not None:
+        model.to(kind.dtype)
+    return model
+
+
+def with_loss(kind: Kind, model: nn.Module) -> Kind:
+    return kind if kind.loss_of is None else dataclasses.replace(kind, loss=kind.loss_of(model))
+
+
+def batches(kind: Kind, seed: int = 7) -> list[Any]:
+    torch.manual_seed(seed)
+    return [cast(kind.batch(ROWS), kind.dtype) for _ in range(STEPS)]
+
+
+def optimizer_of(kind: Kind, model: nn.Module) -> torch.optim.Optimizer:
+    params = [param for param in model.parameters() if param.requires_grad]
+    return torch.optim.AdamW(params, lr=1e-2) if kind.optimizer is None else kind.optimizer(params)
+
+
+def alone(kind: Kind) -> Trained:
+    """A plain loop that accumulates over the microbatches; no code of ours."""
+    model = made(kind)
+    kind = with_loss(kind, model)
+    optimizer = optimizer_of(kind, model)
+    losses = []
+    for batch in batches(kind):
+        optimizer.zero_grad()
+        pieces = [rows(batch, part) for part in torch.arange(ROWS).tensor_split(MICROBATCHES)]
+        weights = [float(_weigh(kind, piece)) for piece in pieces]
+        total = 0.0
+        for piece, weight in zip(pieces, weights, strict=True):
+            loss = _loss(kind, model, piece) * (weight / sum(weights))
+            loss.backward()
+            total += float(loss.detach())
+        optimizer.step()
+        losses.append(total)
+    return Trained(losses, {name: value.detach().clone() for name, value in model.state_dict().items()})
+
+
+def together(kind: Kind, strategy: Any, **options: Any) -> Trained:
+    """The same with Paceline, on the ranks of this world."""
+    model, given = made(kind), batches(kind)
+    kind = with_loss(kind, model)
+    par = paceline.parallelize(
+        model,
+        optimizer_of(kind, model),
+        given,
+        loss=kind.loss,
+        loss_weight=kind.loss_weight,
+        split=kind.split,
+        strategy=strategy,
+        **({"microbatches": MICROBATCHES} | options),
+    )
+    losses = [float(par.step(batch)) for batch in given]
+    return Trained(losses, par.full_state_dict())
+
+
+def judged(kind: Kind, layout: str, one: Trained | None) -> str:
+    """What is wrong with this kind on this layout; "" if nothing is. Called on all ranks. one: what a plain loop gives."""
+    refusal = kind.refusal(layout)
+    try:
+        many = together(kind, LAYOUTS[layout][1])
+    except ParallelError as error:
+        text = " ".join(str(error).split())
+        if refusal is None:
+            return f"refused: {text}"
+        return "" if re.search(refusal, text) else f"refused with other words: {text}"
+    if refusal is not None:
+        return "trained, and not refused"
+    assert one is not None
+    apart, name = one.apart(many)
+    return "" if apart <= kind.limit else f"{name} differs by {apart:.1e}"
+
+
+def _loss(kind: Kind, model: nn.Module, batch: Any) -> Tensor:
+    args, kwargs, target = _parts(kind, batch)
+    output = model(*args, **kwargs)
+    if kind.loss is not None:
+        return kind.loss(output, target)
+    if isinstance(output, Tensor):
+        return output
+    return output[0] if isinstance(output, tuple) else output["loss"] if isinstance(output, Mapping) else output.loss
+
+
+def _parts(kind: Kind, batch: Any) -> tuple[Sequence[Any], Mapping[str, Any], Any]:
+    if kind.split is not None:
+        return kind.split(batch)
+    if isinstance(batch, Mapping):
+        named = dict(batch)
+        target = named.get("labels") if kind.loss is None else named.pop("labels")
+        return (), named, target
+    return (batch, {}, batch[-1]) if kind.loss is None else (batch[:-1], {}, batch[-1])
+
+
+def _weigh(kind: Kind, piece: Any) -> Any:
+    target = _parts(kind, piece)[2]
+    if kind.loss_weight is not None:
+        return kind.loss_weight(target)
+    return len(next(value for value in leaves(piece) if isinstance(value, Tensor)))
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [leaf for item in value.values() for leaf in leaves(item)]
+    if isinstance(value, (tuple, list)):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]
+
+
+def change(value: Any, how: Callable[[Tensor], Tensor]) -> Any:
+    """The same containers with another tensor for each."""
+    if isinstance(value, Tensor):
+        return how(value)
+    if isinstance(value, Mapping):
+        return type(value)({name: change(item, how) for name, item in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, (tuple, list)):
+        return type(value)(change(item, how) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        named = {item.name: change(getattr(value, item.name), how) for item in dataclasses.fields(value)}
+        return dataclasses.replace(value, **named)
+    return value
+
+
+def rows(batch: Any, part: Tensor) -> Any:
+    return change(batch, lambda tensor: tensor[part] if tensor.dim() else tensor)
+
+
+def cast(batch: Any, dtype: torch.dtype | None) -> Any:
+    return change(batch, lambda tensor: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor)
