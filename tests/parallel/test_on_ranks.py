@@ -19,12 +19,14 @@ _AS_ON_TWO = {
     *("tensor.check_a_module_that_differs_is_named", "tensor.check_torchs_own_encoder_is_cut_too"),
     "tensor.check_what_is_changed_in_place_between_two_layers_is_right",
 }
+#: Matrices, of which other checks have the cells that differ most.
+_WHOLE = {"kinds.check_all_models_of_torchs_own_parts", "families.check_all_models_of_transformers"}
 CHECKS = [
     pytest.param(
         size,
         f"{module}.{check}",
         id=f"{module}.{check}-{size}",
-        marks=[pytest.mark.proof] if size == 4 and f"{module}.{check}" in _AS_ON_TWO else [],
+        marks=[pytest.mark.proof] if f"{module}.{check}" in (_WHOLE | _AS_ON_TWO if size == 4 else _WHOLE) else [],
     )
     for module in modules()
     for check, sizes in checks_of(module).items()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -227,13 +228,8 @@ def _build(
 
         batch = sample()
         micro = None if batch is None and layout.plan is not None else _first_micro(task, world, batch)
-
-        def loss(output: Any) -> Any:
-            return task.weighted_loss(output, micro)
-
-        applied = cutting.apply(
-            task.model, world, layout.plan, ties.find(task.model), micro, None if micro is None else loss
-        )
+        loss = None if micro is None else partial(_weighted_loss, task, micro)
+        applied = cutting.apply(task.model, world, layout.plan, ties.find(task.model), micro, loss)
         notes = applied.lines
     from paceline.parallel.replicas.core import Plain
 
@@ -243,6 +239,10 @@ def _build(
     if layout.shard == 1:
         give_memory(world.device, task.model)
     return Plain(task, world, find_unused=find_unused, notes=notes)
+
+
+def _weighted_loss(task: Task, micro: Microbatch, output: Any) -> Any:
+    return task.weighted_loss(output, micro)
 
 
 def _first_micro(task: Task, world: World, batch: Any) -> Microbatch:

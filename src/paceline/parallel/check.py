@@ -75,11 +75,14 @@ def check(par: ParallelHandle, batch: Any, limit: float | None = None) -> Checke
     """
     par.executor_for(batch)
     micros = cut(batch, par.task, par.world)
-    return compare(par, global_parts(batch, par), micros, limit)
+    try:
+        return compare(par, global_parts(batch, par), micros, limit)
+    except CannotComputeError as error:
+        raise ParallelError(str(error)) from error.__cause__
 
 
-class CannotComputeError(ParallelError):
-    """The layout fails where the plain model does not."""
+class CannotComputeError(Exception):
+    """How the layout fails where the plain model does not."""
 
 
 class CannotCompareError(Exception):
@@ -101,6 +104,7 @@ def compare(
     Raises:
         ParallelError: see `check`.
         CannotCompareError: with is_short: the plain model can't compute these rows, or draws what can't be made the same.
+        CannotComputeError: on the rank that fails: the layout can't compute them.
     """
     from paceline.parallel.checkpoint.store import full_state_dict
 
@@ -371,7 +375,6 @@ class _Plain:
         if share.requires_grad:
             share.backward()  # type: ignore[no-untyped-call]
         return float(share.detach())
-
 
     def _loss_of_more(self, there: Parts, output: Any, times: int) -> Tensor:
         """The loss of so many times these rows. output: of the rows once."""

@@ -49,8 +49,8 @@ def first_check(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -
         return f"the first step's first rows: {_compared(par, batch, micros)}"
     except CannotCompareError as error:
         return f"not compared with the plain model: {error}"
-    except CannotComputeError:
-        raise
+    except CannotComputeError as error:
+        raise ParallelError(str(error)) from error.__cause__
     except ParallelError as error:
         raise ParallelError(
             f"before the first step, on the first rows of its batch: {error} "

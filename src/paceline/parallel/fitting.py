@@ -48,8 +48,8 @@ def check_fits(model: nn.Module, optimizer: torch.optim.Optimizer | None, layout
         for name, module in model.named_modules():
             if isinstance(module, torch.jit.ScriptModule):
                 raise ParallelError(
-                    f"{name or 'the model'} is a module of TorchScript (torch.jit), whose parameters {layout} can't cut. Give the "
-                    "module as it was before torch.jit, or use DataParallel() or PipelineParallel()."
+                    f"{name or 'the model'} is a module of TorchScript (torch.jit), whose parameters {layout} can't cut. Give "
+                    "the module as it was before torch.jit, or use DataParallel() or PipelineParallel()."
                 )
     kind = type(optimizer).__name__
     if kind in _WHOLE_MATRICES and (layout.shard > 1 or layout.tensor > 1):

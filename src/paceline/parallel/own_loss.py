@@ -30,8 +30,8 @@ def own_loss(output: Any, target: Any) -> Tensor:
         return found
     what = f"a tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
     raise ParallelError(
-        f"loss=None takes the model's own loss, and the model returned {what} without one: a number (a 0-dim tensor), a dict or an "
-        'object with "loss", or a tuple that begins with it. Are the labels in the batch? Or give a loss of (output, target).'
+        f"loss=None takes the model's own loss, and the model returned {what} without one: a number (a 0-dim tensor), a dict or "
+        'an object with "loss", or a tuple that begins with it. Are the labels in the batch? Or give a loss of (output, target).'
     )
 
 

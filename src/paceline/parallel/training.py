@@ -190,11 +190,16 @@ class Parallel:
     # Evaluation.
 
     def evaluate(
-        self, loader: Any, metric: Callable[[Any, Any], Any] | None = None, *, weight: Callable[[Any], Any] | None = None
+        self,
+        loader: Any,
+        metric: Callable[[Any, Any], Any] | None = None,
+        *,
+        weight: Callable[[Any], Any] | None = None,
     ) -> Any:
         """The mean of metric(output, target) over all samples, each counted once; see `evaluate.evaluate`.
 
-        metric: None takes the loss, the model's own where that is what is trained. weight: as `loss_weight`, which is its default where the metric is the loss.
+        metric: None takes the loss, the model's own where that is what is trained.
+        weight: as `loss_weight`, which is its default where the metric is the loss.
         """
         metric = metric or self.task.loss
         if weight is None and metric is self.task.loss:

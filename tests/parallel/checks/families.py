@@ -20,3 +20,7 @@ SHORT = {
 
 def check_models_of_transformers(ranks: Ranks) -> None:
     assert_right(ranks, FAMILIES, SHORT)
+
+
+def check_all_models_of_transformers(ranks: Ranks) -> None:
+    assert_right(ranks, FAMILIES)

@@ -1,11 +1,10 @@
 """The kinds of model that people train, on every layout: equal to one process, or refused with a sentence before the first step.
 
-All of them with PACELINE_KINDS=all, in `make proof`; otherwise each layout has those that differ in what it could do wrong.
+All of them in `make proof`; in `make test` each layout has those that differ in what it could do wrong.
 """
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable, Mapping
 
@@ -15,38 +14,59 @@ from tests.parallel.world import Ranks
 
 SIZES = (2, 4)
 
-IS_WHOLE = os.environ.get("PACELINE_KINDS") == "all"
 #: Layout -> the kinds of `make test`, the others being those of `make proof` alone.
 SHORT = {
     "data": ("keeps-state", "weight-norm-old", "loss-reads-aux", "own-loss-dict", "lookup-sparse", "python-random"),
     "shard": ("lstm", "gru", "checkpointed-reentrant", "loss-reads-all-parameters", "gradients", "scripted"),
     "pipe": (
         *("packed", "packed-in-blocks", "transformer", "own-gradient", "in-place", "checkpointed-reentrant", "vmapped"),
-        *("own-loss-tuple", "own-loss-dict", "loss-reads-aux", "loss-reads-all-parameters", "loss-learns", "numpy-random"),
+        *(
+            "own-loss-tuple",
+            "own-loss-dict",
+            "loss-reads-aux",
+            "loss-reads-all-parameters",
+            "loss-learns",
+            "numpy-random",
+        ),
         *("compiled", "experts"),
     ),
     "tensor": (
-        *("checkpointed-reentrant", "keeps-state", "loss-reads-aux", "loss-reads-parameter", "compiled", "numpy-random"),
+        *(
+            "checkpointed-reentrant",
+            "keeps-state",
+            "loss-reads-aux",
+            "loss-reads-parameter",
+            "compiled",
+            "numpy-random",
+        ),
         *("weight-norm-old", "own-loss-dataclass"),
     ),
     "data@pipe": ("own-gradient", "own-loss-dict", "loss-reads-all-parameters"),
     "shard@pipe": ("loss-reads-parameter",),
     "data@tensor": ("own-loss-sum",),
 }
+
+
 def check_models_of_torchs_own_parts(ranks: Ranks) -> None:
     assert_right(ranks, KINDS, SHORT)
 
 
-def assert_right(ranks: Ranks, kinds: Mapping[str, Kind], short: Mapping[str, Iterable[str]]) -> None:
+def check_all_models_of_torchs_own_parts(ranks: Ranks) -> None:
+    assert_right(ranks, KINDS)
+
+
+def assert_right(ranks: Ranks, kinds: Mapping[str, Kind], short: Mapping[str, Iterable[str]] | None = None) -> None:
+    """short: layout -> the kinds that it has; None: all."""
     # A name that is written wrongly would leave its kind out without a word.
-    assert not {name for names in short.values() for name in names} - set(kinds)
-    assert set(short) <= set(LAYOUTS)
+    chosen = dict.fromkeys(LAYOUTS, set(kinds)) if short is None else {layout: set(own) for layout, own in short.items()}
+    assert not set().union(*chosen.values()) - set(kinds)
+    assert set(chosen) <= set(LAYOUTS)
     wrong = []
     for name, kind in kinds.items():
         layouts = [
             layout
             for layout, (size, _) in LAYOUTS.items()
-            if size == ranks.size and (IS_WHOLE or name in short.get(layout, ()))
+            if size == ranks.size and name in chosen.get(layout, ())
         ]
         with warnings.catch_warnings():
             # The libraries' own: what they deprecate of themselves is no matter of these checks.

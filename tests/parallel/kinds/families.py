@@ -148,18 +148,21 @@ FAMILIES: dict[str, Kind] = {
     "phi": decoder(
         "PhiForCausalLM", "PhiConfig", num_key_value_heads=2, resid_pdrop=0.0, embd_pdrop=0.0, attention_dropout=0.0
     ),
-    "bloom": decoder(
-        "BloomForCausalLM", "BloomConfig", n_layer=4, n_head=4, hidden_dropout=0.0, attention_dropout=0.0
-    ),
+    "bloom": decoder("BloomForCausalLM", "BloomConfig", n_layer=4, n_head=4, hidden_dropout=0.0, attention_dropout=0.0),
     "gpt_neox": decoder("GPTNeoXForCausalLM", "GPTNeoXConfig", **DRY),
     "falcon": decoder("FalconForCausalLM", "FalconConfig", **DRY),
     "opt": decoder(
         "OPTForCausalLM", "OPTConfig", ffn_dim=64, word_embed_proj_dim=32, dropout=0.0, attention_dropout=0.0
     ),
     "bart": Kind(
-        make=made("BartForConditionalGeneration", "BartConfig", **_BART), batch=pairs, loss=same_words, loss_weight=count_all
+        make=made("BartForConditionalGeneration", "BartConfig", **_BART),
+        batch=pairs,
+        loss=same_words,
+        loss_weight=count_all,
     ),
-    "t5": Kind(make=made("T5ForConditionalGeneration", "T5Config", **_T5), batch=pairs, loss=same_words, loss_weight=count_all),
+    "t5": Kind(
+        make=made("T5ForConditionalGeneration", "T5Config", **_T5), batch=pairs, loss=same_words, loss_weight=count_all
+    ),
     "mixtral": decoder(
         "MixtralForCausalLM", "MixtralConfig", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2
     ),
@@ -169,7 +172,10 @@ FAMILIES: dict[str, Kind] = {
         loss=classes,
     ),
     "bert-words": Kind(
-        make=made("BertForMaskedLM", "BertConfig", **SMALL, **NO_DROPOUT), batch=words, loss=same_words, loss_weight=count_all
+        make=made("BertForMaskedLM", "BertConfig", **SMALL, **NO_DROPOUT),
+        batch=words,
+        loss=same_words,
+        loss_weight=count_all,
     ),
     "roberta": Kind(
         make=made("RobertaForSequenceClassification", "RobertaConfig", num_labels=3, **SMALL, **NO_DROPOUT),
@@ -206,7 +212,9 @@ FAMILIES: dict[str, Kind] = {
         loss_weight=count_all,
     ),
     "mamba": Kind(
-        make=made("MambaForCausalLM", "MambaConfig", vocab_size=WORDS, hidden_size=32, num_hidden_layers=4, state_size=4),
+        make=made(
+            "MambaForCausalLM", "MambaConfig", vocab_size=WORDS, hidden_size=32, num_hidden_layers=4, state_size=4
+        ),
         batch=words,
         loss=next_words,
         loss_weight=count,
@@ -221,10 +229,17 @@ FAMILIES: dict[str, Kind] = {
         loss=None,
     ),
     "t5-own-loss": Kind(
-        make=made("T5ForConditionalGeneration", "T5Config", **_T5), batch=words, loss=None, loss_weight=count_all, limit=1e-6
+        make=made("T5ForConditionalGeneration", "T5Config", **_T5),
+        batch=words,
+        loss=None,
+        loss_weight=count_all,
+        limit=1e-6,
     ),
     "gpt2-checkpointed": Kind(
-        make=made("GPT2LMHeadModel", "GPT2Config", checkpointed=True, **GPT2), batch=words, loss=next_words, loss_weight=count
+        make=made("GPT2LMHeadModel", "GPT2Config", checkpointed=True, **GPT2),
+        batch=words,
+        loss=next_words,
+        loss_weight=count,
     ),
     "lora": Kind(
         make=lora(made("LlamaForCausalLM", "LlamaConfig", **LLAMA), ["q_proj", "v_proj"]),
@@ -233,6 +248,9 @@ FAMILIES: dict[str, Kind] = {
         loss_weight=count,
     ),
     "lora-gpt2": Kind(
-        make=lora(made("GPT2LMHeadModel", "GPT2Config", **GPT2), ["c_attn"]), batch=words, loss=next_words, loss_weight=count
+        make=lora(made("GPT2LMHeadModel", "GPT2Config", **GPT2), ["c_attn"]),
+        batch=words,
+        loss=next_words,
+        loss_weight=count,
     ),
 }

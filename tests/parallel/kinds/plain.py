@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -629,7 +629,9 @@ class Branches(Tower):
 
 
 def sequential() -> nn.Module:
-    return nn.Sequential(*(part for _ in range(3) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())), nn.Linear(WIDTH, 5))
+    return nn.Sequential(
+        *(part for _ in range(3) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())), nn.Linear(WIDTH, 5)
+    )
 
 
 def old_weight_norm(module: nn.Module) -> nn.Module:
@@ -645,14 +647,16 @@ def sgd(params: Any) -> torch.optim.Optimizer:
 
 
 MOVE = "move that line into a module of its own"
-VALUES = {"pipe": f"can't be cut into stages: .*plain.py:.* (asks for a tensor's values|depends on a tensor's values).*{MOVE}"}
+VALUES = {
+    "pipe": f"can't be cut into stages: .*plain.py:.* (asks for a tensor's values|depends on a tensor's values).*{MOVE}"
+}
 SPARSE = "rows has sparse gradients .*sparse=False, or use PipelineParallel"
 WHOLE = "finds no layer of .* that it can cut"
 SUM = "before the first step.* it is a sum. .*reduction='mean'"
 COMPARES = "before the first step.* compares the rows of a batch with one another"
 COMPILED = {"tensor": "is compiled, .*as it was before torch.compile"}
 SCRIPTED = "blocks.0 is a module of TorchScript .*as it was before torch.jit"
-LEFT = r"the loss reads .* at .*plain\.py.*, which a call of the model has left there.* return that tensor from the model's forward"
+LEFT = r"the loss reads .* at .*plain\.py.*, which a call of the model has left there.* return that tensor"
 WITH_PARTS = r"the loss reads .* of the model itself at .*plain\.py"
 
 KINDS: dict[str, Kind] = {
@@ -687,7 +691,9 @@ KINDS: dict[str, Kind] = {
     "checkpointed-reentrant": Kind(make=lambda: Checkpointed(reentrant=True), batch=vectors),
     "checkpointed-in-blocks": Kind(make=lambda: Tower(_CheckpointedBlock), batch=vectors),
     "looks-at-values": Kind(
-        make=LooksAtValues, batch=vectors, refused=VALUES | {"data": COMPARES, "shard": COMPARES, "data@pipe": VALUES["pipe"]}
+        make=LooksAtValues,
+        batch=vectors,
+        refused=VALUES | {"data": COMPARES, "shard": COMPARES, "data@pipe": VALUES["pipe"]},
     ),
     "gradients": Kind(
         make=Gradients,
@@ -721,7 +727,10 @@ KINDS: dict[str, Kind] = {
     "own-loss-tuple": Kind(make=lambda: OwnLoss("tuple"), batch=vectors, loss=None),
     "own-loss-tensor": Kind(make=lambda: OwnLoss("tensor"), batch=vectors, loss=None),
     "own-loss-sum": Kind(
-        make=lambda: OwnLoss("sum"), batch=vectors, loss=None, refused=dict.fromkeys(("data", "shard", "pipe", "tensor"), SUM)
+        make=lambda: OwnLoss("sum"),
+        batch=vectors,
+        loss=None,
+        refused=dict.fromkeys(("data", "shard", "pipe", "tensor"), SUM),
     ),
     "experts": Kind(make=lambda: Tower(Experts), batch=vectors),
     "loss-reads-aux": Kind(
@@ -754,8 +763,16 @@ KINDS: dict[str, Kind] = {
     "shapes": Kind(make=Shapes, batch=vectors),
     "vmapped": Kind(make=Vmapped, batch=vectors, refused={"pipe": f"plain.py:.*BatchedTensor.*{MOVE}"}),
     "branches": Kind(make=Branches, batch=vectors),
-    "python-random": Kind(make=PyRandom, batch=vectors, refused={"pipe": "PyRandom.*it draws from Python's", "tensor": "draws from Python's.*Draw with torch"}),
-    "numpy-random": Kind(make=NumpyRandom, batch=vectors, refused={"pipe": "NumpyRandom.*it draws from numpy's", "tensor": "draws from numpy's.*Draw with torch"}),
+    "python-random": Kind(
+        make=PyRandom,
+        batch=vectors,
+        refused={"pipe": "PyRandom.*it draws from Python's", "tensor": "draws from Python's.*Draw with torch"},
+    ),
+    "numpy-random": Kind(
+        make=NumpyRandom,
+        batch=vectors,
+        refused={"pipe": "NumpyRandom.*it draws from numpy's", "tensor": "draws from numpy's.*Draw with torch"},
+    ),
     "adafactor": Kind(
         make=Tower,
         batch=vectors,

@@ -59,9 +59,9 @@ def agree(task: Task, world: World, sample: Microbatch, programs: Programs, memo
     added = frozenset(by_loss).difference(held_tensors(task.model, last))
     if added and world.layout.shard > 1:
         raise ParallelError(
-            f"the loss reads {sorted(added)[0]} of the model itself, which is in another stage than the loss, and on {world.layout} "
-            "each worker has a part of it. Return what the loss needs from the model's forward, or use PipelineParallel() "
-            "with DataParallel() in place of FullyShard()."
+            f"the loss reads {sorted(added)[0]} of the model itself, which is in another stage than the loss, and on "
+            f"{world.layout} each worker has a part of it. Return what the loss needs from the model's forward, or use "
+            "PipelineParallel() with DataParallel() in place of FullyShard()."
         )
     uses = (*others, last | added)
     return StagePlan(marks=marks, blocks=blocks, plan=plan, uses=uses, loss_dtype=loss_dtype)

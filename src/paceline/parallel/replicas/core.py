@@ -121,8 +121,8 @@ class Plain:
     def _refuse_parts(self, reads: LossReads, error: Exception | None) -> None:
         for name, line in reads.parts.items():
             raise ParallelError(
-                f"the loss reads {name} of the model itself at {shown(line)}, of which each worker has a part under FullyShard(). "
-                "Compute that in the model's forward and return it beside the output, or use DataParallel()."
+                f"the loss reads {name} of the model itself at {shown(line)}, of which each worker has a part under "
+                "FullyShard(). Compute that in the model's forward and return it beside the output, or use DataParallel()."
             ) from error
 
     def finish_gradients(self) -> None:

@@ -82,7 +82,7 @@ def is_plain(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; afterwards modes, buffers, attributes, random generators and `requires_grad` are as before."""
+    """The model in evaluation mode; modes, buffers, attributes, random generators and `requires_grad` are put back."""
     modes = [(module, module.training) for module in model.modules()]
     wanted = [(param, param.requires_grad) for param in model.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
