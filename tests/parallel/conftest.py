@@ -98,7 +98,9 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         needed = lacking(check.partition(".")[0])
         require_engine(needed or "", needed is None)
         # Those for which a test was asked.
-        names = [one["check"] for one in asked if one.get("size") == size and not lacking(one["check"].partition(".")[0])]
+        names = [
+            one["check"] for one in asked if one.get("size") == size and not lacking(one["check"].partition(".")[0])
+        ]
 
         def start(folder: Path) -> str:
             ended = run_on_ranks(size, folder, str(_WORLD), str(folder), *names)

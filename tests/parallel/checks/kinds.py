@@ -58,16 +58,14 @@ def check_all_models_of_torchs_own_parts(ranks: Ranks) -> None:
 def assert_right(ranks: Ranks, kinds: Mapping[str, Kind], short: Mapping[str, Iterable[str]] | None = None) -> None:
     """short: layout -> the kinds that it has; None: all."""
     # A name that is written wrongly would leave its kind out without a word.
-    chosen = dict.fromkeys(LAYOUTS, set(kinds)) if short is None else {layout: set(own) for layout, own in short.items()}
+    chosen = (
+        dict.fromkeys(LAYOUTS, set(kinds)) if short is None else {layout: set(own) for layout, own in short.items()}
+    )
     assert not set().union(*chosen.values()) - set(kinds)
-    assert set(chosen) <= set(LAYOUTS)
+    assert short is None or set(short) <= set(LAYOUTS)
     wrong = []
     for name, kind in kinds.items():
-        layouts = [
-            layout
-            for layout, (size, _) in LAYOUTS.items()
-            if size == ranks.size and name in chosen.get(layout, ())
-        ]
+        layouts = [layout for layout, (size, _) in LAYOUTS.items() if size == ranks.size and name in chosen[layout]]
         with warnings.catch_warnings():
             # The libraries' own: what they deprecate of themselves is no matter of these checks.
             warnings.simplefilter("ignore")
