@@ -58,9 +58,7 @@ def check_all_models_of_torchs_own_parts(ranks: Ranks) -> None:
 def assert_right(ranks: Ranks, kinds: Mapping[str, Kind], short: Mapping[str, Iterable[str]] | None = None) -> None:
     """short: layout -> the kinds that it has; None: all."""
     # A name that is written wrongly would leave its kind out without a word.
-    chosen = (
-        dict.fromkeys(LAYOUTS, set(kinds)) if short is None else {layout: set(own) for layout, own in short.items()}
-    )
+    chosen = {layout: set(kinds if short is None else short.get(layout, ())) for layout in LAYOUTS}
     assert not set().union(*chosen.values()) - set(kinds)
     assert short is None or set(short) <= set(LAYOUTS)
     wrong = []
