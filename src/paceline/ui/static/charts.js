@@ -25,7 +25,7 @@ class Chart {
   constructor(board, entry, place) {
     this.board = board; this.name = entry.name; this.isNode = Boolean(entry.node);
     this.curves = new Map(); this.plot = null; this.isSeen = false; this.isStale = true;
-    this.card = document.createElement("article");
+    this.card = document.createElement("div");
     this.card.className = "card chart";
     this.card.tabIndex = 0;
     this.card.setAttribute("role", "group");
