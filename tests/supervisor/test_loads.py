@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.errors import EngineError
+from paceline.remote.agent import load
 from paceline.remote.agent.load import LoadMeter
 from paceline.runs import metrics
 from paceline.runs.folder import node_logs
@@ -76,3 +78,32 @@ def test_this_machine_is_measured() -> None:
         return "cpu_percent" in found
 
     wait_until(measured, "the kernel has counted")
+
+
+class Driver:
+    """NVML with two devices, as far as it is called; each call sets what its last argument points at."""
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802 - NVML's own names
+        count._obj.value = 2
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, number: int, device: Any) -> int:  # noqa: N802
+        device._obj.value = number + 1
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, device: Any, busy: Any) -> int:  # noqa: N802
+        busy._obj[0], busy._obj[1] = 40 + device.value, 5
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:  # noqa: N802
+        memory._obj[0], memory._obj[1], memory._obj[2] = 8 << 30, 5 << 30, 3 << 30
+        return 0 if device.value == 2 else 999
+
+
+def test_gpus_are_measured_by_the_driver_s_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "_nvml", Driver)
+    found = {name: value for name, value in LoadMeter().look().items() if name.startswith("gpu")}
+    assert found == {"gpu0_percent": 41.0, "gpu1_percent": 42.0, "gpu1_memory_gib": 3.0}
+    assert "gpu0_percent" not in LoadMeter(("1",)).look()
+    # Names of other kinds, such as those of parts of a device, are not told apart here.
+    assert "gpu0_percent" in LoadMeter(("GPU-8f6e",)).look()

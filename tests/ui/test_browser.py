@@ -247,7 +247,7 @@ def _every_view(session: Session, *, good: str, pair: str, bad: str, sweep: str)
         session.picture(f"{name}-phone")
         page.set_viewport_size({"width": 1400, "height": 900})
         assert page.title() != "owned"
-    assert found == []
+    assert not found, "\n".join(found)
     # A file that is a page, or a picture with a script, is kept and not opened.
     for file in ("x.svg", "page.html"):
         session.open(f"/runs/{bad}/files")
