@@ -255,7 +255,7 @@ def _every_view(session: Session, *, good: str, pair: str, bad: str, sweep: str)
             page.evaluate(f"location.href = 'file/outputs/{file}'")
         assert kept.value.suggested_filename == file
     session.open(f"/runs/{bad}/look/outputs/x.svg")
-    page.wait_for_function("document.querySelector('img.whole').complete")
+    page.wait_for_function("() => document.querySelector('img.whole').complete")
     assert page.title() != "owned"
     # Names that are markup are words.
     session.open("/?q=words")
@@ -280,18 +280,18 @@ def _keyboard(session: Session, good: str) -> None:
     chart.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("document.querySelector('.legendline').textContent.includes('step 1')")
+    page.wait_for_function("() => document.querySelector('.legendline').textContent.includes('step 1')")
     # A zoom stands in the address, is exact, and is there again when the address is opened.
     before = len(page.evaluate("document.querySelector('.chart').chart.plot.data[0]"))
     page.keyboard.press("+")
     page.wait_for_url("**from=**")
-    page.wait_for_function(f"document.querySelector('.chart').chart.plot.data[0].length < {before}")
+    page.wait_for_function(f"() => document.querySelector('.chart').chart.plot.data[0].length < {before}")
     page.reload()
     page.wait_for_selector(".chart canvas")
     page.wait_for_selector("#chart-reset:visible")
     page.locator(".chart").first.focus()
     page.keyboard.press("Escape")
-    page.wait_for_function(f"document.querySelector('.chart').chart.plot.data[0].length === {before}")
+    page.wait_for_function(f"() => document.querySelector('.chart').chart.plot.data[0].length === {before}")
     assert "from=" not in page.url
     # By the mouse as well.
     box = page.locator(".chart .u-over").first.bounding_box()
@@ -345,7 +345,7 @@ def _actions(session: Session, good: str, live: str) -> None:
     page.wait_for_selector(".tag:has-text('seen')")
     assert session.cli.json("status", good)["tags"]["seen"] == "yes"
     page.click("button:has-text('Run again')")
-    page.wait_for_function(f"!location.pathname.endsWith('{good}')")
+    page.wait_for_function(f"() => !location.pathname.endsWith('{good}')")
     again = page.url.rpartition("/")[2]
     assert session.cli.json("status", again)["tags"] == {"rerun_of": good}
     assert session.cli.wait(again) == "Completed"
