@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,9 @@ def watchers_share(context: Any, url: str, pid: int, folder: Path) -> float:
         time.sleep(0.01)
     cookie = "; ".join(f"{one['name']}={one['value']}" for one in context.cookies())
     port = int(url.split(":")[2].partition("/")[0])
-    share = asyncio.run(_watched(port, cookie, f"/runs/{run.id}/live", pid))
+    # In a thread, for the browser's driver has this one's event loop.
+    with ThreadPoolExecutor(1) as pool:
+        share = pool.submit(asyncio.run, _watched(port, cookie, f"/runs/{run.id}/live", pid)).result()
     run.cancel()
     run.wait_for_completion()
     return share
