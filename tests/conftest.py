@@ -169,6 +169,13 @@ def no_process_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     assert not left, f"processes of runs were left behind (and are killed now): {left}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_programs_end() -> Iterator[None]:
+    yield
+    if warm := sys.modules.get("tests.warm"):
+        warm.close_all()
+
+
 _MARKS = (b"PACELINE_RUN_DIR=", b"PACELINE_SUPERVISOR=", b"PACELINE_SERVICE_DIR=")
 
 

@@ -116,13 +116,16 @@ def start_python(
     )
 
 
-def run_python(code: str, *arguments: object, environment: Mapping[str, str] | None = None, timeout: float = 60) -> str:
+def run_python(
+    code: str, *arguments: object, environment: Mapping[str, str] | None = None, timeout: float = 240
+) -> str:
     """What another Python that runs `code` prints; it has to end with 0."""
     process = start_python(code, *arguments, environment=environment)
     try:
         text, _ = process.communicate(timeout=timeout)
     finally:
         process.kill()
+        process.wait()
     assert process.returncode == 0, text
     return text
 

@@ -2,13 +2,15 @@
 
     Warm(rank) ── starts once ──> this file as a program: loads torch, waits
     start(argv) ── argv, variables, output ──> it forks; the child runs the script as `python script` would
+    below(mpirun) ── each rank is this file again: it has its script run by the program of its rank, and ends as that does
 
-One such program for each rank: the ranks of a world have other hash seeds than one another, as they have when each is
-started by itself, so that an order which depends on them is found.
+Two such programs, one for even and one for odd ranks: neighbours have other hash seeds than one another, as they have when each
+is started by itself, so that an order which depends on them is found.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -17,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +39,14 @@ class Process:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._code: int | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        try:
+            self.wait(0.0)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def wait(self, timeout_s: float | None) -> int:
         """Its exit code, negative for a signal.
@@ -62,40 +73,94 @@ class Process:
 
 
 class Warm:
-    """A Python that has torch loaded and starts programs for one rank."""
+    """A Python that has torch loaded and starts programs."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         # Not in a test's folder: the path of a socket may have 107 bytes.
         self._folder = tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
-        self._path = os.path.join(self._folder.name, "socket")
+        self.path = os.path.join(self._folder.name, "socket")
         # It ends when its standard input does, and so with this process, however that ends.
         self._process = subprocess.Popen(
-            [sys.executable, __file__, self._path], stdin=subprocess.PIPE, env=dict(environment), cwd="/"
+            [sys.executable, __file__, self.path], stdin=subprocess.PIPE, env=dict(environment), cwd="/"
         )
 
-    def start(self, argv: Sequence[str], environment: Mapping[str, str], output: int) -> Process:
-        """Run a script with these arguments in this process's working directory. output: a descriptor, for all that it prints."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        while True:
-            try:
-                connection.connect(self._path)
-                break
-            except OSError:
-                assert self._process.poll() is None, "the program that loads torch has ended"
-                time.sleep(0.02)
-        told = {"argv": list(argv), "environment": dict(environment), "directory": os.getcwd()}
-        with tempfile.TemporaryFile() as file:
-            # By a file, for a packet has a largest size.
-            file.write(json.dumps(told).encode())
-            file.flush()
-            socket.send_fds(connection, [b"start"], [file.fileno(), output])
-        return Process(connection)
+    def start(
+        self, argv: Sequence[str], environment: Mapping[str, str], output: int, directory: Path | None = None
+    ) -> Process:
+        """Run a script with these arguments. output: a descriptor, for all that it prints.
+
+        directory: in which it runs, this process's own by default.
+        """
+        self.wait()
+        return Process(_ask(self.path, argv, environment, str(directory or os.getcwd()), output, output))
+
+    def wait(self) -> None:
+        """Return once it takes programs to start."""
+        while not os.path.exists(self.path):
+            assert self._process.poll() is None, "the program that loads torch has ended"
+            time.sleep(0.02)
 
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
         self._folder.cleanup()
+
+
+def _ask(
+    path: str, argv: Sequence[str], environment: Mapping[str, str], directory: str, output: int, errors: int
+) -> socket.socket:
+    """The connection over which the program at this socket, asked to run a script, tells its end."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(path)
+    told = {"argv": list(argv), "environment": dict(environment), "directory": directory}
+    with tempfile.TemporaryFile() as file:
+        # By a file, for a packet has a largest size.
+        file.write(json.dumps(told).encode())
+        file.flush()
+        socket.send_fds(connection, [b"start"], [file.fileno(), output, errors])
+    return connection
+
+
+def below_mpirun(ranks: int, *command: str) -> list[str]:
+    """The words by which mpirun starts a rank that runs a script with torch loaded: without it, `python *command`."""
+    started = [warm(rank) for rank in range(ranks)]
+    for one in started:
+        one.wait()
+    # Without the packages: it uses none.
+    return [sys.executable, "-S", __file__, "rank", json.dumps([one.path for one in started]), *command]
+
+
+def be_a_rank(paths: str, *argv: str) -> None:
+    """Have the script run in this rank's place, and end as it does; it ends with this process."""
+    path = json.loads(paths)[int(os.environ["OMPI_COMM_WORLD_RANK"])]
+    code = Process(_ask(path, argv, os.environ, os.getcwd(), 1, 2)).wait(None)
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+_started: dict[int, Warm] = {}
+#: Worlds may be started in several threads at once.
+_starting = threading.Lock()
+
+
+def warm(rank: int) -> Warm:
+    """The program that has torch loaded for this rank. It gives its hash seed to what it starts."""
+    # Not for this file as a program, which knows nothing of the other tests.
+    from tests.ranks import clean_environment
+
+    with _starting:
+        if rank % 2 not in _started:
+            _started[rank % 2] = Warm(clean_environment())
+        return _started[rank % 2]
+
+
+def close_all() -> None:
+    """End those that `warm` has started."""
+    for started in _started.values():
+        started.close()
+    _started.clear()
 
 
 def serve(path: str) -> dict[str, Any]:
@@ -107,8 +172,10 @@ def serve(path: str) -> dict[str, Any]:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(path)
+    # Under its name only when it listens: whoever sees it may connect.
+    listener.bind(f"{path}~")
     listener.listen(64)
+    os.rename(f"{path}~", path)
     try:
         while True:
             ready, _, _ = select.select([0, woken, listener, *running], [], [])
@@ -123,11 +190,12 @@ def serve(path: str) -> dict[str, Any]:
                 ended, status = os.waitpid(pid, 0 if fd in ready else os.WNOHANG)
                 if ended:
                     del running[fd]
-                    with connection:
+                    # Nobody hears it where whoever has started it is gone.
+                    with connection, contextlib.suppress(BrokenPipeError):
                         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
             if listener in ready:
                 connection, _ = listener.accept()
-                _, (file, output), _, _ = socket.recv_fds(connection, 64, 2)
+                _, (file, output, errors), _, _ = socket.recv_fds(connection, 64, 3)
                 pid = os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
@@ -136,18 +204,19 @@ def serve(path: str) -> dict[str, Any]:
                         told.seek(0)
                         found: dict[str, Any] = json.load(told)
                     os.dup2(output, 1)
-                    os.dup2(output, 2)
+                    os.dup2(errors, 2)
                     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                     others = [one for _, one in running.values()]
                     for one in (*others, connection, listener):
                         one.close()
-                    for fd in (output, woken, wake):
+                    for fd in (output, errors, woken, wake):
                         os.close(fd)
                     # Those of the parent are none of its.
                     running.clear()
                     return found
                 os.close(file)
                 os.close(output)
+                os.close(errors)
                 running[connection.fileno()] = (pid, connection)
     finally:
         for pid, _ in running.values():
@@ -166,14 +235,17 @@ def _run(told: dict[str, Any]) -> None:
     os.environ.update(told["environment"])
     os.chdir(told["directory"])
     sys.argv = told["argv"]
-    sys.path[0] = str(Path(sys.argv[0]).parent)
+    path = os.environ.get("PYTHONPATH")
+    sys.path[:1] = [str(Path(sys.argv[0]).parent.absolute()), *(path.split(os.pathsep) if path else ())]
     # Each process has its own, unless it asks for a seed.
     random.seed()
     numpy.random.seed()
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1] == "rank":
+    be_a_rank(*sys.argv[2:])
+elif __name__ == "__main__":
     import gc
     import importlib
     import warnings

@@ -8,18 +8,19 @@ import os
 import random
 import socket
 import subprocess
-import sys
+import tempfile
 import time
 from pathlib import Path
 
 from tests.engines.conftest import require_engine
 from tests.ranks import launcherless_environment
+from tests.warm import warm
 
 ROOT = Path(__file__).parents[2]
 
 
 class Ranks:
-    """Processes of one world. outputs, codes: by rank, once `wait` is over."""
+    """Processes of one world that run a script, with torch loaded already. outputs, codes: by rank, once `wait` is over."""
 
     def __init__(self, number: int, *command: object, cwd: Path, **variables: str) -> None:
         require_engine("torch", importlib.util.find_spec("torch"))
@@ -28,16 +29,16 @@ class Ranks:
             "HOROVOD_GLOO_TIMEOUT_SECONDS": "60",
             "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
         }
+        # Closed by `wait`.
+        self._files = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(number)]  # noqa: SIM115
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, *map(str, command)],
-                cwd=cwd,
-                env=launcherless_environment(rank, number, self.port) | common | variables,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+            warm(rank).start(
+                list(map(str, command)),
+                launcherless_environment(rank, number, self.port) | common | variables,
+                file.fileno(),
+                cwd,
             )
-            for rank in range(number)
+            for rank, file in enumerate(self._files)
         ]
         self.outputs: list[str] = []
         self.codes: list[int] = []
@@ -45,17 +46,22 @@ class Ranks:
     def wait(self, timeout_s: float = 240) -> Ranks:
         """Itself, once every rank has ended; the ones that have not by then are killed."""
         end_s = time.monotonic() + timeout_s
+        late = None
         try:
-            for process in self.processes:
-                self.outputs.append(process.communicate(timeout=max(1.0, end_s - time.monotonic()))[0])
+            for rank, process in enumerate(self.processes):
+                late = rank
+                self.codes.append(process.wait(max(0.1, end_s - time.monotonic())))
+            late = None
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"rank {len(self.outputs)} has not ended; so far:\n" + self.told()) from None
+            pass
         finally:
-            for process in self.processes:
-                if process.poll() is None:
-                    process.kill()
-                    self.outputs.append(process.communicate()[0])
-        self.codes = [process.returncode for process in self.processes]
+            for process, file in zip(self.processes, self._files, strict=True):
+                process.kill()
+                file.seek(0)
+                self.outputs.append(file.read())
+                file.close()
+        if late is not None:
+            raise AssertionError(f"rank {late} has not ended; so far:\n" + self.told())
         return self
 
     def told(self) -> str:

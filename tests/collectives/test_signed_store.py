@@ -150,7 +150,7 @@ def test_a_stranger_at_the_store_runs_nothing(secret, tmp_path):
     world = Ranks(2, "rank.py", cwd=tmp_path, **({VARIABLE: secret} if secret else {}))
     end_s = time.monotonic() + 120
     while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
-        if time.monotonic() > end_s or any(process.poll() is not None for process in world.processes):
+        if time.monotonic() > end_s or any(process.has_ended for process in world.processes):
             raise AssertionError(world.wait(1).told())
         time.sleep(0.02)
     subprocess.run([sys.executable, "stranger.py", str(world.port)], cwd=tmp_path, check=True, timeout=120)

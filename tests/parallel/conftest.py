@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,8 +14,8 @@ import pytest
 from tests.collectives.gloo_world import free_port
 from tests.engines.conftest import require_engine
 from tests.parallel.world import lacking
-from tests.ranks import Worlds, clean_environment, launcherless_environment
-from tests.warm import Warm
+from tests.ranks import Worlds, launcherless_environment
+from tests.warm import warm
 
 _WORLD = Path(__file__).with_name("world.py")
 
@@ -35,7 +34,7 @@ def run_on_ranks(size: int, folder: Path, *command: str, timeout_s: float = 2700
     folder.mkdir(parents=True, exist_ok=True)
     outputs = [(folder / f"output_{rank}.txt").open("w+") for rank in range(size)]
     processes = [
-        _warm(rank).start(command, launcherless_environment(rank, size, port), outputs[rank].fileno())
+        warm(rank).start(command, launcherless_environment(rank, size, port), outputs[rank].fileno())
         for rank in range(size)
     ]
     deadline = time.monotonic() + timeout_s
@@ -55,27 +54,6 @@ def run_on_ranks(size: int, folder: Path, *command: str, timeout_s: float = 2700
         ended.append(Ended(code, output.read()))
         output.close()
     return ended
-
-
-_started: dict[int, Warm] = {}
-#: Worlds may be started in several threads at once.
-_starting = threading.Lock()
-
-
-def _warm(rank: int) -> Warm:
-    """The program that has torch loaded for this rank. By rank, for it gives its hash seed to what it starts."""
-    with _starting:
-        if rank not in _started:
-            _started[rank] = Warm(clean_environment())
-        return _started[rank]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def warm_programs_end() -> Iterator[None]:
-    yield
-    for warm in _started.values():
-        warm.close()
-    _started.clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

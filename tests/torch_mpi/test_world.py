@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.engines.conftest import require_engine
 from tests.ranks import MPI
+from tests.warm import below_mpirun
 
 ROOT = Path(__file__).parents[2]
 MPIRUN = Path(sys.executable).parent / "mpirun"
@@ -29,8 +30,11 @@ def need_mpi() -> None:
     require_engine("an mpirun beside the interpreter", MPIRUN.exists())
 
 
-def mpirun(ranks: int, *command: object, cwd: Path, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
-    """What this Python, started on so many ranks, has printed and returned."""
+def mpirun(
+    ranks: int, *command: object, cwd: Path, timeout_s: float = 240, is_fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """What this Python, started on so many ranks, has printed and returned. is_fresh: without having torch loaded already."""
+    words = [str(word) for word in command]
     environment = {
         **os.environ,
         **MPI,
@@ -38,7 +42,13 @@ def mpirun(ranks: int, *command: object, cwd: Path, timeout_s: float = 240) -> s
     }
     options = ("--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none")
     return subprocess.run(
-        [str(MPIRUN), *options, "-n", str(ranks), sys.executable, *map(str, command)],
+        [
+            str(MPIRUN),
+            *options,
+            "-n",
+            str(ranks),
+            *([sys.executable, *words] if is_fresh else below_mpirun(ranks, *words)),
+        ],
         cwd=cwd,
         env=environment,
         capture_output=True,
@@ -102,7 +112,7 @@ import torch, torch.distributed as dist
 def run_script(tmp_path: Path, ranks: int, script: str, **options: Any) -> subprocess.CompletedProcess[str]:
     need_mpi()
     (tmp_path / "script.py").write_text(SETUP + script)
-    return mpirun(ranks, "script.py", cwd=tmp_path, **options)
+    return mpirun(ranks, "script.py", cwd=tmp_path, is_fresh=True, **options)
 
 
 def test_a_script_that_never_destroys_its_group_ends_well(tmp_path: Path) -> None:

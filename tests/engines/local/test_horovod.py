@@ -27,7 +27,6 @@ TORCH = KEEP + (
     "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))\n"
     "model(torch.full((2, 3), float(dist.get_rank()))).sum().backward()\n"
     "keep([dist.get_backend(), dist.get_world_size(), model.module.weight.grad.tolist()])\n"
-    "dist.destroy_process_group()\n"
 )
 ELASTIC = KEEP + (
     "import signal\n"
@@ -67,23 +66,22 @@ def test_a_horovod_of_the_script_s_own_comes_first(lab: Lab) -> None:
     assert seen(run) == "mine"
 
 
-def test_torch_has_the_backend_mpi(lab: Lab) -> None:
-    run = lab.complete(TORCH, **WORLD)
-    assert [seen(run, rank) for rank in range(2)] == [["mpi", 2, [[1.0, 1.0, 1.0]]]] * 2
-
-
-@pytest.mark.parametrize(
-    ("script", "end", "code"),
-    [(HOROVOD, "sys.exit(7)", 7), (TORCH, "raise ValueError('mine')", 1)],
-    ids=["horovod", "torch"],
-)
-def test_a_rank_that_fails_is_named_and_the_other_ends(lab: Lab, script: str, end: str, code: int) -> None:
-    wait = "hvd.allreduce(torch.ones(1))" if "hvd" in script else "dist.barrier()"
-    body = script.replace("dist.destroy_process_group()\n", "")
-    run = lab.finish(f"{body}if os.environ['RANK'] == '1': {end}\n{wait}\n", **WORLD)
+def fails(lab: Lab, script: str, end: str, wait: str, code: int) -> pl.Run:
+    """The run of the script, of which rank 1 fails in the end, where rank 0 waits for it."""
+    run = lab.finish(f"{script}if os.environ['RANK'] == '1': {end}\n{wait}\n", **WORLD)
     assert run.failure is not None
     assert (run.failure.cause, run.failure.rank, run.failure.exit_code) == ("exception", 1, code)
     assert exit_codes(run)["0"] != 0
+    return run
+
+
+def test_a_rank_that_fails_is_named_and_the_other_ends(lab: Lab) -> None:
+    fails(lab, HOROVOD, "sys.exit(7)", "hvd.allreduce(torch.ones(1))", 7)
+
+
+def test_torch_has_the_backend_mpi_and_a_rank_that_fails_in_it_is_named(lab: Lab) -> None:
+    run = fails(lab, TORCH, "raise ValueError('mine')", "dist.barrier()", 1)
+    assert [seen(run, rank) for rank in range(2)] == [["mpi", 2, [[1.0, 1.0, 1.0]]]] * 2
 
 
 def test_a_killed_rank_of_an_elastic_script_is_named_not_the_one_that_lost_it(lab: Lab) -> None:

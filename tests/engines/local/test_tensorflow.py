@@ -131,6 +131,7 @@ def test_fit_under_keras_3_fails_and_the_report_says_what_works(lab: Lab) -> Non
         assert way in run.failure.message
 
 
+@pytest.mark.proof
 def test_a_loop_of_the_script_s_own_works_under_keras_3(lab: Lab) -> None:
     require_engine("keras", find_spec("keras"))
     run = lab.complete(

@@ -24,9 +24,7 @@ function change({ order, rows, total, first }) {
       old.replaceWith(fresh);
       if (focused) fresh.querySelector(focused.toLowerCase())?.focus();
     }
-    // Only what is another state, and not each value, catches the eye.
-    const state = row => row?.querySelector(".badge").textContent;
-    if (!first && state(old) !== state(fresh)) fresh.classList.add("fresh");
+    if (!first) fresh.classList.add("fresh");
     there.set(id, fresh);
   }
   const wanted = new Set(order);

@@ -55,7 +55,8 @@ def outcome(request: pytest.FixtureRequest, worlds: Worlds) -> Callable[[str, in
         names = [one for *place, one in asked if place == [kind, ranks]]
 
         def start(folder: Path) -> str:
-            return run_on_ranks(ranks, _WORLD, str(folder), module, *names, **(quiet | variables)).stderr
+            arguments = (str(folder), module, *names)
+            return run_on_ranks(ranks, _WORLD, *arguments, has_torch="torch" in needs, **(quiet | variables)).stderr
 
         worlds.look(f"{kind}-on-{ranks}", ranks, check, start)
 
