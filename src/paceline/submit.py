@@ -438,10 +438,12 @@ def _check_conda(environment: EnvironmentSpec) -> None:
 
 def _check_datastores(reference: DataReference, workspace_dir: Path) -> None:
     """That the workspace knows them; whether they answer is found out while the run prepares."""
+    from paceline.data.datasets.outputs import check_wish
     from paceline.data.stores.credentials import check_no_secrets
     from paceline.data.stores.datastore import Datastore
     from paceline.data.stores.names import clean_path
 
+    check_wish(reference)
     for source in reference.sources:
         if source.datastore is None:
             # A URL is written into the run's record as it stands.

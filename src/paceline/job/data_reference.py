@@ -5,6 +5,7 @@ A job carries these; the worker's side reads them: standard library alone.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -46,6 +47,7 @@ class DataReference:
     path_on_compute: a path, relative to the script's working directory, at which the folder appears as well.
     dataset: "name:version" of the dataset whose files these are. fingerprint: of their content, when it was registered.
     table: how a table is read from the files, as the dataset's own JSON text; None for plain files.
+    registered: of an upload, the name, description and tags of the dataset that its files become, as JSON text.
 
     Raises:
         DataError: a value is wrong.
@@ -60,6 +62,7 @@ class DataReference:
     dataset: str | None = None
     fingerprint: str | None = None
     table: str | None = None
+    registered: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -104,6 +107,19 @@ class DataReference:
             path_on_compute=path_on_compute or self.path_on_compute,
             overwrite=self.overwrite if overwrite is None else overwrite,
         )
+
+    def register_on_complete(
+        self, name: str, description: str | None = None, tags: Mapping[str, str] | None = None
+    ) -> DataReference:
+        """The same output, whose files are registered as a new version of the dataset `name` once the run is Completed.
+
+        Raises:
+            DataError: it is no upload.
+        """
+        if not self.is_output:
+            raise DataError(f"register_on_complete({name!r}): {self.name!r} is no output. Say as_upload() first.")
+        text = json.dumps({"name": name, "description": description, "tags": dict(tags or {})})
+        return replace(self, registered=text)
 
     def as_partition(self, by: str = "node") -> DataReference:
         """A part of the files for each node (or each rank): as many parts as there are nodes (ranks), every file in

@@ -204,7 +204,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             return _of_all_nodes(self._data("inputs"))
         job = self.record().job
         return {
-            reference.name: Run.open_dataset(reference, os.environ[PATH_VARIABLES[1] + reference.name])
+            reference.name: self.open_dataset(reference, os.environ[PATH_VARIABLES[1] + reference.name])
             for reference in (job.inputs if job else ())
             if not reference.is_output
         }

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from paceline.errors import EngineError, PacelineError, TargetError
-from paceline.runs import left_out, states, tags_and_properties, work_dir
+from paceline.runs import left_out, states, stored_outputs, tags_and_properties, work_dir
 from paceline.runs.failure import FailureReport
 from paceline.supervisor.logs import say
 from paceline.supervisor.nodes import from_here, on_nodes
@@ -97,9 +97,25 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
         say(message)
         failure = dataclasses.replace(done.failure, message=message)
         return outcome if outcome.failure or outcome.stopped else dataclasses.replace(outcome, failure=failure)
-    if outcome.failure is None and outcome.stopped is None and (incomplete := _incomplete(run)):
+    if outcome.failure is not None or outcome.stopped is not None:
+        return outcome
+    if incomplete := _incomplete(run):
         return dataclasses.replace(outcome, failure=incomplete)
+    _register(run)
     return outcome
+
+
+def _register(run: Supervision) -> None:
+    """Make datasets of the outputs that are to be, now that the run has nothing left that could fail."""
+    # Of a run whose supervisor is on another machine the workspace is elsewhere: it is done where the record comes home.
+    if not any(reference.registered for reference in run.job.inputs) or run.folder.carried.exists():
+        return
+    from paceline.data.datasets.outputs import register_outputs
+
+    made, said = register_outputs(run.job.inputs, run.folder.path.parents[1])
+    stored_outputs.note_datasets(run.folder, made)
+    for text in said:
+        run.warn(text)
 
 
 def _incomplete(run: Supervision) -> FailureReport | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -109,6 +110,21 @@ def test_what_has_come_is_stored_and_only_then_the_run_has_ended(trip: Trip) -> 
     assert not list(trip.folder.uploads.iterdir())
     assert not trip.folder.home.exists()
     assert not settle(trip.folder)
+
+
+def test_an_output_that_is_to_be_a_dataset_is_one_when_its_run_is_completed(tmp_path: Path) -> None:
+    trip = Trip(tmp_path)
+    wanted = trip.output.register_on_complete("models", "of a run", {"a": "b"})
+    record = store.stored(trip.folder)
+    assert record.job is not None
+    store.write(trip.folder, dataclasses.replace(record, job=dataclasses.replace(record.job, inputs=(wanted,))))
+    trip.come_back()
+    settle(trip.folder)
+    found = pl.Dataset.get_by_name(pl.Workspace(tmp_path / "ws"), "models")
+    assert (found.to_path(), found.description, found.tags) == (["/a.pt", "/deep/b.pt"], "of a run", {"a": "b"})
+    assert read_json(trip.folder.data)["outputs"][0]["dataset"] == "models:1"
+    with pytest.raises(DataError, match="no output"):
+        trip.lab.path("m").register_on_complete("models")
 
 
 def test_another_process_that_stores_is_left_to_it(trip: Trip) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any, NoReturn, TypeVar
 
 from paceline import errors
 
@@ -39,13 +40,16 @@ __all__ = [
 ]
 
 Kind = TypeVar("Kind", bound=type)
+#: inspect.CO_GENERATOR; that module takes longer to load than all else here.
+_IS_GENERATOR = 0x20
 
 
 class AzureMLException(errors.PacelineError):
     """The root of the SDK's exceptions. `message`: its text."""
 
     def __init__(self, exception_message: object = "", **others: Any) -> None:
-        super().__init__(str(exception_message))
+        # Not super's: beside it may stand one of Paceline's classes, whose own is called otherwise.
+        Exception.__init__(self, str(exception_message))
         self.inner_exception: BaseException | None = others.get("inner_exception")
 
     @property
@@ -168,37 +172,71 @@ _OF: dict[type[errors.PacelineError], type[AzureMLException]] = {
 
 
 def as_sdk(error: errors.PacelineError) -> AzureMLException:
-    """The SDK's exception for one of Paceline's, with its sentence."""
+    """The SDK's exception for one of Paceline's, with its sentence; of Paceline's own class as well."""
     if isinstance(error, AzureMLException):
         return error
-    kind = next(_OF[above] for above in type(error).__mro__ if above in _OF)
-    return kind(str(error), inner_exception=error)
+    above = next(above for above in type(error).__mro__ if above in _OF)
+    names = (_OF[above], type(error))
+    made = _made.setdefault(names, _both(*names))(str(error))
+    vars(made).update(vars(error))
+    made.inner_exception = error
+    return made
+
+
+_made: dict[tuple[type, type], type[AzureMLException]] = {}
+
+
+def _both(sdk: type[AzureMLException], own: type[errors.PacelineError]) -> type[AzureMLException]:
+    # Paceline's own code, which calls the methods of these classes as well, catches its own errors.
+    return type(sdk.__name__, (sdk, own), {"__module__": sdk.__module__, "__doc__": sdk.__doc__})
 
 
 def sdk_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose errors of Paceline's arrive as the SDK's."""
+    """The function, whose errors of Paceline's arrive as the SDK's; those of a generator's steps, too."""
+    if function.__code__.co_flags & _IS_GENERATOR:
+
+        @functools.wraps(function)
+        def steps(*arguments: Any, **named: Any) -> Any:
+            try:
+                yield from function(*arguments, **named)
+            except errors.PacelineError as error:
+                raise_as_sdk(error)
+
+        return steps
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         try:
             return function(*arguments, **named)
-        except AzureMLException:
-            raise
         except errors.PacelineError as error:
-            raise as_sdk(error) from error
+            raise_as_sdk(error)
 
     return call
 
 
+def raise_as_sdk(error: errors.PacelineError) -> NoReturn:
+    """Raise the SDK's exception for one of Paceline's."""
+    if isinstance(error, AzureMLException):
+        raise error
+    raise as_sdk(error) from error
+
+
 def sdk_class(kind: Kind) -> Kind:
-    """The class, whose own public calls raise the SDK's exceptions. For those that it inherits, name them in the class."""
-    for name, value in list(vars(kind).items()):
-        if name.startswith("_") and name != "__init__":
-            continue
-        if isinstance(value, (staticmethod, classmethod)):
-            setattr(kind, name, type(value)(sdk_errors(value.__func__)))
-        elif callable(value) and not isinstance(value, type):
-            setattr(kind, name, sdk_errors(value))
-        elif isinstance(value, property) and value.fget is not None:
-            setattr(kind, name, property(sdk_errors(value.fget), value.fset, value.fdel, value.__doc__))
+    """The class, whose public calls raise the SDK's exceptions, those too that it inherits from Paceline's own."""
+    seen: set[str] = set()
+    for above in kind.__mro__[:-1]:
+        is_done = above is not kind and "_is_sdk_class" in vars(above)
+        for name, value in list(vars(above).items()):
+            if name in seen or (name.startswith("_") and name != "__init__"):
+                continue
+            seen.add(name)
+            if is_done:
+                continue
+            if isinstance(value, (staticmethod, classmethod)):
+                setattr(kind, name, type(value)(sdk_errors(value.__func__)))
+            elif isinstance(value, FunctionType):
+                setattr(kind, name, sdk_errors(value))
+            elif isinstance(value, property) and value.fget is not None:
+                setattr(kind, name, property(sdk_errors(value.fget), value.fset, value.fdel, value.__doc__))
+    kind._is_sdk_class = True  # type: ignore[attr-defined]
     return kind

@@ -54,6 +54,10 @@ class AnyDataset:
         """All but the first `count`."""
         return self._with(steps.count_step("skip", count))
 
+    def take_sample(self: D, probability: float, seed: int | None = None) -> D:
+        """Each one by chance, with this probability. The same seed takes the same of the same data; without one, one is drawn."""
+        return self._with(steps.sample_step(probability, seed))
+
     def random_split(self: D, percentage: float, seed: int | None = None) -> tuple[D, D]:
         """Two parts, each one in its order as before. percentage: the first one's share, between 0 and 1.
 

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.data.datasets import registered
 from paceline.data.datasets.base import D
 from paceline.data.datasets.check import ContentCheck
+from paceline.data.datasets.columns import TYPES, path_pattern
 from paceline.data.datasets.file import FileDataset
 from paceline.data.datasets.sources import sources_of, workspace_dir_of
 from paceline.data.datasets.table import TabularDataset
@@ -71,12 +72,21 @@ class _Tables:
         empty_as_string: bool = False,
         encoding: str = "utf8",
         *,
+        set_column_types: Mapping[str, str] | None = None,
+        include_path: bool = False,
+        partition_format: str | None = None,
         workspace: Any = None,
     ) -> TabularDataset:
         """A dataset of the rows of CSV files or the like. path, validate, workspace: as for `Dataset.File.from_files`.
 
         header: whether each file begins with the columns' names; without, they are Column1, Column2, ...
         infer_column_types: numbers and dates as such; else all is text. empty_as_string: empty fields are "", not NaN.
+        set_column_types: column -> "str", "int", "float", "bool", "datetime" or "datetime:<strptime's format>"; what can't be of
+            its type is missing. include_path: a column Path, each row's file.
+        partition_format: columns of what the paths of files say: "/{city}/{day:yyyy/MM/dd}/data.csv" describes a path's end.
+
+        Raises:
+            DataError: as `Dataset.File.from_files`; no such type, or a partition_format without a name.
         """
         reading = {
             "format": "delimited",
@@ -85,20 +95,41 @@ class _Tables:
             "infer_column_types": bool(infer_column_types),
             "empty_as_string": bool(empty_as_string),
             "encoding": encoding,
+            **_columns(set_column_types, include_path, partition_format),
         }
         return _validated(TabularDataset(**_place(path, workspace), reading=reading), validate)
 
     @staticmethod
-    def from_parquet_files(path: Any, validate: bool = True, *, workspace: Any = None) -> TabularDataset:
-        """A dataset of the rows of Parquet files."""
-        return _validated(TabularDataset(**_place(path, workspace), reading={"format": "parquet"}), validate)
+    def from_parquet_files(
+        path: Any,
+        validate: bool = True,
+        *,
+        set_column_types: Mapping[str, str] | None = None,
+        include_path: bool = False,
+        partition_format: str | None = None,
+        workspace: Any = None,
+    ) -> TabularDataset:
+        """A dataset of the rows of Parquet files. Parameters: as for `from_delimited_files`."""
+        reading = {"format": "parquet", **_columns(set_column_types, include_path, partition_format)}
+        return _validated(TabularDataset(**_place(path, workspace), reading=reading), validate)
 
     @staticmethod
     def from_json_lines_files(
-        path: Any, validate: bool = True, encoding: str = "utf8", *, workspace: Any = None
+        path: Any,
+        validate: bool = True,
+        encoding: str = "utf8",
+        *,
+        set_column_types: Mapping[str, str] | None = None,
+        include_path: bool = False,
+        partition_format: str | None = None,
+        workspace: Any = None,
     ) -> TabularDataset:
-        """A dataset of the rows of files with a JSON object on each line."""
-        reading = {"format": "json_lines", "encoding": encoding}
+        """A dataset of the rows of files with a JSON object on each line. Parameters: as for `from_delimited_files`."""
+        reading = {
+            "format": "json_lines",
+            "encoding": encoding,
+            **_columns(set_column_types, include_path, partition_format),
+        }
         return _validated(TabularDataset(**_place(path, workspace), reading=reading), validate)
 
     @staticmethod
@@ -172,6 +203,19 @@ def opened(reference: DataReference, path: str | os.PathLike[str]) -> FileDatase
     """The dataset, with its steps, that a script gets in a worker for a direct input whose files lie at `path`."""
     data = reference.to_json()
     return (TabularDataset if data.get("table") else FileDataset).from_folder(data, path)
+
+
+def _columns(types: Mapping[str, str] | None, include_path: bool, partition_format: str | None) -> dict[str, Any]:
+    """What a reading says of columns; nothing where nothing was asked for, so that such data is the same as before."""
+    for name, kind in (types or {}).items():
+        if str(kind).partition(":")[0] not in TYPES:
+            raise DataError(
+                f"set_column_types: {name!r} is to be of type {kind!r}, which is none of {', '.join(TYPES)}."
+            )
+    if partition_format is not None:
+        path_pattern(partition_format)
+    given = {"types": dict(types or {}), "include_path": bool(include_path), "partition_format": partition_format}
+    return {name: value for name, value in given.items() if value}
 
 
 def _made(folder: Path, record: registered.DatasetRecord) -> FileDataset | TabularDataset:

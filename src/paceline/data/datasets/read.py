@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from paceline.data.datasets import columns, conditions
 from paceline.data.datasets.local import LocalFile
-from paceline.data.datasets.steps import Steps, chosen
+from paceline.data.datasets.steps import COLUMNS, Steps, chosen
 from paceline.errors import DataError
 
 _ENDINGS = {
@@ -38,7 +39,7 @@ def read_frames(files: Sequence[LocalFile], reading: Mapping[str, Any], steps: S
         DataError: pandas is missing, a file that can't be read, columns that are not there.
     """
     pandas = _pandas()
-    # Only a `take` in the first place says how many rows are needed: a skip or a split before it needs more.
+    # Only a `take` in the first place says how many rows are needed: what stands before it needs more.
     enough = steps[0][1] if steps and steps[0][0] == "take" else None
     frames, rows = [], 0
     for frame in _frames(pandas, files, reading):
@@ -50,7 +51,7 @@ def read_frames(files: Sequence[LocalFile], reading: Mapping[str, Any], steps: S
     filled = [frame for frame in frames if len(frame)] or frames[:1]
     table = pandas.concat(filled, ignore_index=True) if filled else pandas.DataFrame()
     for step in steps:
-        table = _after(table, step)
+        table = _after(pandas, table, step)
     return table.reset_index(drop=True)
 
 
@@ -61,7 +62,8 @@ def _frames(pandas: Any, files: Sequence[LocalFile], reading: Mapping[str, Any])
             # one is broken.
             if file.path.stat().st_size == 0 and reading["format"] != "parquet":
                 continue
-            yield _read(pandas, file, reading)
+            frame = columns.typed(pandas, _read(pandas, file, reading), reading)
+            yield columns.with_path(pandas, frame, file, reading)
         except ImportError as error:
             raise DataError(
                 f"{file.relative!r} needs {error.name or 'pyarrow'}: pip install 'paceline[tabular]'."
@@ -89,6 +91,9 @@ def _read(pandas: Any, file: LocalFile, reading: Mapping[str, Any]) -> Any:
         options["header"] = None
     if not reading.get("infer_column_types", True):
         options["dtype"] = str
+    elif texts := [name for name, kind in (reading.get("types") or {}).items() if kind in ("str", "bool")]:
+        # As they stand in the file: 007 is no 7.
+        options["dtype"] = dict.fromkeys(texts, str)
     if reading.get("empty_as_string"):
         options["keep_default_na"] = False
     frame = pandas.read_csv(file.path, **options)
@@ -97,14 +102,16 @@ def _read(pandas: Any, file: LocalFile, reading: Mapping[str, Any]) -> Any:
     return frame
 
 
-def _after(table: Any, step: tuple[Any, ...]) -> Any:
+def _after(pandas: Any, table: Any, step: tuple[Any, ...]) -> Any:
     verb = step[0]
-    if verb not in ("keep", "drop"):
+    if verb == "filter":
+        return table[conditions.mask(pandas, table, step[1])].reset_index(drop=True)
+    if verb not in COLUMNS:
         return table.iloc[list(chosen(step, len(table)))]
-    columns = list(step[1])
-    if missing := [name for name in columns if name not in table.columns]:
+    names = list(step[1])
+    if missing := [name for name in names if name not in table.columns]:
         raise DataError(f"{verb}_columns: there is no column {missing[0]!r}; there are {[*map(str, table.columns)]}.")
-    return table[columns] if verb == "keep" else table.drop(columns=columns)
+    return table[names] if verb == "keep" else table.drop(columns=names)
 
 
 def _pandas() -> Any:

@@ -187,6 +187,22 @@ def remove(workspace_dir: Path, name: str) -> None:
         registry.remove(check_dataset_name(name))
 
 
+def describe(
+    workspace_dir: Path, name: str, version: int, description: str | None, tags: Mapping[str, str]
+) -> DatasetRecord:
+    """The version with another description (None: as it was) and these tags in the place of its own.
+
+    Raises:
+        DataError: there is none.
+    """
+    registry = _registry(workspace_dir)
+    with registry.locked():
+        found = load(workspace_dir, name, version)
+        changed = replace(found, tags=dict(tags), description=found.description if description is None else description)
+        registry.of(name).put(str(version), asdict(changed))
+    return changed
+
+
 def _same_or_refuse(workspace_dir: Path, record: DatasetRecord, known: Sequence[int]) -> DatasetRecord:
     latest = load(workspace_dir, record.name, known[-1])
     if latest.definition != record.definition:

@@ -1,11 +1,15 @@
 """The steps that select a data set's rows or files, recorded as plain data and done when they are read.
 
-A step is a tuple that goes to JSON: ("take", 100), ("skip", 10), ("split", share, seed, 0 or 1), ("keep", columns) or
-("drop", columns).
+A step is a tuple that goes to JSON: ("take", 100), ("skip", 10), ("split", share, seed, 0 or 1), ("sample", share, seed),
+("keep", columns), ("drop", columns) or ("filter", condition).
+
+A condition is ("<", column, value), with any other comparison, ("null", column), ("and", one, other), ("or", one, other) or
+("not", one); a moment among the values is ("time", ISO 8601).
 """
 
 from __future__ import annotations
 
+import random
 import secrets
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -16,8 +20,8 @@ from paceline.errors import DataError
 Step: TypeAlias = "tuple[Any, ...]"
 Steps: TypeAlias = "tuple[Step, ...]"
 
-ROWS = ("take", "skip", "split")
-COLUMNS = ("keep", "drop")
+ROWS = ("take", "skip", "split", "sample")
+COLUMNS = ("keep", "drop", "filter")
 
 
 def count_step(verb: str, count: Any) -> Step:
@@ -46,6 +50,17 @@ def split_steps(percentage: Any, seed: int | None) -> tuple[Step, Step]:
     return ("split", float(percentage), seed, 0), ("split", float(percentage), seed, 1)
 
 
+def sample_step(probability: Any, seed: int | None) -> Step:
+    """("sample", share, seed): each row or file by chance. seed: None draws one, which is then recorded.
+
+    Raises:
+        DataError: probability is not between 0 and 1.
+    """
+    if isinstance(probability, bool) or not isinstance(probability, (int, float)) or not 0 <= probability <= 1:
+        raise DataError(f"take_sample(probability={probability!r}): give a number between 0 and 1.")
+    return "sample", float(probability), secrets.randbelow(1 << 32) if seed is None else seed
+
+
 def columns_step(verb: str, columns: str | Sequence[str]) -> Step:
     """("keep", names) or ("drop", names).
 
@@ -68,6 +83,10 @@ def chosen(step: Step, count: int) -> Sequence[int]:
         return range(min(values[0], count))
     if verb == "skip":
         return range(min(values[0], count), count)
+    if verb == "sample":
+        share, seed = values
+        draw = random.Random(seed).random
+        return [number for number in range(count) if draw() < share]
     share, seed, part = values
     order, cut = GlobalOrder(count, seed), round(share * count)
     # A split chooses rows or files, and leaves them in the order that they had.
@@ -81,10 +100,14 @@ def steps_from_json(data: Any) -> Steps:
         DataError: a step that this version does not know.
     """
     # As tuples again, because steps are compared with those that a caller has made, and a list equals no tuple.
-    steps = tuple(tuple(tuple(value) if isinstance(value, list) else value for value in step) for step in data or ())
+    steps = tuple(_tuples(step) for step in data or ())
     for step in steps:
         if not step or step[0] not in ROWS + COLUMNS:
             raise DataError(
                 f"the step {step!r} of a dataset is none of {', '.join(ROWS + COLUMNS)}. A newer Paceline may have made it."
             )
     return steps
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value

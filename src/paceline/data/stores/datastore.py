@@ -124,7 +124,7 @@ class Datastore:
         return isinstance(other, Datastore) and (other._dir, other._record) == (self._dir, self._record)
 
     def __hash__(self) -> int:
-        return hash((self._dir, self.name))
+        return hash((self._dir, self._record.name))
 
     @property
     def workspace(self) -> Any:
@@ -151,7 +151,7 @@ class Datastore:
 
     @property
     def is_default(self) -> bool:
-        return records.default_name(self._dir) == self.name
+        return records.default_name(self._dir) == self._record.name
 
     @property
     def container_name(self) -> str | None:
@@ -169,11 +169,11 @@ class Datastore:
 
     def unregister(self) -> None:
         """Forget the store; its files stay where they are."""
-        records.remove_record(self._dir, self.name)
+        records.remove_record(self._dir, str(self._record.name))
 
     def set_as_default(self) -> None:
         """Make it the workspace's default store."""
-        records.set_default(self._dir, self.name)
+        records.set_default(self._dir, str(self._record.name))
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> DataReference:
         """A reference to a folder, a file or a pattern (`*`, `?`, `**`) of the store, for a script's arguments.
@@ -206,7 +206,7 @@ class Datastore:
         Raises:
             DataError, TransferError: as `list_files`.
         """
-        return list_files([Source(datastore=self.name, path=prefix or "")], self._dir)
+        return list_files([Source(datastore=self._record.name, path=prefix or "")], self._dir)
 
     def upload(
         self,

@@ -24,7 +24,7 @@ from typing import Any
 
 from paceline.errors import PacelineError, TransferError
 from paceline.job.data_reference import DataReference
-from paceline.runs import states, store
+from paceline.runs import states, store, stored_outputs
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
@@ -56,6 +56,9 @@ def take_record(folder: RunFolder, data: bytes) -> None:
     waits = told is not None and bool(read_json(folder.left))
     # A canceled run stores nothing.
     if not waits or record["status"] not in (states.COMPLETED, states.FAILED):
+        if record["status"] == states.COMPLETED:
+            record["warnings"] = [*record.get("warnings", ()), *_registered(folder, RunRecord.from_json(record))]
+            data = json.dumps(record).encode()
         write_whole(folder.record, data.decode(), mode=store.record_mode(record))
         if record["status"] in states.TERMINAL:
             folder.home.unlink(missing_ok=True)
@@ -127,7 +130,7 @@ def _settle(folder: RunFolder, told: dict[str, Any]) -> None:
             see=f"paceline logs {folder.run_id} --prepare",
         )
     if told.get("stored"):
-        _note_stored(folder, told["stored"])
+        stored_outputs.note(folder, told["stored"])
     _end(folder, now, RunRecord.from_json(told["end"]), failure, canceled=canceled)
     folder.home.unlink()
 
@@ -192,7 +195,21 @@ def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureRepo
     elif status == states.COMPLETED and failure is not None:
         status = states.FAILED
         changes = {"failure": failure, "exit_code": failure.exit_code, "ended_utc": utc_now()}
+    if status == states.COMPLETED and (said := _registered(folder, end)):
+        changes["warnings"] = (*now.warnings, *said)
     store.change(folder, now, status, waiting_for=None, **changes)
+
+
+def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
+    """Make datasets of the outputs that are to be, in the workspace of this machine; what could not be, in words."""
+    references = record.job.inputs if record.job else ()
+    if not any(reference.registered for reference in references) or os.stat(folder.path).st_uid != os.geteuid():
+        return []
+    from paceline.data.datasets.outputs import register_outputs
+
+    made, said = register_outputs(references, folder.path.parent.parent)
+    stored_outputs.note_datasets(folder, made)
+    return said
 
 
 def _by_whom(
@@ -239,12 +256,6 @@ def _finalizing(record: Mapping[str, Any]) -> RunRecord:
 def _text(outputs: Sequence[DataReference], waits: str | None) -> str:
     names = ", ".join(repr(reference.name) for reference in outputs)
     return f"storing output {names}" + (f" {waits}" if waits else "")
-
-
-def _note_stored(folder: RunFolder, stored: Mapping[str, Mapping[str, int]]) -> None:
-    told = read_json(folder.data) or {}
-    outputs = [one | dict(stored.get(one["name"], {})) for one in told.get("outputs", ())]
-    write_json(folder.data, told | {"outputs": outputs})
 
 
 def _say(folder: RunFolder, text: str) -> None:

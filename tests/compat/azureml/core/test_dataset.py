@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 from paceline.compat.azureml.data.data_reference import DataReference
 from paceline.compat.azureml.data.datapath import DataPath
 from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
+from paceline.compat.azureml.data.dataset_factory import DataType
 from paceline.compat.azureml.data.output_dataset_config import OutputFileDatasetConfig
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.submission import prepared
@@ -29,6 +31,15 @@ def test_the_default_store_by_its_names_in_azure(ws):
     assert (store.name, store.datastore_type) == ("workspaceblobstore", "AzureBlob")
     assert store == ws.get_default_datastore()
     assert Datastore(ws, "workspacefilestore").datastore_type == "AzureFile"
+    # By whichever of its names it is asked: what is there stays, unless it may be replaced.
+    Path("kept").write_text("first")
+    store.upload_files(["kept"], show_progress=False)
+    Path("kept").write_text("second")
+    store.upload_files(["kept"], show_progress=False)
+    assert store.download("back", prefix="kept", show_progress=False) == 1
+    assert Path("back/kept").read_text() == "first"
+    with pytest.raises(UserErrorException, match="no file"):
+        store.upload_files(["nothing"])
     with pytest.raises(UserErrorException, match="nowhere"):
         Datastore.get(ws, "nowhere")
 
@@ -76,8 +87,82 @@ def test_datasets_are_registered_and_found_and_one_that_is_not_is_the_sdk_s_erro
     assert ws.datasets["digits"].to_path() == ["/d/x.csv"]
     with pytest.raises(UserErrorException, match="nothing"):
         Dataset.get_by_name(ws, "nothing")
-    with pytest.raises(UserErrorException, match="include_path"):
-        Dataset.Tabular.from_delimited_files((store, "t"), include_path=True)
+    assert found.add_tags({"a": 1}).tags == Dataset.get_by_name(ws, "digits").tags == {"a": "1"}
+    assert found.remove_tags(["a"]).tags == {}
+    with pytest.raises(UserErrorException, match="partition_format"):
+        Dataset.File.from_files((store, "t"), partition_format="{x}")
+
+
+def test_files_are_mounted_for_as_long_as_they_are_read(ws, store):
+    made = Dataset.File.from_files((store, "t"))
+    with made.mount() as mounted:
+        assert Path(mounted.mount_point, "d/x.csv").read_text().startswith("a,b")
+    assert not Path(mounted.mount_point).exists()
+    Path("here").mkdir()
+    context = made.mount("here")
+    context.start()
+    assert [path.name for path in Path("here").iterdir()] == ["d"]
+    with pytest.raises(UserErrorException, match="not empty"):
+        made.mount("here").start()
+    context.stop()
+    assert [*Path("here").iterdir()] == []
+    # The files themselves stay.
+    assert made.download("copy") == [str(Path("copy/d/x.csv").absolute())]
+
+
+def test_rows_are_chosen_by_what_is_in_them(ws, store):
+    pytest.importorskip("pandas")
+    table = Dataset.Tabular.from_delimited_files((store, "t")).register(ws, "rows")
+    assert table.filter((table["a"] > 1) & ~(table["b"] == 2)).to_pandas_dataframe()["a"].tolist() == [3]
+    assert len(table.filter((table["a"] == 1) | table["b"].is_null()).to_pandas_dataframe()) == 1
+    assert len(table.take_sample(0.5, seed=3).to_pandas_dataframe()) == len(
+        table.take_sample(0.5, 3).to_pandas_dataframe()
+    )
+    # As it is given to a script, and as it is registered.
+    chosen = table.filter(table["a"] > 1).register(ws, "chosen")
+    assert Dataset.get_by_name(ws, "chosen").to_pandas_dataframe()["b"].tolist() == [4]
+    assert '["filter", [">", "a", 1]]' in str(chosen.native_input("x").table)
+    assert chosen.to_csv_files().to_path() == ["/part-00000.csv"]
+    with pytest.raises(UserErrorException, match="no column 'c'"):
+        table.filter(table["c"] > 1).to_pandas_dataframe()
+    with pytest.raises(UserErrorException, match="by & and"):
+        table.filter(table["a"] > 1 and table["b"] > 1)
+
+
+def test_moments_are_read_and_chosen_by(ws):
+    pandas = pytest.importorskip("pandas")
+    for city, day in (("Bern", "2019/12/31"), ("Bern", "2020/01/02"), ("Chur", "2020/01/02")):
+        Path("logs", city, day).mkdir(parents=True)
+        Path("logs", city, day, "data.csv").write_text(f"n,code,at\n1,007,{day} 10:00\nx,008,no day\n")
+    table = Dataset.Tabular.from_delimited_files(
+        "logs",
+        include_path=True,
+        set_column_types={
+            "n": DataType.to_long(),
+            "code": DataType.to_string(),
+            "at": DataType.to_datetime("%Y/%m/%d %H:%M"),
+        },
+        partition_format="/{city}/{day:yyyy/MM/dd}/data.csv",
+    )
+    frame = table.to_pandas_dataframe()
+    assert [*frame.columns] == ["city", "day", "Path", "n", "code", "at"]
+    assert frame["code"].tolist()[:2] == ["007", "008"]
+    # What can't be of its type is missing.
+    assert frame["n"].isna().tolist() == frame["at"].isna().tolist() == [False, True] * 3
+    assert frame["Path"][0] == "/Bern/2019/12/31/data.csv"
+    timed = table.with_timestamp_columns("day")
+    assert len(timed.time_after(dt.datetime(2020, 1, 1)).to_pandas_dataframe()) == 4
+    assert len(timed.time_between(dt.datetime(2019, 1, 1), dt.datetime(2019, 12, 31)).to_pandas_dataframe()) == 2
+    assert timed.time_recent(dt.timedelta(days=1)).to_pandas_dataframe().empty
+    assert frame["day"][0] == pandas.Timestamp("2019-12-31")
+    for wrong, said in (
+        ({"partition_format": "data.csv"}, "names no column"),
+        ({"set_column_types": {"n": "real"}}, "real"),
+    ):
+        with pytest.raises(UserErrorException, match=said):
+            Dataset.Tabular.from_delimited_files("logs", **wrong)
+    with pytest.raises(UserErrorException, match="no timestamp"):
+        table.time_recent(dt.timedelta(days=1))
 
 
 def test_data_of_a_job(ws, store):

@@ -11,14 +11,16 @@ from typing import Any
 from paceline.compat.azureml.core.datastore import Datastore
 from paceline.compat.azureml.data.data_reference import Reference
 from paceline.compat.azureml.data.datapath import DataPath
+from paceline.compat.azureml.data.tabular_dataset import of_native
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
+from paceline.compat.azureml.named import Named
 from paceline.data.datasets import dataset
 
 __all__ = ["Dataset"]
 
 
 @sdk_class
-class _Files:
+class FileDatasetFactory:
     """`Dataset.File`"""
 
     @staticmethod
@@ -27,7 +29,7 @@ class _Files:
     ) -> Any:
         """A dataset of files: a URL, a path here, (datastore, path), datastore.path(...), DataPath, or a list of such."""
         _none("partition_format", partition_format)
-        return dataset.Dataset.File.from_files(_place(path), validate)
+        return of_native(dataset.Dataset.File.from_files(_place(path), validate))
 
     @staticmethod
     def upload_directory(
@@ -36,11 +38,13 @@ class _Files:
         """A dataset of a folder's files, uploaded first."""
         _none("pattern", pattern)
         store, folder = _target(target)
-        return dataset.Dataset.File.upload_directory(src_dir, (store, folder), None, overwrite, show_progress)
+        return of_native(
+            dataset.Dataset.File.upload_directory(src_dir, (store, folder), None, overwrite, show_progress)
+        )
 
 
 @sdk_class
-class _Tables:
+class TabularDatasetFactory:
     """`Dataset.Tabular`"""
 
     @staticmethod
@@ -59,12 +63,20 @@ class _Tables:
         **others: Any,
     ) -> Any:
         """A dataset of the rows of CSV files. support_multi_line: always so. header: True, False, or PromoteHeadersBehavior."""
-        _none("include_path", include_path or None)
-        _none("set_column_types", set_column_types)
-        _none("partition_format", partition_format)
         has_header = header if isinstance(header, bool) else "NO_HEADERS" not in str(header).upper()
-        return dataset.Dataset.Tabular.from_delimited_files(
-            _place(path), validate, infer_column_types, separator, has_header, empty_as_string, encoding
+        return of_native(
+            dataset.Dataset.Tabular.from_delimited_files(
+                _place(path),
+                validate,
+                infer_column_types,
+                separator,
+                has_header,
+                empty_as_string,
+                encoding,
+                set_column_types=set_column_types,
+                include_path=include_path,
+                partition_format=partition_format,
+            )
         )
 
     @staticmethod
@@ -77,8 +89,15 @@ class _Tables:
         **others: Any,
     ) -> Any:
         """A dataset of the rows of Parquet files."""
-        _none("include_path", include_path or None)
-        return dataset.Dataset.Tabular.from_parquet_files(_place(path), validate)
+        return of_native(
+            dataset.Dataset.Tabular.from_parquet_files(
+                _place(path),
+                validate,
+                set_column_types=set_column_types,
+                include_path=include_path,
+                partition_format=partition_format,
+            )
+        )
 
     @staticmethod
     def from_json_lines_files(
@@ -91,8 +110,16 @@ class _Tables:
         encoding: str = "utf8",
     ) -> Any:
         """A dataset of the rows of files with a JSON object on each line."""
-        _none("include_path", include_path or None)
-        return dataset.Dataset.Tabular.from_json_lines_files(_place(path), validate, encoding)
+        return of_native(
+            dataset.Dataset.Tabular.from_json_lines_files(
+                _place(path),
+                validate,
+                encoding,
+                set_column_types=set_column_types,
+                include_path=include_path,
+                partition_format=partition_format,
+            )
+        )
 
     @staticmethod
     def register_pandas_dataframe(
@@ -105,8 +132,10 @@ class _Tables:
         **others: Any,
     ) -> Any:
         """A new version of a dataset, of a frame."""
-        return dataset.Dataset.Tabular.register_pandas_dataframe(
-            dataframe, _target(target), name, description, tags, show_progress
+        return of_native(
+            dataset.Dataset.Tabular.register_pandas_dataframe(
+                dataframe, _target(target), name, description, tags, show_progress
+            )
         )
 
     @staticmethod
@@ -123,23 +152,23 @@ class Dataset:
         UserErrorException: a wrong path, nothing there, or no dataset of this name.
     """
 
-    File = _Files
-    Tabular = _Tables
+    File = FileDatasetFactory
+    Tabular = TabularDatasetFactory
 
     @staticmethod
     def get_by_name(workspace: Any, name: str, version: int | str = "latest") -> Any:
         """A registered dataset."""
-        return dataset.Dataset.get_by_name(workspace, name, version)
+        return of_native(dataset.Dataset.get_by_name(workspace, name, version))
 
     @staticmethod
     def get_by_id(workspace: Any, id: str, **others: Any) -> Any:
         """A registered dataset, by its id."""
-        return dataset.Dataset.get_by_id(workspace, id)
+        return of_native(dataset.Dataset.get_by_id(workspace, id))
 
     @staticmethod
     def get_all(workspace: Any) -> Any:
         """Name -> dataset."""
-        return dataset.Dataset.get_all(workspace)
+        return Named({name: of_native(one) for name, one in dataset.Dataset.get_all(workspace).items()})
 
     @staticmethod
     def get(workspace: Any, name: str | None = None, id: str | None = None) -> Any:

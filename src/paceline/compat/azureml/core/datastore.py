@@ -43,10 +43,6 @@ class Datastore(datastore.Datastore):
         return "AzureBlob" if self.is_default or self._shown in DEFAULT_NAMES else self._real.datastore_type
 
     @property
-    def is_default(self) -> bool:
-        return self._real.is_default
-
-    @property
     def container_name(self) -> str:
         """The container's or bucket's name; of a folder, the store's own."""
         return self._real.container_name or self.name
@@ -61,14 +57,6 @@ class Datastore(datastore.Datastore):
         # Of the whole store, the store's name: `$AZUREML_DATAREFERENCE_workspaceblobstore`.
         name = data_reference_name or (self._shown if not path and self._shown else None)
         return of_plain(self._real.path(path, name), self._real)
-
-    def unregister(self) -> None:
-        """Forget the store; its files stay."""
-        self._real.unregister()
-
-    def set_as_default(self) -> None:
-        """Make it the workspace's default store."""
-        self._real.set_as_default()
 
     @property
     def account_key(self) -> str | None:

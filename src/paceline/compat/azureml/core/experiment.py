@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from paceline import workspace
 from paceline.compat.azureml.core.run import Run, ScriptRun
-from paceline.compat.azureml.data import outputs
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.late import late
 from paceline.runs import tags_and_properties
@@ -86,7 +85,6 @@ class Experiment(workspace.Experiment):
             run_id=run_id,
             warnings=found.notes,
         )
-        outputs.note(folder, config)
         return ScriptRun(self, folder.run_id)
 
     def start_logging(  # type: ignore[override]

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from paceline.compat.azureml.data import outputs
 from paceline.compat.azureml.exceptions import (
@@ -24,6 +24,9 @@ from paceline.compat.azureml.late import late
 from paceline.errors import MetricError, RunNotFoundError, RunStateError
 from paceline.runs import artifacts, interactive, offline, run, states
 from paceline.runs.run_metrics import LogsMetrics, plain_file_name
+
+if TYPE_CHECKING:
+    from paceline.job.data_reference import DataReference
 
 #: Of each log `get_details_with_logs` gives at most this much, for a log of gigabytes would fill the memory.
 _TAIL_BYTES = 1 << 20
@@ -123,6 +126,12 @@ class Run(SdkSpellings, run.Run):
 
     def __init__(self, experiment: Any, run_id: str, outputs: str | None = None, **others: Any) -> None:
         super().__init__(experiment, run_id)
+
+    @staticmethod
+    def open_dataset(reference: DataReference, path: str) -> object:
+        """What the script gets for an input by name."""
+        found = run.Run.open_dataset(reference, path)
+        return found if isinstance(found, str) else late("data.tabular_dataset", "of_native")(found)
 
     @classmethod
     def get_context(cls, allow_offline: bool = True, used_for_context_manager: bool = False, **others: Any) -> Any:
@@ -393,11 +402,7 @@ class Run(SdkSpellings, run.Run):
         """runId, target, status, startTimeUtc, endTimeUtc, properties, inputDatasets, outputDatasets, runDefinition, logFiles
         (name -> path), submittedBy; after a failure also error; then, or where there are any, warnings."""
         record = self.record()
-        if record.status == states.COMPLETED:
-            outputs.register(self, record)
-        properties: dict[str, Any] = {
-            key: text for key, text in self.get_properties().items() if key != outputs.PROPERTY
-        }
+        properties: dict[str, Any] = dict(self.get_properties())
         if record.snapshot_id:
             properties["ContentSnapshotId"] = record.snapshot_id
         # The SDK files a run's source under these names among its properties.

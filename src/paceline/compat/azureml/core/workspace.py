@@ -268,7 +268,10 @@ class Workspace(workspace.Workspace):
     @property
     def datasets(self) -> Named[Any]:
         """Name -> registered dataset, in its latest version."""
-        return Named(super().datasets)
+        from paceline.compat.azureml.core.dataset import Dataset
+
+        found: Named[Any] = Dataset.get_all(self)
+        return found
 
     @property
     def environments(self) -> Named[Environment]:  # type: ignore[override]

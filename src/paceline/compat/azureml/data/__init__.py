@@ -8,18 +8,18 @@ from paceline.system.lazy import face
 
 if TYPE_CHECKING:
     from paceline.compat.azureml.data.dataset_factory import DataType
+    from paceline.compat.azureml.data.file_dataset import FileDataset
     from paceline.compat.azureml.data.output_dataset_config import OutputFileDatasetConfig
-    from paceline.data.datasets.file import FileDataset
-    from paceline.data.datasets.table import TabularDataset
+    from paceline.compat.azureml.data.tabular_dataset import TabularDataset
 
 __all__ = ["DataType", "FileDataset", "OutputFileDatasetConfig", "TabularDataset"]
 
 __getattr__ = face(
     __name__,
     {
-        "paceline.data.datasets.file": ("FileDataset",),
-        "paceline.data.datasets.table": ("TabularDataset",),
         f"{__name__}.dataset_factory": ("DataType",),
+        f"{__name__}.file_dataset": ("FileDataset",),
         f"{__name__}.output_dataset_config": ("OutputFileDatasetConfig",),
+        f"{__name__}.tabular_dataset": ("TabularDataset",),
     },
 )

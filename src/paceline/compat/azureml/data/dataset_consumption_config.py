@@ -36,7 +36,8 @@ class DatasetConsumptionConfig:
 
     def as_reference(self) -> DataReference:
         """The reference for a job."""
-        found: DataReference = self.dataset.as_named_input(self.name)
+        native = getattr(self.dataset, "native_input", self.dataset.as_named_input)
+        found: DataReference = native(self.name)
         mode = "direct" if self.mode == "direct" else "download" if self.mode == "download" else "mount"
         return dataclasses.replace(
             found,

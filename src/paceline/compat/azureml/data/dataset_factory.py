@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from paceline.data.datasets.dataset import Dataset
-
-FileDatasetFactory = Dataset.File
-TabularDatasetFactory = Dataset.Tabular
+from paceline.compat.azureml.core.dataset import FileDatasetFactory, TabularDatasetFactory
 
 __all__ = ["DataType", "FileDatasetFactory", "TabularDatasetFactory"]
 
 
 class DataType:
-    """Types of columns, as pandas names them."""
+    """Types of columns, for `set_column_types`."""
 
     @staticmethod
     def to_string() -> str:
@@ -19,11 +16,11 @@ class DataType:
 
     @staticmethod
     def to_long() -> str:
-        return "int64"
+        return "int"
 
     @staticmethod
     def to_float(decimal_mark: str = ".") -> str:
-        return "float64"
+        return "float"
 
     @staticmethod
     def to_bool() -> str:
@@ -31,4 +28,6 @@ class DataType:
 
     @staticmethod
     def to_datetime(formats: object = None) -> str:
-        return "datetime64[ns]"
+        """formats: strptime's, of which the first counts."""
+        first = formats if isinstance(formats, (str, type(None))) else next(iter(formats), None)  # type: ignore[call-overload]
+        return f"datetime:{first}" if first else "datetime"

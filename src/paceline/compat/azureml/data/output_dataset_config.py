@@ -54,7 +54,7 @@ class OutputFileDatasetConfig:
     def register_on_complete(
         self, name: str, description: str | None = None, tags: dict[str, str] | None = None
     ) -> OutputFileDatasetConfig:
-        """The same, registered as a dataset once the run is Completed, when somebody asks for the run's details."""
+        """The same, registered as a dataset once the run is Completed."""
         made = copy.copy(self)
         made.registered = {"name": name, "description": description, "tags": tags}
         return made
@@ -68,12 +68,13 @@ class OutputFileDatasetConfig:
             .replace("{output-name}", self.name)
         )
         name = real_name(workspace, getattr(store, "name", store))
-        return DataReference(
+        made = DataReference(
             name=self.name,
             sources=(Source(datastore=name, path=path.strip("/")),),
             mode="upload",
             overwrite=self.overwrite,
         )
+        return made if self.registered is None else made.register_on_complete(**self.registered)
 
     def __str__(self) -> str:
         return f"$AZUREML_DATAREFERENCE_{self.name}"

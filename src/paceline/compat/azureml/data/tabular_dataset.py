@@ -1,5 +1,183 @@
-"""`azureml.data.tabular_dataset`."""
+"""Datasets of tables by the SDK's parameters (`azureml.data.tabular_dataset`).
 
-from paceline.data.datasets.table import TabularDataset
+https://learn.microsoft.com/python/api/azureml-core/azureml.data.tabulardataset
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
+from paceline.compat.azureml.data.file_dataset import FileDataset
+from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
+from paceline.data.datasets import dataset, table
 
 __all__ = ["TabularDataset"]
+
+
+@sdk_class
+class TabularDataset(AbstractDataset, table.TabularDataset):
+    """`paceline`'s dataset of rows. `dataset["age"] > 30` is a condition for `filter`."""
+
+    def to_pandas_dataframe(self, on_error: str = "null", out_of_range_datetime: str = "null") -> Any:
+        """All rows as a pandas frame."""
+        return super().to_pandas_dataframe()
+
+    def to_spark_dataframe(self) -> Any:
+        """Raise UserErrorException: there is no Spark."""
+        raise UserErrorException("there is no Spark here. Take to_pandas_dataframe().")
+
+    def to_csv_files(self, separator: str = ",") -> FileDataset:
+        """The rows as a dataset of one CSV file, in a temporary folder."""
+        folder = Path(tempfile.mkdtemp(prefix="paceline-csv-"))
+        self.to_pandas_dataframe().to_csv(folder / "part-00000.csv", sep=separator, index=False)
+        return FileDataset.of(dataset.Dataset.File.from_files(str(folder)))
+
+    def to_parquet_files(self) -> FileDataset:
+        """The rows as a dataset of one Parquet file, in a temporary folder."""
+        folder = Path(tempfile.mkdtemp(prefix="paceline-parquet-"))
+        self.to_pandas_dataframe().to_parquet(folder / "part-00000.parquet", index=False)
+        return FileDataset.of(dataset.Dataset.File.from_files(str(folder)))
+
+    def drop_columns(self, columns: Any) -> TabularDataset:
+        """All columns but these."""
+        return super().drop_columns(columns)  # type: ignore[return-value]
+
+    def keep_columns(self, columns: Any, validate: bool = False) -> TabularDataset:
+        """These columns alone."""
+        return super().keep_columns(columns)  # type: ignore[return-value]
+
+    def filter(self, expression: Condition) -> TabularDataset:
+        """The rows for which a condition holds: `dataset.filter((dataset["a"] > 1) & (dataset["b"] == "x"))`."""
+        if not isinstance(expression, Condition):
+            raise UserErrorException(f"filter({expression!r}): give a condition such as dataset['age'] > 30.")
+        return self._with(("filter", expression.plain))
+
+    def __getitem__(self, key: str) -> Column:
+        """A column, to be compared."""
+        return Column(key)
+
+    # --- moments
+
+    def with_timestamp_columns(
+        self,
+        timestamp: str | None = None,
+        partition_timestamp: str | None = None,
+        validate: bool = False,
+        **others: Any,
+    ) -> TabularDataset:
+        """The dataset with a column by which time_before and the others choose."""
+        return dataclasses.replace(
+            self,
+            reading={
+                **self.reading,
+                "timestamp": timestamp or partition_timestamp or others.get("fine_grain_timestamp"),
+            },
+        )
+
+    @property
+    def timestamp_columns(self) -> tuple[str | None, None]:
+        """The column that with_timestamp_columns has named."""
+        return (self.reading.get("timestamp"), None)
+
+    def time_before(self, end_time: Any, include_boundary: bool = True, validate: bool = True) -> TabularDataset:
+        """The rows up to a moment."""
+        return self.filter(self._moment("<=" if include_boundary else "<", end_time))
+
+    def time_after(self, start_time: Any, include_boundary: bool = True, validate: bool = True) -> TabularDataset:
+        """The rows from a moment on."""
+        return self.filter(self._moment(">=" if include_boundary else ">", start_time))
+
+    def time_between(
+        self, start_time: Any, end_time: Any, include_boundary: bool = True, validate: bool = True
+    ) -> TabularDataset:
+        """The rows between two moments."""
+        return self.time_after(start_time, include_boundary).time_before(end_time, include_boundary)
+
+    def time_recent(
+        self, time_delta: dt.timedelta, include_boundary: bool = True, validate: bool = True
+    ) -> TabularDataset:
+        """The rows of the last so much time."""
+        return self.time_after(dt.datetime.now(dt.timezone.utc) - time_delta, include_boundary)
+
+    def _moment(self, verb: str, moment: Any) -> Condition:
+        column = self.reading.get("timestamp")
+        if column is None:
+            raise UserErrorException("the dataset has no timestamp column. Name it: with_timestamp_columns('time').")
+        return Column(column)._compared(verb, moment)
+
+
+class Condition:
+    """plain: as the steps of a dataset have it."""
+
+    def __init__(self, plain: tuple[Any, ...]) -> None:
+        self.plain = plain
+
+    def __and__(self, other: Condition) -> Condition:
+        return Condition(("and", self.plain, other.plain))
+
+    def __or__(self, other: Condition) -> Condition:
+        return Condition(("or", self.plain, other.plain))
+
+    def __invert__(self) -> Condition:
+        return Condition(("not", self.plain))
+
+    def __bool__(self) -> bool:
+        raise UserErrorException(
+            "a condition is neither true nor false by itself: join several by & and |, in brackets."
+        )
+
+
+class Column:
+    """A column of a dataset; compared, it is a condition."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _compared(self, verb: str, value: Any) -> Condition:
+        if isinstance(value, (dt.datetime, dt.date)):
+            value = ("time", value.isoformat())
+        elif hasattr(value, "item"):
+            value = value.item()
+        elif not isinstance(value, (str, int, float, bool)):
+            raise UserErrorException(
+                f"{self._name!r} can't be compared with {value!r}: give a number, a text or a moment."
+            )
+        return Condition((verb, self._name, value))
+
+    def __lt__(self, value: Any) -> Condition:
+        return self._compared("<", value)
+
+    def __le__(self, value: Any) -> Condition:
+        return self._compared("<=", value)
+
+    def __gt__(self, value: Any) -> Condition:
+        return self._compared(">", value)
+
+    def __ge__(self, value: Any) -> Condition:
+        return self._compared(">=", value)
+
+    def __eq__(self, value: object) -> Condition:  # type: ignore[override]
+        return self._compared("==", value)
+
+    def __ne__(self, value: object) -> Condition:  # type: ignore[override]
+        return self._compared("!=", value)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def is_null(self) -> Condition:
+        """Where nothing is."""
+        return Condition(("null", self._name))
+
+
+def of_native(native: Any) -> Any:
+    """A dataset of Paceline's with the SDK's calls; anything else, such as a path, as it is."""
+    if isinstance(native, AbstractDataset):
+        return native
+    if isinstance(native, table.TabularDataset):
+        return TabularDataset.of(native)
+    return FileDataset.of(native) if isinstance(native, dataset.FileDataset) else native

@@ -1,0 +1,67 @@
+"""What datasets of files and of tables have in common, by the SDK's parameters (`azureml.data.abstract_dataset`).
+
+https://learn.microsoft.com/python/api/azureml-core/azureml.data.abstract_dataset.abstractdataset
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeVar
+
+from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
+from paceline.data.datasets import base, registered
+from paceline.job.data_reference import DataReference
+
+__all__ = ["AbstractDataset"]
+
+D = TypeVar("D", bound="AbstractDataset")
+
+
+class AbstractDataset(base.AnyDataset):
+    """`paceline.Dataset`'s, which as an input is a DatasetConsumptionConfig."""
+
+    @classmethod
+    def of(cls: type[D], native: base.AnyDataset) -> D:
+        """The same dataset with the SDK's calls."""
+        return cls(**{field.name: getattr(native, field.name) for field in dataclasses.fields(native)})
+
+    def as_named_input(self, name: str) -> DatasetConsumptionConfig:  # type: ignore[override]
+        """The dataset as an input that a run asks for by this name; `.as_mount()` and `.as_download()` of it are folders."""
+        return DatasetConsumptionConfig(name, self)
+
+    def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:  # type: ignore[override]
+        """Its files as a folder."""
+        return self.as_named_input(self._input_name()).as_mount(path_on_compute)
+
+    def as_download(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:  # type: ignore[override]
+        """Its files as a copy on each node."""
+        return self.as_named_input(self._input_name()).as_download(path_on_compute)
+
+    def as_reference(self) -> DataReference:
+        """The reference that the dataset itself means as an argument."""
+        return self.as_mount().as_reference()
+
+    def native_input(self, name: str) -> DataReference:
+        """The reference for a job, by which the run gets the dataset itself."""
+        return super().as_named_input(name)
+
+    def add_tags(self: D, tags: Mapping[str, str] | None = None) -> D:
+        """The registered dataset with these tags, too."""
+        return self.update(tags={**self.tags, **(tags or {})})
+
+    def remove_tags(self: D, tags: list[str] | None = None) -> D:
+        """The registered dataset without the tags of these names."""
+        return self.update(tags={name: value for name, value in self.tags.items() if name not in (tags or ())})
+
+    def update(self: D, description: str | None = None, tags: Mapping[str, str] | None = None) -> D:
+        """The registered dataset with another description and other tags."""
+        folder, name, version = self._registered("update()")
+        tags = self.tags if tags is None else {str(key): str(value) for key, value in tags.items()}
+        record = registered.describe(folder, name, version, description, tags)
+        return dataclasses.replace(self, description=record.description, tags=dict(record.tags))
+
+    def _input_name(self) -> str:
+        # Of a registered one by its id, of any other by what it is made of.
+        own = self.id.replace("-", "")[:8] if self.id else super()._input_name().rpartition("_")[2]
+        return f"input__{own}"
