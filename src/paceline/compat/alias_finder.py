@@ -6,12 +6,13 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 
-class AliasFinder(MetaPathFinder):
+# Neither this nor the loader below is derived from importlib.abc's: to load those takes longer than all else here.
+class AliasFinder:
     """Finds `<name>...` in `<own>...`.
 
     absent: a module's name without the first part -> why it is not here, and what to do instead; also for all below it.
@@ -46,9 +47,8 @@ class AliasFinder(MetaPathFinder):
         own = None if rest[1:].partition(".")[0] in self._hidden else spec_of(self._own + rest)
         if own is None:
             return self._beside(fullname)
-        return ModuleSpec(
-            fullname, _AliasLoader(self._own + rest), origin=own.origin, is_package=bool(own.submodule_search_locations)
-        )
+        loader: Any = _AliasLoader(self._own + rest)
+        return ModuleSpec(fullname, loader, origin=own.origin, is_package=bool(own.submodule_search_locations))
 
 
 def spec_of(module: str) -> ModuleSpec | None:
@@ -76,7 +76,7 @@ def is_initialising(module: ModuleType) -> bool:
     return bool(getattr(module.__spec__, "_initializing", False))
 
 
-class _AliasLoader(Loader):
+class _AliasLoader:
     def __init__(self, own: str) -> None:
         self._own = own
         self._spec: ModuleSpec | None = None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
+from typing import TYPE_CHECKING
 
 from paceline.compat.alias_finder import AliasFinder, forget, spec_of
+
+if TYPE_CHECKING:
+    import logging
 
 _OURS = "paceline.compat.azureml"
 _OTHER = "it is no part of what Paceline has of the SDK (docs/from-azureml.md). "
@@ -49,16 +52,23 @@ def install() -> None:
         return
     loaded = sys.modules.get("azureml.core")
     if loaded is not None and not loaded.__name__.startswith(_OURS):
-        logging.getLogger("paceline.azureml").warning(
+        _log().warning(
             "the real azureml-core was imported before: what has its names already keeps them. Import paceline.azureml first."
         )
     elif _real_core() is not None:
         # One rule, wherever ours are asked for: ours come first.
-        logging.getLogger("paceline.azureml").info("azureml-core is installed; in this program azureml is Paceline's")
+        _log().info("azureml-core is installed; in this program azureml is Paceline's")
     # While the package's own `__init__.py` runs, its entry stays.
     forget(_FINDER, but_initialising=True)
     # Before all others: the finder of sys.path would find the real package first.
     sys.meta_path.insert(0, _FINDER)
+
+
+def _log() -> logging.Logger:
+    # In a worker nothing else may have a use for it, and it takes as long to load as this package.
+    import logging
+
+    return logging.getLogger("paceline.azureml")
 
 
 def uninstall() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -250,11 +251,15 @@ class Environment(Strict):
 
     @staticmethod
     def get(workspace: Any, name: str, version: str | None = None, label: str | None = None) -> Environment:
-        """A registered or a curated environment. label: "latest" alone.
+        """A registered or a curated environment. label: "latest", or one that `label` has set.
 
         Raises:
             UserErrorException: there is none.
         """
+        if label not in (None, "latest") and not version:
+            version = (records.documents(workspace, "environment_labels").read(name) or {}).get(label)
+            if version is None:
+                raise UserErrorException(f"there is no environment {name!r} with the label {label!r}.")
         found = records.version(workspace, "environments", name, int(version) if version else None)
         if found is not None:
             made = Environment._of(found[1])
@@ -273,6 +278,33 @@ class Environment(Strict):
         """Name -> environment, in its latest version; the curated ones as well."""
         names = [*records.names(workspace, "environments"), *CURATED]
         return Named({name: Environment.get(workspace, name) for name in names})
+
+    @staticmethod
+    def label(workspace: Any, name: str, version: str, labels: Sequence[str]) -> None:
+        """Give a version labels, by which `get` finds it; each label stands at one version of the name.
+
+        Raises:
+            UserErrorException: there is no such version.
+        """
+        Environment.get(workspace, name, version)
+        kept = records.documents(workspace, "environment_labels")
+        kept.put(name, {**(kept.read(name) or {}), **dict.fromkeys(labels, str(version))})
+
+    @staticmethod
+    def from_docker_build_context(name: str, docker_build_context: Any) -> Environment:
+        """Raise UserErrorException: build the image, and name it."""
+        raise UserErrorException("a build context is not built here. Build the image, and take from_docker_image.")
+
+    @staticmethod
+    def add_private_pip_wheel(workspace: Any, file_path: str, exist_ok: bool = False) -> str:
+        """The wheel's path, which stands for it among pip packages.
+
+        Raises:
+            UserErrorException: there is no such file.
+        """
+        if not os.path.isfile(file_path):
+            raise UserErrorException(f"there is no wheel {file_path!r}.")
+        return os.path.abspath(file_path)
 
     def build(self, workspace: Any, image_build_compute: Any = None) -> EnvironmentBuild:
         """Nothing is built before a run needs it; what was built is kept for the next."""
@@ -338,6 +370,7 @@ class EnvironmentBuild:
 def _curated(name: str, version: str | None) -> Environment:
     made = Environment(name)
     made.version = version or "1"
-    made.python.user_managed_dependencies = True
+    # Nothing of its own: packages that a clone of it is given are installed beside what is here.
+    made.python.conda_dependencies = CondaDependencies.create(pip_packages=[])
     made.environment_variables = {}
     return made

@@ -14,6 +14,7 @@ from paceline import workspace
 from paceline.compat.azureml.core.run import Run, ScriptRun
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.late import late
+from paceline.errors import WorkspaceError
 from paceline.runs import tags_and_properties
 from paceline.runs.ids import new_run_id
 
@@ -31,7 +32,10 @@ class Experiment(workspace.Experiment):
     run_class: ClassVar[type[Run]] = Run
 
     def __init__(self, workspace: Any, name: str, **others: Any) -> None:
-        super().__init__(workspace, name)
+        try:
+            super().__init__(workspace, name)
+        except WorkspaceError as error:
+            raise UserErrorException(str(error)) from error
 
     def submit(
         self,

@@ -66,9 +66,7 @@ class Model(model.Model):
         try:
             if tags or properties or run_id:
                 found = [
-                    one
-                    for one in model.Model.list(workspace, name, _tags(tags), properties, run_id)
-                    if version in (None, one.version)
+                    one for one in _listed(workspace, name, tags, properties, run_id) if version in (None, one.version)
                 ]
                 if not found:
                     raise NotFound(f"there is no model {name or id!r} with these tags, properties and run.")
@@ -151,7 +149,7 @@ class Model(model.Model):
         model_framework: str | None = None,
     ) -> Sequence[Model]:
         """The versions, the newest first."""
-        found = model.Model.list(workspace, name, _tags(tags), properties, run_id, latest)
+        found = _listed(workspace, name, tags, properties, run_id, latest)
         return [Model(workspace, id=one.id) for one in found if model_framework in (None, one.framework)]
 
     def download(self, target_dir: str = ".", exist_ok: bool = False, exists_ok: Any = None) -> str:  # type: ignore[override]
@@ -217,6 +215,25 @@ class Model(model.Model):
         """
         return late("core.webservice.webservice", "deploy")(
             workspace, name, models, inference_config, deployment_config, overwrite=overwrite
+        )
+
+    @staticmethod
+    def package(
+        workspace: Any,
+        models: Sequence[Any],
+        inference_config: InferenceConfig | None = None,
+        generate_dockerfile: bool = False,
+        image_name: str | None = None,
+        image_label: str | None = None,
+    ) -> Any:
+        """A folder of which a container is built: `package.save(folder)`, or the image itself by `package.pull()`.
+
+        Raises:
+            WebserviceException: no such model or script, or an environment that can't be had elsewhere.
+        """
+        tagged = f"{image_name}:{image_label}" if image_name and image_label else image_name
+        return late("core.model_package", "package")(
+            workspace, models, inference_config, generate_dockerfile=generate_dockerfile, image_name=tagged
         )
 
     @staticmethod
@@ -304,6 +321,16 @@ def registered_of_run(run: Any, model_name: str, model_path: str | None, **given
             ) from error
         raise WebserviceException(str(error)) from error
     return Model(run.experiment.workspace, id=made.id)
+
+
+def _listed(
+    workspace: Any, name: str | None, tags: Any, properties: Any, run_id: str | None, latest: bool = False
+) -> Any:
+    """The models; of a list of tags a plain name asks for any value."""
+    named = _tags(tags) or {}
+    wanted = {key: value for key, value in named.items() if value is not None}
+    found = model.Model.list(workspace, name, wanted or None, properties, run_id, latest)
+    return [one for one in found if set(named) <= set(one.tags)]
 
 
 def _tags(tags: Any) -> Any:

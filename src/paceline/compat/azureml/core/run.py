@@ -79,6 +79,13 @@ class SdkSpellings(LogsMetrics):
 class OfflineRun(SdkSpellings, offline.OfflineRun):
     """`Run.get_context()` outside a run."""
 
+    def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> OfflineRun:
+        """Another one that prints; its id is this one's with the name behind it."""
+        made = super().child_run(name)
+        if name or run_id:
+            made.id = run_id or f"{self.id}.{name}"
+        return made
+
     def upload_file(self, name: str, path_or_stream: object, datastore_name: str | None = None) -> str:
         """Print what would be uploaded."""
         return super().upload_file(name, path_or_stream)

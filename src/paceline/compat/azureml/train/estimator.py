@@ -126,9 +126,17 @@ class MMLBaseEstimator(ScriptRunConfig):
         image = custom_docker_image or custom_docker_base_image
         packages = [conda_packages, pip_packages, conda_dependencies_file, conda_dependencies_file_path]
         packages += [pip_requirements_file, pip_requirements_file_path]
-        if environment_definition is not None and (any(packages) or image or user_managed or environment_variables):
+        others_said = [image, user_managed, environment_variables, use_gpu, shm_size]
+        if environment_definition is not None and (any(packages) or any(others_said)):
             raise TrainingException(
-                "environment_definition together with packages, an image or variables: the environment says it all."
+                "environment_definition together with packages, an image, use_gpu, shm_size or variables: the environment says "
+                "it all."
+            )
+        if image is not None and not use_docker:
+            raise TrainingException(f"use_docker=False together with the image {image!r}: give one of them.")
+        if (conda_dependencies_file or conda_dependencies_file_path) and (conda_packages or pip_packages):
+            raise TrainingException(
+                "a conda file together with conda_packages or pip_packages: write them into the file."
             )
         if user_managed and any(packages):
             raise TrainingException("user_managed=True together with packages: nothing would be installed.")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.compat.azureml import records
-from paceline.compat.azureml.exceptions import ComputeTargetException
+from paceline.compat.azureml.exceptions import ComputeTargetException, sdk_class
 from paceline.compat.azureml.strict import Strict
 from paceline.compat.azureml.targets import workspace_targets
 
@@ -44,6 +44,7 @@ class Provisioning(Strict):
         self.location = values.get("location")
 
 
+@sdk_class
 class ComputeTarget:
     """A target by its name: of the class that its type has.
 
@@ -144,7 +145,7 @@ class ComputeTarget:
     def refresh_state(self) -> None:
         """Does nothing: state is asked for when it is read."""
 
-    def wait_for_completion(self, show_output: bool = False, *others: Any, **named: Any) -> None:
+    def wait_for_completion(self, show_output: bool = False, is_delete_operation: bool = False, **others: Any) -> None:
         """Return at once: nothing has to be made."""
         if show_output:
             print(
@@ -298,6 +299,17 @@ class AmlCompute(ComputeTarget):
                 "maxResourceVolumeMB": 0,
             }
         ]
+
+    def wait_for_completion(  # type: ignore[override]
+        self,
+        show_output: bool = False,
+        min_node_count: int | None = None,
+        timeout_in_minutes: float = 25,
+        is_delete_operation: bool = False,
+        **others: Any,
+    ) -> None:
+        """Return at once: nothing has to be made."""
+        super().wait_for_completion(show_output)
 
 
 class BatchAiCompute(ComputeTarget):

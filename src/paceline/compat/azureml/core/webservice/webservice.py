@@ -18,6 +18,12 @@ from paceline.errors import PacelineError
 __all__ = ["AciWebservice", "AksEndpoint", "AksWebservice", "LocalWebservice", "Webservice", "WebserviceException"]
 
 
+_NO_ENDPOINT = (
+    "AksEndpoint shares requests out among versions, which is not to be had here. Deploy one AksWebservice for each version; "
+    "one that is updated is set back by: paceline service rollback NAME."
+)
+
+
 class DeploymentConfiguration(Strict):
     """What `deploy_configuration` gives. kind: the class of the service that is made of it."""
 
@@ -192,13 +198,22 @@ class Webservice:
         raise WebserviceException("there are no tokens. Use get_keys().")
 
     def update(self, *arguments: Any, **named: Any) -> None:
-        """Serve other models, or by another script: models=, inference_config=, description=, tags=."""
+        """Serve other models, or by another script: models=, inference_config=; image=. All else stays, with a line."""
         given: dict[str, Any] = {}
+        notes = Notes()
+        if (image := named.get("image")) is not None:
+            named = {"models": image.models, "inference_config": image.image_config.inference_config(), **named}
+        known = ("models", "inference_config", "image", "enable_app_insights", "collect_model_data")
+        if ignored := [name for name, value in named.items() if name not in known and value is not None]:
+            notes.add(
+                f"The service's {', '.join(ignored)} can't be changed while it is served: deploy it with overwrite=True."
+            )
         if named.get("models"):
             given["models"] = [getattr(one, "id", one) for one in named["models"]]
         config = named.get("inference_config")
         if config is not None:
-            given |= _script(config, Notes())
+            given |= script_of(config, notes)
+        notes.shown()
         if given:
             self._asked(lambda: self._service.update(**given))
 
@@ -301,7 +316,19 @@ class AksWebservice(Webservice):
 
 
 class AksEndpoint(AksWebservice):
-    """Several versions behind one name: not here."""
+    """Several versions behind one name, each with a share of the requests: not to be had.
+
+    Raises:
+        WebserviceException: always. A service can be updated, and set back to what it served before.
+    """
+
+    def __new__(cls, *arguments: Any, **named: Any) -> AksEndpoint:
+        raise WebserviceException(_NO_ENDPOINT)
+
+    @staticmethod
+    def deploy_configuration(*arguments: Any, **named: Any) -> DeploymentConfiguration:
+        """Raise WebserviceException."""
+        raise WebserviceException(_NO_ENDPOINT)
 
 
 class LocalWebservice(Webservice):
@@ -371,7 +398,7 @@ def deploy(
         )
     given: dict[str, Any] = {}
     if inference_config is not None:
-        given |= _script(inference_config, notes)
+        given |= script_of(inference_config, notes)
     if config.values.get("workers"):
         given["workers"] = int(config.values["workers"])
     try:
@@ -392,7 +419,8 @@ def deploy(
     return Webservice(workspace, name)
 
 
-def _script(config: Any, notes: Notes) -> dict[str, Any]:
+def script_of(config: Any, notes: Notes) -> dict[str, Any]:
+    """What an InferenceConfig says, in the words of Paceline's services."""
     found: dict[str, Any] = {"entry_script": config.entry_script}
     if config.source_directory:
         found["source_directory"] = config.source_directory

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from paceline.compat.azureml.exceptions import HyperDriveConfigException, sdk_errors
 from paceline.sweeps import expressions
-from paceline.sweeps.expressions import lognormal, normal, qlognormal, qnormal, quniform, uniform
 
 __all__ = [
     "choice",
@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 
+@sdk_errors
 def choice(*options: Any) -> Any:
     """One of the options, which may be given as one list or range."""
     if len(options) == 1 and isinstance(options[0], (range, tuple)):
@@ -32,16 +33,64 @@ def choice(*options: Any) -> Any:
     return expressions.choice(*options)
 
 
+@sdk_errors
 def randint(upper: int) -> Any:
     """An integer from 0 up to, and without, `upper`."""
     return expressions.randint(upper)
 
 
+@sdk_errors
+def uniform(min_value: float, max_value: float) -> Any:
+    """A number between the two."""
+    return expressions.uniform(min_value, max_value)
+
+
+@sdk_errors
+def quniform(min_value: float, max_value: float, q: float) -> Any:
+    """round(uniform(min_value, max_value) / q) * q."""
+    return expressions.quniform(min_value, max_value, q)
+
+
+@sdk_errors
 def loguniform(min_value: float, max_value: float) -> Any:
     """exp(uniform(min_value, max_value))."""
-    return expressions.loguniform(math.exp(min_value), math.exp(max_value))
+    return expressions.loguniform(_exp(min_value), _exp(max_value))
 
 
+@sdk_errors
 def qloguniform(min_value: float, max_value: float, q: float) -> Any:
     """round(exp(uniform(min_value, max_value)) / q) * q."""
-    return expressions.qloguniform(math.exp(min_value), math.exp(max_value), q)
+    return expressions.qloguniform(_exp(min_value), _exp(max_value), q)
+
+
+@sdk_errors
+def normal(mu: float, sigma: float) -> Any:
+    """A number around mu, with the standard deviation sigma."""
+    return expressions.normal(mu, sigma)
+
+
+@sdk_errors
+def qnormal(mu: float, sigma: float, q: float) -> Any:
+    """round(normal(mu, sigma) / q) * q."""
+    return expressions.qnormal(mu, sigma, q)
+
+
+@sdk_errors
+def lognormal(mu: float, sigma: float) -> Any:
+    """exp(normal(mu, sigma))."""
+    return expressions.lognormal(mu, sigma)
+
+
+@sdk_errors
+def qlognormal(mu: float, sigma: float, q: float) -> Any:
+    """round(exp(normal(mu, sigma)) / q) * q."""
+    return expressions.qlognormal(mu, sigma, q)
+
+
+def _exp(bound: Any) -> float:
+    try:
+        return math.exp(bound)
+    except (TypeError, OverflowError) as error:
+        raise HyperDriveConfigException(
+            f"the bound {bound!r} of loguniform: the SDK's are logarithms, such as loguniform(-6, -1) ({error})."
+        ) from error

@@ -1,0 +1,101 @@
+"""Models and their script as a folder that a container is built of (`Model.package`).
+
+https://learn.microsoft.com/python/api/azureml-core/azureml.core.model.modelpackage
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.compat.azureml.core.webservice.webservice import script_of
+from paceline.compat.azureml.exceptions import WebserviceException
+from paceline.compat.azureml.policy import Notes
+from paceline.errors import PacelineError
+
+__all__ = ["ModelPackage"]
+
+
+class ModelPackage:
+    """A folder with a Dockerfile, the models and their script. state: "Succeeded".
+
+    location: the image's name once it is built, else the folder. package_build_log_uri: None, for nothing was built.
+    """
+
+    def __init__(self, workspace: Any, folder: Path, name: str, *, is_dockerfile: bool) -> None:
+        self.workspace, self.name, self.state = workspace, name, "Succeeded"
+        self.environment: Any = None
+        self.package_build_log_uri: str | None = None
+        self._folder, self._is_dockerfile = folder, is_dockerfile
+        self.location = str(folder)
+
+    def wait_for_creation(self, show_output: bool = False) -> None:
+        """Return at once: it is written."""
+        if show_output:
+            print(f"Succeeded\nPackage creation Succeeded: {self._folder}")
+
+    def get_logs(self, **others: Any) -> str:
+        """What is in the folder."""
+        return (self._folder / "README.md").read_text(encoding="utf-8")
+
+    def save(self, output_directory: str) -> None:
+        """Copy the folder.
+
+        Raises:
+            WebserviceException: there is something already.
+        """
+        target = Path(output_directory)
+        if target.is_dir() and any(target.iterdir()):
+            raise WebserviceException(f"{output_directory!r} is not empty. Name another folder.")
+        shutil.copytree(self._folder, target, dirs_exist_ok=True)
+
+    def pull(self) -> str:
+        """Build the image by podman or docker; its name.
+
+        Raises:
+            WebserviceException: neither answers, or the image can't be built.
+        """
+        from paceline.containers import find_engine
+
+        try:
+            engine = find_engine()
+        except PacelineError as error:
+            raise WebserviceException(f"{error} package.save(folder) writes what to build of.") from error
+        if not engine.keeps_containers:
+            raise WebserviceException(
+                f"{engine} builds nothing of a Dockerfile. package.save(folder) writes it, for podman or docker."
+            )
+        words = [engine.path, "build", "-t", self.name, str(self._folder)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise WebserviceException(f"the image {self.name} can't be built: {(done.stderr or done.stdout)[-2000:]}")
+        self.location = self.name
+        return self.name
+
+    def serialize(self) -> dict[str, Any]:
+        return {"state": self.state, "location": self.location}
+
+
+def package(
+    workspace: Any, models: Sequence[Any], inference_config: Any, *, generate_dockerfile: bool, image_name: str | None
+) -> ModelPackage:
+    """Write the folder, below the workspace.
+
+    Raises:
+        WebserviceException: no such model or script, or an environment that can't be had elsewhere.
+    """
+    notes, named = Notes(), [getattr(one, "id", one) for one in models]
+    given = script_of(inference_config, notes) if inference_config is not None else {}
+    name = (image_name or str(named[0]).partition(":")[0]).lower()
+    folder = Path(workspace.path) / "azureml" / "packages" / f"{name.replace('/', '-')}-{uuid.uuid4().hex[:8]}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        workspace.package(named, folder, name=name.rpartition("/")[2], **given)
+    except PacelineError as error:
+        raise WebserviceException(str(error)) from error
+    notes.shown()
+    return ModelPackage(workspace, folder, name, is_dockerfile=generate_dockerfile)
