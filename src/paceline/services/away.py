@@ -39,9 +39,8 @@ from paceline.system import processes
 from paceline.system.files import read_json, write_json
 from paceline.targets import configured
 
-#: As the server says it, once it answers.
-_SERVING = re.compile(r"serving \S+ at https?://\S+?:(\d+)(?:/\S*)?\s*$", re.MULTILINE)
-_ADDRESS = re.compile(r"this node's address: (\S+)$", re.MULTILINE)
+#: As `package/start.py` says it.
+_LISTENS = re.compile(r"^paceline: this service listens at port (\d+) of (\S+)$", re.MULTILINE)
 _LOOK_S = 0.5
 _PAUSE_S = 0.1
 #: Beside the time that requests have to end in.
@@ -329,8 +328,8 @@ class AwayServer:
         """By the node's name, and by the address that the server tells: a name may mean nothing on this machine."""
         assert served.node is not None
         assert served.port is not None
-        found = _ADDRESS.search(_log(served.folder, record))
-        return [(host, served.port) for host in (served.node, *([found[1]] if found else []))]
+        found = _LISTENS.search(_log(served.folder, record))
+        return [(host, served.port) for host in (served.node, *([found[2]] if found and found[2] != "-" else []))]
 
     def _show(self, served: _Served, record: RunRecord) -> None:
         """Add to the service's log what its server has printed since."""
@@ -377,7 +376,7 @@ def _log(folder: RunFolder, record: RunRecord) -> str:
 
 
 def _port(folder: RunFolder, record: RunRecord) -> int | None:
-    found = _SERVING.search(_log(folder, record))
+    found = _LISTENS.search(_log(folder, record))
     return int(found[1]) if found else None
 
 

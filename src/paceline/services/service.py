@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from paceline.errors import ServiceError, ServiceNotFoundError
+from paceline.errors import ServiceError, ServiceFailedError, ServiceNotFoundError
 from paceline.job.environment import EnvironmentSpec
 from paceline.services import asked as asking
 from paceline.services import client, deploy, keys, log, read, revise, states, store
@@ -204,7 +204,14 @@ class Service:
         if record.state == states.FAILED or record.scoring_uri is None:
             raise ServiceError(f"service {self.name!r} has not been served yet: {record.failure or record.state}")
         key = keys.read(self._folder)[0] if record.has_keys else None
-        return client.call(record.scoring_uri, input_data, key=key, timeout_s=timeout_s, certificate=record.tls_cert)
+        uri, certificate = record.scoring_uri, record.tls_cert
+        try:
+            return client.call(uri, input_data, key=key, timeout_s=timeout_s, certificate=certificate)
+        except ServiceFailedError as error:
+            if error.status is None or error.status < 500:
+                raise
+            # The reason is told to the service's owner alone, in its log.
+            raise ServiceFailedError(f"{error} (`paceline service logs {self.name}`)", error.status) from None
 
     def get_logs(self, num_lines: int = 5000) -> str:
         """The last lines that its supervisor said and its servers printed."""

@@ -58,16 +58,17 @@ def serve(folder: Path, given: argparse.Namespace, key: str) -> int:
             model["hashes"] = str(HERE / model["hashes"])
     if config.get("source_dir"):
         config["source_dir"] = str(HERE / config["source_dir"])
-    listener = None
     if key:
         keys = {"primary": key, "secondary": os.environ.get("PACELINE_SECONDARY_KEY") or key}
         path = folder / "keys.json"
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(keys, file)
         config["keys_file"] = str(path)
-    elif given.no_key:
-        # The server listens at no other machine's reach without a key; a socket of ours says that it is meant.
+    is_run = bool(os.environ.get("PACELINE_RUN_ID"))
+    # The server listens at no other machine's reach without a key; a socket of ours says that it is meant.
+    if is_run or (given.no_key and not key):
         listener = socket.create_server((given.host, given.port), backlog=2048)
+        port = listener.getsockname()[1]
         config["listen_fd"] = listener.detach()
     config |= {"host": given.host, "port": given.port, "workers": given.workers or config["workers"]}
     # No key is in what the script's processes see.
@@ -76,10 +77,13 @@ def serve(folder: Path, given: argparse.Namespace, key: str) -> int:
     if LIBRARY.is_dir():
         # The script's processes find it by this.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(LIBRARY), os.environ.get("PYTHONPATH"))))
-    if os.environ.get("PACELINE_RUN_ID"):
-        # By this the service's supervisor reaches the node where it can't look up the node's name.
+    if is_run:
+        # By this the service's supervisor finds the server, also where it can't look up the node's name
+        # (`paceline.services.away`).
+        address = "-"
         with contextlib.suppress(OSError):
-            print(f"this node's address: {socket.gethostbyname(socket.gethostname())}", file=sys.stderr, flush=True)
+            address = socket.gethostbyname(socket.gethostname())
+        print(f"paceline: this service listens at port {port} of {address}", file=sys.stderr, flush=True)
     told = folder / "config.json"
     told.write_text(json.dumps(config))
     return run(told)
