@@ -49,7 +49,7 @@ def test_a_service_from_its_deployment_to_its_end(workspace: Workspace, source: 
     assert len(service.get_logs(1).splitlines()) == 1
     # A later edit does not touch what is served.
     (source / "score.py").write_text(BROKEN)
-    with pytest.raises(ServiceFailedError, match=r"answered 500: .*`paceline service logs svc`") as error:
+    with pytest.raises(ServiceFailedError, match=r"answered 500: .*`paceline service logs digits`") as error:
         service.run("no JSON")
     assert error.value.status == 500
 
