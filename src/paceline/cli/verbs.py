@@ -30,6 +30,15 @@ VERBS: dict[str, tuple[str, str]] = {
         "How two runs differ: parameters, code, environment, data, topology, and the first step at which metrics part.",
     ),
     "usage": ("usage", "What runs have held of cores and GPUs, in hours, and how much of it was lost."),
+    "export": (
+        "export",
+        "Write the metrics of runs for other tools: CSV, Parquet, TensorBoard's event files, or a server of MLflow's.",
+    ),
+    "tensorboard": (
+        "export",
+        "TensorBoard over runs, which it follows while they run: their event files, and all their other metrics. "
+        "Ctrl-C ends it.",
+    ),
     "files": ("files", "The files of a run, with their sizes: its outputs and logs, and what was uploaded."),
     "download": ("files", "Copy files of a run to a folder, under their names. A file is there whole, or not at all."),
     "rm": (

@@ -1,0 +1,115 @@
+"""export, tensorboard: runs for other trackers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli import completing
+from paceline.cli.common import folder_of, print_json
+from paceline.cli.shared_options import Json
+from paceline.errors import UserError
+from paceline.runs import read, tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.runs.visible import visible
+from paceline.trackers import export as exports
+from paceline.trackers.board import Board
+
+_KINDS = ("csv", "parquet", "tensorboard", "mlflow")
+
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Runs, or the beginnings of their ids; default: the latest.",
+        metavar="[RUN]...",
+        autocompletion=completing.run_ids,
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("export")(export)
+    app.command("tensorboard")(tensorboard)
+
+
+def export(
+    run_ids: Runs = None,
+    to: Annotated[str, typer.Option("--to", metavar="KIND", help=f"One of {', '.join(_KINDS)}.")] = "csv",
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="PLACE",
+            help="File of csv (default: standard output) or parquet, folder of tensorboard, tracking URI of mlflow.",
+        ),
+    ] = None,
+    experiment: Annotated[
+        str | None, typer.Option("-e", "--experiment", help="With mlflow: the experiment there. Default: the run's.")
+    ] = None,
+    files: Annotated[bool, typer.Option("--files", help="With mlflow: the runs' files too.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Write the metrics of runs for other tools: CSV, Parquet, TensorBoard's event files, or a server of MLflow's."""
+    if to not in _KINDS:
+        raise UserError(f"--to {to!r}: choose one of {', '.join(_KINDS)}.")
+    if to != "mlflow" and (experiment is not None or files):
+        raise UserError(f"--experiment and --files belong to --to mlflow, not to {to}.")
+    if output is None and to != "csv":
+        what = {"parquet": "the file", "tensorboard": "the folder", "mlflow": "the tracking URI"}[to]
+        raise UserError(f"--to {to} needs -o with {what}.")
+    folders = _folders(run_ids)
+    made: list[str] = []
+    if to == "mlflow":
+        made = [exports.to_mlflow(folder, str(output), experiment, files=files) for folder in folders]
+    elif output is None:
+        exports.to_csv(folders, sys.stdout)
+        return 0
+    else:
+        made = _written(to, folders, Path(output))
+    if as_json:
+        print_json({"to": to, "runs": [folder.run_id for folder in folders], "made": made})
+    else:
+        for name in made:
+            print(visible(name))
+    return 0
+
+
+def _written(to: str, folders: list[RunFolder], path: Path) -> list[str]:
+    try:
+        if to == "tensorboard":
+            return [str(place) for place in exports.to_tensorboard(folders, path)]
+        if to == "parquet":
+            exports.to_parquet(folders, path)
+        else:
+            with open(path, "w", newline="") as file:
+                exports.to_csv(folders, file)
+    except OSError as error:
+        raise UserError(f"-o {str(path)!r} can't be written: {error.strerror}.") from error
+    return [str(path)]
+
+
+def tensorboard(
+    run_ids: Runs = None,
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65535, help="Where it listens, on this machine alone.")
+    ] = 6006,
+) -> int:
+    """TensorBoard over runs, which it follows while they run: their event files, and all their other metrics. Ctrl-C ends it."""
+    folders = _folders(run_ids)
+    names = [tags_and_properties.read(folder.notes).display_name or folder.run_id for folder in folders]
+    # Names are people's, and become names of folders.
+    plain = [
+        name if name.replace("-", "").replace("_", "").isalnum() and names.count(name) == 1 else None for name in names
+    ]
+    return Board({name or folder.run_id: folder for name, folder in zip(plain, folders, strict=True)}, port).run()
+
+
+def _folders(run_ids: list[str] | None) -> list[RunFolder]:
+    folders = list(dict.fromkeys(folder_of(run_id) for run_id in run_ids or (None,)))
+    for folder in folders:
+        read.record(folder)  # which brings the folder up to date where the run is elsewhere
+    return folders

@@ -1,0 +1,141 @@
+"""TensorBoard over runs: the event files that their scripts have written, and all other metrics as event files beside them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.errors import UserError
+from paceline.runs import series
+from paceline.runs.folder import RunFolder
+from paceline.system import processes
+from paceline.trackers.event_file import EventFile, is_event_file
+from paceline.trackers.export import event_writer
+
+#: How often new values of a run are handed on; TensorBoard itself looks every 5 s.
+_LOOK_S = 2.0
+
+
+class Board:
+    """TensorBoard's program over these runs, which it follows while they run.
+
+    folders: name that is shown -> run. port: where it listens, on this machine alone.
+
+    Raises:
+        UserError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folders: Mapping[str, RunFolder], port: int = 6006) -> None:
+        program = Path(sys.executable).with_name("tensorboard")
+        found = str(program) if program.exists() else shutil.which("tensorboard")
+        if found is None:
+            raise UserError("TensorBoard is not installed: pip install 'paceline[tensorboard]'.")
+        self._program, self._folders, self._port = found, folders, port
+        self._top = Path(tempfile.mkdtemp(prefix="paceline-tensorboard-"))
+        self._feeds = [Feed(folder, self._top / name) for name, folder in folders.items()]
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._feed, daemon=True)
+
+    def command(self) -> list[str]:
+        return [self._program, "--logdir", str(self._top), "--port", str(self._port), "--host", "127.0.0.1"]
+
+    def run(self) -> int:
+        """Serve until Ctrl-C or SIGTERM; TensorBoard's exit code. Nothing of it is left."""
+        process = None
+        try:
+            signal.signal(signal.SIGTERM, _interrupt)
+            self.look()
+            # No thread is there yet, so none can hold a lock that the new process would wait for.
+            process = subprocess.Popen(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
+            )
+            self._thread.start()
+            return process.wait()
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            if process is not None and process.poll() is None:
+                process.terminate()
+                process.wait()
+            self.close()
+
+    def look(self) -> None:
+        """Hand on what is new."""
+        for feed in self._feeds:
+            feed.look()
+
+    def close(self) -> None:
+        """Remove what was made for it."""
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        shutil.rmtree(self._top, ignore_errors=True)
+
+    def _feed(self) -> None:
+        while not self._is_over.wait(_LOOK_S):
+            self.look()
+
+
+class Feed:
+    """One run for TensorBoard, in the folder `top`: links to its folders of event files, and files of what these do not have."""
+
+    def __init__(self, folder: RunFolder, top: Path) -> None:
+        self._run, self._top = folder, top
+        self._links: dict[Path, Path] = {}
+        self._there: dict[str, int] = {}
+
+    def look(self) -> None:
+        """Link folders that are new, and write values that are new."""
+        tags = set[str]()
+        for place in event_folders(self._run):
+            # TensorBoard looks below each folder itself.
+            if place not in self._links and not any(above in place.parents for above in self._links):
+                name = os.path.relpath(place, self._run.path).replace(os.sep, "_")
+                self._top.mkdir(parents=True, exist_ok=True)
+                self._links[place] = self._top / name
+                self._links[place].symlink_to(place.absolute(), target_is_directory=True)
+            tags |= _tags(place)
+        write = None
+        for name, one in series.read(self._run.metrics).items():
+            # A tag may have the folder's name before it in the metrics.
+            if name in tags or any(name.endswith(f"/{tag}") for tag in tags):
+                continue
+            numbers = [place for place in enumerate(one) if isinstance(place[1][1], (int, float))]
+            for number, (step, value, time) in numbers[self._there.get(name, 0) :]:
+                write = write or event_writer(self._top / "metrics")
+                write(name, number if step is None else step, float(value), time)
+            self._there[name] = len(numbers)
+        if write is not None:
+            write(None, 0, 0.0, 0.0)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def event_folders(folder: RunFolder) -> list[Path]:
+    """The folders of a run that have event files, wherever its script has put them. No link is followed."""
+    found = []
+    for top in (folder.work, folder.outputs, folder.logs, folder.checkpoints):
+        for place, folders, names in os.walk(top):
+            folders.sort()
+            if any(map(is_event_file, names)):
+                found.append(Path(place))
+    return found
+
+
+def _tags(place: Path) -> set[str]:
+    tags = set[str]()
+    for name in sorted(os.listdir(place)):
+        if is_event_file(name):
+            tags |= {one.tag for one in EventFile(place / name).new()}
+    return tags

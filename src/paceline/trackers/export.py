@@ -1,0 +1,156 @@
+"""The metrics of runs for other trackers: CSV, Parquet, TensorBoard's event files, a server of MLflow's."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.errors import UserError
+from paceline.runs import artifacts, series
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import json_safe
+from paceline.runs.series import MetricSeries
+
+COLUMNS = ("run_id", "metric", "step", "value", "time", "rank", "attempt")
+#: MLflow's own limit for a batch.
+_BATCH = 1000
+
+
+def rows(folders: Sequence[RunFolder]) -> Iterator[tuple[Any, ...]]:
+    """A row of `COLUMNS` for each value that is a number, a text or a bool. time: seconds since 1970."""
+    for folder in folders:
+        for name, one in series.read(folder.metrics).items():
+            for place in _places(one):
+                yield (folder.run_id, name, *place)
+
+
+def _places(one: MetricSeries) -> Iterator[tuple[Any, ...]]:
+    columns = zip(one.steps, one.values, one.times, one.ranks, one.attempts, strict=True)
+    return (place for place in columns if isinstance(place[1], (int, float, str)))
+
+
+def to_csv(folders: Sequence[RunFolder], out: IO[str]) -> None:
+    # Its own line ends are those of Windows, whose first half many tools take for a part of the last field.
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(rows(folders))
+
+
+def to_parquet(folders: Sequence[RunFolder], path: Path) -> int:
+    """How many rows were written. Texts are in the column `text`, numbers in `value`.
+
+    Raises:
+        UserError: pandas or pyarrow is not installed.
+    """
+    try:
+        import pandas
+        import pyarrow  # type: ignore[import-untyped,unused-ignore]  # noqa: F401 - by which pandas writes it
+    except ImportError as error:
+        raise UserError("--to parquet needs pandas and pyarrow: pip install 'paceline[tabular]'.") from error
+    frame = pandas.DataFrame(rows(folders), columns=[*COLUMNS])
+    is_text = frame["value"].map(lambda value: isinstance(value, str))
+    frame["text"] = frame["value"].where(is_text).astype("string")
+    frame["value"] = pandas.to_numeric(frame["value"].mask(is_text), errors="coerce").astype("float64")
+    frame["step"] = frame["step"].astype("Int64")
+    frame["time"] = pandas.to_datetime(frame["time"].astype("float64"), unit="s", utc=True)
+    frame.to_parquet(path, index=False)
+    return len(frame)
+
+
+def to_tensorboard(
+    folders: Sequence[RunFolder], top: Path, only: Callable[[str], bool] = lambda name: True
+) -> list[Path]:
+    """The folders of event files, `<top>/<run id>`; of several ranks each has one below. only: metrics by name.
+
+    Values without a step are counted from 0.
+
+    Raises:
+        UserError: tensorboard is not installed.
+    """
+    made = []
+    for folder in folders:
+        found = {name: one for name, one in series.read(folder.metrics).items() if only(name)}
+        ranks = sorted({rank for one in found.values() for rank in one.ranks})
+        for rank in ranks:
+            place = top / folder.run_id / f"rank_{rank}" if len(ranks) > 1 else top / folder.run_id
+            write = event_writer(place)
+            for name, one in found.items():
+                mine = (place for place in _places(one) if place[3] == rank and not isinstance(place[1], str))
+                for number, (step, value, time, _, _) in enumerate(mine):
+                    write(name, number if step is None else step, float(value), time if math.isfinite(time) else 0.0)
+            write(None, 0, 0.0, 0.0)
+            made.append(place)
+    return made
+
+
+def event_writer(place: Path) -> Callable[[str | None, int, float, float], None]:
+    """A function that writes (tag, step, value, time) into a new event file in this folder; a tag of None closes it.
+
+    Raises:
+        UserError: tensorboard is not installed.
+    """
+    # By this it does not load TensorFlow, which takes ten seconds, where that is installed.
+    sys.modules.setdefault("tensorboard.compat.notf", type(sys)("notf"))
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise UserError("TensorBoard's event files need tensorboard: pip install 'paceline[tensorboard]'.") from error
+    place.mkdir(parents=True, exist_ok=True)
+    writer = EventFileWriter(str(place))
+
+    def write(tag: str | None, step: int, value: float, time: float) -> None:
+        if tag is None:
+            writer.close()
+            return
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+        writer.add_event(Event(step=step, wall_time=time, summary=summary))
+
+    return write
+
+
+def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, files: bool = False) -> str:
+    """Copy the run to a tracking server of MLflow's, or a store such as `sqlite:///runs.db`; the id that it has there.
+
+    experiment: its name there; default the run's own. files: with its outputs.
+
+    Raises:
+        UserError: mlflow is not installed, or it refuses.
+    """
+    try:
+        import mlflow
+        from mlflow.entities import Metric, Param, RunTag
+
+        from paceline.trackers import mlflow_view
+    except ImportError as error:
+        raise UserError("--to mlflow needs mlflow: pip install 'paceline[mlflow]'.") from error
+    found = mlflow_view.run(folder)
+    name = experiment or found.info.experiment_id
+    try:
+        client = mlflow.MlflowClient(uri)
+        there = client.get_experiment_by_name(name)
+        place = there.experiment_id if there is not None else client.create_experiment(name)
+        tags = {**found.data.tags, "paceline.run_id": folder.run_id}
+        made = client.create_run(place, found.info.start_time, run_name=found.info.run_name)
+        run_id: str = made.info.run_id
+        params = [Param(key, value[:6000]) for key, value in found.data.params.items()]
+        for at in range(0, len(params), 100):
+            client.log_batch(run_id, params=params[at : at + 100])
+        client.log_batch(run_id, tags=[RunTag(key, value[:8000]) for key, value in tags.items()])
+        values = [one for metric in series.read(folder.metrics) for one in mlflow_view.history(folder, metric)]
+        for at in range(0, len(values), _BATCH):
+            batch = [Metric(one.key, one.value, one.timestamp, one.step) for one in values[at : at + _BATCH]]
+            client.log_batch(run_id, metrics=batch)
+        if files:
+            for file, path in artifacts.files(folder):
+                client.log_artifact(run_id, str(path), file.rpartition("/")[0] or None)
+        if found.info.end_time:
+            client.set_terminated(run_id, found.info.status, found.info.end_time)
+    except mlflow.MlflowException as error:
+        raise UserError(f"--to mlflow: {uri} refuses run {folder.run_id}: {json_safe(str(error))}") from error
+    return run_id

@@ -1,0 +1,123 @@
+"""Runs for other trackers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import UserError
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricLog
+from paceline.trackers.board import Feed, event_folders
+from paceline.trackers.event_file import EventFile
+from paceline.trackers.export import event_writer, to_csv, to_mlflow, to_parquet, to_tensorboard
+from tests.helpers import make_job, make_run
+
+MLFLOW = """
+import sys
+from paceline.runs.folder import RunFolder
+from pathlib import Path
+from paceline.trackers.export import to_mlflow
+import mlflow
+folder, uri = RunFolder(Path(sys.argv[1])), sys.argv[2]
+made = to_mlflow(folder, uri, "copies", files=True)
+client = mlflow.MlflowClient(uri)
+run = client.get_run(made)
+assert client.get_experiment(run.info.experiment_id).name == "copies"
+assert run.data.params == {"lr": "0.1"}
+assert run.data.tags["paceline.run_id"] == folder.run_id
+assert [(one.step, one.value) for one in client.get_metric_history(made, "loss")] == [(0, 1.0), (0, 2.0), (1, 0.5)]
+assert [one.path for one in client.list_artifacts(made, "outputs")] == ["outputs/model.txt"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder, fd = make_run(tmp_path / "runs", job=make_job(arguments=("--lr", "0.1")))
+    os.close(fd)
+    log = MetricLog(folder.metric_log(0))
+    for step, value in enumerate((1.0, 0.5)):
+        log.scalar("loss", value, step, 12.5 + step)
+    log.scalar("stage", "warm", None, 20.0)
+    log.other("image", "picture", "images/a.png")
+    MetricLog(folder.metric_log(1)).scalar("loss", 2.0, 0, 13.0)
+    (folder.outputs / "model.txt").write_text("weights")
+    return folder
+
+
+def test_every_value_is_a_row(folder: RunFolder, tmp_path: Path) -> None:
+    out = io.StringIO()
+    to_csv([folder], out)
+    rows = list(csv.DictReader(io.StringIO(out.getvalue())))
+    found = [(row["metric"], row["step"], row["value"], row["time"], row["rank"]) for row in rows]
+    assert found == [
+        ("loss", "0", "1.0", "12.5", "0"),
+        ("loss", "0", "2.0", "13.0", "1"),
+        ("loss", "1", "0.5", "13.5", "0"),
+        ("stage", "", "warm", "20.0", "0"),
+        ("picture", "", "images/a.png", rows[4]["time"], "0"),
+    ]
+    import pandas
+
+    assert to_parquet([folder], tmp_path / "a.parquet") == 5
+    frame = pandas.read_parquet(tmp_path / "a.parquet")
+    assert list(frame["value"])[:3] == [1.0, 2.0, 0.5]
+    assert (frame["text"][3], str(frame["time"][0])) == ("warm", "1970-01-01 00:00:12.500000+00:00")
+
+
+def test_event_files_have_the_values_of_each_rank_with_step_and_time(folder: RunFolder, tmp_path: Path) -> None:
+    first, second = to_tensorboard([folder], tmp_path / "tb")
+    assert [place.relative_to(tmp_path / "tb" / folder.run_id).name for place in (first, second)] == [
+        "rank_0",
+        "rank_1",
+    ]
+    (file,) = first.iterdir()
+    assert [tuple(one) for one in EventFile(file).new()] == [("loss", 0, 1.0, 12.5), ("loss", 1, 0.5, 13.5)]
+    (file,) = second.iterdir()
+    assert [tuple(one) for one in EventFile(file).new()] == [("loss", 0, 2.0, 13.0)]
+
+
+def test_mlflow_gets_parameters_every_value_and_the_files(folder: RunFolder, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MLFLOW, str(folder.path), (tmp_path / "mlruns").as_uri()],
+        env={**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_place_that_mlflow_does_not_know_is_named(folder: RunFolder) -> None:
+    with pytest.raises(UserError, match="--to mlflow: nowhere://x refuses run"):
+        to_mlflow(folder, "nowhere://x")
+
+
+def test_tensorboard_is_fed_with_a_run_s_own_event_files_and_what_they_do_not_have(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    write = event_writer(folder.work / "runs" / "a")
+    write("loss", 0, 1.0, 12.5)
+    write(None, 0, 0.0, 0.0)
+    below = event_writer(folder.work / "runs" / "a" / "b")
+    below("deeper", 0, 1.0, 12.5)
+    below(None, 0, 0.0, 0.0)
+    assert event_folders(folder) == [folder.work / "runs" / "a", folder.work / "runs" / "a" / "b"]
+    log = MetricLog(folder.metric_log(0))
+    log.scalar("mine", 3.0, 1)
+    feed = Feed(folder, tmp_path / "top")
+    feed.look()
+    log.scalar("mine", 4.0, 2)
+    feed.look()
+    feed.look()
+    assert (tmp_path / "top" / "work_runs_a").resolve() == folder.work / "runs" / "a"
+    assert sorted(place.name for place in (tmp_path / "top").iterdir()) == ["metrics", "work_runs_a"]
+    files = sorted((tmp_path / "top" / "metrics").iterdir())
+    found = sorted((one.tag, one.step, one.value) for file in files for one in EventFile(file).new())
+    assert found == [("mine", 1, 3.0), ("mine", 2, 4.0)]
