@@ -67,6 +67,7 @@ class _Script:
     max_restarts: how many times a run starts over that has lost a node, a worker or its launcher, was preempted or found
         a port taken. restart_on_exception: also after an exception of the script's own.
     log_limit: what is kept of each worker's log, its first and last parts, in bytes or as "500MB"; None or 0 for all.
+    notify: who is told when the run ends: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh"; or a list.
 
     Raises:
         JobError: a value is wrong; the message names it, the rule and what to write instead.
@@ -102,6 +103,7 @@ class _Script:
     max_restarts: int = 0
     restart_on_exception: bool = False
     log_limit: int | str | None = DEFAULT_LIMIT
+    notify: Sequence[str] | str | None = None
 
     framework: ClassVar[str | None] = None
     backends: ClassVar[tuple[str, ...]] = ()
@@ -186,6 +188,7 @@ class _Script:
             "max_restarts": self.max_restarts,
             "restart_on_exception": self.restart_on_exception,
             "log_limit": log_limit(self.log_limit),
+            "notify": (self.notify,) if isinstance(self.notify, str) else self.notify or (),
         }
         return Job(**(values | self._distribution()))
 

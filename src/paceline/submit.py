@@ -23,6 +23,7 @@ from paceline.job.data_reference import DataReference
 from paceline.job.entry import entry_file
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
+from paceline.job.notify import key_of, place_of
 from paceline.job.secret_values import looks_secret
 from paceline.launchers import get_launcher
 from paceline.runs import states, store, tags_and_properties
@@ -208,7 +209,7 @@ def submit_again(folder: RunFolder, values: Mapping[str, str]) -> None:
     target = described.make()
     for path in (folder.engine, folder.gone, folder.snapshot):
         path.unlink(missing_ok=True)
-    if job.secrets:
+    if values:
         write_json(folder.secrets, dict(values), mode=PRIVATE)
     record = dataclasses.replace(
         record, status=states.NOT_STARTED, failure=None, exit_code=None, ended_utc=None, owner=store.owner()
@@ -342,16 +343,18 @@ def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
     Raises:
         JobError: some are nowhere to be had; all of them are named.
     """
-    if not job.secrets:
+    addresses = {key_of(one): where for one in job.notify if (where := place_of(one)) is not None}
+    places = {**job.secrets, **addresses}
+    if not places:
         return {}
     from paceline.data.stores.credentials import read_place
 
     # All are looked for before any is complained of, so that one message names everything that has to be set.
-    values, missing = {name: given[name] for name in job.secrets if name in given}, []
-    for name in job.secrets:
+    values, missing = {name: given[name] for name in places if name in given}, []
+    for name, place in places.items():
         if name not in values:
             try:
-                values[name] = read_place(job.secrets[name])
+                values[name] = read_place(place)
             except DataError as error:
                 missing.append(f"{name}: {error}")
     if missing:

@@ -40,6 +40,7 @@ def descriptions(draw: st.DrawFn, folder: Path) -> dict[str, Any]:
         "grace_period_seconds": st.just(0.0) | st.integers(1, 10**6).map(float),
         "max_restarts": st.integers(1, 3),
         "log_limit": st.sampled_from(["500MB", "0"]),
+        "notify": st.lists(st.sampled_from(["mail:a@b.c", "slack:env:HOOK", "command:./told.sh 'a b'"])),
         "custom_docker_image": st.just("lab/torch:2"),
         "tags": st.dictionaries(NAMES, st.none() | WORDS, max_size=3),
     }

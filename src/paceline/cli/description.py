@@ -117,6 +117,8 @@ def asked(description: Mapping[str, Any]) -> Asked:
             given["gpu_share"] = float(said["gpu_share"])
     if "log_limit" in said:
         given["log_limit"] = log_limit(said["log_limit"])
+    if said.get("notify"):
+        given["notify"] = tuple(said["notify"])
     job = Job(
         **{"entry_script": "", **given},
         **_counts(said, backend),

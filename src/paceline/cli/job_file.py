@@ -69,6 +69,7 @@ KEYS = {
     "max_restarts": _COUNT,
     "restart_on_exception": _FLAG,
     "log_limit": _TEXT,
+    "notify": _TEXTS,
     "tags": _PAIRS,
 }
 #: What options are called here, and what other programs call the same, where it is neither the same nor nearly so.

@@ -147,6 +147,14 @@ RUN = (
         int,
         key="parameter_server_count",
     ),
+    VerbOption(
+        "--notify",
+        "Told when the run ends: mail:ADDRESS, command:WORDS, or slack:, teams:, webhook: and the place of a URL, such as "
+        "env:SLACK_URL; may be repeated.",
+        "WHOM",
+        list,
+        key="notify",
+    ),
     JSON,
     VerbOption("--dry-run", "Print the job, its commands and environment; start nothing.", type=bool),
     VerbOption("--yaml", "With --dry-run: print the job as a file for `paceline run`.", type=bool),

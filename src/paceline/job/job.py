@@ -17,6 +17,7 @@ from typing import Any
 from paceline.errors import JobError
 from paceline.job.data_reference import PATH_VARIABLES, DataReference
 from paceline.job.environment import EnvironmentSpec
+from paceline.job.notify import check_notify
 from paceline.job.secret_values import Secret, check_place, shown
 from paceline.system.gaps import DEFAULT_LIMIT, LEAST_LIMIT
 
@@ -85,6 +86,7 @@ class Job:
     grace_period_seconds: between SIGTERM and SIGKILL.
     max_restarts: further attempts after a node, a worker or a launcher was lost, after preemption or a clash of ports;
         restart_on_exception: after the script's own exception as well.
+    notify: who is told of the run's end (`paceline.job.notify`): "mail:ann@example.com", "slack:env:SLACK_URL".
     log_limit: bytes that are kept of each worker's log, its first and last parts; 0 for no limit.
 
     Raises:
@@ -114,6 +116,7 @@ class Job:
     max_restarts: int = 0
     restart_on_exception: bool = False
     log_limit: int = DEFAULT_LIMIT
+    notify: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_entry(self.entry_script, self.entry_module)
@@ -134,6 +137,7 @@ class Job:
         _check_inputs(self)
         _check_files(self.files)
         _check_log_limit(self.log_limit)
+        object.__setattr__(self, "notify", check_notify(self.notify))
         if self.gpu_visibility not in GPU_VISIBILITIES:
             raise JobError(f"gpu_visibility={self.gpu_visibility!r}: write 'worker' or 'node'.")
         if not isinstance(self.restart_on_exception, bool):
@@ -189,7 +193,9 @@ class Job:
         if not self.secrets:
             return self
         # Without its secrets, for a job refuses a name that has both a value and a place.
-        return replace(self, environment_variables={**self.environment_variables, **values}, secrets={})
+        # A run's values have addresses for `notify` beside them, which are none of the workers'.
+        own = {name: value for name, value in values.items() if name in self.secrets}
+        return replace(self, environment_variables={**self.environment_variables, **own}, secrets={})
 
     def shown(self) -> dict[str, Any]:
         """`to_json` for people's eyes: values of variables that look like secrets are hidden."""
@@ -205,6 +211,7 @@ class Job:
             "secrets": dict(self.secrets),
             "inputs": [reference.to_json() for reference in self.inputs],
             "files": dict(self.files),
+            "notify": list(self.notify),
         }
         return {"version": JOB_VERSION, **values}
 

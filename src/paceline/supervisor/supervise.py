@@ -12,7 +12,7 @@ import traceback
 from typing import Any
 
 from paceline.errors import EngineError, TargetError, UserError
-from paceline.runs import left_out, remote_status, states, work_dir
+from paceline.runs import left_out, remote_status, states, store, work_dir
 from paceline.runs.containers import remove_containers
 from paceline.runs.failure import (
     EXIT_CANCELED,
@@ -25,6 +25,7 @@ from paceline.runs.failure import (
 from paceline.runs.folder import RunFolder
 from paceline.runs.input_links import unlink_inputs
 from paceline.runs.record import RunRecord, utc_now
+from paceline.supervisor import notify
 from paceline.supervisor.attempt import run_attempt
 from paceline.supervisor.diagnosis.evidence import alone_text
 from paceline.supervisor.diagnosis.retries import NODES_GONE, is_retried
@@ -150,18 +151,32 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
         run.to(states.QUEUED, waiting_for="interrupted by the engine", scratch_dir=None)
     elif outcome.stopped == "cancel":
         say(f"canceled. {outcome.stalled}" if outcome.stalled else "canceled")
-        run.to(states.CANCELED, exit_code=EXIT_CANCELED, canceled_by=_canceled_by(run), **changes)
+        _end(run, states.CANCELED, exit_code=EXIT_CANCELED, canceled_by=_canceled_by(run), **changes)
     elif outcome.stopped == "time_limit":
         by_engine = run.wake.stopped_by == signal.SIGUSR2
         report = _time_limit_report(run.record, outcome.stalled, by_engine=by_engine)
-        run.to(states.FAILED, failure=report, exit_code=EXIT_TIME_LIMIT, **changes)
+        _end(run, states.FAILED, failure=report, exit_code=EXIT_TIME_LIMIT, **changes)
     elif outcome.failure is not None:
         say(outcome.failure.message)
-        run.to(states.FAILED, failure=outcome.failure, exit_code=outcome.failure.exit_code, **changes)
+        _end(run, states.FAILED, failure=outcome.failure, exit_code=outcome.failure.exit_code, **changes)
     else:
         if (warning := alone_text(run.job, run.folder, len(run.record.attempts))) is not None:
             run.warn(warning)
-        run.to(states.COMPLETED, exit_code=0, **changes)
+        _end(run, states.COMPLETED, exit_code=0, **changes)
+
+
+def _end(run: Supervision, status: str, **changes: Any) -> None:
+    """Tell whoever wants to know, then write the end: a final record is never written again, and what went wrong in the telling
+    has to be in it. All else of the run is gone and given back by now."""
+    if run.job.notify:
+        # As `store.change` will have it.
+        if status == states.CANCELED and (failed := store.failed_by_hand(run.folder)) is not None:
+            status, changes = states.FAILED, {**changes, **failed}
+        run.waiting("telling of its end")
+        for why in notify.tell(run.folder, dataclasses.replace(run.record, status=status, **changes), run.secrets):
+            run.warn(why)
+        changes["waiting_for"] = None
+    run.to(status, **changes)
 
 
 def _fail_internally(run: Supervision, error: BaseException) -> None:
@@ -189,7 +204,7 @@ def _fail_internally(run: Supervision, error: BaseException) -> None:
         ),
         see=f"cat {run.folder.driver_log}",
     )
-    run.to(states.FAILED, failure=report, exit_code=1, ended_utc=ended_utc, scratch_dir=None)
+    _end(run, states.FAILED, failure=report, exit_code=1, ended_utc=ended_utc, scratch_dir=None)
 
 
 def _canceled_by(run: Supervision) -> str:

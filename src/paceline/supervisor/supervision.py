@@ -51,8 +51,8 @@ class Supervision:
         self.record: RunRecord = store.stored(folder)
         assert self.record.job is not None, "only submitted runs have a supervisor"
         self.job: Job = self.record.job
-        #: The values of the job's secrets.
-        self.secrets: Mapping[str, str] = read_json(folder.secrets) or {} if self.job.secrets else {}
+        #: The values of the job's secrets, and the addresses of those who are told of the end.
+        self.secrets: Mapping[str, str] = read_json(folder.secrets) or {} if self.job.secrets or self.job.notify else {}
         self.target: Target | None = None
         self.nodes: Nodes | None = None
         self.seen: RemotePaths | None = None

@@ -62,6 +62,11 @@ def submit_sweep(
     check(job, workspace_dir)
     described = configured.read(workspace_dir, job.compute_target)
     _check_target(spec, described)
+    if job.notify:
+        raise SweepError(
+            f"notify={list(job.notify)!r} of a sweep: each of its trials would tell of its end. Leave it out, and let the shell "
+            "tell of the sweep's: paceline sweep run ... && ./told.sh."
+        )
     check_points(job, spec, source.directory)
     results = known_results(spec, workspace_dir / "runs")
     if results and ":" not in spec.sampler:

@@ -1,0 +1,74 @@
+"""Whom a run tells that it has ended: the forms in which that is written, and what of them may be recorded.
+
+    slack:env:SLACK_URL     teams:keyring:hooks/me     webhook:file:~/.hook     mail:ann@example.com     command:./told.sh --all
+
+A webhook's URL is a secret: whoever has it can write there. So it is named by its place, as the secrets of a job are.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from paceline.errors import JobError
+from paceline.job.secret_values import KINDS
+
+#: Told by an address that is a secret.
+HOOKS = ("slack", "teams", "webhook")
+FORMS = "slack:PLACE, teams:PLACE, webhook:PLACE, mail:ADDRESS, command:WORDS"
+
+_ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"-][^\s@,;:<>()\[\]\\\"]*@[^\s@,;:<>()\[\]\\\"]+")
+
+
+def check_notify(given: object) -> tuple[str, ...]:
+    """What was given, if each of it is of one of the forms.
+
+    Raises:
+        JobError: one is not. A URL is not shown.
+    """
+    if isinstance(given, str) or not isinstance(given, (list, tuple)):
+        raise JobError(f"notify={given!r} is not a list of texts. Write notify=['mail:ann@example.com'].")
+    for one in given:
+        if not isinstance(one, str):
+            raise JobError(f"notify has {one!r}, which is no text. Write one of {FORMS}.")
+        _check(one)
+    return tuple(given)
+
+
+def place_of(one: str) -> str | None:
+    """Where the address lies, "env:SLACK_URL"; None of a form whose address is no secret."""
+    kind, _, rest = one.partition(":")
+    return rest if kind in HOOKS else None
+
+
+def key_of(one: str) -> str:
+    """The name under which the address is among the values of a run's secrets: no variable has such a name."""
+    return f"notify {one}"
+
+
+def _check(one: str) -> None:
+    kind, _, rest = one.partition(":")
+    if "://" in one and kind != "command":
+        raise JobError(
+            "notify: a webhook's URL is a secret, and is not recorded or shown. Name the place that holds it: "
+            "slack:env:SLACK_URL, with the URL in that variable of your shell (or keyring:service/user, file:PATH)."
+        )
+    if kind in HOOKS:
+        where, _, name = rest.partition(":")
+        if where not in KINDS or not name or (where == "keyring" and "/" not in name):
+            raise JobError(
+                f"notify={one!r}: {kind}: is followed by the place of the URL, {kind}:env:VARIABLE, {kind}:keyring:service/user "
+                f"or {kind}:file:PATH."
+            )
+    elif kind == "mail":
+        if not _ADDRESS.fullmatch(rest):
+            raise JobError(f"notify={one!r}: {rest!r} is no address. Write mail:ann@example.com.")
+    elif kind == "command":
+        try:
+            words = shlex.split(rest)
+        except ValueError as error:
+            raise JobError(f"notify={one!r}: {error}.") from None
+        if not words:
+            raise JobError(f"notify={one!r} has no command. Write command:./told.sh.")
+    else:
+        raise JobError(f"notify={one!r}: {kind!r} is unknown. Write one of {FORMS}.")

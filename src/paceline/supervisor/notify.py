@@ -1,0 +1,200 @@
+"""Tells of a run's end: by a webhook, the user's own sendmail or a command, all at once, and none for longer than a minute.
+
+Slack: https://api.slack.com/messaging/webhooks. Teams: an Adaptive Card, as the workflows take it that replaced connectors,
+https://learn.microsoft.com/power-automate/teams/create-adaptive-cards.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from email.message import EmailMessage
+from typing import Any
+
+from paceline.job.notify import key_of
+from paceline.runs import tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.runs.follow import end_text
+from paceline.runs.record import RunRecord
+from paceline.runs.visible import visible
+
+_HOOK_S = 10.0
+_COMMAND_S = 60.0
+#: Lines of the failure report.
+_LINES = 15
+#: Where it is by custom, and not always on a batch job's PATH.
+_SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
+
+
+def tell(folder: RunFolder, record: RunRecord, addresses: Mapping[str, str]) -> list[str]:
+    """Tell all of `record.job.notify` that the run has ended as this record says; why any could not be told, a sentence each.
+
+    addresses: by `key_of`, the URLs of webhooks. None of them is in a sentence.
+    """
+    wanted = record.job.notify if record.job else ()
+    if not wanted:
+        return []
+    said = Said(folder, record)
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        results = pool.map(lambda one: _told(one, said, addresses.get(key_of(one))), wanted)
+        return [
+            f"{one.partition(':')[0]} was not told of the run's end ({one}): {why}"
+            for one, why in zip(wanted, results, strict=True)
+            if why is not None
+        ]
+
+
+class Said:
+    """What is told of a run: a title, and on failure the first lines of the report."""
+
+    def __init__(self, folder: RunFolder, record: RunRecord) -> None:
+        name = tags_and_properties.read(folder.notes).display_name
+        self.record, self.folder = record, folder
+        self.name = name or record.run_id
+        self.title = visible(f"{self.name}: {end_text(record)}")
+        report = visible(str(record.failure), lines=True).splitlines() if record.failure else []
+        self.report = "\n".join([*report[:_LINES], *(["..."] if len(report) > _LINES else [])])
+        self.facts = {
+            "run": record.run_id,
+            "experiment": record.experiment,
+            "target": record.target or "",
+            "more": f"paceline show {record.run_id}",
+        }
+
+    def text(self) -> str:
+        """All of it as plain text."""
+        facts = "\n".join(f"{name}: {value}" for name, value in self.facts.items() if value)
+        return "\n\n".join(part for part in (self.title, self.report, facts) if part)
+
+    def to_json(self) -> dict[str, Any]:
+        record = self.record
+        failure = {"cause": record.failure.cause, "message": record.failure.message} if record.failure else None
+        return {
+            "run_id": record.run_id,
+            "display_name": self.name,
+            "experiment": record.experiment,
+            "status": record.status,
+            "target": record.target,
+            "exit_code": record.exit_code,
+            "duration_s": record.duration_s,
+            "failure": failure,
+            "text": self.text(),
+        }
+
+
+def slack_message(said: Said) -> dict[str, Any]:
+    """A message for Slack: of its marks only a bold title and a block of code."""
+
+    def plain(text: str) -> str:
+        return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+    report = f"\n```{plain(said.report.replace('```', ' ` ` ` '))}```" if said.report else ""
+    facts = "\n".join(plain(f"{name}: {value}") for name, value in said.facts.items() if value)
+    return {"text": f"*{plain(said.title)}*{report}\n{facts}"}
+
+
+def teams_message(said: Said) -> dict[str, Any]:
+    """A message for a workflow of Teams."""
+    body: list[dict[str, Any]] = [{"type": "TextBlock", "text": said.title, "weight": "Bolder", "wrap": True}]
+    if said.report:
+        body.append({"type": "TextBlock", "text": said.report, "fontType": "Monospace", "wrap": True})
+    facts = [{"title": name, "value": value} for name, value in said.facts.items() if value]
+    body.append({"type": "FactSet", "facts": facts})
+    card = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": body,
+    }
+    return {
+        "type": "message",
+        "attachments": [{"contentType": "application/vnd.microsoft.card.adaptive", "content": card}],
+    }
+
+
+_MESSAGES = {"slack": slack_message, "teams": teams_message, "webhook": Said.to_json}
+
+
+def _told(one: str, said: Said, address: str | None) -> str | None:
+    """Tell one; None, or why that could not be done."""
+    kind, _, rest = one.partition(":")
+    try:
+        if kind == "mail":
+            return _mail(rest, said)
+        if kind == "command":
+            return _command(shlex.split(rest), said)
+        if address is None:
+            return "its URL is not in the run's folder any more."
+        return _post(address, _MESSAGES[kind](said))
+    # Whatever it is, the run has ended as it has.
+    except Exception as error:
+        return f"{type(error).__name__}."
+
+
+def _post(url: str, message: Mapping[str, Any]) -> str | None:
+    if not url.startswith(("https://", "http://")):
+        return "what lies there is no URL of http or https."
+    headers = {"Content-Type": "application/json", "User-Agent": "paceline"}
+    try:
+        request = urllib.request.Request(url, data=json.dumps(message).encode(), headers=headers, method="POST")
+        with urllib.request.urlopen(request, timeout=_HOOK_S):
+            return None
+    except urllib.error.HTTPError as error:
+        return f"it answered {error.code}."
+    except urllib.error.URLError as error:
+        # The reason alone: the error's own text may have the URL.
+        return f"{error.reason}."
+    except TimeoutError:
+        return f"it did not answer within {_HOOK_S:g} s."
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return f"{type(error).__name__}."
+
+
+def _mail(to: str, said: Said) -> str | None:
+    program = shutil.which("sendmail") or next((path for path in _SENDMAIL if os.access(path, os.X_OK)), None)
+    if program is None:
+        return f"there is no sendmail on {os.uname().nodename}."
+    message = EmailMessage()
+    message["To"] = to
+    message["Subject"] = " ".join(said.title.split())[:200]
+    message.set_content(said.text())
+    # -t takes the receiver from the message, -oi does not end it at a line with a single dot.
+    return _run([program, "-t", "-oi"], message.as_bytes(), None)
+
+
+def _command(words: list[str], said: Said) -> str | None:
+    record = said.record
+    variables = {
+        "PACELINE_RUN_ID": record.run_id,
+        "PACELINE_RUN_DIR": str(said.folder.path),
+        "PACELINE_RUN_STATUS": record.status,
+        "PACELINE_RUN_TEXT": said.text(),
+    }
+    return _run(words, json.dumps(said.to_json()).encode(), variables)
+
+
+def _run(words: list[str], given: bytes, variables: Mapping[str, str] | None) -> str | None:
+    # The submitting shell's own; this process's leads to Paceline's library.
+    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PACELINE_SHELL_PYTHONPATH")}
+    if theirs := os.environ.get("PACELINE_SHELL_PYTHONPATH"):
+        own["PYTHONPATH"] = theirs
+    try:
+        done = subprocess.run(
+            words, input=given, env={**own, **(variables or {})}, capture_output=True, timeout=_COMMAND_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"it did not end within {_COMMAND_S:g} s."
+    except OSError as error:
+        return f"{words[0]!r} can't be run: {error.strerror}."
+    if done.returncode == 0:
+        return None
+    last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    return f"it ended with {done.returncode}{f': {visible(last[0])}' if last else ''}."

@@ -1,0 +1,130 @@
+"""What is told of a run's end, and that a telling that fails changes nothing but the warnings."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.runs import states, store
+from paceline.runs.failure import FailureReport
+from paceline.supervisor import notify
+from tests.cli.conftest import Cli, cli
+from tests.helpers import make_job, make_run
+
+__all__ = ["cli"]
+
+
+class Hooks(HTTPServer):
+    """Keeps what is posted; answers 500 to /broken."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, Any]] = []
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Hooks)
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.got.append((self.path, json.loads(data)))
+        self.send_response(500 if self.path == "/broken" else 200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hooks() -> Iterator[Hooks]:
+    server = Hooks()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_each_is_told_in_its_own_form(tmp_path: Path, hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    for name, text in {
+        "sendmail": f"cat > {tmp_path}/mail; echo $@ >> {tmp_path}/mail",
+        "bad": "echo no use >&2; exit 3",
+    }.items():
+        program = tmp_path / "bin" / name
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    hook = {kind: f"{kind}:env:{kind.upper()}" for kind in ("slack", "teams", "webhook")}
+    told = tmp_path / "told"
+    wanted = [
+        *hook.values(),
+        "mail:ann@example.com",
+        f"""command:sh -c 'cat > {told}; echo "$PACELINE_RUN_STATUS" >> {told}'""",
+        "command:bad",
+        "command:/no/such/program",
+        "webhook:env:BROKEN",
+        "webhook:env:NOBODY",
+        "webhook:env:GONE",
+    ]
+    report = FailureReport(
+        cause="exception", message="ValueError: <b> & co", last_lines=tuple(f"line {n}" for n in range(20))
+    )
+    folder, fd = make_run(tmp_path / "runs", job=make_job(notify=wanted))
+    os.close(fd)
+    record = store.change(folder, store.stored(folder), states.FAILED, failure=report, exit_code=1)
+    addresses = {f"notify {one}": f"{hooks.url}/{kind}" for kind, one in hook.items()}
+    addresses |= {
+        "notify webhook:env:BROKEN": f"{hooks.url}/broken",
+        "notify webhook:env:NOBODY": "http://127.0.0.1:1/secret",
+    }
+    wrong = notify.tell(folder, record, addresses)
+
+    got = dict(hooks.got)
+    assert got["/slack"]["text"].startswith(f"*{folder.run_id}: Failed*\n```ValueError: &lt;b&gt; &amp; co\n")
+    assert "line 11" in got["/slack"]["text"]
+    assert "line 12" not in got["/slack"]["text"]  # the first 15 lines of the report
+    card = got["/teams"]["attachments"][0]["content"]
+    assert [block["type"] for block in card["body"]] == ["TextBlock", "TextBlock", "FactSet"]
+    assert got["/webhook"]["failure"] == {"cause": "exception", "message": "ValueError: <b> & co"}
+    mail = (tmp_path / "mail").read_text()
+    assert f"Subject: {folder.run_id}: Failed" in mail
+    assert mail.endswith("-t -oi\n")
+    data, _, status = told.read_text().rpartition("}")
+    assert status == "Failed\n"
+    assert json.loads(f"{data}}}")["run_id"] == folder.run_id
+    assert [text.rpartition("): ")[2] for text in wrong] == [
+        "it ended with 3: no use.",
+        "'/no/such/program' can't be run: No such file or directory.",
+        "it answered 500.",
+        "[Errno 111] Connection refused.",
+        "its URL is not in the run's folder any more.",
+    ]
+    assert not any("/secret" in text or hooks.url in text for text in wrong)
+
+
+def test_a_failed_run_is_told_with_its_report_and_its_record_has_no_url(cli: Cli, hooks: Hooks) -> None:
+    cli.script("raise ValueError('bad batch')\n")
+    words = ["--notify", "webhook:env:HOOK", "--notify", "webhook:env:BROKEN"]
+    assert "HOOK" in cli("run", *words, "src/train.py", code=2).stderr  # named before anything starts
+    environment = {"HOOK": f"{hooks.url}/hook", "BROKEN": f"{hooks.url}/broken"}
+    done = cli("run", *words, "src/train.py", env=environment, code=1)
+    ((_, told),) = [one for one in hooks.got if one[0] == "/hook"]
+    assert (told["status"], told["exit_code"], told["failure"]["cause"]) == ("Failed", 1, "exception")
+    assert "ValueError: bad batch" in told["text"]
+    assert "webhook was not told of the run's end (webhook:env:BROKEN): it answered 500." in done.stderr + done.stdout
+    found = cli.json("show")
+    assert found["status"] == "Failed"
+    assert found["warnings"] == ["webhook was not told of the run's end (webhook:env:BROKEN): it answered 500."]
+    folder = Path(found["folder"])
+    kept = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert not [path for path in kept if hooks.url.encode() in path.read_bytes()]
+    assert not (folder / "secrets.json").exists()
