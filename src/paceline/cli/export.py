@@ -16,7 +16,7 @@ from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
 from paceline.trackers import export as exports
-from paceline.trackers.board import Board
+from paceline.trackers.board import TensorBoard
 
 _KINDS = ("csv", "parquet", "tensorboard", "mlflow")
 
@@ -105,7 +105,7 @@ def tensorboard(
     plain = [
         name if name.replace("-", "").replace("_", "").isalnum() and names.count(name) == 1 else None for name in names
     ]
-    return Board({name or folder.run_id: folder for name, folder in zip(plain, folders, strict=True)}, port).run()
+    return TensorBoard({name or folder.run_id: folder for name, folder in zip(plain, folders, strict=True)}, port).run()
 
 
 def _folders(run_ids: list[str] | None) -> list[RunFolder]:

@@ -23,7 +23,7 @@ from paceline.trackers.export import event_writer
 _LOOK_S = 2.0
 
 
-class Board:
+class TensorBoard:
     """TensorBoard's program over these runs, which it follows while they run.
 
     folders: name that is shown -> run. port: where it listens, on this machine alone.
@@ -39,7 +39,7 @@ class Board:
             raise UserError("TensorBoard is not installed: pip install 'paceline[tensorboard]'.")
         self._program, self._folders, self._port = found, folders, port
         self._top = Path(tempfile.mkdtemp(prefix="paceline-tensorboard-"))
-        self._feeds = [Feed(folder, self._top / name) for name, folder in folders.items()]
+        self._feeds = [RunFeed(folder, self._top / name) for name, folder in folders.items()]
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._feed, daemon=True)
 
@@ -85,7 +85,7 @@ class Board:
             self.look()
 
 
-class Feed:
+class RunFeed:
     """One run for TensorBoard, in the folder `top`: links to its folders of event files, and files of what these do not have."""
 
     def __init__(self, folder: RunFolder, top: Path) -> None:
