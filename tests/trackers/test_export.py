@@ -14,7 +14,7 @@ import pytest
 from paceline.errors import UserError
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
-from paceline.trackers.board import RunFeed, event_folders
+from paceline.trackers.board import FollowedRun, event_folders
 from paceline.trackers.event_file import EventFile
 from paceline.trackers.export import event_writer, to_csv, to_mlflow, to_parquet, to_tensorboard
 from tests.helpers import make_job, make_run
@@ -111,7 +111,7 @@ def test_tensorboard_is_fed_with_a_run_s_own_event_files_and_what_they_do_not_ha
     assert event_folders(folder) == [folder.work / "runs" / "a", folder.work / "runs" / "a" / "b"]
     log = MetricLog(folder.metric_log(0))
     log.scalar("mine", 3.0, 1)
-    feed = RunFeed(folder, tmp_path / "top")
+    feed = FollowedRun(folder, tmp_path / "top")
     feed.look()
     log.scalar("mine", 4.0, 2)
     feed.look()

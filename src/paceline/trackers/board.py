@@ -39,7 +39,7 @@ class TensorBoard:
             raise UserError("TensorBoard is not installed: pip install 'paceline[tensorboard]'.")
         self._program, self._folders, self._port = found, folders, port
         self._top = Path(tempfile.mkdtemp(prefix="paceline-tensorboard-"))
-        self._feeds = [RunFeed(folder, self._top / name) for name, folder in folders.items()]
+        self._feeds = [FollowedRun(folder, self._top / name) for name, folder in folders.items()]
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._feed, daemon=True)
 
@@ -85,7 +85,7 @@ class TensorBoard:
             self.look()
 
 
-class RunFeed:
+class FollowedRun:
     """One run for TensorBoard, in the folder `top`: links to its folders of event files, and files of what these do not have."""
 
     def __init__(self, folder: RunFolder, top: Path) -> None:
