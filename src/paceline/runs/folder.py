@@ -11,6 +11,13 @@ from paceline.errors import FileNameError
 
 # `rank_0.jsonl` is of the first attempt, `rank_0.2.jsonl` of the second.
 _METRIC_LOG = re.compile(r"rank_(\d+)(?:\.(\d+))?\.jsonl", re.ASCII)
+_NODE_LOG = re.compile(r"node_(\d+)\.jsonl", re.ASCII)
+
+
+def node_logs(directory: Path) -> dict[int, Path]:
+    """Node -> the log of how busy it was, below `directory`."""
+    found = ((_NODE_LOG.fullmatch(path.name), path) for path in directory.glob("node_*.jsonl"))
+    return {int(name[1]): path for name, path in found if name}
 
 
 def check_file_name(name: object) -> str:
@@ -224,6 +231,10 @@ class RunFolder:
     def metric_log(self, rank: int, attempt: int = 1) -> Path:
         """A rank's metrics of one attempt: a worker of an earlier one that is cut off, and not dead yet, can't write there."""
         return self.metrics / (f"rank_{rank}.jsonl" if attempt == 1 else f"rank_{rank}.{attempt}.jsonl")
+
+    def node_log(self, node_rank: int) -> Path:
+        """How busy a node was, in the form of a metric log whose steps are seconds since 1970; written by the supervisor."""
+        return self.metrics / f"node_{node_rank}.jsonl"
 
     @property
     def logs(self) -> Path:

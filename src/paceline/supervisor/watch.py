@@ -30,6 +30,7 @@ from paceline.supervisor.diagnosis.findings import Findings, may_have_lost_a_nod
 from paceline.supervisor.disks import DiskWatch
 from paceline.supervisor.execute import ExecCommands
 from paceline.supervisor.in_containers import left_its_container
+from paceline.supervisor.loads import LoadWatch
 from paceline.supervisor.logs import LogWatch, say
 from paceline.supervisor.looks import Looks
 from paceline.supervisor.signals import Wake
@@ -91,6 +92,7 @@ class WorkerWatch:
         self._looks = Looks(launch, folder, nodes, shells, self._about)
         self._exec = ExecCommands(launch, folder, nodes, shells, self._is_there, self._looks)
         self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
+        self._loads = LoadWatch(nodes, folder)
         # The kernel counts its kills for memory since it was started: what came before is not this attempt's.
         self._oom_before = nodes.oom_kills()
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
@@ -101,7 +103,7 @@ class WorkerWatch:
         stopped: str | None = None
         failure: FailureReport | None = None
         self._wake.heed(self._nodes)
-        with closing(self._logs):
+        with closing(self._logs), closing(self._loads):
             try:
                 failure = self._start(commands)
                 if failure is None:
@@ -156,6 +158,7 @@ class WorkerWatch:
                 self._end_gracefully()
                 return reason
             self._disks.look()
+            self._loads.look()
             self._exec.look()
             self._looks.look()
             self._wake.sleep(_TICK_S)

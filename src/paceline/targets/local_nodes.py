@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand
 from paceline.remote.agent.disks import disks_here
+from paceline.remote.agent.load import LoadMeter
 from paceline.remote.agent.oom import oom_kills
 from paceline.runs.folder import RunFolder
 from paceline.system import processes
@@ -35,6 +36,7 @@ class LocalNodes:
         self._give_back, self._new_ports = give_back, new_ports
         self._node_ranks: dict[int, int] = {}
         self._folder: RunFolder | None = None
+        self._meter: LoadMeter | None = None
 
     def send(self, folder: RunFolder, library_dir: Path) -> RemotePaths:
         self._folder = folder
@@ -117,6 +119,13 @@ class LocalNodes:
         assert self._folder is not None, "send comes first"
         found = os.statvfs(self._folder.path)
         return found.f_bavail * found.f_frsize < _REPORT_BYTES
+
+    def loads(self) -> dict[int, dict[str, float]]:
+        """Of the first node alone: all stand in for one machine."""
+        if self._meter is None:
+            gpus = tuple(dict.fromkeys(gpu for node in self.nodes for gpu in node.gpus))
+            self._meter = LoadMeter(gpus or None)
+        return {0: self._meter.look()}
 
     def disks(self, paths: Sequence[str]) -> Mapping[str, tuple[int, int, int]]:
         return disks_here(paths)

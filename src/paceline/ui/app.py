@@ -29,6 +29,7 @@ from paceline.ui.curves import CurveStore
 from paceline.ui.feed import RunFeeds
 from paceline.ui.guard import Guard
 from paceline.ui.index import Index
+from paceline.ui.latest import LatestValues
 from paceline.ui.token import Token
 from paceline.ui.views import actions, compare, listing, places, run, sweep
 
@@ -104,6 +105,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
     app.state.config, app.state.token, app.state.curves = config, token, curves
     app.state.workspace_dir = workspace_dir
     app.state.index = Index(workspace_dir / "runs")
+    app.state.latest = LatestValues(workspace_dir / "runs")
     app.state.feeds = RunFeeds(workspace_dir / "runs", curves)
     name = workspace_dir.parent.name if workspace_dir.name == ".paceline" else workspace_dir.name
     app.state.ui = Heading(str(workspace_dir), name, config.read_only)

@@ -20,7 +20,7 @@ from operator import le
 from pathlib import Path
 from typing import Any
 
-from paceline.runs.folder import RunFolder, metric_logs
+from paceline.runs.folder import RunFolder, metric_logs, node_logs
 
 #: Read at once.
 _CHUNK = 1 << 20
@@ -31,8 +31,6 @@ _WITHOUT_TIME, _WITH_TIME = re.compile(_LINE % rb"[\d.]+"), re.compile(_LINE % r
 _MOST_NUMBERS = 2_500_000
 #: Rows, tables and images that are kept of a run; more than this nobody looks through on a page.
 _MOST_OTHERS = 400
-#: What nodes log of themselves has no rank; their numbers stand here.
-_NODE_LOG = re.compile(r"node_(\d+)\.jsonl", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
@@ -247,9 +245,9 @@ class RunCurves:
             for attempt, path in paths.items():
                 if path not in self._logs:
                     self._logs[path] = _Log(path, rank, attempt)
-        for path in self._directory.glob("node_*.jsonl"):
-            if (match := _NODE_LOG.fullmatch(path.name)) and path not in self._logs:
-                self._logs[path] = _Log(path, int(match[1]), 1, is_node=True)
+        for node_rank, path in node_logs(self._directory).items():
+            if path not in self._logs:
+                self._logs[path] = _Log(path, node_rank, 1, is_node=True)
 
 
 def thinned(

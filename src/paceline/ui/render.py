@@ -116,6 +116,8 @@ def time_tag(utc: str | None) -> Markup:
 
 def number_text(value: Any) -> str:
     """A number as people read it; anything else as it is."""
+    if value is None:
+        return ""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return json.dumps(value) if isinstance(value, (Mapping, list)) else str(value)
     if isinstance(value, int):

@@ -90,7 +90,8 @@ def curves_json(
         by_name.setdefault((key.is_node, key.name), []).append(key)
     order = {(key.is_node, key.name): number for number, key in reversed([*enumerate(curves.curves)])}
     listed, drawn = [], []
-    for place, of in enumerate(sorted(by_name, key=order.__getitem__)):
+    # What nodes tell has an order of its own: processors, GPUs, memory.
+    for place, of in enumerate(sorted(by_name, key=lambda of: (of[0], of[1] if of[0] else "", order[of]))):
         is_node, name = of
         keys = by_name[of]
         there = sorted({key.rank for key in keys})
@@ -106,7 +107,7 @@ def curves_json(
                 "last": _last(curves.curves[last].ys),
             }
         )
-        if name not in names if names else place >= FIRST:
+        if name not in names if names else place >= FIRST and not is_node:
             continue
         for key in keys:
             if key.rank not in chosen:

@@ -21,6 +21,7 @@ from paceline.remote.agent.atomic_write import remove
 from paceline.remote.agent.commands import Commands
 from paceline.remote.agent.disks import disk_of
 from paceline.remote.agent.files import FileRequests
+from paceline.remote.agent.load import LoadMeter
 from paceline.remote.agent.mirror import Mirror
 from paceline.remote.agent.oom import oom_kills
 from paceline.remote.agent.rsh import Relay
@@ -44,6 +45,7 @@ class Agent:
         self._files = FileRequests(self._out, self._fail)
         self._mirror: Mirror | None = None
         self._relay = Relay(self._out)
+        self._meter: LoadMeter | None = None
         self._scratch: list[str] = []
         #: The run whose processes are this agent's, whoever has started them.
         self._run_id: str | None = None
@@ -226,6 +228,11 @@ class Agent:
 
     def _op_disk(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         return {"found": disk_of(header["path"])}
+
+    def _op_load(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        if self._meter is None:
+            self._meter = LoadMeter(tuple(header["gpus"]) or None)
+        return {"found": self._meter.look()}
 
     def _op_oom_kills(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         return {"found": oom_kills()}

@@ -118,6 +118,12 @@ class LinkFiles:
         free, total, number = self._connection.ask("disk", timeout_s=5.0, path=path)[0]["found"]
         return free, total, number
 
+    def load(self, gpus: Sequence[str]) -> dict[str, float]:
+        """How busy the node is (`paceline.remote.agent.load`), since it was asked last. gpus: the devices that count; none for
+        all."""
+        found: dict[str, float] = self._connection.ask("load", timeout_s=5.0, gpus=list(gpus))[0]["found"]
+        return found
+
     def oom_kills(self) -> int:
         """The number of processes that the node's kernel has killed for memory so far, as far as can be seen."""
         return int(self._connection.ask("oom_kills", timeout_s=3.0)[0]["found"])

@@ -218,6 +218,15 @@ class AgentNodes:
         except LinkError as error:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
 
+    def loads(self) -> dict[int, dict[str, float]]:
+        """Node -> how busy it is; without those that do not answer."""
+        asked = [
+            (node, link) for node, link in zip(self.nodes, self._links, strict=True) if not (link.lost or link.is_stuck)
+        ]
+        gpus = {id(link): node.gpus for node, link in asked}
+        told = on_each([link for _, link in asked], lambda link: link.load(gpus[id(link)]))
+        return {node.node_rank: one for (node, _), one in zip(asked, told, strict=True) if isinstance(one, dict)}
+
     def disks(self, paths: Sequence[str]) -> Mapping[str, tuple[int, int, int]]:
         found = disks_here([str(self._folder.path)] if self._folder else [])
         living = [link for link in self._living() if not link.is_stuck]

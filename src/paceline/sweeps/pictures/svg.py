@@ -19,6 +19,13 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 90, 34, 44
 #: Below the axes: where the lines of trials go that have no value there.
 _NONE = 22
 _LONGEST = 16
+#: What a screen reader says of a picture; the table beside it has the numbers.
+_SAID = {
+    "parallel": "A line for each trial, through its hyperparameters to its metric",
+    "history": "The metric of each trial, and the best so far",
+    "front": "Two metrics of the trials against each other",
+    "importance": "The share of each hyperparameter",
+}
 #: More lines than this are drawn thinner.
 DENSE = 250
 
@@ -152,5 +159,5 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str, longest: int = 
 def _svg(width: float, height: float, kind: str, parts: Sequence[str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-        f'height="{height:g}" role="img">' + "\n".join(parts) + "</svg>"
+        f'height="{height:g}" role="img" aria-label="{_SAID[kind.partition(" ")[0]]}">' + "\n".join(parts) + "</svg>"
     )

@@ -25,7 +25,7 @@ class Chart {
   constructor(board, entry, place) {
     this.board = board; this.name = entry.name; this.isNode = Boolean(entry.node);
     this.curves = new Map(); this.plot = null; this.isSeen = false; this.isStale = true;
-    this.card = document.createElement("article");
+    this.card = document.createElement("div");
     this.card.className = "card chart";
     this.card.tabIndex = 0;
     this.card.setAttribute("role", "group");
@@ -49,7 +49,8 @@ class Chart {
     this.card.addEventListener("keydown", event => this.key(event));
   }
 
-  get title() { return this.name.replace(/^system\//, "").replaceAll("_", this.isNode ? " " : "_"); }
+  get title() { return this.isNode ? this.name.replace("_percent", " %").replace("_gib", " GiB").replaceAll("_", " ") : this.name; }
+  get isPercent() { return this.isNode && this.name.endsWith("_percent"); }
   get isTime() { return this.isNode || this.board.axis === "time"; }
 
   entry(entry) {
@@ -127,12 +128,12 @@ class Chart {
       width: Math.max(200, this.box.clientWidth), height: this.box.clientHeight, legend: { show: false },
       padding: [8, 8, 0, 0],
       cursor: { drag: { x: true, y: false, uni: 12 }, points: { size: 7 }, y: false, sync: this.isNode ? undefined : { key: "metrics" } },
-      scales: { x: { time: this.isTime }, y: { distr: this.board.isLog && !this.isNode ? 3 : 1 } },
+      scales: { x: { time: this.isTime }, y: { distr: this.board.isLog && !this.isNode ? 3 : 1, ...(this.isPercent ? { range: [0, 100] } : {}) } },
       series: [{}, ...curves.map((curve, at) => ({
         stroke: this.board.colourOf(curve, at), width: 1.6, spanGaps: false,
         dash: this.board.dashOf(curve, at), points: { show: curve.x.length < 60, size: 4 },
       }))],
-      axes: [{ ...axis, size: 30, space: 60, values: this.isTime ? undefined : (_, ticks) => ticks.map(tick => number(tick)) },
+      axes: [{ ...axis, size: this.isTime ? 44 : 30, space: 60, values: this.isTime ? undefined : (_, ticks) => ticks.map(tick => number(tick)) },
         { ...axis, size: 54, values: (_, ticks) => ticks.map(tick => tick === null ? "" : number(tick)) }],
       hooks: {
         setSelect: [plot => {

@@ -24,7 +24,9 @@ function change({ order, rows, total, first }) {
       old.replaceWith(fresh);
       if (focused) fresh.querySelector(focused.toLowerCase())?.focus();
     }
-    if (!first) fresh.classList.add("fresh");
+    // Only what is another state, and not each value, catches the eye.
+    const state = row => row?.querySelector(".badge").textContent;
+    if (!first && state(old) !== state(fresh)) fresh.classList.add("fresh");
     there.set(id, fresh);
   }
   const wanted = new Set(order);

@@ -15,6 +15,7 @@ from paceline.runs import states
 from paceline.ui import render
 from paceline.ui.feed import message
 from paceline.ui.index import LIVE, SORTS, Index, IndexEntry, RunQuery, selected
+from paceline.ui.latest import LatestValues
 from paceline.ui.views.common import events, whole
 
 #: Runs on one page.
@@ -54,6 +55,7 @@ async def page(request: Request) -> Response:
         "runs.html",
         query=query,
         rows=shown,
+        latest=await asyncio.to_thread(request.app.state.latest.of, shown),
         total=len(found),
         of=len(index.ids),
         # The first look at ten thousand runs goes on while the first page is shown.
@@ -72,29 +74,31 @@ async def live(request: Request) -> Response:
     index: Index = request.app.state.index
     query = query_of(request)
     root = render.root_of(request.scope["path"])
-    return events(_changes(index, query, root))
+    return events(_changes(index, request.app.state.latest, query, root))
 
 
-async def _changes(index: Index, query: RunQuery, root: str) -> AsyncIterator[bytes]:
+async def _changes(index: Index, latest: LatestValues, query: RunQuery, root: str) -> AsyncIterator[bytes]:
     told: dict[str, str] = {}
-    version, quiet, is_first = -1, 0, True
+    shown: list[IndexEntry] = []
+    version, looks, is_first = -1, 0, True
     yield b"retry: 1000\n\n"
     while True:
         await asyncio.to_thread(index.refresh)
-        if index.version != version:
-            version, quiet = index.version, 0
+        # Values of runs that go on come without a change of the list.
+        if index.version != version or any(not entry.is_terminal for entry in shown):
+            version = index.version
             found = selected(index.entries(), query)
             shown = _on_page(found, query)
-            rows = {entry.run_id: render.part("run_row.html", run=entry, root=root) for entry in shown}
+            values = await asyncio.to_thread(latest.of, shown)
+            rows = {entry.run_id: render.part("run_row.html", run=entry, root=root, latest=values) for entry in shown}
             changed = {run_id: row for run_id, row in rows.items() if told.get(run_id) != row}
             if changed or list(told) != list(rows):
                 # The first time as well: the page may be older than this look.
                 yield message("rows", {"order": list(rows), "rows": changed, "total": len(found), "first": is_first})
             told, is_first = rows, False
-        else:
-            quiet += 1
-            if quiet % _SILENCE_LOOKS == 0:
-                yield b": still here\n\n"
+        looks += 1
+        if looks % _SILENCE_LOOKS == 0:
+            yield b": still here\n\n"
         await asyncio.sleep(_LOOK_S)
 
 

@@ -1,0 +1,362 @@
+"""The live page in headless Chromium: its start, a list, a run's page, a value until it is drawn, watchers, memory.
+
+python benchmarks/ui_pages.py --peers peers      # makes environments for MLflow and TensorBoard there, of some 2 GB
+python benchmarks/ui_pages.py                    # without the peers
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import paceline as pl
+from common import in_turn, median, program, report, scratch
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricLog
+from serving import free_port
+
+ROUNDS, RUNS, MANY_RUNS, POINTS, MANY_POINTS = 7, 1_000, 10_000, 1_000, 1_000_000
+NAMES = ("loss", "accuracy", "lr")
+VALUES, WATCHERS, WATCHED_S = 60, 200, 20
+PEERS = {"mlflow": "mlflow==3.17.2", "tensorboard": "tensorboard==2.21.0"}
+_BROWSER = ("--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync")
+LIVE = """
+import sys, time, paceline
+run = paceline.Run.get_context()
+for step in range(int(sys.argv[1])):
+    run.log("loss", float(step), step=step)
+    time.sleep(0.5)
+"""
+
+
+# --- what is looked at
+
+
+def make_runs(folder: Path, count: int) -> None:
+    """So many runs, a minute apart: a real one, and copies of its folder."""
+    workspace = pl.Workspace.from_config()
+    existing = sorted(path.name for path in workspace.runs_dir.iterdir()) if workspace.runs_dir.exists() else []
+    if not existing:
+        (folder / "source").mkdir()
+        (folder / "source" / "train.py").write_text("import paceline\npaceline.Run.get_context().log('loss', 0.1)\n")
+        estimator = pl.Estimator(source_directory=folder / "source", entry_script="train.py")
+        run = pl.Experiment(workspace, "many").submit(estimator, tags={"kind": "benchmark"})
+        run.wait_for_completion()
+        existing = [run.id]
+    first = RunFolder(workspace.runs_dir / existing[-1])
+    record, newest = json.loads(first.record.read_text()), int(first.run_id.split("_")[1])
+    for number in range(len(existing), count):
+        copy = RunFolder(workspace.runs_dir / f"many_{newest - 60 * number}_{secrets.token_hex(4)}")
+        copy.metrics.mkdir(parents=True)
+        copy.logs.mkdir()
+        shutil.copy(first.metric_log(0), copy.metric_log(0))
+        shutil.copy(first.notes, copy.notes)
+        copy.record.write_text(json.dumps(record | {"run_id": copy.run_id}))
+
+
+def make_curves(names: tuple[str, ...], points: int) -> str:
+    """The id of a run that has logged so many values of each."""
+    run = pl.Experiment(pl.Workspace.from_config(), "curves").start_logging(outputs=False)
+    log = MetricLog(run.folder.metric_log(0))
+    for step in range(points):
+        for number, name in enumerate(names):
+            log.scalar(name, 1 / (1 + step + number), step)
+    log.close()
+    run.complete()
+    return str(run.id)
+
+
+# --- the two sides
+
+
+@contextlib.contextmanager
+def page_server() -> Iterator[tuple[str, int]]:
+    """The page's own server: its link, and its pid."""
+    process = subprocess.Popen([program("paceline"), "ui", "--port", "0", "--json"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = json.loads(process.stdout.readline())
+    try:
+        yield said["url"], said["pid"]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        process.stdout.close()
+
+
+@contextlib.contextmanager
+def peer_server(words: list[str], port: int) -> Iterator[float]:
+    """Another's server, once it answers; the seconds that took."""
+    before = time.perf_counter()
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        while not _answers(port):
+            assert process.poll() is None, f"{words[0]} has ended"
+            time.sleep(0.05)
+        yield time.perf_counter() - before
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    import urllib.request
+
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=2) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+def seconds_to(page: Any, url: str, is_there: str) -> float:
+    """From the call of a page until this JavaScript holds on it."""
+    page.goto("about:blank")
+    before = time.perf_counter()
+    page.goto(url, wait_until="commit")
+    page.wait_for_function(is_there, polling=10, timeout=120_000)
+    return time.perf_counter() - before
+
+
+def drawn(names: tuple[str, ...], points: int) -> str:
+    return f"() => {json.dumps(names)}.every(name => window.pacelineDrawn?.[name]?.n === {points})"
+
+
+def memory_mib(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError("Linux tells it")
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# --- the measures
+
+
+def start_s() -> float:
+    before = time.perf_counter()
+    with page_server() as (url, _):
+        import urllib.request
+
+        with urllib.request.urlopen(url.partition("?")[0] + "static/0/ui.css") as answer:
+            answer.read()
+        return time.perf_counter() - before
+
+
+def bytes_of(page: Any, context: Any, url: str, is_there: str) -> float:
+    """KiB that come over the network for a page that the browser has never seen, compressed as they are."""
+    session = context.new_cdp_session(page)
+    session.send("Network.enable")
+    session.send("Network.clearBrowserCache")
+    received: list[float] = []
+    session.on("Network.loadingFinished", lambda event: received.append(event["encodedDataLength"]))
+    seconds_to(page, url, is_there)
+    session.detach()
+    return sum(received) / 1024
+
+
+def until_drawn(page: Any, base: str, folder: Path) -> list[float]:
+    """Seconds from `log` to the screen, of each value."""
+    (folder / "live").mkdir()
+    (folder / "live" / "live.py").write_text(LIVE)
+    estimator = pl.Estimator(source_directory=folder / "live", entry_script="live.py", arguments=[str(VALUES)])
+    run = pl.Experiment(pl.Workspace.from_config(), "live").submit(estimator)
+    while not run.folder.metric_log(0).exists():
+        time.sleep(0.01)
+    page.goto(f"{base}/runs/{run.id}")
+    page.evaluate(
+        "() => { window.seen = {}; "
+        "setInterval(() => { const d = window.pacelineDrawn?.loss; if (d) seen[d.last] ??= d.at; }, 4); }"
+    )
+    run.wait_for_completion()
+    page.wait_for_function(f"() => {VALUES - 1} in window.seen", timeout=60_000)
+    seen = {float(value): at / 1000 for value, at in page.evaluate("() => window.seen").items()}
+    logged = dict(zip(run.metrics("loss").values, run.metrics("loss").times, strict=True))
+    # Those that were there when the page was opened say nothing.
+    return sorted(seen[value] - logged[value] for value in list(seen)[2:])
+
+
+async def _watch(port: int, cookie: str, path: str, until: asyncio.Event) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {cookie}\r\n\r\n".encode())
+    reading = asyncio.create_task(reader.read(-1))
+    await until.wait()
+    reading.cancel()
+    writer.close()
+
+
+async def _watched(port: int, cookie: str, path: str, pid: int) -> float:
+    until = asyncio.Event()
+    watchers = [asyncio.create_task(_watch(port, cookie, path, until)) for _ in range(WATCHERS)]
+    await asyncio.sleep(5)
+    before, began = cpu_s(pid), time.monotonic()
+    await asyncio.sleep(WATCHED_S)
+    share = (cpu_s(pid) - before) / (time.monotonic() - began)
+    until.set()
+    await asyncio.gather(*watchers)
+    return share
+
+
+def watchers_share(context: Any, url: str, pid: int, folder: Path) -> float:
+    """Of a core that the server takes while so many watch one run that logs twice a second."""
+    estimator = pl.Estimator(source_directory=folder / "live", entry_script="live.py", arguments=["80"])
+    run = pl.Experiment(pl.Workspace.from_config(), "live").submit(estimator)
+    while not run.folder.metric_log(0).exists():
+        time.sleep(0.01)
+    cookie = "; ".join(f"{one['name']}={one['value']}" for one in context.cookies())
+    port = int(url.split(":")[2].partition("/")[0])
+    # In a thread, for the browser's driver has this one's event loop.
+    with ThreadPoolExecutor(1) as pool:
+        share = pool.submit(asyncio.run, _watched(port, cookie, f"/runs/{run.id}/live", pid)).result()
+    run.cancel()
+    run.wait_for_completion()
+    return share
+
+
+# --- others
+
+
+def environment(top: Path, name: str) -> Path:
+    """The folder of programs of a peer's own environment, made on first use."""
+    folder = top / name
+    if not (folder / "ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", PEERS[name]], check=True)
+        (folder / "ready").touch()
+    return folder / "bin"
+
+
+def mlflow_list(page: Any, bin_dir: Path, folder: Path, rounds: int) -> tuple[float, float]:
+    """Seconds to MLflow's start, and to its list of as many runs."""
+    store = f"sqlite:///{folder}/mlflow.db"
+    fill = (
+        "import sys, mlflow\nmlflow.set_tracking_uri(sys.argv[1])\nmlflow.set_experiment('many')\n"
+        f"for n in range({RUNS}):\n    with mlflow.start_run(): mlflow.log_metric('loss', 0.1)\n"
+    )
+    subprocess.run([str(bin_dir / "python"), "-c", fill, store], check=True, stderr=subprocess.DEVNULL)
+    port = free_port()
+    words = [str(bin_dir / "mlflow"), "ui", "--backend-store-uri", store, "--port", str(port)]
+    with peer_server(words, port) as took:
+        there = "() => document.querySelectorAll('[role=row]').length > 20"
+        url = f"http://127.0.0.1:{port}/#/experiments/1"
+        (times,) = in_turn(rounds, lambda: seconds_to(page, url, there))
+        return took, median(times)
+
+
+def tensorboard_run(page: Any, bin_dir: Path, folder: Path, rounds: int) -> float:
+    """Seconds to TensorBoard's page of the same three curves."""
+    fill = (
+        "import sys\nfrom tensorboard.summary.writer.event_file_writer import EventFileWriter\n"
+        "from tensorboard.compat.proto.event_pb2 import Event\nfrom tensorboard.compat.proto.summary_pb2 import Summary\n"
+        f"w = EventFileWriter(sys.argv[1])\nfor step in range({POINTS}):\n    for n, name in enumerate({NAMES!r}):\n"
+        "        v = Summary.Value(tag=name, simple_value=1 / (1 + step + n))\n"
+        "        w.add_event(Event(wall_time=1.7e9 + step, step=step, summary=Summary(value=[v])))\nw.close()\n"
+    )
+    logs = folder / "events" / "run"
+    subprocess.run([str(bin_dir / "python"), "-c", fill, str(logs)], check=True, stderr=subprocess.DEVNULL)
+    port = free_port()
+    with peer_server([str(bin_dir / "tensorboard"), "--logdir", str(folder / "events"), "--port", str(port)], port):
+        there = "() => document.querySelectorAll('line-chart canvas, line-chart svg path').length >= 3"
+        (times,) = in_turn(rounds, lambda: seconds_to(page, f"http://127.0.0.1:{port}/#timeseries", there))
+        return median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--peers", type=Path, help="folder for the environments of MLflow and TensorBoard")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    given = parser.parse_args()
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium")
+    assert chromium, "apt-get install chromium"
+    with scratch() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=_BROWSER)
+        context = browser.new_context(viewport={"width": 1400, "height": 900})
+        page = context.new_page()
+        measure(page, context, folder, given)
+        browser.close()
+
+
+def measure(page: Any, context: Any, folder: Path, given: argparse.Namespace) -> None:
+    make_runs(folder, RUNS)
+    small, large = make_curves(NAMES, POINTS), make_curves(("loss",), MANY_POINTS)
+    (starts,) = in_turn(given.rounds, start_s)
+    rows: Callable[[int], str] = lambda least: f"() => document.querySelectorAll('#rows tr').length >= {least}"  # noqa: E731
+    mlflow: tuple[float, float] | None = None
+    tensorboard: float | None = None
+    if given.peers:
+        mlflow = mlflow_list(page, environment(given.peers.absolute(), "mlflow"), folder, given.rounds)
+        tensorboard = tensorboard_run(page, environment(given.peers.absolute(), "tensorboard"), folder, given.rounds)
+    with page_server() as (url, pid):
+        base = url.partition("/?")[0]
+        page.goto(url)
+        lists, pages = in_turn(
+            given.rounds,
+            lambda: seconds_to(page, f"{base}/", rows(100)),
+            lambda: seconds_to(page, f"{base}/runs/{small}", drawn(NAMES, POINTS)),
+        )
+        sent_kib = bytes_of(page, context, f"{base}/runs/{small}", drawn(NAMES, POINTS))
+        delays = until_drawn(page, base, folder)
+        share = watchers_share(context, url, pid, folder)
+    firsts = []
+    for _ in range(given.rounds):
+        # A server that has never read the run: afterwards its numbers are there.
+        with page_server() as (url, _):
+            page.goto(url)
+            firsts.append(seconds_to(page, f"{url.partition('/?')[0]}/runs/{large}", drawn(("loss",), MANY_POINTS)))
+    make_runs(folder, MANY_RUNS)
+    with page_server() as (url, pid):
+        page.goto(url)
+        page.wait_for_function(
+            f"() => Number(document.getElementById('total').textContent) >= {MANY_RUNS}", timeout=60_000
+        )
+        many_s = seconds_to(page, url.partition("/?")[0] + "/", rows(100))
+        mib = memory_mib(pid)
+    start, listed, opened, million = median(starts), median(lists), median(pages), median(firsts)
+    times_mlflow = mlflow[1] / listed if mlflow else None
+    times_tensorboard = tensorboard / opened if tensorboard else None
+    p95 = delays[int(0.95 * len(delays))]
+    told = {"rounds": given.rounds}
+    report(
+        "ui_list",
+        f"paceline ui: start, and a list of {RUNS:,} runs",
+        "at most 1 s; at most 0.5 s, 20 times as fast as MLflow's UI",
+        start <= 1 and listed <= 0.5 and (times_mlflow is None or times_mlflow >= 20),
+        **{"start_s": start, "list_s": listed, "list_of_10000_s": many_s, **told},
+        **({"mlflow_start_s": mlflow[0], "mlflow_s": mlflow[1], "times_mlflow": times_mlflow} if mlflow else {}),
+    )
+    report(
+        "ui_run",
+        f"a run's page with 3 x {POINTS:,} points, and with {MANY_POINTS:,}",
+        "at most 0.4 s and 150 KiB, 5 times as fast as TensorBoard; at most 1 s",
+        opened <= 0.4 and sent_kib <= 150 and million <= 1 and (times_tensorboard is None or times_tensorboard >= 5),
+        **{"page_s": opened, "sent_kib": sent_kib, "million_s": million, **told},
+        **({"tensorboard_s": tensorboard, "times_tensorboard": times_tensorboard} if tensorboard else {}),
+    )
+    report(
+        "ui_live",
+        f"a value logged until it is drawn, and {WATCHERS} watchers of one run",
+        "at most 0.3 s (p95); under 10 % of a core",
+        p95 <= 0.3 and share < 0.1,
+        **{"median_s": median(delays), "p95_s": p95, "longest_s": delays[-1], "share_of_a_core": share},
+    )
+    report("ui_memory", f"memory with {MANY_RUNS:,} runs", "at most 80 MiB", mib <= 80, peak_mib=mib)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The latest values of runs in a list: from the ends of their metric logs, whatever the length of these."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from paceline.runs.folder import RunFolder
+from paceline.ui.index import IndexEntry
+
+#: Read of a log, from its end: the latest line of each name is there.
+_BYTES = 4096
+_NAMES = 3
+#: Runs whose values are kept; a page has a hundred.
+_MOST = 2000
+
+_Values = list[tuple[str, Any]]
+
+
+class LatestValues:
+    """Read again where the log has grown."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._runs_dir = runs_dir
+        self._known: dict[str, tuple[tuple[int, int], _Values]] = {}
+
+    def of(self, entries: Iterable[IndexEntry]) -> dict[str, _Values]:
+        """Run id -> names and values, of the last attempt's rank 0; none of a run that has logged nothing there."""
+        return {entry.run_id: self._look(entry) for entry in entries}
+
+    def _look(self, entry: IndexEntry) -> _Values:
+        folder = RunFolder(self._runs_dir / entry.run_id)
+        for attempt in range(max(1, entry.attempts), 0, -1):
+            path = folder.metric_log(0, attempt)
+            try:
+                found = os.stat(path)
+            except OSError:
+                continue
+            stamp = (found.st_mtime_ns, found.st_size)
+            known = self._known.get(entry.run_id)
+            if known is None or known[0] != stamp:
+                if len(self._known) >= _MOST:
+                    self._known.clear()
+                known = self._known[entry.run_id] = (stamp, _last_values(path, found.st_size))
+            return known[1]
+        return []
+
+
+def _last_values(path: Path, size: int) -> _Values:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, size - _BYTES))
+            lines = file.read(_BYTES).split(b"\n")
+    except OSError:
+        return []
+    values: dict[str, Any] = {}
+    for line in lines:
+        # The first may be the end of one, and the last one that is being written.
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and "kind" not in entry and isinstance(entry.get("value"), (int, float)):
+            values[str(entry.get("name"))] = entry["value"]
+    return sorted(values.items(), key=_interest)[:_NAMES]
+
+
+def _interest(item: tuple[str, Any]) -> tuple[bool, bool, str]:
+    """What is judged by comes first, then losses, then the rest."""
+    name = item[0].lower()
+    return not name.startswith(("val", "test", "eval")), "loss" not in name, name

@@ -1,0 +1,358 @@
+"""The page as people have it: a real browser opens every view of real runs, by mouse and by keyboard, and sees what is new.
+
+One session for all, for a browser and the runs take seconds to start. PACELINE_PICTURES names a folder for pictures of the views.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.engines.conftest import require_engine
+from tests.helpers import wait_until
+from tests.ui.conftest import HOSTILE
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_OPTIONS = ("--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync")
+#: Guards against hanging alone.
+PATIENCE_MS = 90_000
+#: Read before a fixture takes it away.
+_PICTURES = os.environ.get("PACELINE_PICTURES")
+
+TRAIN = """
+import math, os, sys, time
+import paceline
+run = paceline.Run.get_context()
+rank, steps = int(os.environ.get("RANK", 0)), int(sys.argv[1])
+print("\\x1b[1;36mtraining\\x1b[0m with rank", rank, flush=True)
+for step in range(steps):
+    run.log("train/loss", 2 * math.exp(-3 * step / steps) + 0.05 * math.sin(step * 1.7 + rank), step=step)
+    if rank == 0:
+        run.log("val/accuracy", 1 - 0.8 * math.exp(-4 * step / steps), step=step)
+    if step % 50 == 0:
+        print(f"step {step}  loss \\x1b[33mlow\\x1b[0m", flush=True)
+if rank == 0:
+    run.log_table("confusion", {"class": ["cat", "dog"], "cat": [48, 3], "dog": [2, 47]})
+    open("outputs/scores.csv", "w").write("epoch,loss\\n0,0.9\\n1,0.5\\n")
+    open("outputs/model.txt", "w").write("weights")
+"""
+HOSTILE_SCRIPT = f"""
+import paceline
+words = {HOSTILE!r}
+run = paceline.Run.get_context()
+run.log(words, 1.0)
+run.log_row(words, **{{words: words}})
+for name in ("x.svg", "page.html"):
+    open("outputs/" + name, "w").write('<svg xmlns="http://www.w3.org/2000/svg"><script>document.title="owned"</script></svg>')
+print(words)
+raise ValueError(words)
+"""
+LIVE = """
+import os, time
+import paceline
+run = paceline.Run.get_context()
+run.log("loss", 5.0, step=0)
+print("first line", flush=True)
+here, step = os.environ["PACELINE_OUTPUT_DIR"], 0
+while not os.path.exists(here + "/stop"):
+    if os.path.exists(here + "/go"):
+        os.unlink(here + "/go")
+        step += 1
+        run.log("loss", 5.0 - step, step=step)
+        print(f"said {step}", flush=True)
+    time.sleep(0.02)
+"""
+SWEEP = """
+from pathlib import Path
+import paceline as pl
+workspace = pl.Workspace(Path(".paceline"))
+estimator = pl.Estimator(source_directory="src", entry_script="tune.py")
+space = {"--lr": pl.loguniform(1e-3, 1), "--kind": pl.choice("a", "b")}
+run = pl.Experiment(workspace, "tuned").submit(pl.Sweep(estimator, space, metric="score", seed=1, trials=4, concurrent=2))
+run.wait_for_completion()
+print(run.id)
+"""
+TUNE = """
+import sys, paceline
+run = paceline.Run.get_context()
+lr = float(sys.argv[sys.argv.index("--lr") + 1])
+for step in range(3):
+    run.log("score", lr + step, step=step)
+"""
+
+
+@pytest.fixture
+def page(cli: Cli) -> Iterator[Any]:
+    """A tab. In the end nothing may have gone wrong in any view: `page.problems`."""
+    require_engine("chromium", CHROMIUM)
+    require_engine("playwright for Python", importlib.util.find_spec("playwright"))
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_OPTIONS)
+        context = browser.new_context(viewport={"width": 1400, "height": 900}, accept_downloads=True)
+        context.set_default_timeout(PATIENCE_MS)
+        tab = context.new_page()
+        tab.problems = []  # type: ignore[attr-defined]
+        tab.on("pageerror", lambda error: tab.problems.append(str(error)))  # type: ignore[attr-defined]
+        tab.on("console", lambda said: said.type in ("error", "warning") and tab.problems.append(said.text))  # type: ignore[attr-defined]
+        tab.on("dialog", lambda dialog: (tab.problems.append(dialog.message), dialog.dismiss()))  # type: ignore[attr-defined]
+        tab.on("request", lambda sent: "127.0.0.1" in sent.url or tab.problems.append(sent.url))  # type: ignore[attr-defined]
+        yield tab
+        browser.close()
+
+
+class Session:
+    """The server and the tab."""
+
+    def __init__(self, cli: Cli, page: Any) -> None:
+        self.cli, self.page = cli, page
+        self.port = 0
+        self.process: subprocess.Popen[str] | None = None
+        self.url = self.start()
+
+    def start(self) -> str:
+        self.process = self.cli.start("ui", "--port", str(self.port), "--json")
+        assert self.process.stdout is not None
+        said = json.loads(self.process.stdout.readline())
+        self.port = said["port"]
+        self.base = f"http://127.0.0.1:{self.port}"
+        return str(said["url"])
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.communicate(timeout=60)
+
+    def open(self, path: str) -> None:
+        self.page.goto(f"{self.base}{path}")
+        self.page.wait_for_load_state("load")
+
+    def drawn(self, name: str) -> Any:
+        return self.page.evaluate("name => (window.pacelineDrawn || {})[name]", name)
+
+    def wait_drawn(self, name: str, last: float) -> None:
+        self.page.wait_for_function("([name, last]) => window.pacelineDrawn?.[name]?.last === last", arg=[name, last])
+
+    def picture(self, name: str) -> None:
+        if _PICTURES:
+            self.page.screenshot(path=f"{_PICTURES}/{name}.png", full_page=True)
+
+
+def findings(session: Session, where: str) -> list[str]:
+    """What axe-core finds: contrast, names of controls, order of headings, and so on."""
+    require_engine("axe-playwright-python", importlib.util.find_spec("axe_playwright_python"))
+    from axe_playwright_python.base import AXE_FILE_PATH
+
+    session.page.evaluate(Path(AXE_FILE_PATH).read_text())
+    found = session.page.evaluate(
+        "() => axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'best-practice']})"
+    )
+    return [
+        f"{where}: {one['id']}: {node['target']} {node['failureSummary'][:300]}"
+        for one in found["violations"]
+        for node in one["nodes"]
+    ]
+
+
+@pytest.mark.slow
+def test_every_view_in_a_browser_with_real_runs(cli: Cli, page: Any) -> None:
+    good = cli(
+        "submit", "-e", "digits", "--name", "baseline", "--tag", "lr=0.1", cli.script(TRAIN), "--", "300"
+    ).stdout.strip()
+    pair = cli("submit", "-e", "digits", "-j", "2", "--backend", "gloo", cli.script(TRAIN), "--", "200").stdout.strip()
+    bad = cli(
+        "submit", "-e", "words", "--name", HOSTILE, "--tag", f"{HOSTILE}=x", cli.script(HOSTILE_SCRIPT, "bad/x.py")
+    ).stdout
+    bad = bad.strip()
+    cli.script(TUNE, "src/tune.py")
+    done = subprocess.run(
+        [sys.executable, "-c", SWEEP], cwd=cli.folder, env=cli.environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    sweep = done.stdout.strip()
+    assert [cli.wait(run) for run in (good, pair, bad)] == ["Completed", "Completed", "Failed"]
+    cli("model", "register", "digits", "outputs/model.txt", "--run", good)
+    live = cli("submit", "-e", "live", cli.script(LIVE, "live/x.py")).stdout.strip()
+    cli.wait(live, "Running")
+    outputs = cli.run_folder(live) / "outputs"
+    session = Session(cli, page)
+    try:
+        # Without the token a page asks for it, and takes it.
+        page.goto(f"{session.base}/")
+        page.fill("#token", session.url.partition("token=")[2])
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#rows tr")
+        assert "token" not in page.url
+        page.problems.clear()  # the browser itself says that there was a 401
+        _every_view(session, good=good, pair=pair, bad=bad, sweep=sweep)
+        _keyboard(session, good)
+        _live(session, live, outputs)
+        _killed_and_started_again(session, outputs)
+        _actions(session, good, live)
+    finally:
+        (outputs / "stop").touch()
+        session.kill()
+    assert page.problems == []
+    assert cli.wait(live) in ("Completed", "Canceled")
+
+
+def _every_view(session: Session, *, good: str, pair: str, bad: str, sweep: str) -> None:
+    page = session.page
+    views = {
+        "runs": "/",
+        "run": f"/runs/{good}",
+        "ranks": f"/runs/{pair}",
+        "failed": f"/runs/{bad}",
+        "files": f"/runs/{good}/files",
+        "look": f"/runs/{good}/look/outputs/scores.csv",
+        "details": f"/runs/{good}/details",
+        "sweep": f"/runs/{sweep}/sweep",
+        "compare": f"/compare?run={good}&run={pair}",
+        "models": "/models",
+        "model": "/models/digits/1",
+        "services": "/services",
+        "compute": "/compute",
+    }
+    found: list[str] = []
+    for name, path in views.items():
+        session.open(path)
+        if name in ("run", "ranks", "failed", "compare"):
+            page.wait_for_selector(".chart canvas")
+            # A run that has ended still has its stream's first message, the log.
+            if name != "compare":
+                page.wait_for_selector("#log .line")
+        if name == "compute":
+            page.wait_for_selector(".target")
+        if name == "compare":
+            page.wait_for_selector("#changes .note, #changes table")
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_timeout(50)
+            found += findings(session, f"{name}, {scheme}")
+            session.picture(f"{name}-{scheme}")
+        page.set_viewport_size({"width": 390, "height": 800})
+        # Nothing sticks out of a telephone's screen.
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+        session.picture(f"{name}-phone")
+        page.set_viewport_size({"width": 1400, "height": 900})
+        assert page.title() != "owned"
+    assert not found, "\n".join(found)
+    # A file that is a page, or a picture with a script, is kept and not opened.
+    for file in ("x.svg", "page.html"):
+        session.open(f"/runs/{bad}/files")
+        with page.expect_download() as kept:
+            page.evaluate(f"location.href = 'file/outputs/{file}'")
+        assert kept.value.suggested_filename == file
+    session.open(f"/runs/{bad}/look/outputs/x.svg")
+    page.wait_for_function("() => document.querySelector('img.whole').complete")
+    assert page.title() != "owned"
+    # Names that are markup are words.
+    session.open("/?q=words")
+    assert "<script>" in page.locator("#rows tr").first.inner_text()
+
+
+def _keyboard(session: Session, good: str) -> None:
+    page = session.page
+    page.emulate_media(color_scheme="light")
+    session.open("/")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("/")
+    page.keyboard.type("baseline")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/?q=baseline")
+    assert page.locator("#rows tr").count() == 1
+    page.locator("#rows a").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".chart canvas")
+    chart = page.locator(".chart").first
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("() => document.querySelector('.legendline').textContent.includes('step 1')")
+    # A zoom stands in the address, is exact, and is there again when the address is opened.
+    before = len(page.evaluate("document.querySelector('.chart').chart.plot.data[0]"))
+    page.keyboard.press("+")
+    page.wait_for_url("**from=**")
+    page.wait_for_function(f"() => document.querySelector('.chart').chart.plot.data[0].length < {before}")
+    page.reload()
+    page.wait_for_selector(".chart canvas")
+    page.wait_for_selector("#chart-reset:visible")
+    page.locator(".chart").first.focus()
+    page.keyboard.press("Escape")
+    page.wait_for_function(f"() => document.querySelector('.chart').chart.plot.data[0].length === {before}")
+    assert "from=" not in page.url
+    # By the mouse as well.
+    box = page.locator(".chart .u-over").first.bounding_box()
+    page.mouse.move(box["x"] + 40, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 120, box["y"] + 60, steps=4)
+    page.mouse.up()
+    page.wait_for_url("**from=**")
+    page.click("#chart-reset")
+    page.fill("#log-search", "step 100")
+    page.wait_for_selector("#log mark")
+    assert page.locator("#log .line").count() == 1
+
+
+def _live(session: Session, live: str, outputs: Path) -> None:
+    page = session.page
+    session.open("/")
+    row = page.locator(f"tr[data-run='{live}']")
+    assert "Running" in row.inner_text()
+    session.open(f"/runs/{live}")
+    session.wait_drawn("loss", 5)
+    page.wait_for_selector("#log .line:has-text('first line')")
+    (outputs / "go").touch()
+    session.wait_drawn("loss", 4)
+    page.wait_for_selector("#log .line:has-text('said 1')")
+
+
+def _killed_and_started_again(session: Session, outputs: Path) -> None:
+    page = session.page
+    session.kill()
+    page.wait_for_selector("#connection:visible")
+    (outputs / "go").touch()
+    wait_until(lambda: not (outputs / "go").exists(), "the run has seen it")
+    session.start()
+    session.wait_drawn("loss", 3)
+    page.wait_for_selector("#log .line:has-text('said 2')")
+    page.wait_for_selector("#connection", state="hidden")
+    lines = page.locator("#log .line").all_inner_texts()
+    assert [line for line in lines if line.startswith(("first", "said"))] == ["first line", "said 1", "said 2"]
+    # What the browser says of a server that is away is no fault of the page's.
+    session.page.problems[:] = [text for text in page.problems if "ERR_" not in text]
+
+
+def _actions(session: Session, good: str, live: str) -> None:
+    page = session.page
+    session.open(f"/runs/{good}")
+    page.click("summary:has-text('Add a tag')")
+    page.fill("input[name=key]", "seen")
+    page.fill("input[name=value]", "yes")
+    page.click("button:has-text('Add')")
+    page.wait_for_selector(".tag:has-text('seen')")
+    assert session.cli.json("status", good)["tags"]["seen"] == "yes"
+    page.click("button:has-text('Run again')")
+    page.wait_for_function(f"() => !location.pathname.endsWith('{good}')")
+    again = page.url.rpartition("/")[2]
+    assert session.cli.json("status", again)["tags"] == {"rerun_of": good}
+    assert session.cli.wait(again) == "Completed"
+    session.open(f"/runs/{live}")
+    page.evaluate("window.confirm = () => true")
+    page.click("button.danger")
+    # The state changes under one's eyes, to the end.
+    page.wait_for_selector("#head[data-status='Canceled']")
+    session.open("/")
+    assert "Canceled" in page.locator(f"tr[data-run='{live}']").inner_text()
