@@ -233,6 +233,8 @@ NO_READS = {
         "get_snapshot_id",
     ),
     *("restore_snapshot", "get", "list", "get_context", "make_experiment", "open_dataset", "offline_class"),
+    # They show what the others read.
+    *("show", "plot"),
     *("models", "make_model", "models_of"),
     *("log", "log_accuracy_table", "log_confusion_matrix", "log_image", "log_list", "log_predictions", "log_residuals"),
     *(

@@ -101,6 +101,39 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         return run_html(self._folder)
 
+    def show(self) -> None:
+        """Show the run: in a notebook as a table that is replaced as the run goes on, and stays in the saved notebook as it was
+        at the end; elsewhere as a line. Returns at once."""
+        from paceline.runs import notebook
+
+        if notebook.is_here():
+            notebook.show(self._repr_html_, lambda: self.record().is_terminal)
+        else:
+            print(f"Run {self.id}: {self.status}. paceline logs -f {self.id}")
+
+    @reads
+    def plot(
+        self,
+        *names: str,
+        rank: int | Collection[int] | None = None,
+        attempt: int | Collection[int] | None = None,
+    ) -> Any:
+        """The metrics as curves, a curve for each rank: a matplotlib figure, which a notebook shows by itself.
+
+        names: these metrics alone; default all that have numbers. rank, attempt: as for `metrics`.
+
+        Raises:
+            UserError: matplotlib is not installed; no such metric, or none that has numbers; no such rank or attempt.
+        """
+        from paceline.runs.plot import plot
+
+        found = self.metrics(rank=rank, attempt=attempt)
+        if missing := [name for name in names if name not in found]:
+            raise UserError(
+                f"plot({missing[0]!r}): run {self.id} has no such metric. There are {', '.join(found) or 'none'}."
+            )
+        return plot({name: found[name] for name in names or found}, self.display_name)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and other.folder == self.folder
 

@@ -1,16 +1,23 @@
-"""A run as a notebook shows it: a small table of its name, state, times, folder and failure, all of it escaped."""
+"""A run as a notebook shows it: a small table of its name, state, times, folder, metrics and failure, all of it escaped."""
 
 from __future__ import annotations
 
+import json
+import os
 from html import escape
+from pathlib import Path
+from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.runs import read, states, tags_and_properties
-from paceline.runs.folder import RunFolder
+from paceline.runs.folder import RunFolder, metric_logs
 from paceline.runs.follow import duration_text
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible
 
+#: Metrics that are shown, and characters of a value.
+_MOST, _LONGEST = 12, 40
+_END_BYTES = 1 << 16
 _COLOURS = {states.COMPLETED: "green", states.FAILED: "firebrick", states.CANCELED: "darkorange"}
 
 
@@ -28,6 +35,7 @@ def run_html(folder: RunFolder) -> str:
         ("Waits for", _text(record.waiting_for or "")),
         ("Folder", f'<a href="{escape(folder.path.absolute().as_uri())}">{_text(str(folder.path))}</a>'),
         ("Logs", f"<code>paceline logs -f {escape(record.run_id)}</code>" if record.kind == "script" else ""),
+        ("Metrics", _metrics(folder)),
         ("Failure", f"<pre>{_text(str(record.failure))}</pre>" if record.failure else ""),
     ]
     cells = "".join(
@@ -36,6 +44,41 @@ def run_html(folder: RunFolder) -> str:
         if text
     )
     return f"<table>{cells}</table>"
+
+
+def _metrics(folder: RunFolder) -> str:
+    """The last value of each metric, with its step; of several ranks that of the lowest."""
+    found: dict[str, dict[str, Any]] = {}
+    for attempts in metric_logs(folder.metrics).values():
+        found = {**_last_lines(attempts[max(attempts)]), **found}
+    lines = []
+    for name, entry in list(found.items())[:_MOST]:
+        value, step = entry.get("value"), entry.get("step")
+        last = f"{value:.6g}" if isinstance(value, float) else str(value)[:_LONGEST]
+        lines.append(f"{_text(name)}: {_text(last)}{'' if step is None else f' at step {step}'}")
+    if len(found) > _MOST:
+        lines.append(f"and {len(found) - _MOST} more")
+    return "<br>".join(lines)
+
+
+def _last_lines(path: Path) -> dict[str, dict[str, Any]]:
+    """Metric -> its last line, by the end of the file: it may have millions, and a notebook looks twice a second."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _END_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    # What stands behind the last end of a line is being written.
+    for line in lines[:-1]:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and "value" in entry:
+            found[entry["name"]] = entry
+    return found
 
 
 def _status(record: RunRecord) -> str:

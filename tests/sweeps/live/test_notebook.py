@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import paceline as pl
+from paceline.runs import notebook as run_notebook
 from paceline.runs import states, store
 from paceline.sweeps.live import notebook
 from paceline.sweeps.live.table import Shown
@@ -38,7 +39,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_one_output_is_replaced_until_the_end(tmp_path: Path, kernel: list[str]) -> None:
     spec = SweepSpec(space=Space({"x": pl.uniform(0, 1)}), metric="loss", goal="minimize")
     sweep = make_sweep(tmp_path, spec, states.RUNNING)
-    assert notebook.is_here()
+    assert run_notebook.is_here()
     end = threading.Timer(0.2, lambda: store.change(sweep, store.stored(sweep), states.COMPLETED))
     end.start()
     assert notebook.to_the_end(sweep).status == states.COMPLETED
@@ -49,7 +50,7 @@ def test_one_output_is_replaced_until_the_end(tmp_path: Path, kernel: list[str])
 
 def test_a_terminal_without_a_kernel_is_no_notebook(kernel: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["IPython"], "get_ipython", SimpleNamespace)
-    assert not notebook.is_here()
+    assert not run_notebook.is_here()
 
 
 def test_names_and_values_are_escaped() -> None:

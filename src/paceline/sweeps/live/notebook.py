@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from html import escape
 
@@ -17,14 +16,6 @@ _PAUSE_S = 0.5
 #: Rows; a notebook scrolls, and the saved file holds them.
 _MOST = 30
 _COLOURS = {states.COMPLETED: "green", states.FAILED: "firebrick", states.CANCELED: "darkorange"}
-
-
-def is_here() -> bool:
-    """Whether this program is a notebook's kernel, which has imported IPython by then."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    # IPython on a terminal has none, and shows HTML as `<IPython.core.display.HTML object>`.
-    return getattr(shell, "kernel", None) is not None
 
 
 def to_the_end(folder: RunFolder) -> RunRecord:

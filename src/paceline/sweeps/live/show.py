@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import IO
 
 from paceline.controlling import following
+from paceline.runs import notebook as runs_notebook
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.sweeps.live import notebook, terminal
@@ -18,7 +19,7 @@ def to_the_end(folder: RunFolder, stream: IO[str], line: Callable[[str], None], 
     A notebook gets a table that is replaced, a terminal one that is drawn over (stays: and left there), and anything else
     what the controller says, each line by `line`.
     """
-    if notebook.is_here():
+    if runs_notebook.is_here():
         return notebook.to_the_end(folder)
     # A dumb terminal, such as an editor's, can't be drawn over.
     if stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", ""):

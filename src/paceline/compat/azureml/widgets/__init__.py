@@ -8,19 +8,14 @@ __all__ = ["RunDetails"]
 
 
 class RunDetails:
-    """RunDetails(run).show(): in a notebook the run as it is now; elsewhere a line. Neither waits for the run."""
+    """RunDetails(run).show(): in a notebook the run as it goes on; elsewhere a line. Neither waits for the run."""
 
     def __init__(self, run_instance: Any) -> None:
         self._run = run_instance
 
     def show(self, render_lib: Any = None, widget_settings: Any = None) -> None:
-        """Show it."""
-        if _in_notebook():
-            from IPython.display import HTML, display
-
-            display(HTML(self._run._repr_html_()))
-        else:
-            print(f"Run {self._run.id}: {self._run.get_status()}. paceline logs -f {self._run.id}")
+        """Show it: in a notebook as it goes on."""
+        self._run.show()
 
     def get_widget_data(self, widget_settings: Any = None) -> dict[str, Any]:
         """What is known of the run."""
@@ -32,12 +27,3 @@ class RunDetails:
             "run_properties": run.get_details(),
             "loading": False,
         }
-
-
-def _in_notebook() -> bool:
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return False
-    shell = get_ipython()
-    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
