@@ -45,6 +45,8 @@ class DataReference:
     partition: "node" or "rank": each gets its own part of the files; None: everybody gets all.
     overwrite: an upload may replace files that are there.
     path_on_compute: a path, relative to the script's working directory, at which the folder appears as well.
+    inside: of an upload, a name in the folder that scripts are given in place of the folder itself: they make a file or a folder
+        of that name. What such a run has left is found under the same name.
     dataset: "name:version" of the dataset whose files these are. fingerprint: of their content, when it was registered.
     table: how a table is read from the files, as the dataset's own JSON text; None for plain files.
     registered: of an upload, the name, description and tags of the dataset that its files become, as JSON text.
@@ -63,6 +65,7 @@ class DataReference:
     fingerprint: str | None = None
     table: str | None = None
     registered: str | None = None
+    inside: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -76,6 +79,8 @@ class DataReference:
             raise DataError(f"mode={self.mode!r} of input {self.name!r} is none of {', '.join(MODES)}.")
         if self.partition is not None and self.partition not in PARTITIONS:
             raise DataError(f"as_partition(by={self.partition!r}): give by='node' or by='rank'.")
+        if self.inside is not None and not _NAME.fullmatch(str(self.inside)):
+            raise DataError(f"inside={self.inside!r} of {self.name!r}: letters, digits and '_'.")
         # What is stored has to have one place to go to.
         if self.mode == "upload" and (len(self.sources) != 1 or self.partition or "*" in self.sources[0].path):
             raise DataError(f"as_upload() of {self.name!r} takes one folder of one datastore, unpartitioned.")

@@ -116,9 +116,11 @@ def of_place(launch: Launch, place: RankSlot) -> dict[str, str]:
         own = gpus if launch.job.gpu_visibility == "node" else gpus[place.local_rank : place.local_rank + 1]
         values["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     prepared = launch.prepared[place.node_rank]
+    inside = {one.name: one.inside for one in launch.job.inputs if one.inside}
     for name in prepared.inputs:
+        path = prepared.input_path(name, place.rank)
         for prefix in PATH_VARIABLES:
-            values[prefix + name] = prepared.input_path(name, place.rank)
+            values[prefix + name] = os.path.join(path, inside[name]) if name in inside else path
     return values
 
 

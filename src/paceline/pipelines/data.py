@@ -11,7 +11,7 @@ from paceline.job.data_reference import DataReference, Source
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 #: Nothing is ever looked for there: it is replaced before a job is submitted.
-_NOWHERE = (Source(path="/pipeline"),)
+NOWHERE = (Source(path="/pipeline"),)
 
 
 class PipelineData:
@@ -42,6 +42,8 @@ class PipelineData:
         self.datastore = getattr(datastore, "name", datastore)
         self.path = path
         self.overwrite = overwrite
+        #: As of a `DataReference`: the script makes it itself.
+        self.inside: str | None = None
         #: The step that leaves it.
         self.producer: Any = None
 
@@ -58,12 +60,12 @@ class PipelineData:
 
     def as_mount(self) -> DataReference:
         """The place itself where the store is a folder of the step's machine, else a download."""
-        return PendingReference(name=self.name, sources=_NOWHERE, data=self)
+        return PendingReference(name=self.name, sources=NOWHERE, data=self)
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
         """A copy on each node of the step that finds it."""
         return PendingReference(
-            name=self.name, sources=_NOWHERE, mode="download", path_on_compute=path_on_compute, data=self
+            name=self.name, sources=NOWHERE, mode="download", path_on_compute=path_on_compute, data=self
         )
 
     def as_partition(self, by: str = "node") -> DataReference:
@@ -80,6 +82,7 @@ class PipelineData:
             sources=(Source(datastore=self.datastore or default_store, path=path),),
             mode="upload",
             overwrite=overwrite,
+            inside=self.inside,
         )
 
 

@@ -115,5 +115,6 @@ def _inputs(
         number, name = known[id(reference.data)]
         takes[reference.name] = number, name
         values = {f.name: getattr(reference, f.name) for f in dataclasses.fields(DataReference)}
-        inputs.append(DataReference(**{**values, "sources": output(made[number], name).sources}))
+        left = output(made[number], name)
+        inputs.append(DataReference(**{**values, "sources": left.sources, "inside": left.inside}))
     return tuple(inputs), takes

@@ -78,6 +78,11 @@ class Experiment(workspace.Experiment):
             raise UserErrorException(f"submit can't take {', '.join(sorted(others))} with a {type(config).__name__}.")
         run_id = run_id or new_run_id(self.name)
         found = prepared(config, self.workspace, run_id=run_id)
+        # A submission is quicker without what pipelines need: told by a name.
+        if pending := [one.name for one in found.job.inputs if hasattr(one, "data")]:
+            raise UserErrorException(
+                f"the input {pending[0]!r} is what another step of a pipeline leaves. Submit both as steps of one Pipeline."
+            )
         folder = submit(
             found.job,
             SourceCopy(directory=found.source_directory.absolute()),
@@ -121,7 +126,13 @@ class Experiment(workspace.Experiment):
         **others: Any,
     ) -> Iterator[Any]:
         """As `paceline.Experiment.get_runs`; each run of its kind's own class, such as HyperDriveRun."""
-        kinds = {"azureml.scriptrun": "script", "hyperdrive": "sweep", "run": "interactive"}
+        kinds = {
+            "azureml.scriptrun": "script",
+            "azureml.StepRun": "script",
+            "hyperdrive": "sweep",
+            "azureml.PipelineRun": "pipeline",
+            "run": "interactive",
+        }
         for found in super().get_runs(kinds.get(type or "", type), tags, properties, include_children, **others):
             yield Run._handle(self, found.record())
 

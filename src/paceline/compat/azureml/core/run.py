@@ -120,6 +120,11 @@ def _hyperdrive_run() -> type[run.Run]:
     return found
 
 
+def _pipeline_run() -> type[run.Run]:
+    found: type[run.Run] = late("pipeline.core.run", "PipelineRun")
+    return found
+
+
 @sdk_class
 class Run(SdkSpellings, run.Run):
     """`paceline.Run` with the SDK's other names.
@@ -129,7 +134,10 @@ class Run(SdkSpellings, run.Run):
     """
 
     offline_class: ClassVar[type[offline.OfflineRun]] = OfflineRun
-    kinds: ClassVar[dict[str, Callable[[], builtins.type[run.Run]]]] = {"sweep": _hyperdrive_run}
+    kinds: ClassVar[dict[str, Callable[[], builtins.type[run.Run]]]] = {
+        "sweep": _hyperdrive_run,
+        "pipeline": _pipeline_run,
+    }
 
     def __init__(self, experiment: Any, run_id: str, outputs: str | None = None, **others: Any) -> None:
         super().__init__(experiment, run_id)
@@ -487,7 +495,12 @@ def get_run(experiment: Any, run_id: str, rehydrate: bool = True, clean_up: bool
     return Run.get(experiment.workspace, run_id)
 
 
-_TYPES = {"script": "azureml.scriptrun", "sweep": "hyperdrive", "interactive": "run"}
+_TYPES = {
+    "script": "azureml.scriptrun",
+    "sweep": "hyperdrive",
+    "pipeline": "azureml.PipelineRun",
+    "interactive": "run",
+}
 
 
 def _definition(job: Any) -> dict[str, Any]:

@@ -13,8 +13,16 @@ from typing import Any
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.stores import real_name
 from paceline.job.data_reference import DataReference, Source
+from paceline.pipelines.data import NOWHERE, PendingReference
 
 __all__ = ["OutputDatasetConfig", "OutputFileDatasetConfig"]
+
+
+class Origin:
+    """Stands for what a step leaves. producer: the step."""
+
+    def __init__(self) -> None:
+        self.producer: Any = None
 
 
 class OutputFileDatasetConfig:
@@ -33,13 +41,15 @@ class OutputFileDatasetConfig:
         source: str | None = None,
         partition_format: str | None = None,
     ) -> None:
-        self.name = re.sub(r"[^A-Za-z0-9_]", "_", name) if name else f"output_{uuid.uuid4().hex[:8]}"
+        self.name = _plain(name) if name else f"output_{uuid.uuid4().hex[:8]}"
         if destination is not None and not (isinstance(destination, (tuple, list)) and len(destination) == 2):
             raise UserErrorException(f"destination={destination!r} is no pair (datastore, path).")
         self.destination = tuple(destination) if destination is not None else None
         self.source = source
         self.overwrite = False
         self.registered: dict[str, Any] | None = None
+        #: What all copies of this have in common, by which a step that takes it is told from the one that leaves it.
+        self.origin = Origin()
 
     def as_upload(self, overwrite: bool = False, source_globs: Any = None) -> OutputFileDatasetConfig:
         """The same, stored at the run's end. overwrite: files that are there may be replaced."""
@@ -58,6 +68,21 @@ class OutputFileDatasetConfig:
         made = copy.copy(self)
         made.registered = {"name": name, "description": description, "tags": tags}
         return made
+
+    def as_input(self, name: str | None = None) -> DataReference:
+        """The same for a later step of a pipeline, which finds what this one's has left: a mount; `as_download()` is a copy.
+
+        name: under which the step finds it.
+        """
+        return PendingReference(name=_plain(name or self.name), sources=NOWHERE, data=self.origin)
+
+    def read_delimited_files(self, *arguments: Any, **named: Any) -> Any:
+        """Raise UserErrorException: let the step that takes it read the files (pandas.read_csv)."""
+        raise UserErrorException(
+            "a table is not made of what a step leaves. Take the folder (as_input), and read its files in the step."
+        )
+
+    read_parquet_files = read_delimited_files
 
     def reference(self, workspace: Any, run_id: str) -> DataReference:
         """The reference for a job with this run id."""
@@ -78,6 +103,10 @@ class OutputFileDatasetConfig:
 
     def __str__(self) -> str:
         return f"$AZUREML_DATAREFERENCE_{self.name}"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_]", "_", name)
 
 
 #: Its older name.

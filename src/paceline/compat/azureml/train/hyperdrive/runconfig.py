@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
@@ -119,25 +120,52 @@ class HyperDriveConfig:
     def _submit_to(
         self, experiment: Any, tags: Any, *, display_name: str | None = None, run_id: str | None = None, **others: Any
     ) -> Any:
-        from paceline.compat.azureml.submission import prepared
         from paceline.submit import SourceCopy
-        from paceline.sweeps.samplers.samplers import check_sampler
-        from paceline.sweeps.space import Space
-        from paceline.sweeps.spec import SweepSpec
         from paceline.sweeps.start import submit_sweep
 
         if others:
             raise HyperDriveConfigException(f"submit can't take {', '.join(sorted(others))} with a HyperDriveConfig.")
+        found, spec = self.prepared(experiment.workspace)
+        folder = submit_sweep(
+            found.job,
+            spec,
+            SourceCopy(directory=found.source_directory.absolute()),
+            experiment.workspace.path,
+            experiment.name,
+            tags=tags,
+            display_name=display_name,
+            warnings=found.notes,
+            run_id=run_id or self.custom_run_id,
+        )
+        run = late("train.hyperdrive.run", "HyperDriveRun")(experiment, folder.run_id)
+        if self.resume_from:
+            run.add_properties({RESUMED: ",".join(former.id for former in self.resume_from)})
+        return run
+
+    def prepared(
+        self, workspace: Any, change: Callable[[ScriptRunConfig], ScriptRunConfig] = lambda config: config
+    ) -> tuple[Any, Any]:
+        """The job of its trials (`submission.Prepared`) and the sweep (`SweepSpec`). change: makes another configuration of the
+        script's, for a step of a pipeline.
+
+        Raises:
+            AzureMLException: a value is wrong.
+        """
+        from paceline.compat.azureml.submission import prepared
+        from paceline.sweeps.samplers.samplers import check_sampler
+        from paceline.sweeps.space import Space
+        from paceline.sweeps.spec import SweepSpec
+
         swept = {name.lstrip("-") for name in self.hyperparameter_sampling.parameter_space}
         if self.estimator is not None:
             # A fixed value of the same name gives way to those that are tried.
             mine = {k: v for k, v in self.estimator.script_params.items() if str(k).lstrip("-") not in swept}
             estimator = self.estimator.with_overrides()
             estimator.script_params = mine
-            found = prepared(estimator.script_run_config(experiment.workspace), experiment.workspace)
+            found = prepared(change(estimator.script_run_config(workspace)), workspace)
         else:
             assert self.run_config is not None
-            found = prepared(self.run_config, experiment.workspace)
+            found = prepared(change(self.run_config), workspace)
         space = Space(self.hyperparameter_sampling.parameter_space)
         sampler = self.hyperparameter_sampling.sampler
         check_sampler(sampler, space)
@@ -159,21 +187,7 @@ class HyperDriveConfig:
             resumed=tuple(run.id for run in self.resume_child_runs),
             **more,
         )
-        folder = submit_sweep(
-            found.job,
-            spec,
-            SourceCopy(directory=found.source_directory.absolute()),
-            experiment.workspace.path,
-            experiment.name,
-            tags=tags,
-            display_name=display_name,
-            warnings=found.notes,
-            run_id=run_id or self.custom_run_id,
-        )
-        run = late("train.hyperdrive.run", "HyperDriveRun")(experiment, folder.run_id)
-        if former:
-            run.add_properties({RESUMED: ",".join(former)})
-        return run
+        return found, spec
 
     def _former(self, run: Any) -> Any:
         """The same run, a sweep that has ended and was judged as this one.

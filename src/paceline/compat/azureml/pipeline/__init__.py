@@ -1,0 +1,1 @@
+"""`azureml.pipeline`: graphs of steps, as `paceline.Pipeline` runs them."""

@@ -1,0 +1,273 @@
+"""Steps, and the data between them (`azureml.pipeline.core.builder`).
+
+https://learn.microsoft.com/python/api/azureml-pipeline-core/azureml.pipeline.core.pipelinedata
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
+from paceline.compat.azureml.data.output_dataset_config import OutputFileDatasetConfig
+from paceline.compat.azureml.data.outputs import PROPERTY
+from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
+from paceline.compat.azureml.pipeline.core.graph import PipelineParameter
+from paceline.compat.azureml.pipeline.filling import Filling, flat_values
+from paceline.compat.azureml.stores import real_name
+from paceline.job.data_reference import DataReference
+from paceline.pipelines import data as native
+from paceline.pipelines.plan import Planned
+
+__all__ = ["PipelineData", "PipelineStep", "StepSequence"]
+
+
+@sdk_class
+class PipelineData(native.PipelineData):
+    """What one step leaves and later ones take. In arguments it is a path whose folder is there: the script makes a folder, or a
+    file, of this name itself.
+
+    datastore: default: the workspace's. output_name: default: name. output_path_on_compute: where the script leaves it, in place
+    of the path in its arguments: a folder that is there. output_overwrite: files that are there may be replaced.
+    pipeline_output_name: by which `PipelineRun.get_pipeline_output` gives it. output_mode, data_type, is_directory: accepted.
+
+    Raises:
+        UserErrorException: the name is none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        datastore: Any = None,
+        output_name: str | None = None,
+        output_mode: str = "mount",
+        output_path_on_compute: str | None = None,
+        output_overwrite: bool | None = None,
+        data_type: str | None = None,
+        is_directory: bool | None = None,
+        pipeline_output_name: str | None = None,
+        training_output: Any = None,
+    ) -> None:
+        super().__init__(output_name or name, datastore, path="azureml/{run}/{name}", overwrite=bool(output_overwrite))
+        self.data_name = name
+        self.pipeline_output_name = pipeline_output_name
+        self.output_path_on_compute = output_path_on_compute
+        self.training_output = training_output
+        self.inside = None if output_path_on_compute else self.name
+
+    @property
+    def data_reference_name(self) -> str:
+        return self.name
+
+    def as_download(  # type: ignore[override]
+        self, input_name: str | None = None, path_on_compute: str | None = None, overwrite: bool | None = None
+    ) -> DataReference:
+        """The same as a copy on each node of the step that takes it."""
+        return self._found(input_name, "download", path_on_compute)
+
+    def as_mount(self, input_name: str | None = None) -> DataReference:
+        """The place itself where the store is a folder of the step's machine."""
+        return self._found(input_name, "mount", None)
+
+    def as_input(self, input_name: str | None = None) -> DataReference:
+        """The same under another name."""
+        return self._found(input_name, "mount", None)
+
+    def as_dataset(self) -> PipelineData:
+        """The same: a step that takes it finds the files."""
+        return self
+
+    def as_named_input(self, name: str) -> DataReference:
+        """The same under another name."""
+        return self._found(name, "mount", None)
+
+    def as_direct(self) -> DataReference:
+        """As `as_mount`."""
+        return self._found(None, "mount", None)
+
+    def get_env_variable_name(self) -> str:
+        """The variable in which a step finds the path."""
+        return f"AZUREML_DATAREFERENCE_{self.name}"
+
+    def create_input_binding(
+        self, input_name: str | None = None, mode: str | None = None, **others: Any
+    ) -> DataReference:
+        """As `as_mount` or `as_download`."""
+        return self._found(input_name, mode or "mount", others.get("path_on_compute"))
+
+    def parse_delimited_files(self, *arguments: Any, **named: Any) -> Any:
+        """Raise UserErrorException: let the step that takes it read the files."""
+        raise UserErrorException(
+            f"a table is not made of what a step leaves ({self.name}). Take the folder, and read its files in the step."
+        )
+
+    parse_parquet_files = parse_delimited_files
+
+    def left(self, workspace: Any, run_id: str) -> DataReference:
+        """Where the step of this run id leaves it."""
+        made = native.PipelineData(
+            self.name, real_name(workspace, self.datastore), path=self.path, overwrite=self.overwrite
+        )
+        made.inside = self.inside
+        found = made.destination(run_id, "default")
+        return found.as_upload(self.output_path_on_compute) if self.output_path_on_compute else found
+
+    def _found(self, name: str | None, mode: str, path_on_compute: str | None) -> DataReference:
+        return native.PendingReference(
+            name=name or self.name,
+            sources=native.NOWHERE,
+            mode="download" if mode == "download" else "mount",
+            path_on_compute=path_on_compute,
+            inside=self.inside,
+            data=self,
+        )
+
+
+class StepSequence:
+    """Steps that run one after the other, in the order of the list; those of a list in it at once."""
+
+    def __init__(self, steps: Any = None) -> None:
+        self.steps = list(steps or ())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.steps)
+
+    def run_after(self, step: Any) -> None:
+        """Run all of them after a step."""
+        for one in flat_steps(self.steps):
+            one.run_after(step)
+
+
+class PipelineStep:
+    """A step. Those of `azureml.pipeline.steps` say what they run by `_configuration`.
+
+    Raises:
+        UserErrorException: the name or the arguments are none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Any = None,
+        outputs: Any = None,
+        arguments: Any = None,
+        fix_port_name_collisions: bool = False,
+        resource_inputs: Any = None,
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise UserErrorException(f"a step's name is {name!r}: give a text.")
+        self.name = name
+        self.inputs, self.outputs = list(inputs or ()), list(outputs or ())
+        self.arguments = argument_list(arguments)
+        self.allow_reuse = True
+        self.source_directory: str | None = None
+        self._after: list[PipelineStep] = []
+        for data in self._given():
+            data.producer = self
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self.name!r})"
+
+    def run_after(self, step: Any) -> None:
+        """Begin only when this step, or each of a StepSequence, is Completed."""
+        self._after += flat_steps(step.steps if isinstance(step, StepSequence) else [step])
+
+    @property
+    def after(self) -> list[PipelineStep]:
+        return self._after
+
+    def needs(self) -> list[PipelineStep]:
+        """The steps that have to be Completed before.
+
+        Raises:
+            UserErrorException: it takes data that no step leaves.
+        """
+        own, found = {id(data) for data in self._given()}, list(self._after)
+        for value in flat_values(self._values()):
+            data = value if isinstance(value, PipelineData) else getattr(value, "data", None)
+            if not isinstance(value, (PipelineData, native.PendingReference)) or id(data) in own:
+                continue
+            if (producer := getattr(data, "producer", None)) is None:
+                raise UserErrorException(
+                    f"step {self.name!r} takes {value.name!r}, which no step leaves: it is in the outputs= of none."
+                )
+            found.append(producer)
+        return found
+
+    def parameters(self) -> dict[str, Any]:
+        """Name -> default of each PipelineParameter that stands in it."""
+        return {
+            one.name: one.default_value for one in flat_values(self._values()) if isinstance(one, PipelineParameter)
+        }
+
+    def planned(self, workspace: Any, run_id: str, parameters: dict[str, Any], source_directory: str | None) -> Planned:
+        """The step for its run.
+
+        Raises:
+            AzureMLException: a value is wrong.
+        """
+        from paceline.compat.azureml.submission import prepared
+
+        filling = Filling(workspace, run_id, parameters, self._outputs())
+        found = prepared(self._filled(filling, source_directory), workspace, run_id=run_id)
+        registered = {
+            one.name: one.registered
+            for one in self._outputs()
+            if isinstance(one, OutputFileDatasetConfig) and one.registered
+        }
+        return Planned(
+            name=self.name,
+            job=found.job,
+            directory=found.source_directory,
+            gives=[(getattr(one, "origin", one), one.name) for one in self._outputs()],
+            allow_reuse=self.allow_reuse,
+            properties={PROPERTY: json.dumps(registered)} if registered else {},
+            warnings=found.notes,
+        )
+
+    def _configuration(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
+        raise UserErrorException(f"a {type(self).__name__} can't be run here.")
+
+    def _filled(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
+        return filling.config(self._configuration(filling, source_directory), [*self.inputs, *self._outputs()])
+
+    def _values(self) -> list[Any]:
+        """All that the step is made of in which data or parameters may stand."""
+        return [self.arguments, self.inputs, self.outputs]
+
+    def _outputs(self) -> list[Any]:
+        """What it leaves: those of outputs=, and the OutputFileDatasetConfigs of its arguments."""
+        found = [one for one in self.outputs if isinstance(one, (PipelineData, OutputFileDatasetConfig))]
+        origins = {id(one.origin) for one in found if isinstance(one, OutputFileDatasetConfig)}
+        for value in flat_values(self._values()):
+            if isinstance(value, OutputFileDatasetConfig) and id(value.origin) not in origins:
+                origins.add(id(value.origin))
+                found.append(value)
+        return found
+
+    def _given(self) -> list[Any]:
+        """What stands for its outputs in other steps."""
+        return [getattr(one, "origin", one) for one in self._outputs()]
+
+
+def flat_steps(steps: Any) -> list[PipelineStep]:
+    """The steps of lists and sequences. Those of a sequence are put in their order on the way.
+
+    Raises:
+        UserErrorException: one is no step.
+    """
+    found: list[PipelineStep] = []
+    if isinstance(steps, PipelineStep):
+        return [steps]
+    if not isinstance(steps, (Sequence, StepSequence)) or isinstance(steps, str):
+        raise UserErrorException(f"{steps!r} is no step.")
+    before: list[PipelineStep] = []
+    for one in steps:
+        group = flat_steps(one)
+        if isinstance(steps, StepSequence):
+            for step in group:
+                step._after += [other for other in before if other not in step._after]
+            before = group
+        found += group
+    return found

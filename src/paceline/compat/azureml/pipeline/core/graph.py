@@ -1,0 +1,93 @@
+"""Parts of a graph (`azureml.pipeline.core.graph`).
+
+https://learn.microsoft.com/python/api/azureml-pipeline-core/azureml.pipeline.core.graph.pipelineparameter
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
+from paceline.pipelines import data as native
+
+__all__ = ["PipelineParameter", "PortDataReference", "TrainingOutput"]
+
+
+@sdk_class
+class PipelineParameter(native.PipelineParameter):
+    """A value that is given at submission: a text, a number, a bool, a DataPath or a dataset.
+
+    Raises:
+        UserErrorException: the name is none, or the default is of another kind.
+    """
+
+    def __init__(self, name: str, default_value: Any) -> None:
+        if default_value is None or isinstance(default_value, (list, dict, set, tuple)):
+            raise UserErrorException(
+                f"the default of the parameter {name!r} is {default_value!r}: give a text, a number, a bool, a DataPath or a "
+                "dataset."
+            )
+        super().__init__(name, default_value)
+
+    # A dataset may be a parameter's value; so what consumes datasets takes a parameter in the place of one.
+    def as_named_input(self, name: str) -> Any:
+        """The dataset that is the parameter's value, as an input of this name."""
+        from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
+
+        return DatasetConsumptionConfig(name, self)
+
+
+class TrainingOutput:
+    """Raises UserErrorException: what a sweep's best trial leaves is not a pipeline's data here."""
+
+    def __init__(
+        self, type: str, iteration: int | None = None, metric: str | None = None, model_file: str | None = None
+    ) -> None:
+        raise UserErrorException(
+            "TrainingOutput is not here. Let a step after the sweep take the best: "
+            "PipelineRun(run.experiment, run.parent.id).find_step_run(NAME)[0].get_best_run_by_primary_metric()."
+        )
+
+
+class PortDataReference:
+    """What a step has left, in its datastore."""
+
+    def __init__(self, context: Any, pipeline_run_id: str, data_reference: Any) -> None:
+        self._workspace, self._run_id, self._reference = context, pipeline_run_id, data_reference
+
+    @property
+    def name(self) -> str:
+        return str(self._reference.name)
+
+    @property
+    def path_on_datastore(self) -> str:
+        """Its folder, or its file, in the store."""
+        path = self._reference.sources[0].path
+        return f"{path}/{self._reference.inside}" if self._reference.inside else str(path)
+
+    _path_on_datastore = path_on_datastore
+
+    @property
+    def datastore_name(self) -> str:
+        return str(self._reference.sources[0].datastore)
+
+    @property
+    def datastore(self) -> Any:
+        from paceline.compat.azureml.core.datastore import Datastore
+
+        return Datastore.get(self._workspace, self.datastore_name)
+
+    def download(self, local_path: str, overwrite: bool | None = None, show_progress: bool | None = None) -> int:
+        """Copy the files into a folder, below their path in the store; how many were copied."""
+        count: int = self.datastore.download(
+            local_path, self.path_on_datastore, bool(overwrite), show_progress is not False
+        )
+        return count
+
+    def as_mount(self) -> Any:
+        """The same as an input of another run."""
+        return self._reference
+
+    def as_download(self, *arguments: Any, **named: Any) -> Any:
+        """The same as an input of another run."""
+        return self._reference.as_download()

@@ -1,0 +1,160 @@
+"""A pipeline of the SDK's (`azureml.pipeline.core.pipeline`).
+
+https://learn.microsoft.com/python/api/azureml-pipeline-core/azureml.pipeline.core.pipeline.pipeline
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
+from paceline.compat.azureml.late import late
+from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep, flat_steps
+from paceline.compat.azureml.pipeline.core.published import refuse_to_publish
+from paceline.pipelines.data import check_parameters
+from paceline.pipelines.graph import ordered
+from paceline.pipelines.plan import spec_of
+from paceline.pipelines.spec import PipelineSpec
+from paceline.runs.ids import check_run_id, new_run_id
+
+__all__ = ["Pipeline"]
+
+
+@sdk_class
+class Pipeline:
+    """Steps in the order of their data: a list, lists in it, or a StepSequence. What the listed steps need belongs to it.
+
+    default_datastore: of PipelineData that name none. default_source_directory: of steps that name none.
+
+    Raises:
+        UserErrorException: what is no step, a circle, or data that no step leaves.
+    """
+
+    def __init__(
+        self,
+        workspace: Any,
+        steps: Any,
+        description: str | None = None,
+        default_datastore: Any = None,
+        default_source_directory: str | None = None,
+        resolve_closure: bool = True,
+        _workflow_provider: Any = None,
+        _service_endpoint: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self.workspace = workspace
+        self.description = description
+        self._default_datastore = default_datastore
+        self._default_source_directory = default_source_directory
+        self.steps: list[PipelineStep] = ordered(flat_steps(steps), PipelineStep.needs, lambda step: step.name)
+        if not self.steps:
+            raise UserErrorException("a pipeline without steps has nothing to do. Give it at least one.")
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Name -> default of each PipelineParameter that stands in a step."""
+        return {name: value for step in self.steps for name, value in step.parameters().items()}
+
+    def validate(self) -> list[str]:
+        """What is wrong with it, in sentences; none, for what is wrong is raised.
+
+        Raises:
+            AzureMLException: what would be wrong at submission.
+        """
+        self._spec("check_0_00000000", self.parameters, regenerate_outputs=False)
+        return []
+
+    def submit(
+        self,
+        experiment_name: str,
+        pipeline_parameters: Mapping[str, Any] | None = None,
+        continue_on_step_failure: bool | None = None,
+        regenerate_outputs: bool = False,
+        parent_run_id: str | None = None,
+        credential_passthrough: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Submit it to an experiment of this name; the PipelineRun."""
+        experiment = late("core.experiment", "Experiment")(self.workspace, experiment_name)
+        return self._submit_to(
+            experiment,
+            kwargs.pop("tags", None),
+            pipeline_parameters=pipeline_parameters,
+            continue_on_step_failure=continue_on_step_failure,
+            regenerate_outputs=regenerate_outputs,
+            **kwargs,
+        )
+
+    def publish(self, *arguments: Any, **named: Any) -> Any:
+        """Raise ScenarioNotSupportedException."""
+        raise refuse_to_publish("publish")
+
+    @staticmethod
+    def load_yaml(workspace: Any, filename: str, *arguments: Any, **named: Any) -> Any:
+        """Raise ScenarioNotSupportedException: such a file has other keys; docs/pipelines.md has Paceline's."""
+        raise refuse_to_publish("load_yaml")
+
+    def _submit_to(
+        self,
+        experiment: Any,
+        tags: Any,
+        *,
+        pipeline_parameters: Mapping[str, Any] | None = None,
+        continue_on_step_failure: bool | None = None,
+        regenerate_outputs: bool = False,
+        display_name: str | None = None,
+        run_id: str | None = None,
+        **others: Any,
+    ) -> Any:
+        from paceline.pipelines.start import submit_pipeline
+
+        for accepted in ("credential_passthrough", "parent_run_id", "pipeline_params"):
+            others.pop(accepted, None)
+        if others:
+            raise UserErrorException(f"submit can't take {', '.join(sorted(others))} with a Pipeline.")
+        run_id = new_run_id(experiment.name) if run_id is None else check_run_id(run_id)
+        parameters = check_parameters(self.parameters, dict(pipeline_parameters or {}))
+        spec, directories = self._spec(
+            run_id,
+            parameters,
+            regenerate_outputs=bool(regenerate_outputs),
+            continue_on_step_failure=bool(continue_on_step_failure),
+        )
+        folder = submit_pipeline(
+            spec,
+            directories,
+            experiment.workspace.path,
+            experiment.name,
+            run_id=run_id,
+            tags=tags,
+            display_name=display_name,
+        )
+        return late("pipeline.core.run", "PipelineRun")(experiment, folder.run_id)
+
+    def _spec(self, run_id: str, parameters: Mapping[str, Any], **values: Any) -> tuple[PipelineSpec, list[Path]]:
+        outputs: dict[str, Any] = {}
+        for step in self.steps:
+            for data in step.outputs:
+                if not isinstance(data, PipelineData):
+                    continue
+                if data.datastore is None and self._default_datastore is not None:
+                    data.datastore = getattr(self._default_datastore, "name", self._default_datastore)
+                if data.pipeline_output_name:
+                    outputs[data.pipeline_output_name] = data
+        return spec_of(
+            self.steps,
+            lambda step, child: step.planned(self.workspace, child, dict(parameters), self._default_source_directory),
+            lambda step: step.after,
+            run_id,
+            outputs,
+            parameters={name: _told(value) for name, value in parameters.items()},
+            description=self.description,
+            **values,
+        )
+
+
+def _told(value: Any) -> Any:
+    """A parameter's value as the record has it."""
+    return value if isinstance(value, (str, int, float, bool)) else str(getattr(value, "name", None) or value)

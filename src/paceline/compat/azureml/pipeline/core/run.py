@@ -1,0 +1,273 @@
+"""Pipelines that were submitted, and their steps (`azureml.pipeline.core.run`).
+
+https://learn.microsoft.com/python/api/azureml-pipeline-core/azureml.pipeline.core.run.pipelinerun
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.compat.azureml.core.run import Run, ScriptRun
+from paceline.compat.azureml.data import outputs
+from paceline.compat.azureml.exceptions import (
+    ActivityFailedException,
+    ExperimentExecutionException,
+    UserErrorException,
+    sdk_class,
+)
+from paceline.compat.azureml.pipeline.core.graph import PortDataReference
+from paceline.compat.azureml.pipeline.core.published import refuse_to_publish
+from paceline.compat.azureml.train.hyperdrive.run import HyperDriveRun
+from paceline.controlling import following
+from paceline.pipelines import results
+from paceline.pipelines.plan import output
+from paceline.pipelines.spec import PipelineSpec
+from paceline.runs import states
+from paceline.runs.record import RunRecord
+from paceline.runs.visible import visible_line
+
+__all__ = ["PipelineRun", "StepRun", "StepRunOutput"]
+
+#: What the SDK has as its longest waiting: for ever.
+_FOR_EVER = 9223372036854775807
+_PAUSE_S = 0.2
+
+
+@sdk_class
+class PipelineRun(Run):
+    """A pipeline that was submitted.
+
+    Raises:
+        UserErrorException: the run is no pipeline.
+    """
+
+    def __init__(self, experiment: Any, run_id: str, _service_endpoint: Any = None, **kwargs: Any) -> None:
+        super().__init__(experiment, run_id)
+        if self.record().pipeline is None:
+            raise UserErrorException(f"run {run_id} is no pipeline; its kind is {self.record().kind}.")
+
+    @classmethod
+    def _handle(cls, experiment: Any, record: RunRecord) -> Any:
+        if record.kind == "sweep":
+            return HyperDriveStepRun(experiment, record.run_id)
+        return StepRun(experiment, record.run_id) if record.step is not None else Run._handle(experiment, record)
+
+    @staticmethod
+    def get(workspace: Any, run_id: str) -> Any:
+        """The pipeline of this run id."""
+        return Run.get(workspace, run_id)
+
+    @staticmethod
+    def get_pipeline_runs(workspace: Any, pipeline_id: str) -> Any:
+        """Raise ScenarioNotSupportedException: nothing is published."""
+        raise refuse_to_publish("get_pipeline_runs")
+
+    def get_steps(self) -> Iterator[Any]:
+        """The runs of the steps that have begun, in the order of the steps."""
+        for record in results.records(self.folder, self._spec):
+            if record is not None:
+                yield self._handle(self.experiment, record)
+
+    def find_step_run(self, name: str) -> list[Any]:
+        """The runs of the steps of this name that have begun: one, as a rule."""
+        return [step for step in self.get_steps() if (step.record().step or {}).get("name") == name]
+
+    def get_pipeline_output(self, pipeline_output_name: str) -> PortDataReference:
+        """What the pipeline gives under this name.
+
+        Raises:
+            UserErrorException: there is no such output, or its step is not Completed.
+        """
+        spec = self._spec
+        if pipeline_output_name not in spec.outputs:
+            raise UserErrorException(
+                f"the pipeline has no output {pipeline_output_name!r}; it has {', '.join(spec.outputs) or 'none'}. "
+                "PipelineData(pipeline_output_name=...) makes one."
+            )
+        number, name = spec.outputs[pipeline_output_name]
+        record = results.records(self.folder, spec)[number]
+        if record is None:
+            raise UserErrorException(f"step {spec.steps[number].name!r}, which leaves it, has not begun.")
+        found: PortDataReference = StepRun(self.experiment, record.run_id).get_output_data(name)
+        return found
+
+    def get_graph(self) -> Any:
+        """Raise UserErrorException: `get_steps` has the steps."""
+        raise UserErrorException(
+            "a graph of its own is not here: get_steps() has the runs, `paceline pipeline show` the steps."
+        )
+
+    def publish_pipeline(self, *arguments: Any, **named: Any) -> Any:
+        """Raise ScenarioNotSupportedException."""
+        raise refuse_to_publish("publish_pipeline")
+
+    def wait_for_completion(  # type: ignore[override]  # the SDK's status in place of details
+        self, show_output: bool = True, timeout_seconds: float = _FOR_EVER, raise_on_error: bool = True
+    ) -> str:
+        """Wait for the end; the status.
+
+        Raises:
+            ActivityFailedException: a step has failed, unless raise_on_error=False.
+            ExperimentExecutionException: the time is over, or Ctrl-C. The pipeline goes on.
+        """
+        return _wait(self, show_output, timeout_seconds, raise_on_error, follows=True)
+
+    @property
+    def _spec(self) -> PipelineSpec:
+        return PipelineSpec.from_json(self.record().pipeline or {})
+
+    def _register(self) -> None:
+        for step in self.get_steps():
+            step._register()
+
+
+class _Step(Run):
+    """What all runs of steps have."""
+
+    @property
+    def name(self) -> str:
+        """The step's."""
+        return str((self.record().step or {}).get("name") or self.id)
+
+    @property
+    def step_run_id(self) -> str:
+        return self.id
+
+    @property
+    def pipeline_run_id(self) -> str | None:
+        return self.record().parent_run_id
+
+    @property
+    def is_reused(self) -> bool:
+        return bool((self.record().step or {}).get("reused_from"))
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Its properties; of a step that was reused also from where."""
+        told = (self.record().step or {}).get("reused_from")
+        reused = {"azureml.isreused": "true", "azureml.reusedrunid": told} if told else {}
+        return {**super().properties, **reused}
+
+    def _register(self) -> None:
+        record = self.record()
+        if record.status == states.COMPLETED:
+            outputs.register(self, record)
+
+
+@sdk_class
+class StepRun(_Step, ScriptRun):
+    """The run of a step."""
+
+    def __init__(self, experiment: Any, step_run_id: str, *others: Any, **kwargs: Any) -> None:
+        super().__init__(experiment, step_run_id)
+
+    @property
+    def type(self) -> str:
+        return "azureml.StepRun"
+
+    def wait_for_completion(  # type: ignore[override]
+        self, show_output: bool = True, timeout_seconds: float = _FOR_EVER, raise_on_error: bool = True, **others: Any
+    ) -> str:
+        """Wait for the step's end; its status. As `PipelineRun.wait_for_completion`."""
+        return _wait(self, show_output, timeout_seconds, raise_on_error, follows=False)
+
+    def get_outputs(self) -> dict[str, StepRunOutput]:
+        """Name -> what the step leaves."""
+        job = self.record().job
+        return {one.name: StepRunOutput(self, one) for one in (job.inputs if job else ()) if one.is_output}
+
+    def get_output(self, name: str) -> StepRunOutput:
+        """What the step leaves under this name.
+
+        Raises:
+            UserErrorException: it leaves nothing of this name.
+        """
+        found = self.get_outputs()
+        if name not in found:
+            raise UserErrorException(f"step {self.name!r} has no output {name!r}; it has {', '.join(found) or 'none'}.")
+        return found[name]
+
+    def get_output_data(self, name: str) -> PortDataReference:
+        """Where that is."""
+        return self.get_output(name).get_port_data_reference()
+
+    def get_job_log(self) -> str:
+        """What was said of the run, and what its first worker has printed."""
+        return self._text_of("driver.log") + self._text_of("rank_0.log")
+
+    def get_stdout_log(self) -> str:
+        """What its first worker has printed."""
+        return self._text_of("rank_0.log")
+
+    def get_stderr_log(self) -> str:
+        """The same: both go into one log."""
+        return self._text_of("rank_0.log")
+
+    def _text_of(self, name: str) -> str:
+        logs = self.get_details_with_logs()["logFiles"]
+        return str(logs.get(f"logs/{name}", ""))
+
+
+@sdk_class
+class HyperDriveStepRun(_Step, HyperDriveRun):
+    """The sweep of a HyperDriveStep."""
+
+    def __init__(
+        self, experiment: Any, step_run_id: str = "", *others: Any, step_run: Any = None, **kwargs: Any
+    ) -> None:
+        # HyperDriveStepRun(step_run=...), or HyperDriveStepRun(experiment, id) as here.
+        given = step_run if step_run is not None else experiment if not step_run_id else None
+        if given is not None:
+            experiment, step_run_id = given.experiment, given.id
+        super().__init__(experiment, step_run_id)
+
+
+class StepRunOutput:
+    """What a step leaves."""
+
+    def __init__(self, step_run: StepRun, reference: Any) -> None:
+        self._step, self._reference = step_run, reference
+
+    @property
+    def name(self) -> str:
+        return str(self._reference.name)
+
+    def get_port_data_reference(self) -> PortDataReference:
+        """Where it is."""
+        job = self._step.record().job
+        assert job is not None, "a step has a job"
+        return PortDataReference(
+            self._step._workspace(), self._step.pipeline_run_id or "", output(job, self._reference.name)
+        )
+
+
+def _wait(run: Any, show_output: bool, timeout_seconds: float, raise_on_error: bool, *, follows: bool) -> str:
+    if show_output:
+        print(f"{type(run).__name__}Id: {run.id}\nLink to folder: {run.get_portal_url()}", flush=True)
+    try:
+        if timeout_seconds < _FOR_EVER:
+            _within(run, timeout_seconds)
+        if show_output and follows:
+            following.to_the_end(run.folder, lambda line: print(visible_line(line), flush=True))
+        record = super(Run, run).wait_for_completion(show_output and not follows, raise_on_error=False)
+    except KeyboardInterrupt:
+        raise ExperimentExecutionException(
+            f"The waiting was interrupted; {run.id} goes on. paceline cancel {run.id} ends it."
+        ) from None
+    run._register()
+    if record.status == states.FAILED and raise_on_error:
+        report = record.failure
+        error = {"code": report.cause if report else "Failed", "message": str(report or "The run failed.")}
+        raise ActivityFailedException(json.dumps({"error": error}, indent=4))
+    return str(record.status)
+
+
+def _within(run: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not run.record().is_terminal:
+        if time.monotonic() > deadline:
+            raise ExperimentExecutionException(f"{run.id} has not ended within {seconds:g} s. It goes on.")
+        time.sleep(_PAUSE_S)

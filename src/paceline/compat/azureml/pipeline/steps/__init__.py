@@ -1,0 +1,74 @@
+"""`azureml.pipeline.steps`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.system.lazy import face
+
+if TYPE_CHECKING:
+    from paceline.compat.azureml.pipeline.core.run import HyperDriveStepRun
+    from paceline.compat.azureml.pipeline.steps.refused import (
+        AdlaStep,
+        AutoMLStep,
+        AutoMLStepRun,
+        AzureBatchStep,
+        DatabricksStep,
+        DataTransferStep,
+        KustoStep,
+        ModuleStep,
+        ParallelRunConfig,
+        ParallelRunStep,
+        RScriptStep,
+        SynapseSparkStep,
+    )
+    from paceline.compat.azureml.pipeline.steps.steps import (
+        CommandStep,
+        EstimatorStep,
+        HyperDriveStep,
+        MpiStep,
+        PythonScriptStep,
+    )
+
+__all__ = [
+    "AdlaStep",
+    "AutoMLStep",
+    "AutoMLStepRun",
+    "AzureBatchStep",
+    "CommandStep",
+    "DataTransferStep",
+    "DatabricksStep",
+    "EstimatorStep",
+    "HyperDriveStep",
+    "HyperDriveStepRun",
+    "KustoStep",
+    "ModuleStep",
+    "MpiStep",
+    "ParallelRunConfig",
+    "ParallelRunStep",
+    "PythonScriptStep",
+    "RScriptStep",
+    "SynapseSparkStep",
+]
+
+__getattr__ = face(
+    __name__,
+    {
+        "paceline.compat.azureml.pipeline.core.run": ("HyperDriveStepRun",),
+        f"{__name__}.refused": (
+            "AdlaStep",
+            "AutoMLStep",
+            "AutoMLStepRun",
+            "AzureBatchStep",
+            "DatabricksStep",
+            "DataTransferStep",
+            "KustoStep",
+            "ModuleStep",
+            "ParallelRunConfig",
+            "ParallelRunStep",
+            "RScriptStep",
+            "SynapseSparkStep",
+        ),
+        f"{__name__}.steps": ("CommandStep", "EstimatorStep", "HyperDriveStep", "MpiStep", "PythonScriptStep"),
+    },
+)

@@ -1,0 +1,270 @@
+"""The steps that run here (`azureml.pipeline.steps`).
+
+https://learn.microsoft.com/python/api/azureml-pipeline-steps/azureml.pipeline.steps
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.compat.azureml.core.runconfig import MpiConfiguration, RunConfiguration
+from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
+from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
+from paceline.compat.azureml.pipeline.core.builder import PipelineStep
+from paceline.compat.azureml.pipeline.filling import Filling
+from paceline.compat.azureml.train.estimator import Estimator, MMLBaseEstimator
+from paceline.compat.azureml.train.hyperdrive.runconfig import HyperDriveConfig
+from paceline.pipelines.plan import Planned
+
+__all__ = ["CommandStep", "EstimatorStep", "HyperDriveStep", "MpiStep", "PythonScriptStep"]
+
+
+@sdk_class
+class PythonScriptStep(PipelineStep):
+    """A script. runconfig: environment, communicator and the rest; compute_target: default that of runconfig, else this machine.
+
+    params: name -> value, in the script's variables AML_PARAMETER_<name>. runconfig_pipeline_params: NodeCount,
+    MpiProcessCountPerNode, TensorflowWorkerCount or TensorflowParameterServerCount -> PipelineParameter. allow_reuse: where
+    script, arguments, inputs and environment are those of a former step, take what that has left. version, hash_paths: accepted.
+
+    Raises:
+        UserErrorException: there is no script, or a value is wrong.
+    """
+
+    def __init__(
+        self,
+        script_name: str,
+        name: str | None = None,
+        arguments: Any = None,
+        compute_target: Any = None,
+        runconfig: RunConfiguration | None = None,
+        runconfig_pipeline_params: Mapping[str, Any] | None = None,
+        inputs: Any = None,
+        outputs: Any = None,
+        params: Mapping[str, Any] | None = None,
+        source_directory: str | None = None,
+        allow_reuse: bool = True,
+        version: str | None = None,
+        hash_paths: Any = None,
+    ) -> None:
+        if not script_name:
+            raise UserErrorException("script_name is required with PythonScriptStep.")
+        self._params, self._runconfig_params = dict(params or {}), _known_params(runconfig_pipeline_params)
+        super().__init__(name or script_name, inputs, outputs, arguments)
+        self.script_name, self.compute_target, self.runconfig = script_name, compute_target, runconfig
+        self.source_directory, self.allow_reuse = source_directory, bool(allow_reuse)
+
+    def _values(self) -> list[Any]:
+        return [*super()._values(), self._params, self._runconfig_params]
+
+    def _configuration(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
+        run = _run_config(self, filling, self.runconfig, self.compute_target, self._runconfig_params, self._params)
+        return ScriptRunConfig(
+            self.source_directory or source_directory or ".", self.script_name, list(self.arguments), run
+        )
+
+
+@sdk_class
+class CommandStep(PipelineStep):
+    """A command line, by a shell; a list of words and data, or a text. runconfig: a ScriptRunConfig's, or a RunConfiguration.
+
+    Raises:
+        UserErrorException: there is no command.
+    """
+
+    def __init__(
+        self,
+        command: Any = None,
+        name: str | None = None,
+        compute_target: Any = None,
+        runconfig: Any = None,
+        runconfig_pipeline_params: Mapping[str, Any] | None = None,
+        inputs: Any = None,
+        outputs: Any = None,
+        params: Mapping[str, Any] | None = None,
+        source_directory: str | None = None,
+        allow_reuse: bool = True,
+        version: str | None = None,
+    ) -> None:
+        config = runconfig.run_config if isinstance(runconfig, ScriptRunConfig) else runconfig
+        command = command or (config.command if config is not None else None)
+        if not command:
+            raise UserErrorException("command is required with CommandStep.")
+        self._params, self._runconfig_params = dict(params or {}), _known_params(runconfig_pipeline_params)
+        self.command = list(command) if isinstance(command, (list, tuple)) else command
+        super().__init__(name or "command", inputs, outputs)
+        self.compute_target, self.runconfig, self.allow_reuse = compute_target, config, bool(allow_reuse)
+        given = runconfig.source_directory if isinstance(runconfig, ScriptRunConfig) else None
+        self.source_directory = source_directory or given
+
+    def _values(self) -> list[Any]:
+        return [*super()._values(), getattr(self, "command", None), self._params, self._runconfig_params]
+
+    def _configuration(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
+        run = _run_config(self, filling, self.runconfig, self.compute_target, self._runconfig_params, self._params)
+        run.script, run.arguments = None, []
+        return ScriptRunConfig(self.source_directory or source_directory or ".", run_config=run, command=self.command)
+
+
+@sdk_class
+class EstimatorStep(PipelineStep):
+    """An estimator. estimator_entry_script_arguments: its script's, in place of script_params, which have to be empty.
+
+    Raises:
+        UserErrorException: no estimator, or one with script_params.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        estimator: MMLBaseEstimator | None = None,
+        estimator_entry_script_arguments: Any = None,
+        runconfig_pipeline_params: Mapping[str, Any] | None = None,
+        inputs: Any = None,
+        outputs: Any = None,
+        compute_target: Any = None,
+        allow_reuse: bool = True,
+        version: str | None = None,
+    ) -> None:
+        if not isinstance(estimator, MMLBaseEstimator):
+            raise UserErrorException(f"estimator={estimator!r} is no estimator.")
+        if estimator.script_params:
+            raise UserErrorException(
+                "script_params of the estimator of a step has to be empty: give estimator_entry_script_arguments."
+            )
+        self._runconfig_params = _known_params(runconfig_pipeline_params)
+        super().__init__(name or str(estimator.script), inputs, outputs, estimator_entry_script_arguments)
+        self.estimator, self.compute_target, self.allow_reuse = estimator, compute_target, bool(allow_reuse)
+
+    def _values(self) -> list[Any]:
+        return [*super()._values(), self._runconfig_params]
+
+    def _configuration(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
+        config = self.estimator.script_run_config(filling.workspace)
+        config.run_config = _run_config(
+            self, filling, config.run_config, self.compute_target, self._runconfig_params, {}
+        )
+        config.run_config.arguments = list(self.arguments)
+        return config
+
+
+class MpiStep(EstimatorStep):
+    """A script on several nodes over MPI. The further keywords are those of an estimator (use_gpu, pip_packages, ...)."""
+
+    def __init__(
+        self,
+        name: str | None = None,
+        source_directory: str | None = None,
+        script_name: str | None = None,
+        arguments: Any = None,
+        compute_target: Any = None,
+        node_count: int | None = None,
+        process_count_per_node: int | None = None,
+        inputs: Any = None,
+        outputs: Any = None,
+        allow_reuse: bool = True,
+        version: str | None = None,
+        hash_paths: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if not script_name or compute_target is None:
+            raise UserErrorException("script_name and compute_target are required with MpiStep.")
+        kwargs.pop("environment_variables_params", None)
+        estimator = Estimator(
+            source_directory=source_directory or ".",
+            entry_script=script_name,
+            compute_target=compute_target,
+            node_count=node_count or 1,
+            process_count_per_node=process_count_per_node or 1,
+            distributed_training=MpiConfiguration(),
+            **kwargs,
+        )
+        super().__init__(name or script_name, estimator, arguments, None, inputs, outputs, None, allow_reuse, version)
+
+
+@sdk_class
+class HyperDriveStep(PipelineStep):
+    """A sweep. estimator_entry_script_arguments: of the script of each trial, beside the values that are tried.
+
+    Raises:
+        UserErrorException: no HyperDriveConfig; outputs or metrics_output, which a later step can have from the step's run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        hyperdrive_config: HyperDriveConfig,
+        estimator_entry_script_arguments: Any = None,
+        inputs: Any = None,
+        outputs: Any = None,
+        metrics_output: Any = None,
+        allow_reuse: bool = True,
+        version: str | None = None,
+    ) -> None:
+        if not isinstance(hyperdrive_config, HyperDriveConfig):
+            raise UserErrorException(f"hyperdrive_config={hyperdrive_config!r} is no HyperDriveConfig.")
+        if outputs or metrics_output is not None:
+            raise UserErrorException(
+                "outputs and metrics_output of a HyperDriveStep are not here: its trials would all leave the same. A later step "
+                "has the best trial, its metrics and its files: "
+                f"PipelineRun(run.experiment, run.parent.id).find_step_run({name!r})[0].get_best_run_by_primary_metric()."
+            )
+        super().__init__(name, inputs, None, estimator_entry_script_arguments)
+        self.hyperdrive_config, self.allow_reuse = hyperdrive_config, bool(allow_reuse)
+
+    def planned(self, workspace: Any, run_id: str, parameters: dict[str, Any], source_directory: str | None) -> Planned:
+        filling = Filling(workspace, run_id, parameters, ())
+
+        def change(config: ScriptRunConfig) -> ScriptRunConfig:
+            made = copy.copy(config)
+            made.run_config = copy.copy(config.run_config)
+            if self.arguments:
+                made.run_config.arguments = [*argument_list(config.run_config.arguments), *self.arguments]
+            return filling.config(made, self.inputs)
+
+        found, spec = self.hyperdrive_config.prepared(workspace, change)
+        return Planned(
+            name=self.name,
+            job=found.job,
+            directory=found.source_directory,
+            sweep=spec.to_json(),
+            warnings=found.notes,
+        )
+
+
+#: What a run configuration's parameters set.
+_RUN_PARAMS = ("NodeCount", "MpiProcessCountPerNode", "TensorflowWorkerCount", "TensorflowParameterServerCount")
+
+
+def _known_params(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    if unknown := sorted(set(given or {}) - set(_RUN_PARAMS)):
+        raise UserErrorException(f"runconfig_pipeline_params has {unknown[0]!r}; known are {', '.join(_RUN_PARAMS)}.")
+    return dict(given or {})
+
+
+def _run_config(
+    step: PipelineStep,
+    filling: Filling,
+    given: RunConfiguration | None,
+    target: Any,
+    run_params: Mapping[str, Any],
+    params: Mapping[str, Any],
+) -> RunConfiguration:
+    """A copy of the step's run configuration, with what its parameters say."""
+    run = RunConfiguration() if given is None else copy.copy(given)
+    run.mpi, run.tensorflow = copy.copy(run.mpi), copy.copy(run.tensorflow)
+    if target is not None:
+        run.target = target
+    values = {name: int(filling.value(value)) for name, value in run_params.items()}
+    run.node_count = values.get("NodeCount", run.node_count)
+    run.mpi.process_count_per_node = values.get("MpiProcessCountPerNode", run.mpi.process_count_per_node)
+    run.tensorflow.worker_count = values.get("TensorflowWorkerCount", run.tensorflow.worker_count)
+    run.tensorflow.parameter_server_count = values.get(
+        "TensorflowParameterServerCount", run.tensorflow.parameter_server_count
+    )
+    variables = dict(run.environment_variables or {})
+    variables |= {f"AML_PARAMETER_{name}": str(filling.value(value)) for name, value in params.items()}
+    run.environment_variables = variables
+    return run
