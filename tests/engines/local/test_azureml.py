@@ -140,6 +140,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "azureml"
         # The README has it too, and its commands are run (tests/docs).
         pytest.param("driver_2018.py", "accuracy: 0.9", marks=pytest.mark.proof, id="2018"),
         pytest.param("driver_2019.py", "label: [", id="2019"),
+        pytest.param("driver_2020.py", "model: digits 1", id="2020"),
         pytest.param("driver_2022.py", "Completed", id="2022"),
     ],
 )

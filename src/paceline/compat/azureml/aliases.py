@@ -39,6 +39,7 @@ OUR_OWN = (
     "packages",
     "policy",
     "records",
+    "refused",
     "stores",
     "strict",
     "submission",

@@ -156,6 +156,8 @@ def missing(name: str) -> str | None:
                 target = importlib.import_module(".".join((_OURS, *parts[: number + 1])))
             except ModuleNotFoundError:
                 return f"there is no {'.'.join(('azureml', *parts[: number + 1]))} here."
+        if isinstance(target, type) and (why := getattr(target, "refused", None)):
+            return str(why)
         if not isinstance(target, type) and not hasattr(target, "__path__") and not _is_module(target):
             return None  # a function or a value; what it gives can't be read from the text
     return None

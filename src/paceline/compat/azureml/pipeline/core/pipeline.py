@@ -12,7 +12,7 @@ from typing import Any
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.late import late
 from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep, flat_steps
-from paceline.compat.azureml.pipeline.core.published import refuse_to_publish
+from paceline.compat.azureml.pipeline.core.published import refuse
 from paceline.pipelines.data import check_parameters
 from paceline.pipelines.graph import ordered
 from paceline.pipelines.plan import spec_of
@@ -89,12 +89,12 @@ class Pipeline:
 
     def publish(self, *arguments: Any, **named: Any) -> Any:
         """Raise ScenarioNotSupportedException."""
-        raise refuse_to_publish("publish")
+        raise refuse("publish()")
 
     @staticmethod
     def load_yaml(workspace: Any, filename: str, *arguments: Any, **named: Any) -> Any:
-        """Raise ScenarioNotSupportedException: such a file has other keys; docs/pipelines.md has Paceline's."""
-        raise refuse_to_publish("load_yaml")
+        """Raise ScenarioNotSupportedException: Paceline's files have other keys (docs/pipelines.md)."""
+        raise refuse("load_yaml()")
 
     def _submit_to(
         self,

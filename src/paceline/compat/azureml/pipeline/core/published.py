@@ -1,30 +1,34 @@
-"""What of pipelines is a service of Azure's: published pipelines, endpoints, drafts, modules. Each says what to do instead."""
+"""What of pipelines is a service of Azure's: published pipelines, endpoints, drafts, modules."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from paceline.compat.azureml.exceptions import ScenarioNotSupportedException
+from paceline.compat.azureml.refused import Refused
 
-__all__ = ["Module", "ModuleVersion", "PipelineDraft", "PipelineEndpoint", "PublishedPipeline", "refuse_to_publish"]
+__all__ = ["Module", "ModuleVersion", "PipelineDraft", "PipelineEndpoint", "PublishedPipeline"]
 
-
-def refuse_to_publish(what: str) -> ScenarioNotSupportedException:
-    """The exception for a pipeline that is to be called from elsewhere."""
-    return ScenarioNotSupportedException(
-        f"{what}: there is no service here that runs pipelines when it is called. Submit the pipeline where it is needed "
-        "(experiment.submit), or keep it as a file: paceline pipeline run FILE.yaml."
-    )
+_INSTEAD = (
+    "There is no service that runs pipelines when it is called. Submit the pipeline where it is needed (experiment.submit), or "
+    "keep it as a file: paceline pipeline run FILE.yaml."
+)
 
 
-class _Refused:
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        raise refuse_to_publish(type(self).__name__)
+def refuse(what: str) -> ScenarioNotSupportedException:
+    """The exception for a call that would publish a pipeline, or ask for one."""
+    return ScenarioNotSupportedException(f"{what} is not here. {_INSTEAD}")
+
+
+class PublishedPipeline(Refused):
+    """Raises ScenarioNotSupportedException."""
+
+    refused = _INSTEAD
 
     @classmethod
     def get(cls, *arguments: Any, **named: Any) -> Any:
         """Raise ScenarioNotSupportedException."""
-        raise refuse_to_publish(cls.__name__)
+        raise cls.refusal()
 
     create = publish = get
 
@@ -36,21 +40,19 @@ class _Refused:
     get_all = list
 
 
-class PublishedPipeline(_Refused):
+class PipelineEndpoint(PublishedPipeline):
     """Raises ScenarioNotSupportedException."""
 
 
-class PipelineEndpoint(_Refused):
+class PipelineDraft(PublishedPipeline):
     """Raises ScenarioNotSupportedException."""
 
 
-class PipelineDraft(_Refused):
+class Module(PublishedPipeline):
     """Raises ScenarioNotSupportedException."""
 
-
-class Module(_Refused):
-    """Raises ScenarioNotSupportedException."""
+    refused = "There are no modules: name the script itself in a PythonScriptStep."
 
 
-class ModuleVersion(_Refused):
+class ModuleVersion(Module):
     """Raises ScenarioNotSupportedException."""

@@ -19,7 +19,7 @@ from paceline.compat.azureml.exceptions import (
     sdk_class,
 )
 from paceline.compat.azureml.pipeline.core.graph import PortDataReference
-from paceline.compat.azureml.pipeline.core.published import refuse_to_publish
+from paceline.compat.azureml.pipeline.core.published import refuse
 from paceline.compat.azureml.train.hyperdrive.run import HyperDriveRun
 from paceline.controlling import following
 from paceline.pipelines import results
@@ -63,7 +63,7 @@ class PipelineRun(Run):
     @staticmethod
     def get_pipeline_runs(workspace: Any, pipeline_id: str) -> Any:
         """Raise ScenarioNotSupportedException: nothing is published."""
-        raise refuse_to_publish("get_pipeline_runs")
+        raise refuse("get_pipeline_runs")
 
     def get_steps(self) -> Iterator[Any]:
         """The runs of the steps that have begun, in the order of the steps."""
@@ -102,7 +102,7 @@ class PipelineRun(Run):
 
     def publish_pipeline(self, *arguments: Any, **named: Any) -> Any:
         """Raise ScenarioNotSupportedException."""
-        raise refuse_to_publish("publish_pipeline")
+        raise refuse("publish_pipeline")
 
     def wait_for_completion(  # type: ignore[override]  # the SDK's status in place of details
         self, show_output: bool = True, timeout_seconds: float = _FOR_EVER, raise_on_error: bool = True
@@ -216,7 +216,7 @@ class HyperDriveStepRun(_Step, HyperDriveRun):
     """The sweep of a HyperDriveStep."""
 
     def __init__(
-        self, experiment: Any, step_run_id: str = "", *others: Any, step_run: Any = None, **kwargs: Any
+        self, experiment: Any = None, step_run_id: str = "", *others: Any, step_run: Any = None, **kwargs: Any
     ) -> None:
         # HyperDriveStepRun(step_run=...), or HyperDriveStepRun(experiment, id) as here.
         given = step_run if step_run is not None else experiment if not step_run_id else None

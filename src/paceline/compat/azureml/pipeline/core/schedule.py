@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.compat.azureml.exceptions import ScenarioNotSupportedException
+from paceline.compat.azureml.refused import Refused
 
 __all__ = ["Schedule", "ScheduleRecurrence", "TimeZone"]
-
-_WHY = "there are no schedules here. Let cron, or a systemd timer, run the program that submits the pipeline."
 
 
 class ScheduleRecurrence:
@@ -26,20 +24,21 @@ class TimeZone:
         return name
 
 
-class Schedule:
-    """Raises ScenarioNotSupportedException, as its `create`, `get` and `list` do."""
+class Schedule(Refused):
+    """Raises ScenarioNotSupportedException, as its `create` and `get` do."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        raise ScenarioNotSupportedException(_WHY)
+    refused = "Let cron, or a systemd timer, run the program that submits the pipeline."
 
-    @staticmethod
-    def create(*arguments: Any, **named: Any) -> Any:
+    @classmethod
+    def create(cls, *arguments: Any, **named: Any) -> Any:
         """Raise ScenarioNotSupportedException."""
-        raise ScenarioNotSupportedException(_WHY)
+        raise cls.refusal()
 
-    get = get_all = get_schedules_for_pipeline_id = create
+    get = create
 
-    @staticmethod
-    def list(*arguments: Any, **named: Any) -> Any:
+    @classmethod
+    def list(cls, *arguments: Any, **named: Any) -> Any:
         """None: there are no schedules."""
         return []
+
+    get_all = get_schedules_for_pipeline_id = list

@@ -1,10 +1,8 @@
-"""Steps that need a service of Azure's, or a program that is not here. Each says what to do instead."""
+"""Steps that need a service of Azure's, or a program that is not here."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
-from paceline.compat.azureml.exceptions import ScenarioNotSupportedException
+from paceline.compat.azureml.refused import Refused
 
 __all__ = [
     "AdlaStep",
@@ -22,69 +20,58 @@ __all__ = [
 ]
 
 
-class _Refused:
+class AdlaStep(Refused):
     """Raises ScenarioNotSupportedException."""
 
-    _instead: ClassVar[str] = ""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        raise ScenarioNotSupportedException(f"{type(self).__name__} is not here. {self._instead}")
+    refused = "There is no Data Lake Analytics: query the data in a PythonScriptStep."
 
 
-class AdlaStep(_Refused):
+class AutoMLStep(Refused):
     """Raises ScenarioNotSupportedException."""
 
-    _instead = "There is no Data Lake Analytics: query the data in a PythonScriptStep."
+    refused = "Search by a sweep: HyperDriveStep."
 
 
-class AutoMLStep(_Refused):
+class AutoMLStepRun(AutoMLStep):
     """Raises ScenarioNotSupportedException."""
 
-    _instead = "Search by a sweep: HyperDriveStep."
 
-
-class AutoMLStepRun(_Refused):
+class AzureBatchStep(Refused):
     """Raises ScenarioNotSupportedException."""
 
-    _instead = "Search by a sweep: HyperDriveStep."
+    refused = "Run the program by a CommandStep."
 
 
-class AzureBatchStep(_Refused):
+class DataTransferStep(Refused):
     """Raises ScenarioNotSupportedException."""
 
-    _instead = "Run the program by a CommandStep."
+    refused = "Copy the files in a PythonScriptStep: its inputs are fetched, its outputs stored where they name."
 
 
-class DataTransferStep(_Refused):
+class DatabricksStep(Refused):
     """Raises ScenarioNotSupportedException."""
 
-    _instead = "Copy the files in a PythonScriptStep: its input is downloaded, its output stored where it names."
+    refused = "There is no Databricks: run the script by a PythonScriptStep."
 
 
-class DatabricksStep(_Refused):
+class KustoStep(Refused):
     """Raises ScenarioNotSupportedException."""
 
-    _instead = "There is no Databricks: run the script by a PythonScriptStep."
+    refused = "There is no Kusto: query the data in a PythonScriptStep."
 
 
-class KustoStep(_Refused):
+class ModuleStep(Refused):
     """Raises ScenarioNotSupportedException."""
 
-    _instead = "There is no Kusto: query the data in a PythonScriptStep."
+    refused = "There are no modules: name the script itself in a PythonScriptStep."
 
 
-class ModuleStep(_Refused):
+class ParallelRunConfig(Refused):
     """Raises ScenarioNotSupportedException."""
 
-    _instead = "There are no modules: name the script itself in a PythonScriptStep."
-
-
-class ParallelRunConfig(_Refused):
-    """Raises ScenarioNotSupportedException."""
-
-    _instead = (
-        "Score in a PythonScriptStep whose RunConfiguration asks for several processes, each with its part of the files: "
-        "dataset.as_named_input(...), PACELINE's as_partition(by='rank')."
+    refused = (
+        "Score in a PythonScriptStep whose runconfig asks for several processes (MpiConfiguration): each takes every n-th file "
+        "of the folder, by os.environ['RANK'] and os.environ['WORLD_SIZE']."
     )
 
 
@@ -92,13 +79,13 @@ class ParallelRunStep(ParallelRunConfig):
     """Raises ScenarioNotSupportedException."""
 
 
-class RScriptStep(_Refused):
+class RScriptStep(Refused):
     """Raises ScenarioNotSupportedException."""
 
-    _instead = "Run the script by a CommandStep: command='Rscript train.R'."
+    refused = "Run the script by a CommandStep: command='Rscript train.R'."
 
 
-class SynapseSparkStep(_Refused):
+class SynapseSparkStep(Refused):
     """Raises ScenarioNotSupportedException."""
 
-    _instead = "There is no Synapse: run spark-submit by a CommandStep."
+    refused = "There is no Synapse: run spark-submit by a CommandStep."

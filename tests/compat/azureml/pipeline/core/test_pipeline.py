@@ -1,0 +1,216 @@
+"""A pipeline of the SDK's as what Paceline runs: its steps, their order, their jobs. Nothing is started."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from paceline.compat.azureml.core.dataset import Dataset
+from paceline.compat.azureml.core.experiment import Experiment
+from paceline.compat.azureml.core.runconfig import MpiConfiguration, RunConfiguration
+from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
+from paceline.compat.azureml.data.datapath import DataPath, DataPathComputeBinding
+from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
+from paceline.compat.azureml.data.output_dataset_config import OutputFileDatasetConfig
+from paceline.compat.azureml.exceptions import ScenarioNotSupportedException, UserErrorException
+from paceline.compat.azureml.pipeline import core, steps
+from paceline.compat.azureml.pipeline.core import Pipeline, PipelineData, PipelineParameter, StepSequence
+from paceline.compat.azureml.pipeline.steps import (
+    CommandStep,
+    EstimatorStep,
+    HyperDriveStep,
+    MpiStep,
+    PythonScriptStep,
+)
+from paceline.compat.azureml.train.estimator import Estimator
+from paceline.compat.azureml.train.hyperdrive import (
+    GridParameterSampling,
+    HyperDriveConfig,
+    PrimaryMetricGoal,
+    choice,
+)
+
+RUN_ID = "piped_1700000000_00000001"
+
+
+def spec(pipeline, **parameters):
+    return pipeline._spec(RUN_ID, {**pipeline.parameters, **parameters})[0]
+
+
+def script(name, **options):
+    return PythonScriptStep(script_name="take.py", name=name, source_directory="src", **options)
+
+
+def test_signatures_are_the_sdk_s():
+    def names(kind):
+        return [name for name in inspect.signature(kind.__init__).parameters if name != "self" and name[0] != "_"]
+
+    assert names(Pipeline)[:5] == [
+        *("workspace", "steps", "description", "default_datastore", "default_source_directory"),
+    ]
+    assert names(PythonScriptStep) == [
+        *("script_name", "name", "arguments", "compute_target", "runconfig", "runconfig_pipeline_params", "inputs"),
+        *("outputs", "params", "source_directory", "allow_reuse", "version", "hash_paths"),
+    ]
+    assert names(PipelineData) == [
+        *("name", "datastore", "output_name", "output_mode", "output_path_on_compute", "output_overwrite", "data_type"),
+        *("is_directory", "pipeline_output_name", "training_output"),
+    ]
+    assert names(EstimatorStep)[:4] == [
+        *("name", "estimator", "estimator_entry_script_arguments", "runconfig_pipeline_params"),
+    ]
+    assert names(HyperDriveStep)[:3] == ["name", "hyperdrive_config", "estimator_entry_script_arguments"]
+    assert names(CommandStep)[:4] == ["command", "name", "compute_target", "runconfig"]
+    assert names(MpiStep)[:4] == ["name", "source_directory", "script_name", "arguments"]
+
+
+def test_data_between_steps_and_parameters_are_words_and_inputs_of_their_jobs(ws, source):
+    one, two = (
+        PipelineData("one", pipeline_output_name="best"),
+        OutputFileDatasetConfig("two", destination=(None, "d/{run-id}")),
+    )
+    times = PipelineParameter("times", 3)
+    PythonScriptStep("leave.py", "leave", ["--one", one, "--two", two], "local", outputs=[one], source_directory="src")
+    take = script(
+        "take",
+        arguments=["--one", one, two.as_upload(overwrite=True).as_input("second"), times],
+        inputs=[one],
+        params={"mode": "fast"},
+    )
+    # The last step alone is named: those that it needs belong to it.
+    pipeline = Pipeline(ws, [take], default_source_directory="src")
+    assert [step.name for step in pipeline.steps] == ["leave", "take"]
+    assert pipeline.validate() == []
+    found = spec(pipeline, times=5)
+    first, second = found.steps
+    assert first.job.arguments == ("--one", "$AZUREML_DATAREFERENCE_one", "--two", "$AZUREML_DATAREFERENCE_two")
+    places = {one.name: (one.sources[0].path, one.mode, one.inside) for one in first.job.inputs}
+    assert places == {
+        "one": (f"azureml/{RUN_ID}_0/one", "upload", "one"),
+        "two": (f"d/{RUN_ID}_0", "upload", None),
+    }
+    assert second.job.arguments == ("--one", "$AZUREML_DATAREFERENCE_one", "$AZUREML_DATAREFERENCE_second", "5")
+    places = {one.name: (one.sources[0].path, one.mode, one.inside) for one in second.job.inputs}
+    assert places == {"one": (f"azureml/{RUN_ID}_0/one", "mount", "one"), "second": (f"d/{RUN_ID}_0", "mount", None)}
+    assert (second.after, second.takes) == ((0,), {"one": (0, "one"), "second": (0, "two")})
+    assert second.job.environment_variables["AML_PARAMETER_mode"] == "fast"
+    assert (found.outputs, found.parameters) == ({"best": (0, "one")}, {"times": 5})
+
+
+def test_sequences_and_run_after_order_steps_that_share_no_data(ws, source):
+    a, b, c, d, e = (script(name) for name in "abcde")
+    e.run_after(a)
+    found = spec(Pipeline(ws, StepSequence([a, [b, c], d])))
+    assert [(step.name, step.after) for step in found.steps] == [("a", ()), ("b", (0,)), ("c", (0,)), ("d", (1, 2))]
+    found = spec(Pipeline(ws, [[e], a]))
+    assert [(step.name, step.after) for step in found.steps] == [("a", ()), ("e", (0,))]
+
+
+def test_steps_of_every_kind(ws, source, tmp_path):
+    data, mode = PipelineData("data"), PipelineParameter("mode", "fast")
+    leave = script("leave", outputs=[data])
+    command = CommandStep(["python", "take.py", data, "--mode", mode], "command", inputs=[data], source_directory="src")
+    config = RunConfiguration()
+    config.communicator = "Mpi"
+    counted = script(
+        "counted",
+        runconfig=config,
+        runconfig_pipeline_params={"NodeCount": PipelineParameter("nodes", 1), "MpiProcessCountPerNode": 2},
+    )
+    estimator = Estimator(source_directory="src", entry_script="take.py", compute_target="local")
+    estimated = EstimatorStep("estimated", estimator, ["--in", data], inputs=[data])
+    ranks = MpiStep("ranks", "src", "take.py", [data], "local", 2, 1, inputs=[data])
+    tuned = HyperDriveStep(
+        "tuned",
+        HyperDriveConfig(
+            GridParameterSampling({"--x": choice(1, 2)}),
+            "score",
+            PrimaryMetricGoal.MAXIMIZE,
+            2,
+            run_config=ScriptRunConfig("src", "take.py"),
+        ),
+        [data.as_download(), mode],
+        inputs=[data],
+    )
+    found = spec(Pipeline(ws, [leave, command, counted, estimated, ranks, tuned]), nodes=2)
+    jobs = {step.name: step.job for step in found.steps}
+    assert jobs["command"].arguments == ("-c", 'python take.py "$AZUREML_DATAREFERENCE_data" --mode fast')
+    assert (jobs["counted"].node_count, jobs["counted"].process_count_per_node) == (2, 2)
+    assert config.node_count == 1, "what the driver has is not changed"
+    assert jobs["estimated"].arguments == ("--in", "$AZUREML_DATAREFERENCE_data")
+    assert (jobs["ranks"].node_count, jobs["ranks"].distributed_backend) == (2, "mpi")
+    assert jobs["tuned"].arguments == ("$AZUREML_DATAREFERENCE_data", "fast")
+    (sweep,) = [step for step in found.steps if step.sweep is not None]
+    assert (sweep.sweep["metric"], sweep.takes) == ("score", {"data": (0, "data")})
+    assert [one.mode for one in jobs["tuned"].inputs] == ["download"]
+    with pytest.raises(UserErrorException, match=r"find_step_run\('t'\)\[0\]"):
+        HyperDriveStep("t", tuned.hyperdrive_config, metrics_output=data)
+    assert MpiConfiguration().process_count_per_node == 1
+
+
+def test_paths_and_datasets_are_parameters_too(ws, source, tmp_path):
+    store = ws.get_default_datastore()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.txt").write_text(name)
+        store.upload(str(tmp_path / name), target_path=name)
+    path = PipelineParameter("path", DataPath(store, "a"))
+    files = PipelineParameter("files", Dataset.File.from_files((store, "a/**")))
+    step = script(
+        "take",
+        arguments=[(path, DataPathComputeBinding("download"))],
+        inputs=[DatasetConsumptionConfig("data", files).as_mount()],
+    )
+    pipeline = Pipeline(ws, [step])
+    given = {"path": DataPath(store, "b"), "files": Dataset.File.from_files((store, "b/**"))}
+    for parameters, place in (({}, "a"), (given, "b")):
+        found = {one.name: one for one in spec(pipeline, **parameters).steps[0].job.inputs}
+        assert (found["path"].sources[0].path, found["path"].mode) == (place, "download")
+        assert found["data"].sources[0].path.startswith(place)
+
+
+def test_what_is_wrong_is_a_user_error_before_anything_starts(ws, source):
+    data = PipelineData("data")
+    for make, said in (
+        (lambda: Pipeline(ws, []), "a pipeline without steps"),
+        (lambda: Pipeline(ws, ["train.py"]), "'train.py' is no step"),
+        (lambda: Pipeline(ws, [script("a", inputs=[data])]), "'a' takes 'data', which no step leaves"),
+        (lambda: PythonScriptStep(""), "script_name is required"),
+        (CommandStep, "command is required"),
+        (lambda: PipelineData("1st"), "the name '1st'"),
+        (lambda: PipelineParameter("p", None), "the default of the parameter 'p' is None"),
+        (lambda: script("a", runconfig_pipeline_params={"Nodes": 2}), "runconfig_pipeline_params has 'Nodes'"),
+        (lambda: Pipeline(ws, [script("a", arguments=[{}])]).validate(), "an argument is {}"),
+        (lambda: OutputFileDatasetConfig("x").read_delimited_files(), "read its files in the step"),
+        (
+            lambda: Experiment(ws, "e").submit(
+                ScriptRunConfig("src", "take.py", [OutputFileDatasetConfig("x").as_input()])
+            ),
+            "what another step of a pipeline leaves",
+        ),
+        (lambda: Experiment(ws, "e").submit(Pipeline(ws, [script("a")]), pipeline_parameters={"x": 1}), "'x' is given"),
+    ):
+        with pytest.raises(UserErrorException, match=said.replace("(", r"\(")):
+            make()
+    assert not list(ws.runs_dir.iterdir())
+
+
+@pytest.mark.parametrize(
+    "name", ["AutoMLStep", "DatabricksStep", "DataTransferStep", "ParallelRunStep", "RScriptStep", "ModuleStep"]
+)
+def test_steps_that_are_not_here_say_what_to_do_instead(name):
+    with pytest.raises(ScenarioNotSupportedException, match=f"{name} is not here. .*:"):
+        getattr(steps, name)(name="a")
+
+
+def test_what_is_published_is_refused_with_what_to_do_instead(ws, source):
+    pipeline = Pipeline(ws, [script("a")])
+    for call in (
+        lambda: pipeline.publish("p"),
+        lambda: core.PublishedPipeline.get(ws, "id"),
+        lambda: core.Schedule.create(ws, recurrence=core.ScheduleRecurrence("Day", 1)),
+    ):
+        with pytest.raises(ScenarioNotSupportedException, match=r"is not here\. .*pipeline"):
+            call()
+    assert core.PublishedPipeline.list(ws) == core.Schedule.list(ws) == []
