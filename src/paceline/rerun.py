@@ -8,9 +8,12 @@ from pathlib import Path
 
 from paceline.environments.environment import Environment
 from paceline.errors import RunStateError
+from paceline.job.data_reference import Source
 from paceline.job.job import Job
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
+from paceline.runs.ids import new_run_id
+from paceline.runs.record import RunRecord
 from paceline.submit import SourceCopy, submit
 from paceline.system.files import read_json
 
@@ -37,8 +40,9 @@ def rerun(
         )
     if old.job is None or old.snapshot_id is None:
         raise RunStateError(f"run {old.run_id} was not submitted but logged by a program, which alone can run again.")
+    run_id = new_run_id(old.experiment)
     return submit(
-        _with_locked_environment(old.job, before),
+        _with_own_places(_with_locked_environment(old.job, before), old, run_id),
         # The snapshot is what runs. The folder may be gone; it is only written down.
         SourceCopy(directory=Path(old.source_directory or "."), snapshot_id=old.snapshot_id, git=old.git),
         workspace_dir,
@@ -46,7 +50,23 @@ def rerun(
         tags={"rerun_of": old.run_id},
         display_name=display_name,
         values=values,
+        run_id=run_id,
     )
+
+
+def _with_own_places(job: Job, old: RunRecord, run_id: str) -> Job:
+    """The job of a pipeline's step with its outputs at places of the new run's: those of the old one belong to its pipeline."""
+    if old.step is None:
+        return job
+    former = old.step.get("reused_from") or old.run_id
+
+    def own(source: Source) -> Source:
+        return dataclasses.replace(source, path=source.path.replace(former, run_id))
+
+    inputs = [
+        dataclasses.replace(one, sources=tuple(map(own, one.sources))) if one.is_output else one for one in job.inputs
+    ]
+    return dataclasses.replace(job, inputs=tuple(inputs))
 
 
 def _with_locked_environment(job: Job, folder: RunFolder) -> Job:

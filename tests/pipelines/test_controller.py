@@ -41,6 +41,17 @@ def test_whoever_looks_next_starts_a_controller_that_goes_on_where_the_killed_on
     assert "going on with 2 of 3 steps, of which 1 run" in (run.folder.logs / "driver.log").read_text()
 
 
+def test_a_step_whose_folder_is_removed_by_hand_ends_the_pipeline(place: Place, submit: Submit) -> None:
+    run = submit(place.step("first", f"wait={place.top / 'never'}"), place.step("other", f"wait={place.top / 'never'}"))
+    until(lambda: [row["status"] for row in run.step_rows()] == [states.RUNNING] * 2)
+    shutil.rmtree(run.steps["first"].folder.path)
+    record = run.wait_for_completion(raise_on_error=False)
+    assert record.status == states.FAILED
+    assert record.failure is not None
+    assert f"step 'first' is gone: its run {run.id}_0 was removed" in record.failure.message
+    assert run.steps["other"].status == states.CANCELED
+
+
 def test_a_controller_whose_pipeline_is_removed_by_hand_ends_its_steps_and_itself(place: Place, submit: Submit) -> None:
     run = submit(place.step("first", f"wait={place.top / 'never'}"))
     until(lambda: [row["status"] for row in run.step_rows()] == [states.RUNNING])

@@ -17,13 +17,15 @@ from paceline.cli.common import folder_of
 from paceline.cli.log_files import LogPart, driver_offset, print_parts
 from paceline.cli.shared_options import LatestRun
 from paceline.cli.view import RunView
+from paceline.controlling import following
 from paceline.errors import UserError
-from paceline.runs import read
+from paceline.runs import controllers, read
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import Show
 from paceline.runs.log_start import LogStart, last_lines_start, moment_start
 from paceline.runs.logs import AttemptLog, LogLine
 from paceline.runs.record import RunRecord
+from paceline.runs.visible import visible_line
 from paceline.system import durations
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -83,7 +85,10 @@ def logs(
         raise UserError(f"--rank {rank}: run {record.run_id} has ranks 0 to {size - 1}.")
     # A file or a pipe gets each byte as the worker has written it.
     as_is = raw or not sys.stdout.isatty()
-    if driver:
+    if driver or controllers.is_controlled(record):
+        if follow:
+            following.to_the_end(folder, lambda line: print(visible_line(line), flush=True))
+            return 0
         offset = 0 if since_s is None else driver_offset(folder.driver_log, since_s)
         print_parts([LogPart(folder.driver_log, offset)], tail, as_is=as_is)
         return 0

@@ -81,7 +81,6 @@ class HandingOverSteps:
             if spec.allow_reuse and self._is_reused(step, job, told):
                 return
             submit(job, self._source(step), **self._given(step, job, told))
-        self._note(step)
         step.status = states.NOT_STARTED
         say(f"step {spec.name} begins: {step.folder.run_id}")
 
@@ -114,17 +113,12 @@ class HandingOverSteps:
         if former is None:
             return False
         reuse.take_over(former, step.spec, step.folder.run_id, told, self._pipeline.record, self._pipeline.runs_dir)
-        self._note(step)
+        # A kill in between loses no more than the name.
+        with contextlib.suppress(OSError):
+            tags_and_properties.set_name(step.folder.notes, "display_name", step.spec.name)
         step.status = states.COMPLETED
         say(f"step {step.spec.name} is reused: nothing has changed since {former.run_id}")
         return True
-
-    def _note(self, step: StepState) -> None:
-        """The run's name and properties; a kill in between loses no more than these."""
-        with contextlib.suppress(PacelineError, OSError):
-            tags_and_properties.set_name(step.folder.notes, "display_name", step.spec.name)
-            if step.spec.properties:
-                tags_and_properties.add_properties(step.folder.notes, step.spec.properties)
 
     def _values(self, job: Job) -> dict[str, str]:
         return {name: self._secrets[place] for name, place in job.secrets.items()}

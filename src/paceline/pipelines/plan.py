@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +31,6 @@ class Planned:
     gives: Sequence[tuple[Any, str]] = ()
     allow_reuse: bool = True
     sweep: Mapping[str, Any] | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -79,7 +78,6 @@ def spec_of(
                 source_directory=str(planned.directory.absolute()),
                 allow_reuse=planned.allow_reuse,
                 sweep=planned.sweep,
-                properties=planned.properties,
                 warnings=planned.warnings,
             )
         )

@@ -19,7 +19,7 @@ class StepSpec:
     after: numbers of the steps that have to be Completed before.
     takes: name of an input -> number of the step and name of the output that it is.
     snapshot_id, source_directory, git: of its source. allow_reuse: take the outputs of a former run where nothing has changed.
-    sweep: of a step that is a sweep, what it tries. properties: of its run. warnings: of its run, from the start.
+    sweep: of a step that is a sweep, what it tries. warnings: of its run, from the start.
     """
 
     name: str
@@ -31,7 +31,6 @@ class StepSpec:
     git: Mapping[str, Any] = field(default_factory=dict)
     allow_reuse: bool = True
     sweep: Mapping[str, Any] | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

@@ -92,6 +92,9 @@ class PipelineState:
         changed = []
         for step in self.live:
             told = None if step.is_cut_off else step.watch.changed()
+            if not step.is_cut_off and not step.folder.record.exists():
+                # Removed by hand: nobody could ever say how it ended.
+                told = {"status": states.FAILED}
             if told is None or told["status"] == step.status:
                 continue
             # An engine may take a while to know that it was never given the run. A second time it is not a kill that keeps the

@@ -5,13 +5,11 @@ https://learn.microsoft.com/python/api/azureml-pipeline-core/azureml.pipeline.co
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
 from paceline.compat.azureml.data.output_dataset_config import OutputFileDatasetConfig
-from paceline.compat.azureml.data.outputs import PROPERTY
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.pipeline.core.graph import PipelineParameter
 from paceline.compat.azureml.pipeline.filling import Filling, flat_values
@@ -211,18 +209,12 @@ class PipelineStep:
 
         filling = Filling(workspace, run_id, parameters, self._outputs())
         found = prepared(self._filled(filling, source_directory), workspace, run_id=run_id)
-        registered = {
-            one.name: one.registered
-            for one in self._outputs()
-            if isinstance(one, OutputFileDatasetConfig) and one.registered
-        }
         return Planned(
             name=self.name,
             job=found.job,
             directory=found.source_directory,
             gives=[(getattr(one, "origin", one), one.name) for one in self._outputs()],
             allow_reuse=self.allow_reuse,
-            properties={PROPERTY: json.dumps(registered)} if registered else {},
             warnings=found.notes,
         )
 

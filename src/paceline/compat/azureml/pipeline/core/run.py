@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.compat.azureml.core.run import Run, ScriptRun
-from paceline.compat.azureml.data import outputs
 from paceline.compat.azureml.exceptions import (
     ActivityFailedException,
     ExperimentExecutionException,
@@ -119,10 +118,6 @@ class PipelineRun(Run):
     def _spec(self) -> PipelineSpec:
         return PipelineSpec.from_json(self.record().pipeline or {})
 
-    def _register(self) -> None:
-        for step in self.get_steps():
-            step._register()
-
 
 class _Step(Run):
     """What all runs of steps have."""
@@ -150,11 +145,6 @@ class _Step(Run):
         told = (self.record().step or {}).get("reused_from")
         reused = {"azureml.isreused": "true", "azureml.reusedrunid": told} if told else {}
         return {**super().properties, **reused}
-
-    def _register(self) -> None:
-        record = self.record()
-        if record.status == states.COMPLETED:
-            outputs.register(self, record)
 
 
 @sdk_class
@@ -257,7 +247,6 @@ def _wait(run: Any, show_output: bool, timeout_seconds: float, raise_on_error: b
         raise ExperimentExecutionException(
             f"The waiting was interrupted; {run.id} goes on. paceline cancel {run.id} ends it."
         ) from None
-    run._register()
     if record.status == states.FAILED and raise_on_error:
         report = record.failure
         error = {"code": report.cause if report else "Failed", "message": str(report or "The run failed.")}
