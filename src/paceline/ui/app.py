@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,8 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         max_body_size=_MOST_BODY,
     )
     curves = CurveStore()
+    # Set when the server is to end: streams have no end of their own.
+    app.state.closing = asyncio.Event()
     app.state.config, app.state.token, app.state.curves = config, token, curves
     app.state.workspace_dir = workspace_dir
     app.state.index = Index(workspace_dir / "runs")

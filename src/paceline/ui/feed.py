@@ -14,8 +14,9 @@ import asyncio
 import contextlib
 import json
 import os
+import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +66,18 @@ class RunFeed:
         self._sent: dict[Key, int] = {}
         self._others = 0
         self._is_over = False
+        #: Of many watchers that come at once, the first begins.
+        self._beginning = asyncio.Lock()
+        #: Its last watcher has gone, or its run has ended: who comes next gets another feed.
+        self.is_idle = False
 
-    @property
-    def is_idle(self) -> bool:
-        return self._task is None and not self._watchers
-
-    async def watch(self, place: str) -> AsyncIterator[bytes]:
+    async def watch(self, place: str) -> AsyncGenerator[bytes, None]:
         """Events from now on, with the last lines of the log first. place: of the last event that this watcher has seen."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
-        if self._task is None:
-            await asyncio.to_thread(self._begin)
+        async with self._beginning:
             if self._task is None:
+                self.is_idle = False
+                await asyncio.to_thread(self._begin)
                 self._task = asyncio.create_task(self._go())
         epoch, _, number = place.partition(":")
         seen = int(number) if epoch == self._epoch and number.isdigit() else -1
@@ -92,13 +94,7 @@ class RunFeed:
         # In one go with what stands above, so that nothing is lost between the two.
         self._watchers.add(queue)
         try:
-            while True:
-                try:
-                    sent = await asyncio.wait_for(queue.get(), _SILENCE_S)
-                except asyncio.TimeoutError:
-                    sent = b": still here\n\n"
-                if sent is None:
-                    return
+            while (sent := await queue.get()) is not None:
                 yield sent
         finally:
             self._watchers.discard(queue)
@@ -120,14 +116,19 @@ class RunFeed:
 
     async def _go(self) -> None:
         states = asyncio.create_task(self._follow_state())
+        spoke = time.monotonic()
         try:
             while self._watchers or not self._is_over:
                 record = self._record
                 assert record is not None, "it was read at the start"
                 # The record was read before the files: what was written ahead of a final record is there by now.
                 events = await asyncio.to_thread(self._events, record)
-                for event in events:
-                    self._tell(event)
+                if not events and time.monotonic() - spoke > _SILENCE_S:
+                    # One look at the clock for all: a timer for each watcher would cost more than what is told.
+                    events = [b": still here\n\n"]
+                if events:
+                    spoke = time.monotonic()
+                    self._tell(b"".join(events))
                 if record.is_terminal:
                     self._is_over = True
                     self._tell(message("state", state_json(record)))
@@ -156,7 +157,7 @@ class RunFeed:
                 self._record = record
 
     def close(self) -> None:
-        self._task = None
+        self._task, self.is_idle = None, True
         if self._follower is not None:
             self._follower.close()
             self._follower = None

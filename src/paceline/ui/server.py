@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import json
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -30,6 +32,12 @@ _GRACE_S = 1
 
 class _Server(uvicorn.Server):
     """Ends at a signal, and then as this program's own end: uvicorn would send itself the signal a second time."""
+
+    closing: asyncio.Event
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self.closing.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -63,10 +71,11 @@ def serve(config: UiConfig) -> int:
             ssl_keyfile=config.tls_key,
         )
     )
+    server.closing = app.state.closing
     _say(config, token, port)
     if config.socket:
         # Started through ssh: its end is seen by nothing else than this.
-        threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
+        threading.Thread(target=_end_with_input, daemon=True).start()
     # What was imported stays; looking through it again and again takes time and touches memory.
     gc.freeze()
     try:
@@ -149,8 +158,8 @@ def _listen_at(path: str) -> socket.socket:
     return made
 
 
-def _end_with_input(server: uvicorn.Server) -> None:
+def _end_with_input() -> None:
     with contextlib.suppress(OSError, ValueError):
         while sys.stdin.buffer.read(4096):
             pass
-    server.should_exit = True
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -65,6 +65,13 @@ export class Log {
     for (const name of ["of", "rank", "attempt"]) document.getElementById(`log-${name}`)?.addEventListener("change", ask);
     document.getElementById("log-earlier").addEventListener("click", () => { this.last = Math.min(20000, this.last * 4); this.ask(true); });
     this.follow.addEventListener("change", () => this.toEnd());
+    // A controller has no workers: what it says itself is shown, and asked for anew while it goes on.
+    if (this.asked.of !== "workers") ask();
+    setInterval(() => {
+      const { of, search } = this.asked;
+      const goesOn = document.getElementById("head").dataset.terminal === "0";
+      if (of !== "workers" && !search && goesOn && this.follow.checked && !document.hidden) ask();
+    }, 3000);
     this.box.addEventListener("scroll", () => {
       const isAtEnd = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 30;
       if (!this.isScrolling && this.follow.checked !== isAtEnd) this.follow.checked = isAtEnd;

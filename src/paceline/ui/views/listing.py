@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -74,10 +74,10 @@ async def live(request: Request) -> Response:
     index: Index = request.app.state.index
     query = query_of(request)
     root = render.root_of(request.scope["path"])
-    return events(_changes(index, request.app.state.latest, query, root))
+    return events(request, _changes(index, request.app.state.latest, query, root))
 
 
-async def _changes(index: Index, latest: LatestValues, query: RunQuery, root: str) -> AsyncIterator[bytes]:
+async def _changes(index: Index, latest: LatestValues, query: RunQuery, root: str) -> AsyncGenerator[bytes, None]:
     told: dict[str, str] = {}
     shown: list[IndexEntry] = []
     version, looks, is_first = -1, 0, True

@@ -47,7 +47,7 @@ async def head(request: Request) -> Response:
 async def live(request: Request) -> Response:
     feed = request.app.state.feeds.of(folder_of(request).run_id)
     place = request.headers.get("last-event-id") or request.query_params.get("place", "")
-    return events(feed.watch(place))
+    return events(request, feed.watch(place))
 
 
 async def curves(request: Request) -> Response:
