@@ -49,7 +49,7 @@ MAY_IMPORT = {
     # An Open MPI is found where the workers run.
     "node": "errors system job runs environments data containers remote launchers",
     # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
-    "supervisor": f"{UP_TO_TARGETS}",
+    "supervisor": f"{UP_TO_TARGETS} trackers",
     # Versions of files that runs made. A run, an experiment and a workspace are given to it.
     "models": "errors system job runs data",
     # Knows of all that lies in a workspace, and starts nothing.

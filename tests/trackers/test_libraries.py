@@ -98,6 +98,21 @@ def test_two_ranks_with_summarywriter_and_mlflow_are_in_one_run_and_nothing_is_t
     assert "outputs/notes/a.txt" in shown["files"]
 
 
+WRITES = """
+import sys, types
+sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from paceline import Run
+Run.get_context().log("mine", 1.0)
+writer = EventFileWriter("tb")
+for tag, value in (("x", 0.5), ("mine", 2.0)):
+    writer.add_event(Event(step=4, wall_time=12.0, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)])))
+writer.close()
+"""
+
+
 def test_what_summarywriter_was_told_survives_the_workers_sigkill(cli: Cli) -> None:
     script = """
         import os, sys, types
@@ -111,6 +126,25 @@ def test_what_summarywriter_was_told_survives_the_workers_sigkill(cli: Cli) -> N
         """
     cli("run", cli.script(script), code=137)
     assert cli.json("metrics")[0]["metrics"]["x"]["last"] == 0.5
+
+
+def test_event_files_of_a_shell_script_s_python_are_read_at_its_end(cli: Cli) -> None:
+    cli.script(WRITES, "src/fit.py")
+    cli.script("#!/bin/sh\npython fit.py\n", "src/train.sh")
+    (cli.folder / "src" / "train.sh").chmod(0o755)
+    # One of an earlier time: it came with the source.
+    old = cli.folder / "src" / "tb" / "events.out.tfevents.1.old"
+    old.parent.mkdir()
+    old.write_bytes(b"not read")
+    os.utime(old, (1_000_000_000, 1_000_000_000))
+    cli("run", "src/train.sh")
+    found = cli.json("metrics")[0]["metrics"]
+    assert {name: (one["last"], one["last_step"], one["count"]) for name, one in found.items()} == {
+        "mine": (1.0, None, 1),
+        "x": (0.5, 4, 1),
+    }
+    cli("run", "--env", "PACELINE_TRACKERS=none", "src/train.sh")
+    assert list(cli.json("metrics")[0]["metrics"]) == ["mine"]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from paceline.runs.failure import (
 )
 from paceline.runs.folder import RunFolder
 from paceline.runs.input_links import unlink_inputs
-from paceline.runs.record import RunRecord, utc_now
+from paceline.runs.record import RunRecord, parse_utc, utc_now
 from paceline.supervisor import notify
 from paceline.supervisor.attempt import run_attempt
 from paceline.supervisor.diagnosis.evidence import alone_text
@@ -84,6 +84,7 @@ def _attempts(run: Supervision) -> Outcome:
         if outcome is None:
             number += 1
             outcome = brought_home(run, run_attempt(run, number))
+            _take_up_event_files(run, number)
             shorten_logs(run.folder, number, run.job.world_size)
             run.close_attempt(outcome)
         failure = outcome.failure
@@ -94,6 +95,19 @@ def _attempts(run: Supervision) -> Outcome:
             give_nodes_back(run)
         elif failure.cause == "port" and run.nodes is not None:
             run.nodes.renew_ports()  # on the same nodes: the run keeps its turn
+
+
+def _take_up_event_files(run: Supervision, number: int) -> None:
+    if run.job.is_python or not run.folder.work.is_dir() or not run.record.attempts:
+        return  # a worker's Python has told its values itself
+    from paceline.trackers import left_files
+
+    since = parse_utc(run.record.attempts[-1].started_utc).timestamp()
+    try:
+        left_files.take_up(run.folder, number, since=since, variables=run.job.environment_variables)
+    # They are the programs' files, and may be anything: the run has ended as it has.
+    except Exception as error:
+        run.warn(f"event files of the run could not be read: {type(error).__name__}: {error}")
 
 
 def _interrupted(record: RunRecord) -> FailureReport:

@@ -12,7 +12,7 @@ from paceline.collectives.when_loaded import when_loaded
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Mapping, MutableMapping
     from types import ModuleType
 
 #: Names trackers whose values are kept as metrics, with commas between them; "none" for none of them. Unset: all.
@@ -43,15 +43,16 @@ NAMES = (*TRACKERS, MLFLOW)
 
 def install(environ: MutableMapping[str, str] = os.environ) -> None:
     """Listen to the trackers that this process's script may use. Called once, in a worker, before the script."""
-    wanted = _wanted(environ)
-    for tracker in wanted:
+    trackers = wanted(environ)
+    for tracker in trackers:
         for module, own in TRACKERS.get(tracker, {}).items():
             when_loaded(module, lambda loaded, own=own: _listen(loaded, own))  # type: ignore[misc]
-    if MLFLOW in wanted:
+    if MLFLOW in trackers:
         _offer_store(environ)
 
 
-def _wanted(environ: MutableMapping[str, str]) -> list[str]:
+def wanted(environ: Mapping[str, str]) -> list[str]:
+    """The trackers that are listened to, by the variable."""
     text = environ.get(VARIABLE)
     if text is None:
         return list(NAMES)
