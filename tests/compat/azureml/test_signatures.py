@@ -291,6 +291,63 @@ def test_parameters_are_the_sdk_s(module: str) -> None:
             assert one.default is not one.empty or one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL), (call, one)
 
 
+#: Class -> what drivers and scripts ask its objects for, which `paceline azureml check` can't see.
+MEMBERS = {
+    "core.workspace.Workspace": "name location subscription_id resource_group compute_targets datastores datasets experiments "
+    "environments images models webservices linked_services get_default_datastore set_default_datastore get_default_keyvault "
+    "get_default_compute_target get_run get_details get_mlflow_tracking_uri write_config delete update sync_keys",
+    "core.experiment.Experiment": "name workspace id tags submit start_logging get_runs archive reactivate tag set_tags refresh",
+    "core.run.Run": "id name display_name description type number parent status experiment tags properties input_datasets "
+    "output_datasets get_status get_detailed_status get_details get_details_with_logs get_all_logs wait_for_completion start "
+    "complete fail cancel flush clean get_environment get_portal_url child_run create_children get_children submit_child tag "
+    "set_tags get_tags remove_tags add_properties get_properties log log_list log_row log_table log_image "
+    "log_confusion_matrix log_accuracy_table log_residuals log_predictions get_metrics upload_file upload_files upload_folder "
+    "get_file_names download_file download_files take_snapshot get_snapshot_id restore_snapshot register_model get_secret "
+    "get_secrets get_submitted_run _get_outputs_datapath __enter__ __exit__ _repr_html_",
+    "core.run._OfflineRun": "id log log_list log_row log_table log_image tag set_tags add_properties upload_file upload_folder "
+    "child_run complete fail cancel flush __enter__ __exit__",
+    "train.hyperdrive.HyperDriveRun": "hyperdrive_config get_best_run_by_primary_metric get_hyperparameters get_metrics "
+    "get_children_sorted_by_primary_metric get_children cancel fail get_diagnostics",
+    "core.compute.AmlCompute": "name type provisioning_state provisioning_errors location tags cluster_resource_id status "
+    "get_status wait_for_completion update list_nodes delete detach refresh_state serialize",
+    "core.datastore.Datastore": "name datastore_type account_name container_name account_key sas_token path as_mount "
+    "as_download as_upload upload upload_files download set_as_default unregister",
+    "data.FileDataset": "id name version tags description register to_path download mount as_mount as_download as_named_input "
+    "take skip take_sample random_split add_tags update unregister_all_versions",
+    "data.TabularDataset": "id name version tags to_pandas_dataframe take skip take_sample random_split keep_columns "
+    "drop_columns filter with_timestamp_columns time_before time_after time_between time_recent to_csv_files as_named_input "
+    "register",
+    "core.environment.Environment": "register clone build build_local save_to_directory get_image_details",
+    "core.conda_dependencies.CondaDependencies": "add_conda_package remove_conda_package add_pip_package remove_pip_package "
+    "add_channel remove_channel set_python_version get_python_version set_pip_option remove_pip_option set_pip_index_url "
+    "set_pip_requirements serialize_to_string save_to_file save conda_packages pip_packages pip_options conda_channels as_dict",
+    "core.model.Model": "id version url description tags properties created_time run_id run experiment_name workspace download "
+    "delete add_tags remove_tags add_properties update serialize",
+    "core.webservice.AciWebservice": "name state error scoring_uri swagger_uri compute_type tags wait_for_deployment run "
+    "get_logs get_keys regen_key get_token update delete serialize update_deployment_state",
+    "core.webservice.LocalWebservice": "port reload run state update delete get_logs",
+    "core.image.Image": "wait_for_creation delete",
+    "core.keyvault.Keyvault": "set_secret set_secrets get_secret get_secrets delete_secret list_secrets",
+    "data.data_reference.Reference": "path as_mount as_download as_upload to_config",
+    "data.OutputFileDatasetConfig": "as_upload as_mount register_on_complete",
+    "tensorboard.Tensorboard": "start stop",
+    "widgets.RunDetails": "show get_widget_data",
+}
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_objects_have_what_programs_ask_them_for(name: str) -> None:
+    module, _, kind = name.rpartition(".")
+    there = dir(getattr(importlib.import_module(f"paceline.compat.azureml.{module}"), kind))
+    # Set when an object is made.
+    made = (
+        ["id", "error", "name", "tags"]
+        if kind in ("_OfflineRun", "AmlCompute", "Image", "FileDataset", "TabularDataset")
+        else []
+    )
+    assert [member for member in MEMBERS[name].split() if member not in (*there, *made)] == []
+
+
 #: What every estimator takes, by name alone.
 ESTIMATOR = (
     "compute_target=None vm_size=None vm_priority=None entry_script=None script_params=None node_count=1 "

@@ -9,6 +9,7 @@ import pytest
 
 from paceline.compat.azureml.core.experiment import Experiment, Run
 from paceline.compat.azureml.core.run import OfflineRun
+from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.errors import MetricError
 from paceline.runs import states, store
 from paceline.runs.failure import FailureReport
@@ -145,3 +146,10 @@ def test_a_script_outside_a_run_has_them_as_well(monkeypatch, capsys):
         child.flush()
     assert (child.get_tags(), child.get_properties(), child.get_status()) == ({"lr": "1"}, {}, "Running")
     assert "Attempted to log residuals metric r" in capsys.readouterr().out
+
+
+def test_names_of_experiments_and_of_children_outside_a_run(ws):
+    with pytest.raises(UserErrorException, match="bad name"):
+        Experiment(ws, "bad name!")
+    outside = Run.get_context()
+    assert outside.child_run("part").id == f"{outside.id}.part"

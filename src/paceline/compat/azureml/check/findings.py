@@ -143,6 +143,8 @@ class _Visitor(ast.NodeVisitor):
 def missing(name: str) -> str | None:
     """Why a name of the SDK's, such as "azureml.core.Run.get_context", is not here; None where it is."""
     parts = name.split(".")[1:]
+    if parts[:2] == ["contrib", "services"]:
+        return None  # a scoring script's, which finds it where it is served
     if (why := aliases.absent(".".join(parts))) is not None:
         return why
     target: Any = importlib.import_module(_OURS)

@@ -9,7 +9,13 @@ import pytest
 from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.core.image import ContainerImage, Image
 from paceline.compat.azureml.core.model import InferenceConfig, Model
-from paceline.compat.azureml.core.webservice import AciWebservice, AksWebservice, LocalWebservice, Webservice
+from paceline.compat.azureml.core.webservice import (
+    AciWebservice,
+    AksEndpoint,
+    AksWebservice,
+    LocalWebservice,
+    Webservice,
+)
 from paceline.compat.azureml.exceptions import WebserviceException
 
 SCORE = """
@@ -92,3 +98,20 @@ def test_wrong_use(ws, config):
     with pytest.raises(WebserviceException, match="ImageNotFound"):
         Image(ws, "nothing")
     assert AksWebservice.deploy_configuration(num_replicas=2).values["workers"] == 2
+
+
+def test_models_are_packaged_for_a_container_and_endpoints_of_versions_are_refused(ws, config):
+    model = Model.register(ws, "m.json", "times")
+    made = Model.package(ws, [model], config, generate_dockerfile=True)
+    made.wait_for_creation(show_output=True)
+    made.save("away")
+    assert (made.state, Path("away/Dockerfile").exists(), Path("away/start.py").exists()) == ("Succeeded", True, True)
+    with pytest.raises(WebserviceException, match="not empty"):
+        made.save("away")
+    for refused in (lambda: AksEndpoint(ws, "e"), AksEndpoint.deploy_configuration):
+        with pytest.raises(WebserviceException, match="one AksWebservice for each version"):
+            refused()
+    # A plain name among the tags asks for any value.
+    model.add_tags({"area": "x"})
+    assert [one.id for one in Model.list(ws, tags=["area"])] == [model.id]
+    assert [one.id for one in Model.list(ws, tags=[["area", "y"]])] == []

@@ -60,6 +60,10 @@ def test_bounds_of_loguniform_are_logarithms():
     assert loguniform(-6, -1) == __import__("paceline").loguniform(math.exp(-6), math.exp(-1))
     assert choice(range(3)) == choice([0, 1, 2]) == choice(0, 1, 2)
     assert randint(4)
+    with pytest.raises(HyperDriveConfigException, match="logarithms"):
+        loguniform(1, 1000)
+    with pytest.raises(HyperDriveConfigException):
+        uniform(2, 1)
 
 
 def test_policies_are_paceline_s_by_the_sdk_s_order_of_parameters():

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.compat.azureml.core.environment import Environment
+from paceline.compat.azureml.exceptions import UserErrorException
+from paceline.compat.azureml.packages import spec_of
+from paceline.compat.azureml.policy import Notes
+
+
+def test_a_clone_of_a_curated_environment_takes_packages(ws):
+    mine = Environment.get(ws, "AzureML-Minimal").clone("mine")
+    mine.python.conda_dependencies.add_pip_package("tqdm")
+    found = spec_of(mine, Notes())
+    # Beside what is here, as the curated one would have been.
+    assert (found.pip_packages, found.layered) == (("tqdm",), True)
+
+
+def test_a_version_is_found_by_its_label(ws):
+    mine = Environment("mine")
+    mine.environment_variables = {"A": "1"}
+    mine.register(ws)
+    mine.environment_variables = {"A": "2"}
+    mine.register(ws)
+    Environment.label(ws, "mine", "1", ["good"])
+    assert Environment.get(ws, "mine", label="good").environment_variables == {"A": "1"}
+    assert Environment.get(ws, "mine", label="latest").environment_variables == {"A": "2"}
+    with pytest.raises(UserErrorException, match="label 'bad'"):
+        Environment.get(ws, "mine", label="bad")
+    with pytest.raises(UserErrorException, match="build context"):
+        Environment.from_docker_build_context("x", None)
