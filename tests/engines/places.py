@@ -111,6 +111,9 @@ WAYS: dict[str, tuple[str, Callable[..., contextlib.AbstractContextManager[Place
     "ray": ("ray_cluster", ray),
 }
 
+#: `WAYS` as a fixture's parameters. Where Ray's nodes see the workspace, it is as on Slurm's; Ray's own suite runs there.
+EACH = [pytest.param(name, marks=[pytest.mark.proof] if name == "ray, shared folder" else []) for name in WAYS]
+
 
 @contextlib.contextmanager
 def place(name: str, request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:

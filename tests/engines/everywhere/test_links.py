@@ -13,7 +13,7 @@ from paceline.runs import states
 from paceline.runs import store as store_of
 from paceline.system.files import read_json
 from tests.engines.lab import Lab, wait_for_end
-from tests.engines.places import WAYS, Place, place
+from tests.engines.places import EACH, Place, place
 from tests.helpers import wait_until
 
 #: Leaves links of each kind, in its output and in the run's own folders; then logs, and waits to be read.
@@ -60,7 +60,7 @@ STAYS = {
 LEFT = {"stolen": "out of the run", "etc": "out of the run, to '/etc'", "dangling": "nothing", "pipe": "a pipe"}
 
 
-@pytest.fixture(params=["local", *WAYS])
+@pytest.fixture(params=["local", *EACH])
 def there(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     with contextlib.ExitStack() as stack:
         if request.param == "local":

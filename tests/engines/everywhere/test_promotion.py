@@ -33,7 +33,7 @@ for epoch in range(len(seen), 4):
 
 
 #: Those whose nodes do not see the workspace; where they do, it is as on this machine.
-APART = ("ssh", "slurm, login host", "ray")
+APART = ("ssh", pytest.param("slurm, login host", marks=pytest.mark.proof), "ray")
 
 
 @pytest.mark.parametrize("way", APART)

@@ -16,7 +16,7 @@ import paceline as pl
 from paceline.runs.remote_status import engine
 from tests.engines.conftest import use_mpirun
 from tests.engines.lab import WHEEL, log_text, wait_for_end
-from tests.engines.places import TWO, WAYS, Place, place
+from tests.engines.places import EACH, TWO, WAYS, Place, place
 from tests.helpers import wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -31,7 +31,7 @@ time.sleep(600)
 """
 
 
-@pytest.fixture(params=list(WAYS))
+@pytest.fixture(params=EACH)
 def there(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     with place(request.param, request, tmp_path, monkeypatch) as found:
         yield found

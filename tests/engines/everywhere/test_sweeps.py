@@ -68,11 +68,11 @@ def left(engine: Hosts | SlurmLab | RayLab) -> object:
 
 
 #: A sweep uses nothing of a target that the target's own suite does not try. On Ray, each of whose jobs starts several processes,
-#: those of test_sweep_controllers.py and test_promotion.py are run.
-RAY = tuple(pytest.param(way, marks=pytest.mark.proof) for way in ("ray", "ray, shared folder"))
+#: those of test_sweep_controllers.py and test_promotion.py are run, on Slurm those of tests/engines/slurm/test_sweeps.py as well.
+SLURM, *RAY = (pytest.param(way, marks=pytest.mark.proof) for way in ("slurm", "ray", "ray, shared folder"))
 
 
-@pytest.mark.parametrize("way", ["ssh", "slurm", "slurm, login host", RAY[0]])
+@pytest.mark.parametrize("way", ["ssh", SLURM, "slurm, login host", RAY[0]])
 def test_trials_of_two_nodes_are_judged_and_the_parent_s_end_is_theirs(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +106,7 @@ def test_trials_of_two_nodes_are_judged_and_the_parent_s_end_is_theirs(
         wait_until(lambda: not left(engine), "nothing is left of the trials")
 
 
-@pytest.mark.parametrize("way", ["ssh", "slurm", RAY[1]])
+@pytest.mark.parametrize("way", ["ssh", SLURM, RAY[1]])
 def test_a_lost_node_restarts_its_trial_and_the_sweep_goes_on(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
