@@ -25,7 +25,9 @@ run_config.environment.python.conda_dependencies = CondaDependencies.create(
 )
 
 store = ws.get_default_datastore()
-prepared = OutputFileDatasetConfig(name="prepared", destination=(store, "digits/{run-id}")).register_on_complete("digits")
+prepared = OutputFileDatasetConfig(name="prepared", destination=(store, "digits/{run-id}")).register_on_complete(
+    "digits"
+)
 trained = PipelineData("trained", datastore=store, pipeline_output_name="model")
 penalty = PipelineParameter(name="penalty", default_value=1.0)
 
