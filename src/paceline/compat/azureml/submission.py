@@ -45,6 +45,7 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
     directory = Path(config.source_directory or ".")
     words, references = words_of(argument_list(run.arguments), workspace, run_id)
     references += _configured(run, workspace, run_id)
+    _note_places([*argument_list(run.arguments), *(run.data or {}).values()], notes)
     entry: dict[str, Any]
     if run.command:
         entry, more = _command(run.command, workspace, run_id)
@@ -89,6 +90,16 @@ def words_of(arguments: list[Any], workspace: Any, run_id: str) -> tuple[list[st
         else:
             words.append(os.fspath(value) if isinstance(value, os.PathLike) else str(value))
     return words, references
+
+
+def _note_places(values: list[Any], notes: Notes) -> None:
+    """Say which paths of Azure's containers data does not appear at."""
+    for value in values:
+        place = getattr(value, "path_on_compute", None)
+        if isinstance(place, str) and place.startswith("/"):
+            notes.add(
+                f"The input {value.name!r} does not appear at {place}: the script has its path among its arguments."
+            )
 
 
 def reference_of(value: Any, workspace: Any, run_id: str = "") -> DataReference | None:

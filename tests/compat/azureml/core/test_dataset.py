@@ -177,3 +177,6 @@ def test_data_of_a_job(ws, store):
     modes = {one.name: (one.mode, one.sources[0].path) for one in job.inputs}
     assert modes == {"a": ("mount", "t"), "b": ("direct", "t"), "out": ("upload", "res/r_1")}
     assert job.arguments[-1] == "$AZUREML_DATAREFERENCE_out"
+    placed = made.as_named_input("placed").as_mount("/mnt/placed")
+    (said,) = prepared(ScriptRunConfig("src", "train.py", ["--a", placed]), ws).notes
+    assert "'placed' does not appear at /mnt/placed" in said
