@@ -21,7 +21,7 @@ from paceline.environments.from_parameters import described
 from paceline.errors import JobError
 from paceline.job.data_reference import DataReference
 from paceline.job.environment import EnvironmentSpec
-from paceline.job.job import DEFAULT_GRACE_S, Job
+from paceline.job.job import DEFAULT_GRACE_S, DEFAULT_HANG_S, Job
 from paceline.job.secret_values import Secret
 from paceline.system import durations
 from paceline.system.gaps import DEFAULT_LIMIT
@@ -68,6 +68,8 @@ class _Script:
         a port taken. restart_on_exception: also after an exception of the script's own.
     log_limit: what is kept of each worker's log, its first and last parts, in bytes or as "500MB"; None or 0 for all.
     notify: who is told when the run ends: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh"; or a list.
+    hang_seconds: after so long without output, a metric, or a worker that gets on, the run hangs, and a report says why;
+        0 for never; a text such as "10m" too. on_hang: what becomes of it then: "report", "fail", or "restart" (max_restarts).
 
     Raises:
         JobError: a value is wrong; the message names it, the rule and what to write instead.
@@ -104,6 +106,8 @@ class _Script:
     restart_on_exception: bool = False
     log_limit: int | str | None = DEFAULT_LIMIT
     notify: Sequence[str] | str | None = None
+    hang_seconds: float | str | dt.timedelta = DEFAULT_HANG_S
+    on_hang: str = "report"
 
     framework: ClassVar[str | None] = None
     backends: ClassVar[tuple[str, ...]] = ()
@@ -189,6 +193,8 @@ class _Script:
             "restart_on_exception": self.restart_on_exception,
             "log_limit": log_limit(self.log_limit),
             "notify": (self.notify,) if isinstance(self.notify, str) else self.notify or (),
+            "hang_seconds": _seconds("hang_seconds", self.hang_seconds),
+            "on_hang": self.on_hang,
         }
         return Job(**(values | self._distribution()))
 

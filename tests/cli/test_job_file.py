@@ -39,6 +39,7 @@ def descriptions(draw: st.DrawFn, folder: Path) -> dict[str, Any]:
         "max_run_duration_seconds": st.floats(0.5, 1e6).map(lambda value: round(value, 3)),
         "grace_period_seconds": st.just(0.0) | st.integers(1, 10**6).map(float),
         "max_restarts": st.integers(1, 3),
+        "hang_seconds": st.sampled_from([0, 1.5, 600]),
         "log_limit": st.sampled_from(["500MB", "0"]),
         "notify": st.lists(st.sampled_from(["mail:a@b.c", "slack:env:HOOK", "command:./told.sh 'a b'"])),
         "custom_docker_image": st.just("lab/torch:2"),

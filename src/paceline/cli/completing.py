@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from itertools import islice
 
-from paceline.job.job import BACKENDS, GPU_VISIBILITIES
+from paceline.job.job import BACKENDS, GPU_VISIBILITIES, ON_HANG
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import experiment_of
@@ -68,6 +68,11 @@ def backends(workspace: Workspace) -> Iterable[str]:
 @_quietly
 def gpu_visibilities(workspace: Workspace) -> Iterable[str]:
     return GPU_VISIBILITIES
+
+
+@_quietly
+def on_hang(workspace: Workspace) -> Iterable[str]:
+    return ON_HANG
 
 
 @_quietly

@@ -95,6 +95,8 @@ def asked(description: Mapping[str, Any]) -> Asked:
     # Refused here in the words of the command line; the job would do it in those of an estimator.
     if said.get("restart_on_exception") and not said.get("max_restarts"):
         raise JobError("--restart-on-exception without --max-restarts: say how often, such as --max-restarts 3.")
+    if said.get("on_hang") == "restart" and not said.get("max_restarts"):
+        raise JobError("--on-hang restart without --max-restarts: say how often, such as --max-restarts 3.")
     files = tuple(map(Path, said.get("env_file") or ()))
     values, from_shell = read_env_files(files)
     recorded, named = said.get("environment_variables", {}), said.get("secrets", {})
@@ -108,6 +110,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
         for name in (
             *("entry_script", "entry_module", "compute_target", "use_gpu", "gpu_visibility", "max_restarts"),
             *("max_run_duration_seconds", "grace_period_seconds", "restart_on_exception"),
+            *("hang_seconds", "on_hang"),
         )
         if name in said
     }

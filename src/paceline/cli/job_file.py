@@ -70,6 +70,8 @@ KEYS = {
     "restart_on_exception": _FLAG,
     "log_limit": _TEXT,
     "notify": _TEXTS,
+    "hang_seconds": _SECONDS,
+    "on_hang": _TEXT,
     "tags": _PAIRS,
 }
 #: What options are called here, and what other programs call the same, where it is neither the same nor nearly so.

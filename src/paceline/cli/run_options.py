@@ -139,6 +139,19 @@ RUN = (
         type=bool,
         key="restart_on_exception",
     ),
+    VerbOption(
+        "--hang-after",
+        "After so long without output, metrics or progress the run hangs, and the report says why; 0 for never. Default: 10m.",
+        type=float,
+        key="hang_seconds",
+    ),
+    VerbOption(
+        "--on-hang",
+        "What becomes of it then. Default: report.",
+        "report|fail|restart",
+        key="on_hang",
+        complete="on_hang",
+    ),
     VerbOption("--log-limit", "Kept of each worker's log, such as 500MB; 0 for all of it.", "SIZE", key="log_limit"),
     VerbOption(
         "--ps",

@@ -40,6 +40,7 @@ def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any
         "duration_s": record.duration_s,
         "waiting_for": record.waiting_for,
         "exit_code": record.exit_code,
+        "hang": dict(record.hang) if record.hang else None,
         "failure": {"cause": record.failure.cause, "message": record.failure.message} if record.failure else None,
         "warnings": list(record.warnings),
         "left_out": [dict(one) for one in record.left_out],

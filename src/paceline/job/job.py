@@ -56,6 +56,10 @@ GPU_VISIBILITIES = ("worker", "node")
 
 #: Seconds between SIGTERM and SIGKILL. As long as Slurm, Kubernetes and torchrun wait.
 DEFAULT_GRACE_S = 30.0
+#: As long as torch lets NCCL's collectives wait. A third of what it lets Gloo's.
+DEFAULT_HANG_S = 600.0
+#: What may become of a run that hangs.
+ON_HANG = ("report", "fail", "restart")
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -88,6 +92,8 @@ class Job:
         restart_on_exception: after the script's own exception as well.
     notify: who is told of the run's end (`paceline.job.notify`): "mail:ann@example.com", "slack:env:SLACK_URL".
     log_limit: bytes that are kept of each worker's log, its first and last parts; 0 for no limit.
+    hang_seconds: after so long without output, a metric, or a worker that gets on, the run hangs; 0 for never.
+    on_hang: what then becomes of it: "report", which is always written, "fail", or "restart", an attempt of `max_restarts`.
 
     Raises:
         JobError: a value is wrong; the message names it, the rule and what to write instead.
@@ -117,6 +123,8 @@ class Job:
     restart_on_exception: bool = False
     log_limit: int = DEFAULT_LIMIT
     notify: tuple[str, ...] = ()
+    hang_seconds: float = DEFAULT_HANG_S
+    on_hang: str = "report"
 
     def __post_init__(self) -> None:
         _check_entry(self.entry_script, self.entry_module)
@@ -138,6 +146,8 @@ class Job:
         _check_files(self.files)
         _check_log_limit(self.log_limit)
         object.__setattr__(self, "notify", check_notify(self.notify))
+        _check_seconds("hang_seconds", self.hang_seconds, zero=True)
+        _check_on_hang(self)
         if self.gpu_visibility not in GPU_VISIBILITIES:
             raise JobError(f"gpu_visibility={self.gpu_visibility!r}: write 'worker' or 'node'.")
         if not isinstance(self.restart_on_exception, bool):
@@ -262,6 +272,17 @@ def _check_entry(entry_script: object, module: object) -> None:
             f"entry_script={entry_script!r} lies outside source_directory. "
             "Give a path relative to source_directory, or a source_directory that holds the script."
         )
+
+
+def _check_on_hang(job: Job) -> None:
+    if job.on_hang not in ON_HANG:
+        raise JobError(f"on_hang={job.on_hang!r}: write 'report', 'fail' or 'restart'.")
+    if job.on_hang != "report" and not job.hang_seconds:
+        raise JobError(
+            f"on_hang={job.on_hang!r} with hang_seconds=0: a hang is never noticed then. Say after how long."
+        )
+    if job.on_hang == "restart" and not job.max_restarts:
+        raise JobError("on_hang='restart' with max_restarts=0: say how often, such as max_restarts=3.")
 
 
 def _check_strings(name: str, values: object) -> None:

@@ -18,6 +18,7 @@ CAUSES = {
     "preempted": "the engine took the nodes away for another job, or put the job back into the queue",
     "port": "a port that the run was to use was taken by another program",
     "engine": "the engine could not give the nodes, or took them back",
+    "hang": "no worker got on any more for hang_seconds, and on_hang said to end the run",
     "time_limit": "the run took longer than max_run_duration_seconds",
     "supervisor": "the run's supervisor was killed",
     "reboot": "the machine was restarted",

@@ -275,6 +275,10 @@ class RunFolder:
         """Written by a worker at its end, where it has trained a model that no other took part in."""
         return self.attempt(attempt) / f"alone_{rank}.json"
 
+    def hang_report(self, attempt: int) -> Path:
+        """Where all workers were when the attempt was found to hang; a file of the same name ends in `.json`."""
+        return self.attempt(attempt) / "hang.txt"
+
     def stalled(self, attempt: int) -> Path:
         """Operations that ranks wait for in vain, a line of JSON each; written by the collectives' engine on rank 0."""
         return self.attempt(attempt) / "stalled.jsonl"

@@ -61,6 +61,8 @@ class RunRecord:
     exit_code: what `paceline run` exits with; None until the end.
     warnings: sentences on what is no failure, and may not be what was meant: workers that each trained alone, a disk that
         fills up.
+    hang: of a run that hangs, {"since_utc", "text", "report"}: when anything came last, why, and the report's name in the run's
+        folder. Of one that has ended, how it hung at its end.
     left_out: {"name": ..., "why": ...} of names in the run's folders of files that are no files of the run's, such as a
         link that leads out of it, and are not stored or brought back; 100 at most. left_out_count: how many there are.
     """
@@ -91,6 +93,7 @@ class RunRecord:
     failure: FailureReport | None = None
     canceled_by: str | None = None
     warnings: tuple[str, ...] = ()
+    hang: Mapping[str, Any] | None = None
     left_out: tuple[Mapping[str, str], ...] = ()
     left_out_count: int = 0
 

@@ -35,6 +35,17 @@ class RunStacks:
         return waits.sentences(self.told)
 
     @property
+    def places(self) -> list[str]:
+        """A sentence for each place in which ranks are."""
+        found: dict[str, list[int]] = {}
+        for rank in self.ranks:
+            found.setdefault(waits.stands(rank, self.told), []).append(rank)
+        return [
+            f"{waits.ranks_words(ranks).capitalize()}: {'each' if len(ranks) > 1 else 'it'} {text}."
+            for text, ranks in sorted(found.items(), key=lambda item: len(item[1]))
+        ]
+
+    @property
     def notes(self) -> list[str]:
         """What is not allowed on the nodes, and what to do: stacks may be missing for it."""
         return list(self.told["notes"])

@@ -112,7 +112,7 @@ def where(one: Mapping[str, Any], told: Mapping[str, Any]) -> str | None:
     frames = (one.get("threads") or [{"frames": []}])[0]["frames"]
     if not frames:
         return None
-    own = next((frame for frame in frames if _is_own(frame["file"], told)), None)
+    own = next((frame for frame in frames if is_own(frame["file"], told)), None)
     own = own or next((frame for frame in frames if not _INSTALLED.search(frame["file"])), frames[0])
     place = f"{short(own['file'], told)}:{own['line']}, `{own['function']}`"
     inner = frames[0]
@@ -280,7 +280,8 @@ def _at(place: str | None) -> str:
     return f", in {place}" if place else ""
 
 
-def _is_own(file: str, told: Mapping[str, Any]) -> bool:
+def is_own(file: str, told: Mapping[str, Any]) -> bool:
+    """True for a file of the script's own folder."""
     return file.startswith(f"{told['work_dir']}/") or f"/{told['run_id']}/work/" in file
 
 

@@ -48,6 +48,7 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
         on_running=lambda: run.to(states.RUNNING),
         keeps_limits=run.seen is not None and run.seen.is_shared,
         warn=run.warn,
+        note_hang=run.note_hang,
     )
     all_ended = False
     try:

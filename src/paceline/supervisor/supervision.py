@@ -81,6 +81,11 @@ class Supervision:
             self.record = dataclasses.replace(self.record, warnings=(*self.record.warnings, text))
             store.write(self.folder, self.record)
 
+    def note_hang(self, hang: Mapping[str, Any] | None) -> None:
+        """Note that the run hangs, or that it gets on again."""
+        self.record = dataclasses.replace(self.record, hang=hang)
+        store.write(self.folder, self.record)
+
     def owner(self) -> dict[str, Any]:
         """The run's owner for its record: this process, and the engine's job that it is in, which readers elsewhere ask for."""
         engine = {name: self.record.owner[name] for name in ("engine", "job_id") if name in self.record.owner}

@@ -25,10 +25,12 @@ from paceline.job.plan import Command, Launch, ProcessExit, StartedCommand
 from paceline.remote.silence import SILENCE_S
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
+from paceline.runs.stacks import RunStacks
 from paceline.supervisor.diagnosis.evidence import stalled_text
 from paceline.supervisor.diagnosis.findings import Findings, may_have_lost_a_node, report
 from paceline.supervisor.disks import DiskWatch
 from paceline.supervisor.execute import ExecCommands
+from paceline.supervisor.hangs import HangWatch, hang_text
 from paceline.supervisor.in_containers import left_its_container
 from paceline.supervisor.loads import LoadWatch
 from paceline.supervisor.logs import LogWatch, say
@@ -49,6 +51,8 @@ _LAUNCHER_S = 5.0
 _KILL_S = 10.0
 #: How much later than the nodes' silence lasts a lost one is still waited for, from the first failure on.
 _NOTICE_S = 3.0
+#: How long a look at the workers may take before a run's end by its time limit.
+_LAST_LOOK_S = 5.0
 
 
 class WorkerWatch:
@@ -71,6 +75,7 @@ class WorkerWatch:
         on_running: Callable[[], None],
         keeps_limits: bool = True,
         warn: Callable[[str], None] = lambda text: None,
+        note_hang: Callable[[Mapping[str, Any] | None], None] = lambda hang: None,
     ) -> None:
         self._launch, self._folder, self._nodes, self._wake = launch, folder, nodes, wake
         self._shells, self._stop, self._on_running = shells, stop, on_running
@@ -90,6 +95,7 @@ class WorkerWatch:
         outputs = [path for name, path in launch.prepared[0].inputs.items() if name in written]
         self._logs = LogWatch(launch, folder, keeps_limits=keeps_limits)
         self._looks = Looks(launch, folder, nodes, shells, self._about)
+        self._hangs = HangWatch(launch, folder, self._looks, note_hang)
         self._exec = ExecCommands(launch, folder, nodes, shells, self._is_there, self._looks)
         self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
         self._loads = LoadWatch(nodes, folder)
@@ -97,6 +103,8 @@ class WorkerWatch:
         self._oom_before = nodes.oom_kills()
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
         self._ending_since: float | None = None
+        #: Where the ranks stood at the time limit.
+        self._stood: str | None = None
 
     def run(self, commands: list[Command]) -> Outcome:
         """Start the commands and see them through; when this returns, no process of theirs is left."""
@@ -113,14 +121,16 @@ class WorkerWatch:
                 self._end_all()
                 self._exec.close()
                 self._looks.close()
-            if failure is None and stopped is None:
+            if failure is None and stopped is None and self._hangs.failure is None:
                 self._wait_for_losses()
         if failure is None and stopped is None:
-            failure = report(self._findings())
+            failure = self._hangs.failure or report(self._findings())
         for path in self._folder.held(self._launch.attempt):
             path.unlink(missing_ok=True)
         codes = {str(rank): code for rank, code in sorted(self._exit_codes.items())}
         stalled = stalled_text(self._folder.stalled(self._launch.attempt)) if stopped else None
+        if self._stood is not None:
+            stalled = f"{stalled} {self._stood}" if stalled else f"At its end: {self._stood}"
         return Outcome(exit_codes=codes, failure=failure, stopped=stopped, stalled=stalled)
 
     # --- starting
@@ -154,6 +164,8 @@ class WorkerWatch:
                 return None
             reason = self._stop()
             if reason is not None:
+                if reason == "time_limit":
+                    self._last_look()
                 say(f"stopping the workers: {reason}")
                 self._end_gracefully()
                 return reason
@@ -161,7 +173,26 @@ class WorkerWatch:
             self._loads.look()
             self._exec.look()
             self._looks.look()
+            if self._running:
+                self._hangs.look()
+            if self._hangs.failure is not None:
+                self._end_gracefully()
+                return None
             self._wake.sleep(_TICK_S)
+
+    def _last_look(self) -> None:
+        """See where each rank stands, before the workers are told to end: then they stand elsewhere."""
+        if not self._running:
+            return
+        found: list[RunStacks] = []
+        self._looks.begin(lambda told: found.append(RunStacks(told)))
+        deadline = time.monotonic() + _LAST_LOOK_S
+        while not found and time.monotonic() < deadline and not self._is_over():
+            self._wake.sleep(_TICK_S / 2)
+            self._look()
+            self._looks.look()
+        if found:
+            self._stood = hang_text(found[0])
 
     def _is_over(self) -> bool:
         """True if no more can come of the attempt: all workers have ended, or what is left of them has to be ended."""

@@ -58,8 +58,7 @@ def main(argv: "list[str]") -> None:
     _offer_names()
     _listen_to_trackers()
     _set_old_variables()
-    if kind != "program":
-        watched.begin()
+    watched.begin(kind)
     report.started()
     # A shell puts variables in place by itself, where its quotes allow it, and has some of its own.
     is_shell = kind == "program" and os.path.basename(command[0]) in _SHELLS

@@ -21,25 +21,26 @@ SIGNAL_VARIABLE = "PACELINE_STACKS_SIGNAL"
 _FIRST_FD = 200
 
 
-def begin() -> None:
+def begin(kind: str = "script") -> None:
     """Answer from now on, where whoever has started this worker wants to know. No failure of it is one of the worker's."""
     folder, rank = os.environ.get("PACELINE_WATCH_DIR"), os.environ.get("RANK")
     if not folder or not rank:
         return
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
-        _answer(folder, rank)
+        _answer(folder, rank, _signal() if kind != "program" else 0)
     except (OSError, ValueError, RuntimeError, AttributeError, ImportError):
         pass
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if kind != "program" and os.environ.get("WORLD_SIZE", "1") != "1":
         from paceline.collectives import recorder
 
         recorder.answer_when_loaded(os.path.join(folder, f"ask_{rank}"))
 
 
-def _answer(folder: str, rank: str) -> None:
-    number = _signal()
+def _answer(folder: str, rank: str, number: int) -> None:
     if not number:
+        # Its number stays the same when it turns into a program: what the kernel tells of it is known all the same.
+        _tell(folder, rank, f"0 {os.getpid()} -1")
         return
     import faulthandler
     import fcntl
@@ -54,8 +55,12 @@ def _answer(folder: str, rank: str) -> None:
     os.close(low)
     faulthandler.register(number, file=file, all_threads=True)
     # Last: who finds it may send the signal.
+    _tell(folder, rank, f"{number} {os.getpid()} {file}")
+
+
+def _tell(folder: str, rank: str, text: str) -> None:
     with open(os.path.join(folder, f"worker_{rank}"), "w") as told:
-        told.write(f"{number} {os.getpid()} {file}\n")
+        told.write(text)
 
 
 def _signal() -> int:

@@ -112,7 +112,9 @@ class Worker:
             self._is_asked = False
             with contextlib.suppress(OSError, ValueError):
                 with open(self._told, "rb") as file:
-                    self.found["torch"] = recorded.under_way(file.read())
+                    data = file.read()
+                self.found["answer_bytes"] = self.found.get("answer_bytes", 0) + len(data)
+                self.found["torch"] = recorded.under_way(data)
                 os.unlink(self._told)
         return done and not self._is_asked
 
@@ -164,7 +166,7 @@ class Worker:
         if found["state"] in "Tt":
             found["silent"] = "it is stopped"
         elif not self._number:
-            found["silent"] = "it gives no stacks (PACELINE_STACKS_SIGNAL=0)"
+            found["silent"] = "it is no Python program, or PACELINE_STACKS_SIGNAL is 0"
         # By the open file it is known for one that answers: a number may be another process's by now, and a program that the
         # script has turned into would take the signal in its own way.
         elif not process_state.has_open(pid, self._descriptor, self._stacks):
@@ -184,6 +186,7 @@ class Worker:
     def _take(self, dump: Dump | None, found: dict[str, Any]) -> None:
         if dump is None:
             return
+        found["answer_bytes"] = found.get("answer_bytes", 0) + len(dump.text())
         found["threads"] = stack_text.from_faulthandler(dump.text())
         if found["threads"]:
             found["by"] = "faulthandler"

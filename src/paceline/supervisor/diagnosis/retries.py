@@ -21,7 +21,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 def is_retried(report: FailureReport, job: Job) -> bool:
     """True if an attempt that failed so is followed by another, as long as there are any left."""
-    if report.cause in RETRIED:
+    if report.cause in RETRIED or (report.cause == "hang" and job.on_hang == "restart"):
         return True
     return job.restart_on_exception and report.cause in RETRIED_IF_ASKED and not comes_again(report)
 
