@@ -7,7 +7,15 @@ import sys
 import pytest
 
 from paceline.doctor import machine
-from paceline.doctor.machine import check_gpus, check_limits, check_python, check_space, differing_nodes, learn_facts
+from paceline.doctor.machine import (
+    check_gpus,
+    check_limits,
+    check_python,
+    check_space,
+    check_stacks,
+    differing_nodes,
+    learn_facts,
+)
 from tests.doctor.conftest import answers
 
 
@@ -17,6 +25,7 @@ def facts(**changed):
         "agent_python": "3.11.7",
         "python": {"path": "/usr/bin/python3", "version": "3.11.7"},
         "space": {"/runs": full, "/tmp": full, "/dev/shm": full},
+        "stacks": {"ptrace_scope": "0", "may_trace": False, "py_spy": "/bin/py-spy"},
         "limits": {"nofile": 65536, "memlock": None, "nproc": None, "core": 0},
         "gpus": {"devices": [], "has_tool": False},
         "modules": {},
@@ -142,3 +151,26 @@ def test_a_driver_that_does_not_answer_has_failed_and_no_gpu_is_no_fault(judged)
 def test_of_many_nodes_that_differ_a_few_are_named():
     values = {f"n{number}": "2.1" for number in range(9)} | {"odd": "2.0"}
     assert differing_nodes(values) == "2.1 on n0, n1, n2 and 6 more nodes; 2.0 on odd"
+
+
+@pytest.mark.parametrize(
+    ("scope", "may_trace", "py_spy", "seen", "advice"),
+    [
+        ("0", False, "/bin/py-spy", "by signal, and by py-spy", ""),
+        ("", False, None, "by signal; py-spy is not installed", "pip install py-spy"),
+        ("1", True, "/bin/py-spy", "by signal, and by py-spy", ""),
+        (
+            "1",
+            False,
+            "/bin/py-spy",
+            "by signal alone: kernel.yama.ptrace_scope is 1",
+            "sysctl kernel.yama.ptrace_scope=0, or setcap",
+        ),
+    ],
+)
+def test_what_is_not_allowed_for_stacks_is_told_with_what_to_do(judged, scope, may_trace, py_spy, seen, advice):
+    found, _ = judged(check_stacks, {"stacks": {"ptrace_scope": scope, "may_trace": may_trace, "py_spy": py_spy}})
+    assert found.level == "ok"
+    assert found.seen.startswith(seen)
+    assert found.advice.startswith(advice)
+    assert bool(found.advice) == bool(advice)

@@ -96,7 +96,7 @@ def test_another_order_is_told_by_the_few():
     (said,) = waits.sentences(look)
     assert said == (
         "Rank 0 is in broadcast 512, where ranks 1 and 2 are in allreduce 512 for 310 s: the ranks call their collectives in "
-        "another order. It is in train.py:20, `step`."
+        "another order. Ranks 0 and 1: each is in train.py:20, `step`."
     )
 
 

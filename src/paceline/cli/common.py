@@ -76,7 +76,8 @@ def state_named(text: str) -> str:
 
 
 def state_colour(status: str) -> int | None:
-    return _STATE_COLOURS.get(status)
+    # A run that hangs has more words.
+    return WARNING_COLOUR if "hangs" in status else _STATE_COLOURS.get(status)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, status_column: int | None = None) -> None:

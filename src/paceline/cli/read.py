@@ -27,7 +27,7 @@ from paceline.cli.summary import details, summary
 from paceline.data.transfer.progress import size_text
 from paceline.runs import left_out, read, removal, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.follow import duration_text
+from paceline.runs.follow import duration_text, hang_status
 from paceline.runs.ids import is_trial
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.runs.select import matches
@@ -57,7 +57,12 @@ def status(run_id: LatestRun = None, as_json: Json = False) -> int:
     word = "in" if found["status"] in states.TERMINAL else "for"
     took = f" {word} {duration_text(found['duration_s'])}" if found["duration_s"] is not None else ""
     name = f" ({visible(found['display_name'])})" if found["display_name"] != found["run_id"] else ""
-    print(f"{found['run_id']}{name}  {_coloured_state(found['status'])}{took}")
+    record = store.stored(folder)
+    state = hang_status(record) if found["status"] == record.status else found["status"]
+    print(f"{found['run_id']}{name}  {_coloured_state(state)}{took}")
+    if state != found["status"]:
+        print(visible(str(found["hang"]["text"]), lines=True))
+        print(f"See all stacks: paceline stacks {found['run_id']}")
     if found["waiting_for"]:
         print(visible(found["waiting_for"], lines=True))
     for text in left_out.lines(store.stored(folder)):
@@ -151,9 +156,10 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> int:
         ("Name", found["display_name"] if found["display_name"] != record.run_id else ""),
         (
             "Status",
-            f"{record.status}{took}" + (f" (exit code {record.exit_code})" if record.exit_code else ""),
+            f"{hang_status(record)}{took}" + (f" (exit code {record.exit_code})" if record.exit_code else ""),
         ),
         ("Waits for", record.waiting_for or ""),
+        ("Hang", _hang(record)),
         ("Canceled by", record.canceled_by or ""),
         ("Warnings", record.warnings),
         ("Experiment", record.experiment),
@@ -219,12 +225,19 @@ def _row(record: RunRecord, folder: RunFolder) -> tuple[str, ...]:
     name = tags_and_properties.read(folder.notes).display_name
     return (
         record.run_id + (f" ({name})" if name else ""),
-        record.status,
+        hang_status(record),
         _size(record),
         (record.job.distributed_backend or "-") if record.job else "-",
         age(record.created_utc),
         duration_text(record.duration_s) if record.duration_s is not None else "-",
     )
+
+
+def _hang(record: RunRecord) -> Sequence[str]:
+    """Why the run hangs, or hung at its end, and where the report is."""
+    if not record.hang:
+        return ""
+    return [str(record.hang["text"]), f"all of it: {record.hang['report']}"]
 
 
 def _more(folder: RunFolder) -> tuple[str, str]:

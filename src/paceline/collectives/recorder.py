@@ -41,7 +41,22 @@ def _follow(module: ModuleType, path: str) -> None:
         with board.under_way(entry_text("torch", "init_process_group", "", "", 0, "")):
             return made(*given, **options)
 
+    grouped: Any = module.new_group  # type: ignore[attr-defined,unused-ignore]
+    number = 0
+
+    @functools.wraps(grouped)
+    def new_group(*given: Any, **options: Any) -> Any:
+        from paceline.collectives import board
+        from paceline.system.board import entry_text
+
+        # Each rank of the world has to call it, also one that will not be in the group.
+        nonlocal number
+        number += 1
+        with board.under_way(entry_text("torch's groups", "new_group", "", "", 0, ""), number):
+            return grouped(*given, **options)
+
     setattr(module, "init_process_group", init_process_group)  # noqa: B010 - no attribute that mypy may know
+    setattr(module, "new_group", new_group)  # noqa: B010 - the same
 
 
 _pipe: int | None = None

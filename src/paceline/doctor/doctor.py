@@ -18,7 +18,7 @@ from paceline.doctor.connections import check_network, check_ports
 from paceline.doctor.environment import check_environment
 from paceline.doctor.examination import Examination, skipped
 from paceline.doctor.finding import FAIL, OK, WARN, Finding, counted
-from paceline.doctor.machine import check_gpus, check_limits, check_python, check_space, learn_facts
+from paceline.doctor.machine import check_gpus, check_limits, check_python, check_space, check_stacks, learn_facts
 from paceline.doctor.reduce import check_gloo, check_mpi
 from paceline.doctor.sharing import check_sharing
 from paceline.targets.base import Examined
@@ -36,6 +36,7 @@ _ON_NODES: tuple[tuple[str, Callable[[Examination], Iterator[Finding]]], ...] = 
     ("Python", check_python),
     ("space", check_space),
     ("limits", check_limits),
+    ("stacks", check_stacks),
     ("GPUs", check_gpus),
     ("what is installed", check_environment),
     ("shared folders", check_sharing),

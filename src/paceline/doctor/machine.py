@@ -124,6 +124,27 @@ def check_limits(examination: Examination) -> Iterator[Finding]:
         )
 
 
+def check_stacks(examination: Examination) -> Iterator[Finding]:
+    """Check what `paceline stacks` may see on each node. Stacks by signal need no right, so nothing here is a warning."""
+    for name, facts in examination.facts.items():
+        found = facts["stacks"]
+        if found["ptrace_scope"] in ("", "0") or found["may_trace"]:
+            seen = "by signal, and by py-spy" if found["py_spy"] else "by signal; py-spy is not installed"
+        else:
+            seen = f"by signal alone: kernel.yama.ptrace_scope is {found['ptrace_scope']}, so py-spy may not look into processes"
+        yield Finding(
+            check="stacks",
+            node=name,
+            level=OK,
+            seen=seen,
+            advice=""
+            if seen.endswith("by py-spy")
+            else "pip install py-spy"
+            if "installed" in seen
+            else "sysctl kernel.yama.ptrace_scope=0, or setcap cap_sys_ptrace+ep on py-spy's program.",
+        )
+
+
 def check_gpus(examination: Examination) -> Iterator[Finding]:
     """GPUs by the driver's own tool; the same number, model and driver on all nodes."""
     summaries = {}

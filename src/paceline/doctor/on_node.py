@@ -75,6 +75,7 @@ def facts(asked: Asked) -> Answer:
             "core": _limit("RLIMIT_CORE"),
         },
         "gpus": gpus(),
+        "stacks": stacks(python),
     }
     version, error = output([python, "-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])"], 20.0)
     found["python"] |= {"error": error} if error else {"version": version.strip()}
@@ -215,6 +216,32 @@ def marked(text: str, error: str) -> Answer:
         return {"error": error}
     lines = [line for line in text.splitlines() if line.startswith(_MARK)]
     return json.loads(lines[-1][len(_MARK) :]) if lines else {"error": "gave no answer"}
+
+
+def stacks(python: str) -> Answer:
+    """Whether a process may look into another one: the kernel's rule (Yama), the right to do it all the same; py-spy's place."""
+    return {
+        "ptrace_scope": _line("/proc/sys/kernel/yama/ptrace_scope"),
+        # CAP_SYS_PTRACE is the 19th right, capabilities(7).
+        "may_trace": bool(int(_field("/proc/self/status", "CapEff") or "0", 16) >> 19 & 1),
+        "py_spy": shutil.which("py-spy", path=os.pathsep.join((os.path.dirname(python), os.environ.get("PATH", "")))),
+    }
+
+
+def _line(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.readline().strip()
+    except OSError:
+        return ""
+
+
+def _field(path: str, name: str) -> str:
+    try:
+        with open(path) as file:
+            return next((line.partition(":")[2].strip() for line in file if line.startswith(name + ":")), "")
+    except OSError:
+        return ""
 
 
 def _limit(name: str) -> int | None:

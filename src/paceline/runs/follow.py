@@ -113,8 +113,9 @@ class Show:
             time.sleep(pause)
 
     def _tell_state(self, record: RunRecord) -> None:
-        if (record.status, record.waiting_for) != self._told and not record.is_terminal:
-            self._told = (record.status, record.waiting_for)
+        now = (hang_status(record), record.waiting_for)
+        if now != self._told and not record.is_terminal:
+            self._told = now
             self._state(record)
 
     def _tell_attempts(self, record: RunRecord, until: int) -> None:
@@ -178,7 +179,14 @@ def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
 
 def state_text(record: RunRecord) -> str:
     """A state in words: "Queued: 1 run ahead"."""
-    return f"{record.status}: {record.waiting_for}" if record.waiting_for else record.status
+    return f"{hang_status(record)}: {record.waiting_for}" if record.waiting_for else hang_status(record)
+
+
+def hang_status(record: RunRecord) -> str:
+    """The state, and of a run that hangs since when: "Running, hangs since 2026-11-23 06:12:03 UTC"."""
+    if record.status != states.RUNNING or not record.hang:
+        return record.status
+    return f"{record.status}, hangs since {str(record.hang['since_utc'])[:19].replace('T', ' ')} UTC"
 
 
 def attempt_text(before: Attempt, now: Attempt) -> str:

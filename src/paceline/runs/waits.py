@@ -137,8 +137,9 @@ def trouble(one: Mapping[str, Any], told: Mapping[str, Any]) -> str | None:
         whose = "it" if process is one else f"its process {process['pid']} ({os.path.basename(process['command'])})"
         if "call" in process and str(process["call"]).startswith("write"):
             readers = [pid for pid in process.get("readers", ()) if pid != process["pid"]]
-            by = f"which process {readers[0]} does not read" if readers else "which nobody reads"
-            return f"{whose} waits for room in a full pipe, {by}{_at(where(process, told) if process is not one else place)}"
+            who = "the worker" if readers[:1] == [one["pid"]] else f"process {readers[0]}" if readers else ""
+            by = f"which {who} does not read" if who else "which nobody reads"
+            return f"{whose} waits for room in a full pipe, {by}{_at(place)}"
         if process.get("state") == "D":
             wait = process.get("wchan") or "unknown"
             what = "a file server" if wait.startswith(_FILE_SERVERS) else "a disk, a device or a file server"
@@ -209,7 +210,7 @@ def _sentence(op: Op, told: Mapping[str, Any], ranks: Mapping[int, Any], inside:
         verb = "is" if len(op.others) == 1 else "are"
         return (
             f"{theirs.capitalize()} {verb} in {op_text(first)}, where {waiting} {are} in {op_text(op.entry)} for {age:.0f} s: "
-            f"the ranks call their collectives in another order. {_whereabouts([*op.others], told, inside, op)}"
+            f"the ranks call their collectives in another order. {_whereabouts([*op.others, min(op.ages)], told, inside, op)}"
         )
     if not op.missing:
         return f"{waiting.capitalize()} {are} in {what} for {age:.0f} s; all have come to it, and it does not end."
@@ -226,7 +227,7 @@ def _whereabouts(missing: Sequence[int], told: Mapping[str, Any], inside: Mappin
     places: dict[str, list[int]] = {}
     for rank in missing:
         other = inside.get(rank)
-        if other is not None and other is not op and rank not in op.others:
+        if other is not None and other is not op and rank not in (*op.others, *op.ages):
             text = f"waits in {op_text(other.entry)} itself"
             if (place := where(told["ranks"][str(rank)], told)) is not None:
                 text += f", {place}"

@@ -53,7 +53,9 @@ def _answer(folder: str, rank: str, number: int) -> None:
     except OSError:
         file = os.dup(low)
     os.close(low)
-    faulthandler.register(number, file=file, all_threads=True)
+    # The thread that gets the signal tells of itself alone. To tell of all, it would read the stacks of threads that run
+    # meanwhile, and that ends in a segmentation fault now and then. Each is sent the signal in its turn.
+    faulthandler.register(number, file=file, all_threads=False)
     # Last: who finds it may send the signal.
     _tell(folder, rank, f"{number} {os.getpid()} {file}")
 

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.errors import RunStateError
 from paceline.runs import states
-from tests.engines.lab import Lab, wait_for_end
+from tests.engines.lab import Lab, wait_for_end, wait_for_status
 from tests.helpers import wait_until
 
 #: Rank 0 waits for a lock in two threads and has forked a child that waits too; rank 1 has a handler of its own; rank 2 is in
@@ -52,6 +52,7 @@ def functions(process: dict) -> list[list[str]]:
 
 def test_stacks_of_workers_that_stand_still_in_different_ways(lab: Lab) -> None:
     run = lab.submit(STANDS, process_count_per_node=4, distributed_backend="gloo")
+    wait_for_status(run, states.RUNNING)
     wait_until(
         lambda: (
             "".join(run.folder.live_log(r).read_text() for r in range(4) if run.folder.live_log(r).exists()).count("up")

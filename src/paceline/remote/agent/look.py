@@ -38,6 +38,8 @@ _ANSWER_S = 3.0
 _UNLIKELY_S = 0.3
 #: After so long without a further byte a dump has ended, where its text does not say so.
 _QUIET_S = 0.25
+#: After it has taken the signal, how long a thread has to begin its dump; one of native code never does.
+_NATIVE_S = 0.01
 _LOOK_S = 0.002
 _SPY_S = 10.0
 #: Of one worker.
@@ -85,7 +87,8 @@ class Worker:
         self._told = os.path.join(folder, f"told_{rank}")
         self._number, self.pid, self._descriptor = self._numbers()
         self._dump: Dump | None = None
-        self._is_asked = False
+        self._is_asked = self._is_dumped = False
+        self._asked_s = 0.0
 
     def ask(self) -> None:
         """Look at what needs no answer, and ask for the rest."""
@@ -102,12 +105,15 @@ class Worker:
         self.found |= state
         _add_call(self.found)
         self._dump = self._asked_of(self.pid, self.found)
-        # After the stacks, which then don't show that thread at work.
-        self._is_asked = self._ask_recorder()
 
     def is_settled(self, since_s: float) -> bool:
         """True if nothing more is to be waited for. since_s: how long it has been asked."""
-        done = self._dump is None or self._dump.is_done(since_s)
+        if not self._is_dumped:
+            if self._dump is not None and not self._dump.is_done():
+                return False
+            self._is_dumped, self._asked_s = True, since_s
+            # Only now: its thread runs then, and is not to be met at work.
+            self._is_asked = "pid" in self.found and self._ask_recorder()
         if self._is_asked and os.path.exists(self._told):
             self._is_asked = False
             with contextlib.suppress(OSError, ValueError):
@@ -116,7 +122,7 @@ class Worker:
                 self.found["answer_bytes"] = self.found.get("answer_bytes", 0) + len(data)
                 self.found["torch"] = recorded.under_way(data)
                 os.unlink(self._told)
-        return done and not self._is_asked
+        return not self._is_asked or since_s - self._asked_s > _ANSWER_S
 
     def look_at_children(self) -> None:
         """Take the answer, then ask the children that were forked, one after the other: all write into one file."""
@@ -132,8 +138,7 @@ class Worker:
             _add_call(child)
             if (dump := self._asked_of(pid, child)) is None:
                 continue
-            begun_s = time.monotonic()
-            while not dump.is_done(time.monotonic() - begun_s):
+            while not dump.is_done():
                 time.sleep(_LOOK_S)
             self._take(dump, child)
         # Whoever asks next need not read it all again.
@@ -174,20 +179,14 @@ class Worker:
         elif not process_state.catches(pid, self._number):
             found["silent"] = f"it has taken the handler of signal {self._number} away"
         else:
-            dump = Dump(self._stacks, _UNLIKELY_S if found["state"] == "D" else _ANSWER_S)
-            try:
-                os.kill(pid, self._number)
-            except OSError as error:
-                found["silent"] = f"it can't be sent a signal ({error.strerror})"
-                return None
-            return dump
+            return Dump(self._stacks, pid, self._number, _UNLIKELY_S if found["state"] == "D" else _ANSWER_S)
         return None
 
     def _take(self, dump: Dump | None, found: dict[str, Any]) -> None:
         if dump is None:
             return
-        found["answer_bytes"] = found.get("answer_bytes", 0) + len(dump.text())
-        found["threads"] = stack_text.from_faulthandler(dump.text())
+        found["answer_bytes"] = found.get("answer_bytes", 0) + dump.size
+        found["threads"] = dump.threads
         if found["threads"]:
             found["by"] = "faulthandler"
         elif found["state"] == "D":
@@ -223,24 +222,57 @@ class Worker:
 
 
 class Dump:
-    """What is written at the end of a file from now on."""
+    """The stacks of one process, of one thread after the other, the main thread first. All write at the end of one file."""
 
-    def __init__(self, path: str, limit_s: float) -> None:
-        self._path, self._limit_s = path, limit_s
-        self._from = self._size()
-        self._seen, self._seen_at = self._from, time.monotonic()
+    def __init__(self, path: str, pid: int, number: int, limit_s: float) -> None:
+        self.threads: list[dict[str, Any]] = []
+        #: How much the process has written for it.
+        self.size = 0
+        self._path, self._pid, self._number, self._limit_s = path, pid, number, limit_s
+        self._left = process_state.threads(pid)
+        self._thread = 0
+        self._from = self._seen = 0
+        self._asked_s = self._seen_s = 0.0
+        self._is_taken = False
 
-    def is_done(self, since_s: float) -> bool:
-        """True if it is whole, or nothing more is to be expected. since_s: since it was asked for."""
-        size, now = self._size(), time.monotonic()
-        if size == self._from:
-            return since_s > self._limit_s
+    def is_done(self) -> bool:
+        """True if no thread is left; else goes on with the one that is asked, or the next."""
+        now = time.monotonic()
+        if self._thread:
+            if not self._has_answered(now):
+                return False
+            self._take()
+        if not self._left:
+            return True
+        self._thread, self._is_taken = self._left.pop(0), False
+        self._from = self._seen = self._size()
+        self._asked_s = self._seen_s = now
+        process_state.signal_thread(self._pid, self._thread, self._number)
+        return False
+
+    def _has_answered(self, now: float) -> bool:
+        size = self._size()
         if size != self._seen:
-            self._seen, self._seen_at = size, now
-            return stack_text.is_whole(self.text()[-1000:])
-        return now - self._seen_at > _QUIET_S
+            self._seen, self._seen_s = size, now
+        if size > self._from:
+            return stack_text.is_whole(self._text()[-1000:]) or now - self._seen_s > _QUIET_S
+        if not self._is_taken and not process_state.is_pending(self._pid, self._thread, self._number):
+            self._is_taken, self._seen_s = True, now
+        # A thread of native code has the handler run, too, which writes nothing then. The main thread is Python's.
+        if self._is_taken and self._thread != self._pid:
+            return now - self._seen_s > _NATIVE_S
+        return now - self._asked_s > (self._limit_s if self._thread == self._pid else _UNLIKELY_S)
 
-    def text(self) -> str:
+    def _take(self) -> None:
+        text = self._text()
+        self.size += len(text)
+        for thread in stack_text.from_faulthandler(text):
+            if thread["frames"]:
+                thread["name"] = "main" if self._thread == self._pid else ""
+                self.threads.append(thread)
+        self._thread = 0
+
+    def _text(self) -> str:
         try:
             with open(self._path, encoding="utf-8", errors="replace") as file:
                 file.seek(self._from)
@@ -261,7 +293,7 @@ def _wait_for(workers: list[Worker]) -> None:
         since_s = time.monotonic() - begun_s
         # Each is asked, so that an answer is taken in as soon as it is there.
         settled = [worker.is_settled(since_s) for worker in workers]
-        if all(settled) or since_s > _ANSWER_S:
+        if all(settled) or since_s > 2 * _ANSWER_S:
             return
         time.sleep(_LOOK_S)
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from paceline.system import processes
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _COMMAND_CHARS = 200
+#: tgkill(2), which the C library has from glibc 2.30 on alone.
+_TGKILL = {"x86_64": 234, "aarch64": 131, "ppc64le": 250}
+#: Beginnings of the names of threads that are no Python's.
+_NATIVE = ("pt_", "gloo", "nccl", "NCCL", "cuda", "omp", "iou-", "jemalloc", "grpc", "async-")
 
 
 def state_of(pid: int) -> dict[str, Any] | None:
@@ -42,6 +47,36 @@ def catches(pid: int, number: int) -> bool:
     """True if the process has a handler for this signal."""
     caught = _table(f"/proc/{pid}/status").get("SigCgt", "0")
     return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def threads(pid: int) -> list[int]:
+    """The numbers of its threads, the main one first; those are left out that libraries of native code have named theirs."""
+    found = []
+    try:
+        for name in os.listdir(f"/proc/{pid}/task"):
+            if int(name) != pid and not _read(f"/proc/{pid}/task/{name}/comm").startswith(_NATIVE):
+                found.append(int(name))
+    except OSError:
+        pass
+    return [pid, *sorted(found)]
+
+
+def signal_thread(pid: int, thread: int, number: int) -> None:
+    """Send a signal to one thread of a process; nothing where it is gone. Where that can't be done, to the process."""
+    call = _TGKILL.get(os.uname().machine) if sys.platform.startswith("linux") else None
+    if call is None:
+        if thread == pid:
+            processes.send(pid, number)
+        return
+    import ctypes
+
+    ctypes.CDLL(None).syscall(call, pid, thread, number)
+
+
+def is_pending(pid: int, thread: int, number: int) -> bool:
+    """True if a thread has not taken yet a signal that was sent to it."""
+    pending = _table(f"/proc/{pid}/task/{thread}/status").get("SigPnd", "0")
+    return bool(int(pending, 16) >> (number - 1) & 1)
 
 
 def has_open(pid: int, descriptor: int, path: str) -> bool:

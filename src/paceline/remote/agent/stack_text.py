@@ -13,8 +13,10 @@ _THREAD = re.compile(
     r"(?P<current>Current t|T)hread (?P<number>0x[0-9a-f]+)(?: \[(?P<name>.*)\])? \(most recent call first\):"
 )
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
-#: The last line of a main thread's stack: a dump tells the newest thread first, so this is the dump's end.
-_LAST = re.compile(r'/paceline/worker/__main__\.py", line \d+ in <module>\n\Z')
+#: The last line of a worker's main thread, or of a thread that Python has started.
+_LAST = re.compile(
+    r'(/paceline/worker/__main__\.py", line \d+ in <module>|/threading\.py", line \d+ in _bootstrap)\n\Z'
+)
 #: faulthandler writes so many frames of a thread at most, and then this.
 _CUT = "  ...\n"
 
@@ -25,10 +27,12 @@ def is_whole(text: str) -> bool:
 
 
 def from_faulthandler(text: str) -> list[dict[str, Any]]:
-    """The threads of a dump of `faulthandler.register(all_threads=True)`."""
+    """The threads of a dump, the main one first: of the one thread that has written it, or of all."""
     threads: list[dict[str, Any]] = []
     for line in text.splitlines():
-        if found := _THREAD.match(line):
+        if line.startswith("Stack (most recent call first):"):
+            threads.append({"name": "", "current": True, "frames": []})
+        elif found := _THREAD.match(line):
             name = (found["name"] or "").strip()
             threads.append({"name": name, "current": found["current"] == "Current t", "frames": []})
         elif threads and (frame := _FRAME.match(line)):
