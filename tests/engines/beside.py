@@ -58,6 +58,7 @@ def check_exec(run: pl.Run) -> None:
     done = run.exec(["no-such-program"])
     assert (done.returncode, done.stderr) == (127, b"paceline exec: 'no-such-program': No such file or directory\n")
     _check_command_line(run)
+    _check_stacks(run)
     # Whoever goes without a word leaves nothing running, and the run's end ends what is left.
     mark = f"6{os.getpid()}"
     with Beside(run.folder, ["sh", "-c", f"trap '' HUP; echo up; sleep {mark} & wait"], rank=1) as beside:
@@ -101,6 +102,42 @@ def _check_command_line(run: pl.Run) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (5, "1\n", "")
     with pytest.raises(UserError, match=r"rank 2: run \S+ has ranks 0 to 1"):
         run.exec(["true"], rank=2)
+
+
+def _check_stacks(run: pl.Run) -> None:
+    """Both workers wait in the same line, and say so."""
+    found = run.stacks()
+    assert sorted(found.ranks) == [0, 1], found.to_json()
+    assert found.waiting == []
+    # The worker of a busy machine may be met between two sleeps, in the line before.
+    frames = {one["threads"][0]["frames"][0]["function"] for one in found.ranks.values()}
+    assert frames <= {"<module>", "exists"}, found.to_json()
+    assert "thread main\n    train.py:" in str(found).replace("genericpath.py:19 exists\n    ", ""), str(found)
+
+
+#: Two workers of which the second stops itself.
+STOPS = """
+import os, signal, time
+print("up", flush=True)
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+def rests():
+    time.sleep(1000)
+rests()
+"""
+
+
+def check_hang(run: pl.Run) -> None:
+    """A run of `STOPS` with a `hang_seconds` of a few is found to hang, for its second rank, by whoever looks from here."""
+    wait_until(lambda: run.record().hang is not None or run.status in states.TERMINAL, "it hangs", 120)
+    record = run.record()
+    assert record.hang is not None, record.failure
+    assert record.hang["text"].startswith("Rank 1: it is stopped, by SIGSTOP or Ctrl-Z"), record.hang
+    node = record.attempts[-1].nodes[1]
+    assert f"on {node} lets it go on" in record.hang["text"]
+    assert "rests" in (run.folder.path / record.hang["report"]).read_text()
+    run.cancel()
+    assert wait_for_end(run) == states.CANCELED
 
 
 def _count(run: pl.Run, command: str) -> int:

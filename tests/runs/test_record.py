@@ -38,6 +38,7 @@ FULL = RunRecord(
     failure=FailureReport(cause="exception", message="m", rank=1, last_lines=("a", "b"), victims=((0, "was lost"),)),
     canceled_by="you",
     warnings=("2 workers, none joined a process group: each has trained alone.",),
+    hang={"since_utc": "2026-05-04T03:02:01.000Z", "text": "Rank 1 is stopped.", "report": "attempts/1/hang.txt"},
     left_out=({"name": "outputs/etc", "why": "a link that leads out of the run, to '/etc'"},),
     left_out_count=1,
 )

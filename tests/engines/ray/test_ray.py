@@ -18,7 +18,7 @@ from paceline.runs.record import user_name
 from paceline.system import processes
 from paceline.targets import configured
 from paceline.targets.ray import jobs
-from tests.engines.beside import LIMIT, LOUD, WAITS, check_exec, check_short
+from tests.engines.beside import LIMIT, LOUD, STOPS, WAITS, check_exec, check_hang, check_short
 from tests.engines.conformance import FRESH_S, GRACE_S
 from tests.engines.conftest import use_mpirun
 from tests.engines.container_lab import words_of
@@ -275,6 +275,13 @@ def test_a_command_runs_beside_a_worker_where_only_a_datastore_joins_the_machine
     check_exec(run)
     check_short(run)
     assert [path.name for path in store.rglob("*") if path.is_file()] == [f"{run.record().snapshot_id}.tar.gz"]
+
+
+@pytest.mark.proof
+def test_a_hang_on_two_nodes_is_noticed_and_named(cluster: RayLab, tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    cluster.add_target(lab.workspace_dir)
+    check_hang(lab.submit(STOPS, **TWO, hang_seconds=3))
 
 
 def test_a_run_without_a_shared_folder_is_canceled_by_name(cluster: RayLab, tmp_path: Path) -> None:

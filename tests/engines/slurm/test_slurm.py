@@ -22,7 +22,7 @@ from paceline.targets import configured
 from paceline.targets.configured import Configured
 from paceline.targets.slurm import SlurmTarget, query
 from tests.engines import slurm_lab
-from tests.engines.beside import LIMIT, LOUD, WAITS, check_exec, check_short
+from tests.engines.beside import LIMIT, LOUD, STOPS, WAITS, check_exec, check_hang, check_short
 from tests.engines.beside_azureml import check_driver
 from tests.engines.conformance import FRESH_S, GRACE_S
 from tests.engines.conftest import require_engine
@@ -156,6 +156,11 @@ def test_a_script_runs_as_it_does_here(slurm: SlurmLab, lab: Lab, backend: str, 
 
 def test_a_command_runs_beside_a_worker_on_its_node(slurm: SlurmLab, lab: Lab):
     check_exec(submit(lab, WAITS, **TWO, environment_variables={"MINE": "abc"}))
+
+
+@pytest.mark.proof
+def test_a_hang_on_two_nodes_is_noticed_and_named(slurm: SlurmLab, lab: Lab):
+    check_hang(submit(lab, STOPS, **TWO, hang_seconds=3))
 
 
 def test_a_script_that_fails_does_so_with_its_own_exit_code(slurm: SlurmLab, lab: Lab):

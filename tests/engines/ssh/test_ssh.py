@@ -19,7 +19,7 @@ import paceline as pl
 from paceline.runs import states
 from paceline.targets.configured import Configured, add
 from paceline.targets.ssh import SshTarget, command, probe
-from tests.engines.beside import LIMIT, LOUD, check_exec, check_short
+from tests.engines.beside import LIMIT, LOUD, STOPS, check_exec, check_hang, check_short
 from tests.engines.beside_azureml import check_driver
 from tests.engines.conftest import require_engine
 from tests.engines.hosts import Hosts
@@ -127,6 +127,10 @@ def test_a_command_runs_beside_a_worker_on_its_host_and_a_long_log_is_kept_short
     run = ssh_lab.submit(LOUD, **TWO, log_limit=LIMIT, environment_variables={"MINE": "abc"})
     check_exec(run)
     check_short(run)
+
+
+def test_a_hang_on_two_hosts_is_noticed_and_named(ssh_lab: Lab) -> None:
+    check_hang(ssh_lab.submit(STOPS, **TWO, hang_seconds=3))
 
 
 def test_hosts_that_see_the_workspace_run_in_it(hosts: Hosts, settings: dict[str, Any], lab: Lab) -> None:
