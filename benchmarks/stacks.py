@@ -5,8 +5,8 @@
     board     what it costs a rank to note a collective
 
 A worker loses time while its threads write down where they are. Each worker sleeps for 2 ms again and again, and keeps
-the longest lateness of half a second. The time lost is the median of those in which it was looked at, less the median of the others: what
-is left are the scheduler's pauses, of which a machine with fewer cores than workers has many.
+the longest lateness of half a second. The time lost is the median of those in which it was looked at, less the median of
+the others: what is left are the scheduler's pauses, of which a machine with fewer cores than workers has many.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ SUMMARY_KEYS = [
     "waiting_for",
     "exit_code",
     "failure",
+    "hang",
     "warnings",
     "left_out",
     "left_out_count",
