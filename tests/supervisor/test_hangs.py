@@ -76,7 +76,10 @@ def test_a_hang_is_noted_once_and_taken_back(made):
     go(98)
     assert looks.count == 0, "nothing is looked at before the limit"
     looks.ranks["0"]["state"] = "T"
-    go(60)
+    # What the nodes sample of their own load is no sign of life.
+    for number in range(60):
+        (folder.metrics / "node_0.jsonl").write_text("x" * number)
+        go(1)
     assert [bool(hang) for hang in noted] == [True]
     assert noted[0]["text"].startswith("Rank 0: it is stopped, by SIGSTOP or Ctrl-Z")
     assert noted[0]["report"] == "attempts/1/hang.txt"

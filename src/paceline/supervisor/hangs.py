@@ -47,7 +47,6 @@ class HangWatch:
         self._is_looking = False
         self._first: dict[str, Any] | None = None
         self._hangs = False
-        self._is_written = False
         #: Why the attempt is to end, where the job asks for that.
         self.failure: FailureReport | None = None
 
@@ -93,12 +92,10 @@ class HangWatch:
     def _report(self, stacks: RunStacks) -> None:
         text = hang_text(stacks)
         path = self._folder.hang_report(self._launch.attempt)
-        if not self._is_written:
-            # Once an attempt: the first hang is the one that somebody waits to read of.
-            self._is_written = True
-            with contextlib.suppress(OSError):  # a full disk, of which others tell
-                write_whole(path, f"Nothing has come since {self._last_utc}.\n{text}\n\n{stacks}\n")
-                write_json(path.with_suffix(".json"), stacks.to_json())
+        # Once for each hang; of one that comes after another, which was over, in its place.
+        with contextlib.suppress(OSError):  # a full disk, of which others tell
+            write_whole(path, f"Nothing has come since {self._last_utc}.\n{text}\n\n{stacks}\n")
+            write_json(path.with_suffix(".json"), stacks.to_json())
         say(f"the run hangs: nothing has come since {self._last_utc}. {text}")
         self._note(
             {
@@ -120,7 +117,8 @@ class HangWatch:
         sizes = {}
         places = [self._folder.rank_log(self._launch.attempt, place.rank) for place in self._launch.places]
         with contextlib.suppress(OSError), os.scandir(self._folder.metrics) as found:
-            sizes = {entry.path: entry.stat().st_size for entry in found}
+            # The load of nodes lies there too, and comes whether the workers get on or not.
+            sizes = {entry.path: entry.stat().st_size for entry in found if entry.name.startswith("rank_")}
         for path in places:
             with contextlib.suppress(OSError):
                 sizes[str(path)] = os.stat(path).st_size

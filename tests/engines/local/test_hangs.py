@@ -13,6 +13,7 @@ import pytest
 
 import paceline as pl
 from paceline.runs import states
+from paceline.runs.record import parse_utc
 from paceline.system import processes
 from tests.engines.lab import Lab, wait_for_end, wait_for_status
 from tests.helpers import wait_until
@@ -182,8 +183,10 @@ def hang_of(run: pl.Run) -> dict:
         record = run.record()
         assert not record.is_terminal, record.failure
         logs = [run.folder.live_log(rank) for rank in range(2)]
-        # What hung before both had met has got on again by what they have printed since.
-        return all(path.exists() and "up" in path.read_text() for path in logs) and bool(record.hang)
+        if not record.hang or not all(path.exists() and "up" in path.read_text() for path in logs):
+            return False
+        # Noticed after that: what hung before both had met has got on again by what they have printed since.
+        return parse_utc(record.hang["since_utc"]).timestamp() >= max(path.stat().st_mtime for path in logs)
 
     wait_until(hangs, "the run hangs", 100)
     return dict(run.record().hang or {})
