@@ -1,7 +1,7 @@
 """Notices that a run hangs: nothing comes of it for `hang_seconds`, and no worker gets on.
 
 output or a metric comes  ->  nothing is looked at
-silence for hang_seconds  ->  two looks at all workers, some seconds apart (`diagnosis.standstill`)
+silence for hang_seconds  ->  three looks at all workers, some seconds apart (`diagnosis.standstill`)
     a worker gets on      ->  the same again after a while; a note of an earlier hang is taken back
     none does             ->  the report is written, the record says since when, `on_hang` says what follows
 """
@@ -47,6 +47,8 @@ class HangWatch:
         self._is_looking = False
         self._first: dict[str, Any] | None = None
         self._hangs = False
+        #: How many pairs of looks have shown no progress.
+        self._still = 0
         #: Why the attempt is to end, where the job asks for that.
         self.failure: FailureReport | None = None
 
@@ -58,7 +60,7 @@ class HangWatch:
         self._next_sizes = now + min(_SIZES_S, self._limit_s / 20)
         if self._has_grown():
             self._last_s, self._last_utc = now, utc_now()
-            self._first = None
+            self._first, self._still = None, 0
             self._get_on("output or a metric has come")
             return
         if now - self._last_s < self._limit_s or now < self._next_look or self._is_looking:
@@ -78,8 +80,13 @@ class HangWatch:
         first, self._first = self._first, None
         self._next_look = now + max(self._pause_s, self._limit_s / 4)
         if (why := gets_on(first, told)) is not None:
+            self._still = 0
             self._get_on(why)
+        elif not self._hangs and self._still == 0:
+            # A loop may be met twice in one place. Once more, then.
+            self._still, self._first, self._next_look = 1, told, now + self._pause_s
         elif not self._hangs:
+            self._still = 0
             self._hangs = True
             self._report(RunStacks(told))
 

@@ -149,12 +149,11 @@ dist.barrier()
 """
 LOADING = """
 def read():
-    for part in range(10**6):
-        first(part) if part % 2 else second(part)
-def first(part):
-    time.sleep(0.3)
-def second(part):
-    time.sleep(0.3)
+    with open("data", "wb+", buffering=0) as file:
+        file.write(bytes(100_000))
+        while True:
+            os.pread(file.fileno(), 100_000, 0)
+            time.sleep(0.3)
 if rank == 0:
     read()
 dist.barrier()
