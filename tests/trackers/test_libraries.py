@@ -81,6 +81,7 @@ def test_two_ranks_with_summarywriter_and_mlflow_are_in_one_run_and_nothing_is_t
                 else:
                     raise AssertionError
             assert mlflow.get_run(run.info.run_id).data.params["lr"] == "0.1"
+            assert mlflow.get_registry_uri() == mlflow.get_tracking_uri() == os.environ["MLFLOW_REGISTRY_URI"]
         # A process that the script starts finds the same store.
         if rank == 0:
             subprocess.run([sys.executable, "-c", "import mlflow; mlflow.log_metric('child', 1.5)"], check=True)

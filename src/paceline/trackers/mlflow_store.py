@@ -67,6 +67,10 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         super().__init__()
         self._runs_dir = workspace_of(store_uri) / "runs"
         self._sink = sink()
+        if self._sink is not None and store_uri:
+            # Where it is not said, MLflow looks for it with each value that is logged: it tries to import pyspark, which takes
+            # ten times as long as all the rest. Not before this: a script with its own server has its registry there.
+            os.environ.setdefault("MLFLOW_REGISTRY_URI", store_uri)
 
     # --- experiments, which are names
 
