@@ -42,7 +42,7 @@ bench: .venv/.ready
 	    collectives hvd_allreduce hvd_tensors hvd_step \
 	    parallel_speed first_check pipeline_bubble \
 	    first_line_elsewhere ends_elsewhere queued_submissions \
-	    sweep_overhead sweep_large sweep_stop_latency sweep_regret sweep_asha model_register serve_start serve_batching azureml_names; do \
+	    sweep_overhead sweep_large sweep_stop_latency sweep_regret sweep_asha model_register serve_start serve_batching ui_pages azureml_names; do \
 	  $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/table.py
 

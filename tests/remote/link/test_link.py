@@ -204,6 +204,9 @@ def test_questions_about_the_node(link, tmp_path):
     assert link.disk_free(str(tmp_path)) > 0
     assert link.oom_kills() >= 0
     assert len(set(link.free_ports(3))) == 3
+    # What is used, now and between two looks.
+    assert link.load(())["memory_gib"] > 0
+    wait_until(lambda: "cpu_percent" in link.load(("0",)), "the kernel has counted")
 
 
 def test_scratch_goes_with_the_agent(open_link, short_path):

@@ -121,7 +121,7 @@ class LinkFiles:
     def load(self, gpus: Sequence[str]) -> dict[str, float]:
         """How busy the node is (`paceline.remote.agent.load`), since it was asked last. gpus: the devices that count; none for
         all."""
-        found: dict[str, float] = self._connection.ask("load", timeout_s=5.0, gpus=list(gpus))[0]["found"]
+        found: dict[str, float] = self._connection.ask("load", timeout_s=2.0, gpus=list(gpus))[0]["found"]
         return found
 
     def oom_kills(self) -> int:

@@ -19,6 +19,7 @@ from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.visible import visible_line
 from paceline.ui import files as run_files
 from paceline.ui import render, run_page
+from paceline.ui.curves import CurveStore
 from paceline.ui.feed import line_json
 from paceline.ui.views.common import as_json, events, file_name, folder_of, number, pixels, whole, window
 
@@ -33,6 +34,9 @@ async def page(request: Request) -> Response:
     if folder.run_id != request.path_params["run_id"]:
         # A part of an id that is one run's alone.
         return RedirectResponse(f"./{folder.run_id}", 303)
+    # The page will ask for them as soon as it is there; of a long run they take as long to read as it takes to come there.
+    reading = asyncio.get_running_loop().run_in_executor(None, _read_on, request.app.state.curves, folder)
+    reading.add_done_callback(lambda done: done.exception())
     found = await asyncio.to_thread(run_page.head, folder)
     nodes = found["job"].node_count if found["job"] else 1
     return render.page(request, "run.html", tab="run", nodes=nodes, **found)
@@ -141,6 +145,11 @@ async def details(request: Request) -> Response:
     found = await asyncio.to_thread(run_page.head, folder)
     more = await asyncio.to_thread(run_page.details, folder, found["record"])
     return render.page(request, "run_details.html", tab="details", **found, **more)
+
+
+def _read_on(curves: CurveStore, folder: RunFolder) -> None:
+    with curves.open(folder) as found:
+        found.look()
 
 
 def _ranks(request: Request) -> list[int] | None:
