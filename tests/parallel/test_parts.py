@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from paceline.parallel.errors import ParallelError
@@ -14,9 +17,21 @@ torch, nn, models = late("torch"), late("torch.nn"), late("tests.parallel.models
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
     """What loads torch is imported before the first test: collecting the tests loads none."""
-    global Needs, available_bytes, decide, is_communication, Streams, derive, find_units, first_difference, find
-    from paceline.parallel.auto import Needs, available_bytes, decide
+    global \
+        Block, \
+        Measured, \
+        available_bytes, \
+        decide, \
+        is_communication, \
+        Streams, \
+        derive, \
+        find_units, \
+        first_difference, \
+        find
+    from paceline.parallel.auto import available_bytes, decide
     from paceline.parallel.failure.watch import is_communication
+    from paceline.parallel.forecast.predict import Measured
+    from paceline.parallel.pipeline.cut import Block
     from paceline.parallel.randomness import Streams, derive
     from paceline.parallel.replicas.shard import find_units
     from paceline.parallel.same_model import first_difference
@@ -26,36 +41,46 @@ def with_torch() -> None:
 GIB = 2**30
 
 
+def needs(fixed: float, unit: float, activations: float, seconds: float = 1.0, bandwidth: float = 1e12) -> Any:
+    """Eight equal blocks. fixed: GiB of parameters, gradients and two moments; activations: of all rows."""
+    blocks = tuple(
+        Block(
+            name=str(index),
+            forward_s=seconds / 24,
+            backward_s=seconds / 12,
+            parameters=((str(index), int(fixed * GIB / 32)),),
+            activation_bytes=int(activations * GIB / 8),
+            live_bytes=2**20,
+        )
+        for index in range(8)
+    )
+    return Measured(rows=8, all_rows=8, blocks=blocks, unit_bytes=int(unit * GIB), bandwidth_bytes_s=bandwidth)
+
+
 @pytest.mark.parametrize(
-    ("fixed", "unit", "activations", "microbatches", "strategy"),
+    ("measured", "microbatches", "strategy"),
     [
-        (4, 0.1, 4, 1, DataParallel()),
-        (12, 0.1, 4, 1, FullyShard()),
+        (lambda: needs(4, 0.1, 4), 1, DataParallel(2)),
+        (lambda: needs(12, 0.1, 4), 1, FullyShard(2)),
         # What a batch leaves for the backward pass is more than one worker has, even of its own rows.
-        (12, 0.1, 24, 16, PipelineParallel()),
-        (4, 0.1, None, 1, DataParallel()),
+        (lambda: needs(12, 0.1, 10), 4, PipelineParallel(2)),
+        # All fit, and messages take longer than a pipeline waits.
+        (lambda: needs(4, 0.1, 0.1, bandwidth=1e9), 8, PipelineParallel(2)),
     ],
 )
-def test_auto_takes_the_first_layout_that_fits(
-    fixed: float, unit: float, activations: float | None, microbatches: int, strategy: object
+def test_auto_takes_the_fastest_layout_that_fits(
+    measured: Callable[[], Any], microbatches: int, strategy: object
 ) -> None:
-    needs = Needs(
-        fixed_bytes=int(fixed * GIB),
-        unit_bytes=int(unit * GIB),
-        activation_bytes=None if activations is None else int(activations * GIB),
-        step_s=0.25,
-    )
-    chosen, reason = decide(needs, 2, 12 * GIB, microbatches)
-    assert chosen == strategy
-    assert f"{fixed:g} GiB of weights" in reason
-    assert "12 GiB" in reason
-    assert "250 ms" in reason
+    choice = decide(measured(), 2, 12 * GIB, microbatches, microbatches)
+    assert choice.strategy == strategy
+    assert "12 GiB" in choice.reason
+    assert " ms" in choice.reason
+    assert choice.limit_bytes == int(0.8 * 12 * GIB)
 
 
 def test_auto_says_what_is_missing_where_nothing_fits() -> None:
-    needs = Needs(fixed_bytes=100 * GIB, unit_bytes=GIB, activation_bytes=GIB, step_s=None)
-    with pytest.raises(ParallelError, match=r"100 GiB .* Give more workers, smaller batches, or microbatches=2"):
-        decide(needs, 2, 12 * GIB, 1)
+    with pytest.raises(ParallelError, match=r"DataParallel\(2\) 10[0-9] GiB.* Give more workers, .* or microbatches=2"):
+        decide(needs(100, 1, 1), 2, 12 * GIB, 1, 1)
 
 
 def test_there_is_memory_on_this_machine() -> None:

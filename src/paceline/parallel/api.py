@@ -149,7 +149,7 @@ def parallelize(
         # Compared before they are made equal: models of other shapes would fail inside of torch, or hang.
         same_model.check(task, optimizer, place, settings)
         same_model.share(model)
-        reason = None
+        choice = None
         if strategy == "auto":
             from paceline.parallel import auto
 
@@ -158,7 +158,8 @@ def parallelize(
                 # A layout for the sample alone: which one "auto" takes is not known yet, and a global batch is the same with
                 # any.
                 batch = feed(loader, task, mesh.build(place, strategies.Layout(data=place.size))).sample()
-            strategy, reason = auto.choose(task, optimizer, batch, place, memory_bytes)
+            choice = auto.choose(task, optimizer, batch, place, memory_bytes)
+            strategy = choice.strategy
         world = mesh.build(place, strategies.resolve(strategy, place.size))
         check_fits(task.model, optimizer, world.layout)
 
@@ -183,10 +184,12 @@ def parallelize(
             clip_norm=clip_norm,
             original=original,
             skeleton=skeleton,
-            reason=reason,
+            choice=choice,
             check_first=check == "first",
         )
         par.source = values.source
+        par.recompute = recompute
+        par.limit_bytes = par.limit_bytes or memory_bytes
         # A batch that is taken from an iterator would be missing from the training.
         can_sample = sample is not None or (given is not None and not hasattr(loader, "__next__"))
         needs_sample = world.layout.pipe > 1 or (world.layout.tensor > 1 and world.layout.plan is None)

@@ -1,147 +1,150 @@
-"""The layout that "auto" takes: a small rule, with its reason in numbers. Loaded on use: it imports torch.
+"""The layout that "auto" takes: of those that fit, the one whose step is forecast to be the fastest. Imports torch.
 
-    1  one worker                                              DataParallel()
-    2  weights, gradients, optimizer and activations fit       DataParallel()         the fastest where it fits
-    3  they fit once weights, gradients and optimizer are cut  FullyShard()
-    4  they fit with a microbatch's activations at a time      PipelineParallel()
-    5  nothing fits                                            an error, with what is missing
+    1  one worker          DataParallel()
+    2  rank 0 measures the model's blocks on one microbatch, and the ranks the line between them
+    3  memory and time of each layout are computed from these (`forecast.predict`)
+    4  what needs more than 0.8 of the memory is left out; of the rest the fastest is taken, of nearly equal ones the first
+       of DataParallel, FullyShard, PipelineParallel and what they make together
+    5  nothing fits        an error, with what is missing
 
-Never TensorParallel(): it sends the most, and what it costs depends on a link that nobody has measured.
+Never TensorParallel(): what it can cut is known only once it is tried.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from paceline.parallel.batches.batch import Parts
+from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.batches.microbatches import split
 from paceline.parallel.batches.rows import Rows, move, unwrap
-from paceline.parallel.check import unchanged
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import from_first, gather
-from paceline.parallel.large.parts import is_empty
-from paceline.parallel.large.stand_ins import stand_ins
+from paceline.parallel.forecast.measure import bandwidth, measured, unmeasured
+from paceline.parallel.forecast.predict import Forecast, Measured, all_forecasts
 from paceline.parallel.mesh import WorldPlace
-from paceline.parallel.randomness import generators
-from paceline.parallel.replicas.shard import find_units
-from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel
+from paceline.parallel.pipeline.cut import Block
+from paceline.parallel.strategy import DataParallel
 from paceline.parallel.task import Task
 
 #: What may be planned with; the rest is for buckets, the allocator's gaps and the loader. A guess.
 USABLE = 0.8
 
 
+#: Forecasts are not better than this: a layout further up in the list is taken before one that is so much faster.
+NEARLY = 1.05
+
+
 @dataclass(frozen=True, kw_only=True)
-class Needs:
-    """The needs of one step of the whole model, in bytes and seconds; activations and time of the whole batch, or None.
+class Choice:
+    """What "auto" has found: the strategy, the reason in one sentence, and what it went by. limit_bytes: what may be used."""
 
-    fixed_bytes: weights, gradients and optimizer states. unit_bytes: the largest block's weights.
-    """
-
-    fixed_bytes: int
-    unit_bytes: int
-    activation_bytes: int | None
-    step_s: float | None
+    strategy: Any
+    reason: str
+    measured: Measured | None = None
+    limit_bytes: int | None = None
 
 
 def choose(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: WorldPlace, memory_bytes: int | None
-) -> tuple[Any, str]:
-    """The strategy and the reason in one sentence, the same on every rank. Called on all ranks.
+) -> Choice:
+    """The strategy and the reason, the same on every rank. Called on all ranks.
 
-    sample: a global batch, or None: then activations are not known and count as nothing.
+    sample: a global batch, or None: then activations and times are not known and count as nothing.
 
     Raises:
         ParallelError: the model fits on the workers in no way.
     """
     if place.size == 1:
-        return DataParallel(), "DataParallel(): there is one worker."
-    found: Any = None
+        return Choice(strategy=DataParallel(), reason="DataParallel(): there is one worker.")
+    found: Measured | None = None
     # The weights lie there already and are among the needs, so what they take counts as available.
-    own = memory_bytes or available_bytes(place.device) + sum(map(_size, task.model.parameters()))
+    held = sum(_size(param) for param in task.model.parameters() if not param.is_meta)
+    own = memory_bytes or available_bytes(place.device) + held
     # Every worker holds as much, so the one with the least memory decides.
     least, failed = int(min(gather(own))), None
+    line = bandwidth(torch.distributed.group.WORLD, place.device)
     if place.rank == 0:
         try:
-            needs = measure(task, optimizer, sample, place, least)
-            found = decide(needs, place.size, least, task.microbatches)
+            found = measure(task, optimizer, sample, place, line)
         except Exception as error:
             # Raised only when the others have been told, for they wait for the answer.
             failed = error
     told = None if failed is None else str(failed) if isinstance(failed, ParallelError) else _described(failed)
-    answer, message = from_first((found, told), (DataParallel, FullyShard, PipelineParallel))
+    answer, message = from_first((found, told), (Measured, Block))
     if failed is not None:
         raise failed
     if message is not None:
         raise ParallelError(message)
-    strategy, reason = answer
-    return strategy, reason
+    return decide(answer, place.size, least, task.microbatches, task.at_once)
 
 
 def _described(error: Exception) -> str:
     return f"strategy='auto': the pass over one batch failed on rank 0: {type(error).__name__}: {error}"
 
 
-def decide(needs: Needs, workers: int, memory_bytes: int, microbatches: int) -> tuple[Any, str]:
+def decide(measured: Measured, workers: int, memory_bytes: int, microbatches: int, at_once: int) -> Choice:
     """The strategy and its reason, from these numbers alone.
 
     Raises:
         ParallelError: nothing fits.
     """
-    usable = int(USABLE * memory_bytes)
-    activations = needs.activation_bytes or 0
-    whole = needs.fixed_bytes + activations // workers
-    cut = needs.fixed_bytes // workers + needs.unit_bytes + activations // workers
-    # With 1F1B the first stage holds the activations of as many microbatches as there are stages, for 1/stages of the
-    # model.
-    piped = needs.fixed_bytes // workers + activations // microbatches
-    room = f"{_text(usable)} of the {_text(memory_bytes)} that each of the {workers} workers has may be planned with"
-    measured = "" if needs.activation_bytes is None else f", {_text(activations)} of activations for the whole batch"
-    took = "" if needs.step_s is None else f" One worker takes {needs.step_s * 1000:.0f} ms for the whole batch."
-    what = f"{_text(needs.fixed_bytes)} of weights, gradients and optimizer states{measured}"
-    if whole <= usable:
-        return DataParallel(), f"DataParallel(): {what} need {_text(whole)} on each worker, and {room}.{took}"
-    if cut <= usable:
-        return FullyShard(), (
-            f"FullyShard(): {what} would need {_text(whole)} on each worker, cut in parts {_text(cut)}, and {room}.{took}"
+    limit = int(USABLE * memory_bytes)
+    every = all_forecasts(measured, workers, microbatches, at_once)
+    possible = {name: one for name, one in every.items() if not one[1].reason and "TensorParallel" not in name}
+    fits = {name: one for name, one in possible.items() if one[1].memory_bytes <= limit}
+    room = f"{_text(limit)} of the {_text(memory_bytes)} that each of the {workers} workers has may be planned with"
+    if not fits:
+        needs = ", ".join(f"{name} {_text(int(one.memory_bytes))}" for name, (_, one) in possible.items())
+        more = "" if at_once >= workers else f", or microbatches={workers} or more for a pipeline"
+        raise ParallelError(
+            f"strategy='auto': on each worker {needs} would be needed, but {room}. Give more workers, smaller batches, "
+            f"recompute='blocks'{more}."
         )
-    if piped <= usable and microbatches >= workers:
-        return PipelineParallel(), (
-            f"PipelineParallel(): {what} would need {_text(whole)} on each worker, fully sharded {_text(cut)}, in stages "
-            f"{_text(piped)}, and {room}.{took}"
-        )
-    more = "" if microbatches >= workers else f", or microbatches={workers} or more for a pipeline"
-    raise ParallelError(
-        f"strategy='auto': {what} need {_text(whole)} on each worker as replicas, {_text(cut)} fully sharded and {_text(piped)} "
-        f"as a pipeline, but {room}. Give more workers, smaller batches{more}."
+    fastest = min(one.step_s for _, one in fits.values())
+    name = next(name for name, (_, one) in fits.items() if one.step_s <= NEARLY * fastest)
+    strategy, taken = fits[name]
+    others = [
+        f"{other} {_ms(one)}" + ("" if other in fits else f" but {_text(int(one.memory_bytes))}")
+        for other, (_, one) in possible.items()
+        if other != name
+    ]
+    unmeasured = (
+        "" if measured.blocks[0].forward_s else " No batch was there to measure: only messages and the optimizer count."
+    )
+    return Choice(
+        strategy=strategy,
+        reason=f"{name}: {_text(int(taken.memory_bytes))} on each worker, and {room}. A step is forecast to take {_ms(taken)} "
+        f"({'; '.join(others)}).{unmeasured}",
+        measured=measured,
+        limit_bytes=limit,
     )
 
 
+def _ms(one: Forecast) -> str:
+    return f"{1e3 * one.step_s:.3g} ms"
+
+
 def measure(
-    task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: WorldPlace, memory_bytes: int
-) -> Needs:
-    """The needs of a step, measured by one forward and backward pass over a few rows; the model is left as it was."""
-    params = list(task.model.parameters())
-    weights = sum(map(_size, params))
-    trained = sum(_size(param) for param in params if param.requires_grad)
-    fixed = weights + trained * (1 + _states(optimizer))
-    units = [task.model.get_submodule(name) for name in find_units(task.model)]
-    unit = max((sum(map(_size, part.parameters())) for part in units), default=weights)
-    activations = seconds = None
-    # Weights and gradients that don't fit would bring the kernel's out-of-memory killer, and no answer.
-    empty = is_empty(task.model)
-    if sample is not None and (empty or weights + trained < memory_bytes):
-        with stand_ins(task.model, place.device):
-            activations, seconds = _pass(task, split(sample, task), place.device, backward=not empty)
-    return Needs(fixed_bytes=fixed, unit_bytes=unit, activation_bytes=activations, step_s=seconds)
+    task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: WorldPlace, bandwidth_bytes_s: float
+) -> Measured:
+    """The blocks, for the rows of a microbatch and for those that each replica would have of it; the model is left as it was."""
+    if sample is None:
+        return unmeasured(task.model, optimizer, place.device, bandwidth_bytes_s)
+    rows = Rows(split(sample, task))
+    of_micro = max(rows.count // task.microbatches, 1)
+    micros = []
+    for count in dict.fromkeys((of_micro, max(of_micro // place.size, 1))):
+        args, kwargs, target = unwrap(move(rows.take(0, count), place.device))
+        weight = torch.tensor(1.0, dtype=torch.float64)
+        micros.append(Microbatch(args, kwargs, target, count, weight, 0, of_micro))
+    return measured(task.model, task, micros, place.device, optimizer, bandwidth_bytes_s=bandwidth_bytes_s)
 
 
 def available_bytes(device: torch.device) -> int:
@@ -184,52 +187,6 @@ def _meminfo() -> int:
         pass
     # Without /proc (not Linux), half of all memory counts as free.
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _pass(task: Task, parts: Parts, device: torch.device, *, backward: bool) -> tuple[int, float | None]:
-    """Bytes that are saved for the backward pass, without the weights, and seconds, of the whole batch.
-
-    backward: make that pass too; gradients take as much memory as the weights. Without it no time is measured.
-    """
-    rows = Rows(parts)
-    few = max(rows.count // task.microbatches, 1)
-    piece: Parts = unwrap(move(rows.take(0, few), device))
-    own = {param.untyped_storage().data_ptr() for param in task.model.parameters()}
-    saved: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        # By storage, for several tensors that are saved may be views of one.
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    before = [(param, param.grad) for param in task.model.parameters()]
-    with generators(0, device), unchanged(task.model):
-        started = time.perf_counter()
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), task.autocast(device):
-            loss = task.loss(task.model(*piece.args, **piece.kwargs), piece.target)
-        if backward and loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
-        # A GPU goes on computing after the call has returned.
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds = time.perf_counter() - started
-    for param, grad in before:
-        param.grad = grad
-    return int(sum(saved.values()) * rows.count / few), seconds * rows.count / few if backward else None
-
-
-def _states(optimizer: torch.optim.Optimizer | None) -> int:
-    """The count of numbers that the optimizer keeps for each parameter."""
-    if optimizer is None:
-        return 0
-    name = type(optimizer).__name__.lower()
-    if name == "sgd":
-        return int(any(group.get("momentum") for group in optimizer.param_groups))
-    if name in ("adagrad", "rprop", "rmsprop", "adafactor", "muon", "lion"):
-        return 1
-    return 2 + int(any(group.get("amsgrad") for group in optimizer.param_groups))
 
 
 def _size(tensor: nn.Parameter) -> int:

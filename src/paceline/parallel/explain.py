@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from paceline.parallel.forecast.predict import Forecast, all_forecasts, name_of_layout, table
 from paceline.parallel.pipeline.cut import STATE_FACTOR
 from paceline.parallel.pipeline.executor import Pipelined
 from paceline.parallel.pipeline.picture import draw_text, save_png
@@ -27,6 +28,9 @@ class Explanation(str):
 
     events: list[Event]
     workers: int
+    #: The forecast of each layout, by its name; empty where nothing could be measured. chosen: the name of the one in use.
+    forecasts: dict[str, Forecast]
+    chosen: str
 
     def save_png(self, path: str | Path) -> Path:
         """Draw the schedule of one step; the path. Needs matplotlib.
@@ -42,7 +46,7 @@ class Explanation(str):
 
 
 def explain(par: Any) -> Explanation:
-    """The text of `Parallel.explain`. It asks no other rank: every one has the same numbers."""
+    """The text of `Parallel.explain`. It asks no other rank: unless "auto" has measured, forecasts go by this one's times."""
     world, task = par.world, par.task
     layout = world.layout
     lines = [f"{par.skeleton.name} on {world.size} worker{'s' * (world.size > 1)}: {layout}"]
@@ -61,6 +65,12 @@ def explain(par: Any) -> Explanation:
     lines += _traffic_lines(executor, layout)
     if getattr(par, "compared", ""):
         lines.append(f"  {par.compared}")
+    forecasts: dict[str, Forecast] = {}
+    chosen = name_of_layout(layout)
+    if world.size > 1:
+        forecasts, told = _forecasts(par)
+        lines += table(list(forecasts.values()), par.limit_bytes, chosen) if forecasts else []
+        lines += told
     if events:
         cells = draw_text(_rounded(task.at_once, layout), layout.pipe)
         if max(map(len, cells.splitlines())) <= WIDEST:
@@ -68,7 +78,32 @@ def explain(par: Any) -> Explanation:
             lines += [f"  {line}" for line in cells.splitlines()]
     text = Explanation("\n".join(lines))
     text.events, text.workers = events, layout.pipe
+    text.forecasts, text.chosen = forecasts, chosen
     return text
+
+
+def _forecasts(par: Any) -> tuple[dict[str, Forecast], list[str]]:
+    """The forecast of each layout for as many workers, and what is to be said of them."""
+    from paceline.parallel.forecast.measure import measured
+    from paceline.parallel.recompute import recompute
+
+    task = par.task
+    if par.measured is None:
+        if par.micro is None or not par.micro.rows:
+            return {}, ["  other layouts: forecast once a step was made"]
+        try:
+            model = par.skeleton.shell()
+            if par.recompute is not None:
+                recompute(model, par.recompute)
+            par.measured = measured(model, task, [par.micro], par.device, par.optimizer)
+        except Exception as error:
+            # What is told of other layouts must not end a training.
+            return {}, [f"  other layouts: not forecast ({type(error).__name__}: {str(error).partition(chr(10))[0]})"]
+    found = all_forecasts(par.measured, par.world.size, task.microbatches, task.at_once)
+    link = par.measured.bandwidth_bytes_s / 1e9
+    return {name: one for name, (_, one) in found.items()}, [
+        f"   * is used, - needs more memory than there is; of the worker with the most, with {link:.2g} GB/s between workers",
+    ]
 
 
 def _pipeline_lines(executor: Pipelined, microbatches: int, layout: Any) -> list[str]:

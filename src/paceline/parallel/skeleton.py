@@ -51,6 +51,17 @@ class Skeleton:
         if self._mirror is not None:
             self._mirror.begin()
 
+    def shell(self) -> nn.Module:
+        """A plain model without values, with the attributes that the user's has now.
+
+        Raises:
+            ParallelError: the model could not be copied.
+        """
+        self.follow()
+        if self._model is None:
+            raise ParallelError(f"the model can't be copied: {self.reason}")
+        return copy.deepcopy(self._model)
+
     def filled(self, values: dict[str, Tensor], device: torch.device) -> nn.Module:
         """A plain model with these values, and with the attributes that the user's has now.
 

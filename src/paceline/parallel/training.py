@@ -56,14 +56,22 @@ class Parallel:
         clip_norm: float | None,
         original: OriginalParameters,
         skeleton: Any,
-        reason: str | None = None,
+        choice: Any = None,
         check_first: bool = True,
     ) -> None:
         self.task = task
         self.optimizer = optimizer
         self.world = world
         self.clip_norm = clip_norm
-        self.reason = reason
+        self.reason = None if choice is None else choice.reason
+        #: What the forecasts of `explain` go by; measured when it is first asked for, unless "auto" has measured it.
+        self.measured = None if choice is None else choice.measured
+        #: The bytes of a worker that may be planned with, where that is known.
+        self.limit_bytes = None if choice is None else choice.limit_bytes
+        #: A microbatch of the first step, by which `explain` measures.
+        self.micro: Any = None
+        #: Which blocks are computed again in the backward pass, as given to `parallelize`.
+        self.recompute: Any = None
         self.skeleton = skeleton
         #: The norm of the gradients before clipping, of the last step; None without clip_norm.
         self.gradient_norm: Tensor | None = None
@@ -111,6 +119,7 @@ class Parallel:
             optimizer = self._needs_optimizer()
             micros = cut(batch, self.task, self.world)
             executor = self.executor_for(batch)
+            self.micro = self.micro or micros[0]
             if self._layers is not None:
                 self._layers.refuse_changed()
             if self._check_first:

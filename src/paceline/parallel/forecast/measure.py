@@ -1,0 +1,224 @@
+"""The blocks of a model, measured for a forecast. Loaded on use: it imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.parallel.batches.batch import Microbatch
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.forecast.predict import Measured
+from paceline.parallel.large.stand_ins import stand_ins
+from paceline.parallel.pipeline.costs import measure
+from paceline.parallel.pipeline.cut import BANDWIDTH_BYTES_S, Block
+from paceline.parallel.pytree import tensors_in
+from paceline.parallel.replicas import normalization
+from paceline.parallel.replicas.shard import find_units
+from paceline.parallel.task import Task
+from paceline.parallel.ties import first_names
+from paceline.parallel.tracing.blocks import LEVELS, opened_modules
+from paceline.parallel.tracing.boundaries import Boundaries
+from paceline.parallel.tracing.trace import Tracer
+
+#: Numbers whose update is timed.
+_NUMBERS = 2**20
+#: Of a message whose time tells the bandwidth.
+_MESSAGE_BYTES = 4 * 2**20
+
+
+def measured(
+    model: nn.Module,
+    task: Task,
+    micros: Sequence[Microbatch],
+    device: torch.device,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
+) -> Measured:
+    """The model's blocks for one or two microbatches, the larger one first, in this process alone.
+
+    The model is left as it was.
+    """
+    reason = ""
+    found: list[tuple[Block, ...]] = []
+    with normalization.alone(model):
+        try:
+            found = [_blocks(model, task, micro, device) for micro in micros]
+        except ParallelError as error:
+            reason = f"it can't be cut into stages ({str(error).partition('. ')[0]})"
+            found = [(_whole(model, task, micro, device),) for micro in micros]
+    about = _about(
+        model, optimizer, device, max(micros[0].rows, 1), micros[0].global_rows, found[:1], bandwidth_bytes_s, reason
+    )
+    if micros[1:] and len(found[0]) == len(found[1]):
+        about = dataclasses.replace(about, small_rows=micros[1].rows, small=found[1])
+    return about
+
+
+def _about(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
+    rows: int,
+    all_rows: int,
+    found: list[tuple[Block, ...]],
+    bandwidth_bytes_s: float,
+    reason: str,
+) -> Measured:
+    params = dict(model.named_parameters())
+    whole = sum(map(_size, params.values())) or 1
+    trained = sum(_size(param) for param in params.values() if param.requires_grad)
+    matrices = sum(_size(param) for param in params.values() if param.dim() > 1)
+    units = [model.get_submodule(name) for name in find_units(model)]
+    factor, seconds = _optimizer(optimizer, device)
+    return Measured(
+        rows=rows,
+        all_rows=all_rows,
+        blocks=found[0],
+        trained_share=trained / whole,
+        unit_bytes=max((sum(map(_size, part.parameters())) for part in units), default=whole),
+        optimizer_factor=factor,
+        optimizer_s_a_byte=seconds,
+        cut_share=matrices / whole,
+        bandwidth_bytes_s=bandwidth_bytes_s,
+        reason=reason,
+    )
+
+
+def unmeasured(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device, bandwidth_bytes_s: float
+) -> Measured:
+    """What is known without a batch: the parameters."""
+    first = first_names(model)
+    sizes = {first[name]: _size(param) for name, param in model.named_parameters()}
+    block = Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=tuple(sizes.items()))
+    return _about(
+        model, optimizer, device, 1, 1, [(block,)], bandwidth_bytes_s, "it was not traced, for want of a batch"
+    )
+
+
+def _blocks(model: nn.Module, task: Task, micro: Microbatch, device: torch.device) -> tuple[Block, ...]:
+    traced = boundaries = None
+    for level in range(LEVELS + 1):
+        tracer = Tracer(model, opened_modules(model, level=level).__contains__, device)
+        with task.autocast(device):
+            traced = tracer.trace(micro.args, micro.kwargs)
+        boundaries = Boundaries(traced)
+        if len(boundaries.marks()) > 2:
+            break
+    assert traced is not None
+    assert boundaries is not None
+    return measure(
+        traced,
+        model,
+        tensors_in((micro.args, micro.kwargs)),
+        boundaries.marks(),
+        loss=lambda output: task.weighted_loss(output, micro),
+        context=lambda: task.autocast(device),
+        boundaries=boundaries,
+        device=device,
+    )
+
+
+def _whole(model: nn.Module, task: Task, micro: Microbatch, device: torch.device) -> Block:
+    """A model that can't be traced, as one block."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with stand_ins(model, device), torch.random.fork_rng(devices=[]), _buffers_kept(model):
+        own = {param.untyped_storage()._cdata for param in model.parameters()}
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), task.autocast(device):
+            loss = task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
+        saved = sum(size for key, size in kept.items() if key not in own)
+        params = [param for param in model.parameters() if param.requires_grad]
+        start = time.perf_counter()
+        with task.autocast(device):
+            loss = task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
+        middle = time.perf_counter()
+        if loss.requires_grad:
+            torch.autograd.grad(loss, params, allow_unused=True)
+        end = time.perf_counter()
+    first = first_names(model)
+    sizes = {first[name]: _size(param) for name, param in model.named_parameters()}
+    return Block(
+        name="the model",
+        forward_s=middle - start,
+        backward_s=end - middle,
+        parameters=tuple(sizes.items()),
+        activation_bytes=saved,
+        live_bytes=sum(tensor.nbytes for tensor in tensors_in((micro.args, micro.kwargs))),
+    )
+
+
+@contextlib.contextmanager
+def _buffers_kept(model: nn.Module) -> Any:
+    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in saved:
+                buffer.copy_(value)
+
+
+def _optimizer(optimizer: torch.optim.Optimizer | None, device: torch.device) -> tuple[int, float]:
+    """The numbers that it keeps for each parameter, and the seconds of a step for each byte: tried on a parameter of its own."""
+    if optimizer is None:
+        return 0, 0.0
+    param = nn.Parameter(torch.zeros(1024, _NUMBERS // 1024, device=device))
+    kind: Any = type(optimizer)
+    # Some keep more in a group than their constructor takes.
+    taken = inspect.signature(kind.__init__).parameters
+    options = {key: value for key, value in optimizer.param_groups[0].items() if key != "params" and key in taken}
+    try:
+        own = kind([param], **options)
+        best = float("inf")
+        for _ in range(3):
+            param.grad = torch.ones_like(param)
+            _wait(device)
+            start = time.perf_counter()
+            own.step()
+            _wait(device)
+            best = min(best, time.perf_counter() - start)
+        state = own.state.get(param, {})
+    except Exception:
+        # An optimizer of the user's that takes more than parameters and its own defaults.
+        return 2, 0.0
+    kept = sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.dim())
+    return round(kept / param.numel()), best / _size(param)
+
+
+def bandwidth(group: Any, device: torch.device) -> float:
+    """Bytes a second that each rank sends while all sum one message. Called on all ranks of the group."""
+    ranks = dist.get_world_size(group)
+    if ranks == 1:
+        return BANDWIDTH_BYTES_S
+    message = torch.zeros(_MESSAGE_BYTES // 4, device=device)
+    times = []
+    for _ in range(4):
+        dist.barrier(group)
+        start = time.perf_counter()
+        dist.all_reduce(message, group=group)
+        _wait(device)
+        times.append(time.perf_counter() - start)
+    return 2 * (ranks - 1) / ranks * _MESSAGE_BYTES / sorted(times)[1]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _size(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())

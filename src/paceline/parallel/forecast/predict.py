@@ -1,0 +1,284 @@
+"""Memory, time and traffic of a layout, computed from the measured blocks of a model. Standard library only.
+
+For d replicas, s shards, p stages, t tensor parts, M microbatches in groups of m, W bytes of parameters, G of gradients:
+
+    time      M (forward + backward of all blocks)           p > 1: the simulated schedule of the best cut, M / m times
+              + (2 (d - 1) / d G / s + 3 M (s - 1) / s W) / bandwidth + optimizer
+    memory    W + G + optimizer, of this worker's part, + activations that are kept + with shards the blocks put together
+    sent      data: 2 (d - 1) / d G / s    shard: 3 M (s - 1) / s W    pipe: 2 M live bytes at each end of a stage
+              tensor: for each block four sums of what goes into it, 2 (t - 1) / t each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.pipeline.cut import Block, find_cuts
+from paceline.parallel.pipeline.timeline import bubble, in_flight, simulate
+from paceline.parallel.strategy import DataParallel, FullyShard, Layout, PipelineParallel, TensorParallel, resolve
+
+#: FSDP2 holds the block that computes, the one that comes next, what is received of it, the gradients of a whole block and
+#: their message. Measured on CPUs: 5.4 to 5.8 blocks.
+WHOLE_BLOCKS = 5.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The blocks of a model for so many rows.
+
+    all_rows: of a microbatch, all replicas' together.
+    small: the same blocks for a part of the rows, which take more time a row; None: time goes with the rows.
+    trained_share: of the parameters' bytes, those that get gradients. unit_bytes: of the largest block of FullyShard.
+    optimizer_factor: numbers of state for each parameter. optimizer_s_a_byte: of a step, for each byte of trained parameters.
+    cut_share: of the parameters' bytes, those that TensorParallel could cut. reason: why no pipeline can be; "" if one can.
+    """
+
+    rows: int
+    all_rows: int
+    blocks: tuple[Block, ...]
+    small_rows: int = 0
+    small: tuple[Block, ...] = ()
+    trained_share: float = 1.0
+    unit_bytes: int = 0
+    optimizer_factor: int = 2
+    optimizer_s_a_byte: float = 0.0
+    cut_share: float = 0.0
+    bandwidth_bytes_s: float = 2e9
+    reason: str = ""
+
+    def at(self, rows: float) -> tuple[Block, ...]:
+        """The blocks for another number of rows: times on the line through what was measured, bytes in proportion."""
+        share = rows / self.rows
+        found = []
+        for index, block in enumerate(self.blocks):
+            forward_s, backward_s = block.forward_s * share, block.backward_s * share
+            if self.small and self.small_rows != self.rows:
+                few, part = self.small[index], (rows - self.small_rows) / (self.rows - self.small_rows)
+                forward_s = max(few.forward_s + part * (block.forward_s - few.forward_s), 0.0)
+                backward_s = max(few.backward_s + part * (block.backward_s - few.backward_s), 0.0)
+            found.append(
+                replace(
+                    block,
+                    forward_s=forward_s,
+                    backward_s=backward_s,
+                    activation_bytes=int(block.activation_bytes * share),
+                    live_bytes=int(block.live_bytes * share),
+                )
+            )
+        return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Of the worker that has the most, in bytes; of a step, in seconds.
+
+    together_bytes: blocks of FullyShard that are whole for a while. sent_bytes: by each worker. reason: why it can't be.
+    """
+
+    name: str
+    parameter_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    optimizer_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    together_bytes: float = 0.0
+    step_s: float = 0.0
+    bubble: float = 0.0
+    sent_bytes: float = 0.0
+    reason: str = ""
+
+    @property
+    def memory_bytes(self) -> float:
+        states = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        return states + self.activation_bytes + self.together_bytes
+
+
+def candidates(workers: int) -> list[Any]:
+    """The strategies for so many workers, with their sizes."""
+    found: list[Any] = [DataParallel(workers), FullyShard(workers), PipelineParallel(workers), TensorParallel(workers)]
+    for size in range(2, workers):
+        if workers % size == 0:
+            other = workers // size
+            found += [DataParallel(size) @ PipelineParallel(other), FullyShard(size) @ PipelineParallel(other)]
+            found += [DataParallel(size) @ TensorParallel(other), FullyShard(size) @ TensorParallel(other)]
+    return found
+
+
+def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int, name: str = "") -> Forecast:
+    """What a step needs and takes with this layout.
+
+    microbatches: all of a step. at_once: those that a pipeline holds together.
+    """
+    name = name or str(layout)
+    blocks = measured.at(measured.all_rows / layout.replicas)
+    bandwidth = measured.bandwidth_bytes_s
+    if layout.pipe > 1:
+        return _piped(measured, blocks, layout, microbatches, at_once, name)
+    whole = float(sum(dict(pair for block in blocks for pair in block.parameters).values()))
+    part = 1.0 - measured.cut_share * (1 - 1 / layout.tensor)
+    weights = whole * part / layout.shard
+    gradients = weights * measured.trained_share
+    compute_s = sum(block.cost_s for block in blocks) * (part if layout.tensor > 1 else 1.0)
+    sent = _replicas(measured, whole * part, layout, microbatches)
+    if layout.tensor > 1:
+        sums = 4 * sum(block.live_bytes for block in blocks)
+        sent += microbatches * sums * 2 * (layout.tensor - 1) / layout.tensor
+    return Forecast(
+        name=name,
+        parameter_bytes=weights,
+        gradient_bytes=gradients,
+        optimizer_bytes=gradients * measured.optimizer_factor,
+        activation_bytes=sum(block.activation_bytes for block in blocks),
+        together_bytes=WHOLE_BLOCKS * measured.unit_bytes * part if layout.shard > 1 else 0.0,
+        step_s=microbatches * compute_s + sent / bandwidth + gradients * measured.optimizer_s_a_byte,
+        sent_bytes=sent,
+    )
+
+
+def _replicas(measured: Measured, whole: float, layout: Layout, microbatches: int) -> float:
+    """The bytes that each worker sends to other replicas in a step, of a model of so many bytes."""
+    data = 2 * (layout.data - 1) / layout.data * whole * measured.trained_share / layout.shard
+    # Put together for the forward and for the backward pass of each microbatch, and as many gradients back.
+    shard = 3 * microbatches * (layout.shard - 1) / layout.shard * whole
+    return data + shard
+
+
+def _piped(
+    measured: Measured, blocks: Sequence[Block], layout: Layout, microbatches: int, at_once: int, name: str
+) -> Forecast:
+    if at_once < layout.pipe:
+        return Forecast(name=name, reason=f"microbatches={layout.pipe} or more for {layout.pipe} stages")
+    if measured.reason:
+        return Forecast(name=name, reason=measured.reason)
+    if layout.tensor > 1:
+        return Forecast(name=name, reason="a pipeline's stages can't be cut into tensor parts")
+    stages = layout.pipe * layout.chunks
+    try:
+        plan = find_cuts(
+            blocks,
+            stages,
+            schedule=layout.schedule,
+            workers=layout.pipe,
+            microbatches=at_once,
+            bandwidth_bytes_s=measured.bandwidth_bytes_s,
+        )
+    except ParallelError:
+        return Forecast(name=name, reason=f"the model has {len(blocks)} blocks to cut between")
+    parts = [blocks[first:last] for first, last in pairwise((0, *plan.starts, len(blocks)))]
+    rows = []
+    forward_s = [sum(block.forward_s for block in part) for part in parts]
+    backward_s = [sum(block.backward_s for block in part) for part in parts]
+    for stage, part in enumerate(parts):
+        held = float(sum(dict(pair for block in part for pair in block.parameters).values()))
+        gradients = held * measured.trained_share / layout.shard
+        kept = in_flight(layout.schedule, stage, stages, layout.pipe, at_once)
+        ends = part[0].live_bytes * (stage > 0) + (parts[stage + 1][0].live_bytes if stage + 1 < stages else 0)
+        rows.append(
+            Forecast(
+                name=name,
+                parameter_bytes=held / layout.shard,
+                gradient_bytes=gradients,
+                optimizer_bytes=gradients * measured.optimizer_factor,
+                activation_bytes=kept * sum(block.activation_bytes for block in part),
+                # Of a stage that computes for many microbatches all blocks stay together until the last one.
+                together_bytes=2 * held if layout.shard > 1 else 0.0,
+                sent_bytes=microbatches * ends + _replicas(measured, held, layout, 1),
+            )
+        )
+    events = simulate(
+        layout.schedule,
+        layout.pipe,
+        at_once,
+        layout.chunks,
+        forward=lambda stage: forward_s[stage],
+        backward=lambda stage: backward_s[stage],
+    )
+    compute_s = max(event.end for event in events) * microbatches / at_once
+    fullest = max(rows, key=lambda row: row.memory_bytes)
+    most_sent = max(row.sent_bytes for row in rows)
+    learning_s = max(row.gradient_bytes for row in rows) * measured.optimizer_s_a_byte
+    return replace(
+        fullest,
+        step_s=compute_s + most_sent / measured.bandwidth_bytes_s + learning_s,
+        bubble=bubble(layout.schedule, layout.pipe, at_once, layout.chunks),
+        sent_bytes=most_sent,
+    )
+
+
+def all_forecasts(measured: Measured, workers: int, microbatches: int, at_once: int) -> dict[str, tuple[Any, Forecast]]:
+    """Name -> strategy and forecast, of every layout for so many workers."""
+    found = {}
+    for strategy in candidates(workers):
+        name = _shown(strategy)
+        found[name] = strategy, forecast(measured, resolve(strategy, workers), microbatches, at_once, name)
+    return found
+
+
+def _shown(strategy: Any) -> str:
+    return name_of(resolve_sizes(strategy))
+
+
+def resolve_sizes(strategy: Any) -> dict[str, Any]:
+    """Name of the kind -> its size, of a strategy whose sizes are given."""
+    parts = getattr(strategy, "parts", (strategy,))
+    return {type(part).__name__: part.stages if isinstance(part, PipelineParallel) else part.size for part in parts}
+
+
+def name_of(sizes: dict[str, int]) -> str:
+    return " @ ".join(f"{kind}({size})" for kind, size in sizes.items())
+
+
+def name_of_layout(layout: Layout) -> str:
+    """The name under which a layout stands among `all_forecasts`."""
+    sizes = {
+        "DataParallel": layout.data,
+        "FullyShard": layout.shard,
+        "PipelineParallel": layout.pipe,
+        "TensorParallel": layout.tensor,
+    }
+    return name_of({kind: size for kind, size in sizes.items() if size > 1})
+
+
+def table(found: Sequence[Forecast], limit_bytes: float | None, chosen: str) -> list[str]:
+    """The forecasts as lines, those that can't be last. chosen: the name of the layout that is used."""
+    head: tuple[str, ...] = ("", "layout", "parameters", "gradients", "optimizer", "activations", "blocks whole")
+    head += ("memory", "step", "bubble", "sent")
+    rows = [head]
+    fits = [one for one in found if not one.reason]
+    for one in sorted(fits, key=lambda one: one.step_s):
+        too_much = limit_bytes is not None and one.memory_bytes > limit_bytes
+        rows.append(
+            (
+                "*" if one.name == chosen else "-" if too_much else "",
+                one.name,
+                *(
+                    shown_bytes(count)
+                    for count in (
+                        one.parameter_bytes,
+                        one.gradient_bytes,
+                        one.optimizer_bytes,
+                        one.activation_bytes,
+                        one.together_bytes,
+                        one.memory_bytes,
+                    )
+                ),
+                f"{1e3 * one.step_s:.1f} ms",
+                f"{100 * one.bubble:.0f} %",
+                shown_bytes(one.sent_bytes),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += [f"   {one.name}: not possible: {one.reason}" for one in found if one.reason]
+    return lines
+
+
+def shown_bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
