@@ -76,7 +76,10 @@ def _world(backend: str) -> Iterator[None]:
     if backend == "gloo":
         meeting = f"file://{folder()}/meeting_{next(_MEETINGS)}"
         dist.init_process_group(
-            backend, init_method=meeting, rank=int(os.environ["OMPI_COMM_WORLD_RANK"]), world_size=2
+            backend,
+            init_method=meeting,
+            rank=int(os.environ["OMPI_COMM_WORLD_RANK"]),
+            world_size=int(os.environ["OMPI_COMM_WORLD_SIZE"]),
         )
     else:
         dist.init_process_group(backend)

@@ -62,8 +62,8 @@ def needs(fixed: float, unit: float, activations: float, seconds: float = 1.0, b
     [
         (lambda: needs(4, 0.1, 4), 1, DataParallel(2)),
         (lambda: needs(12, 0.1, 4), 1, FullyShard(2)),
-        # What a batch leaves for the backward pass is more than one worker has, even of its own rows.
-        (lambda: needs(12, 0.1, 10), 4, PipelineParallel(2)),
+        # The blocks that are put together are more than one worker has.
+        (lambda: needs(12, 1.0, 2), 4, PipelineParallel(2)),
         # All fit, and messages take longer than a pipeline waits.
         (lambda: needs(4, 0.1, 0.1, bandwidth=1e9), 8, PipelineParallel(2)),
     ],

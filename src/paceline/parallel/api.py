@@ -162,6 +162,10 @@ def parallelize(
             strategy = choice.strategy
         world = mesh.build(place, strategies.resolve(strategy, place.size))
         check_fits(task.model, optimizer, world.layout)
+        if values.empty:
+            from paceline.parallel.large.room import refuse_too_large
+
+            refuse_too_large(task.model, optimizer, world, memory_bytes)
 
         def build(batch: Callable[[], Any]) -> Executor:
             def first() -> Any:

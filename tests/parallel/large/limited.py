@@ -58,18 +58,21 @@ def main(folder: str, strategy: str, width: str, blocks: str, limit_mib: str, we
     par = parallel(int(width), int(blocks), weights)
     losses = [float(par.step(batch)) for batch in given]
     peak = status("VmHWM")
+    after = float(par.evaluate([given[0]], case.loss))
     whole = par.skeleton.bytes
     text = par.explain()
+    assert text.forecasts, text
     if weights is None:
         par.save_safetensors(Path(folder) / "weights")
     report = {
         "losses": losses,
+        "after": after,
         "base": base,
         "peak": peak,
         "peak_with_saving": status("VmHWM"),
         "whole": whole,
         "explain": text,
-        "planned": getattr(par, "planned_bytes", 0),
+        "planned": int(text.forecasts[text.chosen].memory_bytes),
     }
     (Path(folder) / f"{strategy}_{place.rank}.json").write_text(json.dumps(report))
 

@@ -18,7 +18,7 @@ MIB = 2**20
 # 3 GB of parameters and 5 GB for each worker in the proof: 25 blocks of 1600. Here a ninth of it, beside what the interpreter
 # and torch take themselves, which does not shrink with the model.
 _FULL = bool(os.environ.get("PACELINE_LARGE"))
-WIDTH, LIMIT_MIB = (1600, 5 * 1024) if _FULL else (512, 880)
+WIDTH, LIMIT_MIB = (1600, 5 * 1024) if _FULL else (512, 960)
 
 
 def trained(folder: Path, strategy: str, *more: str) -> list[dict[str, object]]:
@@ -38,10 +38,15 @@ def test_a_model_that_no_worker_could_hold_is_trained_saved_and_loaded(tmp_path:
     losses = reports[0]["losses"]
     assert all(report["losses"] == losses for report in reports)
     again = trained(tmp_path, "PipelineParallel", str(tmp_path / "weights"))
-    # The weights were saved after two steps: training went on from there.
-    assert again[0]["losses"][0] < losses[0]  # type: ignore[index]
+    # The weights were saved after two steps, and training goes on from there.
+    assert abs(again[0]["losses"][0] - reports[0]["after"]) < 1e-4  # type: ignore[index, operator]
+    assert abs(losses[0] - reports[0]["after"]) > 1e-3  # type: ignore[index, operator]
     for report in (*reports, *again):
         assert int(str(report["peak"])) < LIMIT_MIB * MIB
+    # What a worker takes is what was planned, within a tenth; what the interpreter and torch take is no part of the plan.
+    for report in reports:
+        planned = int(str(report["base"])) + int(str(report["planned"]))
+        assert abs(int(str(report["peak"])) - planned) <= 0.1 * planned, report
 
 
 def test_one_worker_alone_can_not(tmp_path: Path) -> None:
@@ -49,5 +54,6 @@ def test_one_worker_alone_can_not(tmp_path: Path) -> None:
     command = (str(_PROGRAM), str(tmp_path), "DataParallel", str(WIDTH), "25", str(LIMIT_MIB))
     (ended,) = run_on_ranks(1, tmp_path / "output", *command)
     assert ended.returncode != 0
-    assert "allocate memory" in ended.output
+    assert "for parameters, gradients and optimizer on each worker as one worker" in ended.output
+    assert "Give more workers, or a layout" in ended.output
     assert not list(tmp_path.glob("*.json"))

@@ -134,7 +134,8 @@ def _whole(model: nn.Module, task: Task, micro: Microbatch, device: torch.device
 
     def pack(tensor: Tensor) -> Tensor:
         kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-        return tensor
+        # Not the tensor itself: see `costs`.
+        return tensor.detach()
 
     with stand_ins(model, device), torch.random.fork_rng(devices=[]), _buffers_kept(model):
         own = {param.untyped_storage()._cdata for param in model.parameters()}
@@ -172,11 +173,13 @@ def _buffers_kept(model: nn.Module) -> Any:
                 buffer.copy_(value)
 
 
-def _optimizer(optimizer: torch.optim.Optimizer | None, device: torch.device) -> tuple[int, float]:
+def _optimizer(
+    optimizer: torch.optim.Optimizer | None, device: torch.device, numbers: int = _NUMBERS
+) -> tuple[int, float]:
     """The numbers that it keeps for each parameter, and the seconds of a step for each byte: tried on a parameter of its own."""
     if optimizer is None:
         return 0, 0.0
-    param = nn.Parameter(torch.zeros(1024, _NUMBERS // 1024, device=device))
+    param = nn.Parameter(torch.zeros(numbers // 32, 32, device=device))
     kind: Any = type(optimizer)
     # Some keep more in a group than their constructor takes.
     taken = inspect.signature(kind.__init__).parameters
@@ -197,6 +200,11 @@ def _optimizer(optimizer: torch.optim.Optimizer | None, device: torch.device) ->
         return 2, 0.0
     kept = sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.dim())
     return round(kept / param.numel()), best / _size(param)
+
+
+def state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
+    """The numbers that it keeps for each parameter."""
+    return _optimizer(optimizer, device, 1024)[0]
 
 
 def bandwidth(group: Any, device: torch.device) -> float:

@@ -116,7 +116,9 @@ class _Run:
             storage = tensor.untyped_storage()
             if storage._cdata not in kept:
                 sizes[storage._cdata] = storage.nbytes()
-            return tensor
+            # Not the tensor itself: of one that an operation has made, such as attention's output, its own graph would hold
+            # it, and nothing would ever let go of that graph, nor of the weights in it.
+            return tensor.detach()
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             result = self._forward()

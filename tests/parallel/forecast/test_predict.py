@@ -1,0 +1,83 @@
+"""Forecasts are what their formulas say, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.parallel.forecast.predict import Measured, all_forecasts, candidates, forecast, name_of_layout, table
+from paceline.parallel.pipeline.cut import Block
+from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel, resolve
+
+MIB = 2**20
+
+
+def measured(**changed: object) -> Measured:
+    """Four blocks of 4 MiB that take 10 and 20 ms for 8 rows, 4 and 8 for 2."""
+
+    def blocks(forward_s: float) -> tuple[Block, ...]:
+        return tuple(
+            Block(
+                name=str(index),
+                forward_s=forward_s,
+                backward_s=2 * forward_s,
+                parameters=((str(index), 4 * MIB),),
+                activation_bytes=8 * MIB,
+                live_bytes=MIB,
+            )
+            for index in range(4)
+        )
+
+    given: dict[str, object] = {
+        "rows": 8,
+        "all_rows": 8,
+        "blocks": blocks(0.01),
+        "small_rows": 2,
+        "small": blocks(0.004),
+        "unit_bytes": 4 * MIB,
+        "optimizer_s_a_byte": 1e-9,
+        "bandwidth_bytes_s": 1e9,
+    }
+    return Measured(**(given | changed))  # type: ignore[arg-type]
+
+
+def test_a_forecast_is_what_its_formulas_say() -> None:
+    data = forecast(measured(), resolve(DataParallel(2), 2), 4, 4)
+    # Four rows lie on the line through (2, 4 ms) and (8, 10 ms).
+    assert data.parameter_bytes == data.gradient_bytes == 16 * MIB
+    assert data.optimizer_bytes == 32 * MIB
+    assert data.activation_bytes == 16 * MIB
+    assert data.sent_bytes == 16 * MIB
+    assert data.step_s == pytest.approx(4 * 4 * 3 * 0.006 + 16 * MIB / 1e9 + 16 * MIB * 1e-9)
+    shard = forecast(measured(), resolve(FullyShard(2), 2), 4, 4)
+    assert shard.parameter_bytes == 8 * MIB
+    assert shard.together_bytes == 22 * MIB
+    assert shard.sent_bytes == 3 * 4 * 8 * MIB
+    pipe = forecast(measured(), resolve(PipelineParallel(2), 2), 4, 4)
+    assert pipe.parameter_bytes == 8 * MIB
+    assert pipe.activation_bytes == 2 * 16 * MIB
+    # Five slots of a microbatch in place of four: the bubble of 1F1B.
+    assert pipe.step_s == pytest.approx(5 * 2 * 0.03 + 4 * MIB / 1e9 + 8 * MIB * 1e-9)
+    assert pipe.bubble == pytest.approx(0.2)
+    # In two groups, each has its own bubble, and half as much is kept where more are under way than there are stages.
+    groups = forecast(measured(), resolve(PipelineParallel(2), 2), 4, 2)
+    assert groups.step_s > pipe.step_s
+
+
+def test_what_can_not_be_says_why() -> None:
+    layout = resolve(PipelineParallel(2), 2)
+    assert forecast(measured(), layout, 1, 1).reason == "microbatches=2 or more for 2 stages"
+    assert forecast(measured(reason="it has no batch"), layout, 4, 4).reason == "it has no batch"
+    eight = resolve(PipelineParallel(8), 8)
+    assert forecast(measured(), eight, 8, 8).reason == "the model has 4 blocks to cut between"
+
+
+def test_every_layout_of_so_many_workers_is_there_once() -> None:
+    names = [name_of_layout(resolve(strategy, 4)) for strategy in candidates(4)]
+    assert len(names) == len(set(names)) == 8
+    found = all_forecasts(measured(), 4, 4, 4)
+    assert list(found) == names
+    lines = table([one for _, one in found.values()], 60 * MIB, "FullyShard(4)")
+    assert len(lines) == 9
+    assert sum(line.startswith("* ") for line in lines) == 1
+    # What needs more than there is: 64 MiB of states on each.
+    assert next(line for line in lines if " DataParallel(4) " in line).startswith("- ")

@@ -1,0 +1,43 @@
+"""Measuring a model's blocks leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from paceline.parallel import strategy  # noqa: E402
+from paceline.parallel.batches.batch import default_split  # noqa: E402
+from paceline.parallel.batches.microbatches import cut  # noqa: E402
+from paceline.parallel.forecast.measure import measured  # noqa: E402
+from paceline.parallel.mesh import build, start  # noqa: E402
+from paceline.parallel.task import Task  # noqa: E402
+from tests.parallel.models import CASES  # noqa: E402
+
+
+def test_the_weights_of_what_was_measured_can_go() -> None:
+    case = CASES["transformer_untied"]
+    model = case.make()
+    task = Task(
+        model=model,
+        loss=case.loss,
+        loss_weight=None,
+        split=default_split,
+        microbatches=1,
+        precision=None,
+        seed=0,
+    )
+    place = start()
+    micros = cut(case.batch(4), task, build(place, strategy.Layout()))
+    about = measured(model, task, micros, place.device, torch.optim.AdamW(model.parameters()))
+    assert not about.reason
+    assert about.optimizer_factor == 2
+    assert sum(block.activation_bytes for block in about.blocks) > 0
+    weights = {name: weakref.ref(param) for name, param in model.named_parameters()}
+    del model, task
+    gc.collect()
+    # Attention keeps its output for its backward pass; the graph held itself by it, and with it the weights before it.
+    assert [name for name, ref in weights.items() if ref() is not None] == []
