@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from paceline.parallel.large.stand_ins import stand_ins
 from paceline.parallel.pipeline.cut import Block
 from paceline.parallel.pytree import map_tensors, tensors_in
-from paceline.parallel.reentrant import checkpoints_opened
 from paceline.parallel.recompute import Recomputed
+from paceline.parallel.reentrant import checkpoints_opened
 from paceline.parallel.ties import first_names
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.fake_model import attributes_kept, untouched
