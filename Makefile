@@ -7,7 +7,7 @@ BIN := .venv/bin
 # With PACELINE_REQUIRE_ENGINES=1 the engines that tests use are installed, and a test skipped for want of one fails.
 export PACELINE_REQUIRE_ENGINES
 
-.PHONY: demo test proof lint chaos bench compat engines clean
+.PHONY: demo test proof lint chaos bench compat engines clean gpu
 
 demo: .venv/.ready
 	$(BIN)/python examples/digits/demo.py
@@ -40,11 +40,15 @@ bench: .venv/.ready
 	for script in import_time first_line throughput log_rate get_metrics resubmit list_runs \
 	    layered_environment s3_download partition torch_mpi \
 	    collectives hvd_allreduce hvd_tensors hvd_step \
-	    parallel_speed first_check pipeline_bubble \
+	    parallel_speed first_check pipeline_bubble auto_choice \
 	    first_line_elsewhere ends_elsewhere queued_submissions \
 	    sweep_overhead sweep_large sweep_stop_latency sweep_regret sweep_asha model_register serve_start serve_batching ui_pages azureml_names; do \
 	  $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/table.py
+
+# Every strategy on one GPU, NCCL and Gloo, bf16, memory, the examples; without a GPU the same on the CPU.
+gpu: .venv/.ready
+	$(BIN)/python benchmarks/gpu.py
 
 # Every torch and Python that is served, each in an environment of its own: hours, and gigabytes while it runs.
 export COMPAT COMPAT_AT_ONCE

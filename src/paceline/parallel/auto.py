@@ -42,7 +42,7 @@ NEARLY = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class LayoutChoice:
     """What "auto" has found: the strategy, the reason in one sentence, and what it went by. limit_bytes: what may be used."""
 
     strategy: Any
@@ -53,7 +53,7 @@ class Choice:
 
 def choose(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: WorldPlace, memory_bytes: int | None
-) -> Choice:
+) -> LayoutChoice:
     """The strategy and the reason, the same on every rank. Called on all ranks.
 
     sample: a global batch, or None: then activations and times are not known and count as nothing.
@@ -62,7 +62,7 @@ def choose(
         ParallelError: the model fits on the workers in no way.
     """
     if place.size == 1:
-        return Choice(strategy=DataParallel(), reason="DataParallel(): there is one worker.")
+        return LayoutChoice(strategy=DataParallel(), reason="DataParallel(): there is one worker.")
     found: Measured | None = None
     # The weights lie there already and are among the needs, so what they take counts as available.
     held = sum(_size(param) for param in task.model.parameters() if not param.is_meta)
@@ -89,7 +89,7 @@ def _described(error: Exception) -> str:
     return f"strategy='auto': the pass over one batch failed on rank 0: {type(error).__name__}: {error}"
 
 
-def decide(measured: Measured, workers: int, memory_bytes: int, microbatches: int, at_once: int) -> Choice:
+def decide(measured: Measured, workers: int, memory_bytes: int, microbatches: int, at_once: int) -> LayoutChoice:
     """The strategy and its reason, from these numbers alone.
 
     Raises:
@@ -118,7 +118,7 @@ def decide(measured: Measured, workers: int, memory_bytes: int, microbatches: in
     unmeasured = (
         "" if measured.blocks[0].forward_s else " No batch was there to measure: only messages and the optimizer count."
     )
-    return Choice(
+    return LayoutChoice(
         strategy=strategy,
         reason=f"{name}: {_text(int(taken.memory_bytes))} on each worker, and {room}. A step is forecast to take {_ms(taken)} "
         f"({'; '.join(others)}).{unmeasured}",

@@ -1,0 +1,217 @@
+"""What `make gpu` runs: parallel training on one GPU, held against one plain process on it. Without a GPU the same on the CPU.
+
+    python benchmarks/gpu.py
+
+    one worker, NCCL; two workers on one device, Gloo      every strategy that so many workers can have
+    float64, float32 under bf16's autocast                 loss and parameters after three steps of AdamW
+    memory                                                 what the device has given out at most, against the forecast
+    the examples                                           a convolutional network and a transformer
+
+Figures go to `results/gpu.json` where there is a GPU, and only to the screen where there is none.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from common import report
+
+ROOT = Path(__file__).parents[1]
+WIDTH, DEPTH, WORDS, LENGTH, ROWS, STEPS = 256, 4, 128, 32, 8, 3
+#: Largest difference of a parameter, of which the largest is about 1.
+LIMITS = {"float64": 1e-9, "bf16": 5e-2}
+#: A memory that is so small says nothing: the allocator's own blocks are as large.
+LEAST_BYTES = 64 * 2**20
+
+
+def main() -> int:
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    begin = time.monotonic()
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as name:
+        for size, backend in ((1, "nccl" if has_gpu else "gloo"), (2, "gloo")):
+            found += _started(size, backend, Path(name) / f"{size}.json")
+        examples = {path.name: _example(path) for path in sorted((ROOT / "examples/parallel").glob("*_parallel.py"))}
+    for one in found:
+        memory = "" if one["memory"] is None else f", memory {one['memory']:.2f} of the forecast"
+        print(f"{'equal ' if one['equal'] else 'WRONG '} {one['case']}: {one['apart']:.1e}{memory}")
+    for name, seconds in examples.items():
+        print(f"{'ran   ' if seconds >= 0 else 'FAILED'} {name}: {seconds:.1f} s")
+    memories = [one["memory"] for one in found if one["memory"] is not None]
+    met = all(one["equal"] for one in found) and all(seconds >= 0 for seconds in examples.values())
+    met = met and all(abs(memory - 1) <= 0.1 for memory in memories)
+    if not has_gpu:
+        print("torch sees no GPU here: this was the CPU, without memory, and nothing is kept.")
+        return 0 if met else 1
+    report(
+        "gpu",
+        "parallel training on one GPU: every strategy against one process, memory against the forecast, the examples",
+        "equal, within 10 % of the forecast, in at most 600 s",
+        met and time.monotonic() - begin <= 600,
+        seconds=time.monotonic() - begin,
+        device=torch.cuda.get_device_name(),
+        cases=found,
+        examples=examples,
+    )
+    return 0 if met else 1
+
+
+def _started(size: int, backend: str, path: Path) -> list[dict[str, Any]]:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    environment = {
+        **os.environ,
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "PYTHONPATH": str(ROOT / "src"),
+    }
+    command = [sys.executable, str(Path(__file__).resolve()), "--rank", backend, str(path)]
+    ranks = [
+        subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(size)
+    ]
+    codes = [rank.wait() for rank in ranks]
+    if any(codes):
+        raise SystemExit(f"a worker of {size} over {backend} has failed; its own words are above.")
+    return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+
+def _example(path: Path) -> float:
+    """Seconds, or -1 where it failed."""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        ended = subprocess.run([sys.executable, str(path)], cwd=folder, env=environment, check=False)
+    return time.monotonic() - begin if ended.returncode == 0 else -1.0
+
+
+def on_a_rank(backend: str, path: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from paceline.parallel import DataParallel, FullyShard, PipelineParallel, TensorParallel
+
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    torch.set_num_threads(1)
+    dist.init_process_group(backend)
+    size = dist.get_world_size()
+    found = []
+    for strategy in (DataParallel(), FullyShard(), PipelineParallel(), TensorParallel()):
+        for kind, limit in LIMITS.items():
+            apart, memory = _case(strategy, kind, size, device)
+            case = f"{type(strategy).__name__}({size}) over {backend}, {kind}"
+            found.append({"case": case, "apart": apart, "equal": apart <= limit, "memory": memory})
+    if dist.get_rank() == 0:
+        Path(path).write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _case(strategy: Any, kind: str, size: int, device: Any) -> tuple[float, float | None]:
+    """The largest difference of a parameter, and the memory that was taken as a part of the forecast."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    import paceline
+
+    def loss(output: Any, target: Any) -> Any:
+        return cross_entropy(output.flatten(0, 1), target.flatten())
+
+    torch.manual_seed(0)
+    dtype = torch.float64 if kind == "float64" else torch.float32
+    plain = _model().to(device, dtype)
+    model = copy.deepcopy(plain)
+    micro = 2 if type(strategy).__name__ == "PipelineParallel" else 1
+    x, y = torch.randint(0, WORDS, (2, ROWS, LENGTH))
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for some, of in zip(x.to(device).chunk(micro), y.to(device).chunk(micro), strict=True):
+            with torch.autocast(device.type, torch.bfloat16, enabled=kind == "bf16"):
+                part = loss(plain(some), of) / micro
+            part.backward()
+        optimizer.step()
+    expected = {name: value.cpu() for name, value in plain.state_dict().items()}
+    del plain, optimizer
+    par = paceline.parallelize(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=1e-3),
+        loss=loss,
+        strategy=strategy,
+        microbatches=micro,
+        sample=(x, y),
+        device=device,
+        precision="bf16" if kind == "bf16" else None,
+    )
+    par.step((x, y))
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(STEPS - 1):
+        par.step((x, y))
+    taken = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    text = par.explain()
+    found = par.full_state_dict()
+    apart = max(float((found[name] - value).abs().max()) for name, value in expected.items())
+    planned = text.forecasts[text.chosen].memory_bytes if size > 1 else 0
+    return apart, taken / planned if taken > LEAST_BYTES and planned else None
+
+
+def _model() -> Any:
+    import torch
+    from torch import nn
+    from torch.nn.functional import gelu, scaled_dot_product_attention
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+            self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+            self.out, self.up, self.down = (
+                nn.Linear(WIDTH, WIDTH),
+                nn.Linear(WIDTH, 4 * WIDTH),
+                nn.Linear(4 * WIDTH, WIDTH),
+            )
+            self.heads = 4
+
+        def forward(self, x: Any) -> Any:
+            h = self.before(x)
+            q, k, v = (part(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+            x = x + self.out(scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+            return x + self.down(gelu(self.up(self.after(x))))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(WORDS, WIDTH)
+            self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
+            self.head = nn.Linear(WIDTH, WORDS)
+
+        def forward(self, x: Any) -> Any:
+            x = self.words(x)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    torch.manual_seed(0)
+    return Model()
+
+
+if __name__ == "__main__":
+    if "--rank" in sys.argv:
+        on_a_rank(*sys.argv[2:])
+    else:
+        sys.exit(main())
