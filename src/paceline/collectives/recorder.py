@@ -7,7 +7,6 @@ interpreter, which torch's own calls let go while they wait. The thread is there
 from __future__ import annotations
 
 import os
-import threading
 
 # Not typing's: a worker loads this before its script.
 TYPE_CHECKING = False
@@ -72,6 +71,8 @@ def _start(path: str) -> None:
         pass
     except OSError:
         return
+    import threading
+
     # For reading and writing: so it never ends, whoever comes and goes at the other end.
     _pipe = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     threading.Thread(target=_serve, args=(_pipe, os.path.dirname(path)), name="paceline-recorder", daemon=True).start()

@@ -66,9 +66,10 @@ def _tell(folder: str, rank: str, text: str) -> None:
 
 
 def _signal() -> int:
-    import signal
+    # Not `signal`, which loads `enum`: that is time before the script's first line.
+    import _signal  # type: ignore[import-not-found,unused-ignore]
 
     told = os.environ.get(SIGNAL_VARIABLE, "SIGURG")
     if told.isdigit():
         return int(told)
-    return int(getattr(signal, told if told.startswith("SIG") else f"SIG{told}", 0))
+    return int(getattr(_signal, told if told.startswith("SIG") else f"SIG{told}", 0))
