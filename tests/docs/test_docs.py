@@ -422,6 +422,7 @@ def test_every_verb_answers_with_the_documented_keys(finished: Path) -> None:
         ("metrics", ("metrics",)),
         ("files, download", ("download",)),
         ("rm, prune", ("rm", "prune")),
+        ("check", ("check",)),
         ("serve", ("serve",)),
     ],
 )

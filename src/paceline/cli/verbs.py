@@ -14,6 +14,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "run",
         "Submit a run's job again, with the source and the exact versions of the packages as they were then.",
     ),
+    "check": (
+        "check",
+        "Compare a script's first steps on one process with those on several. Exits with 0 where they are equal, else 1.",
+    ),
     "status": ("read", "How a run stands."),
     "list": ("read", "The runs of the workspace, newest first."),
     "show": ("read", "All that is known of a run: its job, attempts, metrics, files, and why it failed."),

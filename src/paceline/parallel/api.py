@@ -13,6 +13,7 @@ Nothing here needs torch until it is called.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,6 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import torch_private
 from paceline.parallel.errors import ParallelError
+
+#: By this one `paceline check` tells a script's workers what it wants: `paceline.parallel.compared`, which imports torch.
+CHECK_VARIABLE = "PACELINE_CHECK"
 
 if TYPE_CHECKING:
     import torch
@@ -112,11 +116,19 @@ def parallelize(
     from paceline.parallel.task import Task
     from paceline.parallel.training import OriginalParameters, Parallel
 
+    comparison = None
+    if os.environ.get(CHECK_VARIABLE):
+        from paceline.parallel.compared import Comparison
+
+        comparison = Comparison.begin()
     place = mesh.start(device)
     # From here on an error on one rank is told to the others, which would wait for it.
     with FailureWatch(mesh.joined(place)).guard("parallelize()"):
         _check_arguments(model, optimizer, loss, microbatches, clip_norm, precision, seed, check)
         _check_large(model, weights, recompute, accumulate)
+        if comparison is not None:
+            comparison.prepare(model)
+            strategy = comparison.strategy(strategy)
         parts.move(model, place.device)
         if parts.is_empty(model) and place.device.type == "cpu":
             parts.return_memory()
@@ -132,6 +144,8 @@ def parallelize(
             seed=seed,
             accumulate=accumulate,
         )
+        if comparison is not None:
+            task = dataclasses.replace(task, split=comparison.split(task.split))
         original = OriginalParameters(model, optimizer)
         skeleton = Skeleton(model)
         settings = {
@@ -190,6 +204,7 @@ def parallelize(
             skeleton=skeleton,
             choice=choice,
             check_first=check == "first",
+            comparison=comparison,
         )
         par.source = values.source
         par.recompute = recompute
@@ -199,6 +214,8 @@ def parallelize(
         needs_sample = world.layout.pipe > 1 or (world.layout.tensor > 1 and world.layout.plan is None)
         if can_sample or not needs_sample:
             par.executor_for_sample(lambda: None)
+        if comparison is not None:
+            comparison.start()
         return par
 
 

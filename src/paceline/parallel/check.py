@@ -144,7 +144,7 @@ def compare(
             # A usual model would be wrong. But some models make much of each rounding error, or compute a part in a
             # narrower type than their parameters have, and are as far from themselves.
             drawn = states(world.device)
-            with _Narrowest() as seen:  # type: ignore[no-untyped-call]
+            with Narrowest() as seen:  # type: ignore[no-untyped-call]
                 plain.run()
             other = plain.run(shaken=seen.eps)
             # A model that draws numbers of its own differs from itself for another reason.
@@ -290,7 +290,7 @@ def _dense(grad: Any) -> Any:
     return grad.to_dense() if grad is not None and grad.is_sparse else grad
 
 
-class _Narrowest(DispatchMode):  # type: ignore[no-untyped-call]
+class Narrowest(DispatchMode):  # type: ignore[no-untyped-call]
     """Sees the type of fewest digits that is computed in. eps: its rounding error."""
 
     eps = 0.0

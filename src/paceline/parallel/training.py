@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,9 @@ from paceline.parallel.mesh import World
 from paceline.parallel.randomness import Streams
 from paceline.parallel.reduce import broadcast
 from paceline.parallel.task import Task
+
+if TYPE_CHECKING:
+    from paceline.parallel.compared import Comparison
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,7 @@ class Parallel:
         skeleton: Any,
         choice: Any = None,
         check_first: bool = True,
+        comparison: Comparison | None = None,
     ) -> None:
         self.task = task
         self.optimizer = optimizer
@@ -98,6 +103,7 @@ class Parallel:
         #: Where the parameters' values come from, in words; "" where the model had them.
         self.source = ""
         self._check_first = check_first and world.size > 1
+        self._comparison = comparison
         self._hooks = {name: Hooks(param) for name, param in task.model.named_parameters()}
         if optimizer is not None and world.size > 1:
             own = weakref.ref(self)
@@ -130,7 +136,8 @@ class Parallel:
             optimizer.zero_grad(set_to_none=True)
             for param in executor.module.parameters():
                 param.grad = None
-            with self._streams.use("step", self._progress.steps), self._kept.explained():
+            watching = self._comparison.watching() if self._comparison is not None else contextlib.nullcontext()
+            with self._streams.use("step", self._progress.steps), self._kept.explained(), watching:
                 loss = executor.train_step(micros)
             work, group = None, self.world.replica_group
             # With one replica the loss is the same on all ranks already, and the message only compares where they are in
@@ -155,6 +162,9 @@ class Parallel:
             finally:
                 self._is_stepping = False
             self._advance(batch)
+        if self._comparison is not None:
+            with self.watch.guard("the comparison"):
+                self._comparison.stepped(self, float(loss))
         return loss
 
     def epoch(self, epoch: int) -> Iterator[OwnBatch | GlobalBatch]:

@@ -1,0 +1,188 @@
+"""check: a script's first steps on one process and on several, compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.common import print_json
+from paceline.cli.description import Asked, asked, combined
+from paceline.cli.options import JSON, VerbOption, takes
+from paceline.cli.run_options import RUN, words
+from paceline.cli.view import RunView
+from paceline.errors import JobError
+from paceline.runs import read, states
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord, user_name
+from paceline.runs.visible import visible
+from paceline.submit import SourceCopy
+from paceline.submit import submit as submit_job
+from paceline.system.files import read_json
+from paceline.workspace import Workspace
+
+if TYPE_CHECKING:
+    import typer
+
+STEPS, MOST_STEPS = 3, 1000
+#: Said to the workers, and where they leave what came of it: `paceline.parallel.compared`, which imports torch.
+VARIABLE, FOLDER, VALUES, OUTCOME = "PACELINE_CHECK", "check", "values.pt", "outcome.json"
+
+_TAKEN = ("script", "arguments", "module", "nodes", "backend", "source", "env", "env_file", "python", "isolated")
+CHECK = (
+    *(option for option in RUN if option.name in _TAKEN),
+    VerbOption("--steps", "So many steps are compared; default: 3.", "N", int),
+    JSON,
+)
+_HELP = """Compare a script's first steps on one process with those on several. Exits with 0 where they are equal, else 1.
+
+The script calls paceline.parallelize. It runs twice on this machine, as it is, and ends after three steps: losses and parameters
+have to be the same. Both begin with the same values, in float64, where rounding hides nothing, or in the script's own type
+where it can't be computed so. Dropout and other random numbers of torch are fixed ones."""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("check", help=_HELP)(takes(*CHECK)(check))
+
+
+def check(**given: Any) -> int:
+    steps = STEPS if given["steps"] is None else given["steps"]
+    if not 1 <= steps <= MOST_STEPS:
+        raise JobError(f"--steps {steps}: a number from 1 to {MOST_STEPS}.")
+    many = _wanted(given)
+    one = dataclasses.replace(
+        many, job=dataclasses.replace(many.job, node_count=1, process_count_per_node=1, distributed_backend=None)
+    )
+    view = RunView(1, quiet=given["json"])
+    made: list[RunFolder] = []
+    try:
+        return _compared(one, many, steps, view, made, as_json=given["json"])
+    finally:
+        # The values are as large as the model, twice; what came of it stays.
+        for folder in made:
+            shutil.rmtree(folder.outputs / FOLDER, ignore_errors=True)
+
+
+def _wanted(given: Mapping[str, Any]) -> Asked:
+    """The job of several workers."""
+    file, description = words({option.name: option.default for option in RUN} | dict(given))
+    if file is not None:
+        from paceline.cli import job_file
+
+        description = combined(job_file.read(file), description)
+    if "compute_target" in description and description["compute_target"] != "local":
+        raise JobError(
+            f"{file} runs on {description['compute_target']!r}; `paceline check` compares on this machine. Leave compute_target "
+            "out."
+        )
+    if "process_count_per_node" not in description and "worker_count" not in description:
+        description["process_count_per_node"] = 2
+    description.setdefault("distributed_backend", "gloo")
+    wanted = asked(description)
+    if wanted.job.world_size < 2:
+        raise JobError("-j 1: one process is what the others are compared with. Give two or more, such as -j 2.")
+    return wanted
+
+
+def _compared(one: Asked, many: Asked, steps: int, view: RunView, made: list[RunFolder], *, as_json: bool) -> int:
+    name = " ".join(many.job.entry_words)
+    count = many.job.world_size
+    for precision in ("float64", "own"):
+        alone = _run(one, {"steps": steps, "precision": precision}, made)
+        view.say(f"Run {alone.run_id}: {name} in one process" + ("" if precision == "float64" else ", in its own type"))
+        record = _end(alone)
+        told = _outcome(alone)
+        if record.status == states.COMPLETED:
+            break
+    problem = _problem(record, told, steps, "in one process", name)
+    outcome: dict[str, Any] = {}
+    runs = [alone.run_id]
+    if not problem:
+        asked_of = {"steps": steps, "precision": precision, "against": str(alone.outputs / FOLDER)}
+        together = _run(many, asked_of, made)
+        runs.append(together.run_id)
+        view.say(f"Run {together.run_id}: the same on {count} workers")
+        record = _end(together)
+        outcome = _outcome(together)
+        problem = _problem(record, outcome, steps, f"on {count} workers", name)
+    found = {"equal": bool(outcome.get("equal")) and not problem, "runs": runs, "workers": count, **outcome}
+    found |= {"problem": problem} if problem else {}
+    if as_json:
+        print_json(found)
+    else:
+        print(problem or _table(found, count))
+    return 0 if found["equal"] else 1
+
+
+def _run(wanted: Asked, told: Mapping[str, Any], made: list[RunFolder]) -> RunFolder:
+    variables = {**wanted.job.environment_variables, VARIABLE: json.dumps(told)}
+    folder = submit_job(
+        dataclasses.replace(wanted.job, environment_variables=variables),
+        SourceCopy(directory=wanted.directory.absolute()),
+        Workspace.from_config().path,
+        wanted.experiment,
+        tags={**wanted.tags, "check": "one process" if "against" not in told else "several"},
+        values=wanted.values,
+        leave_out=wanted.leave_out,
+    )
+    made.append(folder)
+    return folder
+
+
+def _end(folder: RunFolder) -> RunRecord:
+    """The run's last record. Ctrl-C ends the run too, for nobody would look at it again."""
+    try:
+        # Short at first, for most of these runs take seconds.
+        pause = 0.05
+        while not (record := read.record(folder)).is_terminal:
+            time.sleep(pause)
+            pause = min(pause * 1.2, 0.5)
+        return record
+    except KeyboardInterrupt:
+        read.request_cancel(folder, by=user_name(), reason="Ctrl-C")
+        raise
+
+
+def _outcome(folder: RunFolder) -> dict[str, Any]:
+    return dict(read_json(folder.outputs / FOLDER / OUTCOME) or {})
+
+
+def _problem(record: RunRecord, outcome: Mapping[str, Any], steps: int, where: str, name: str) -> str:
+    """Why nothing can be compared; "" where something can."""
+    see = f"See `paceline logs {record.run_id}`."
+    if record.status != states.COMPLETED:
+        why = record.failure.exception or record.failure.message if record.failure is not None else record.status
+        return f"{name} does not come to step {steps} {where}: {visible(str(why))}. {see}"
+    if not outcome:
+        return (
+            f"{name} ended {where} without a step: it calls no par.step(batch) of a paceline.parallelize(...). Compare a script "
+            f"that does. {see}"
+        )
+    if outcome["steps"] < steps:
+        return f"{name} ended {where} after {outcome['steps']} of {steps} steps. Give --steps {outcome['steps']}. {see}"
+    return ""
+
+
+def _table(found: Mapping[str, Any], count: int) -> str:
+    """What a person reads."""
+    layout = visible(str(found["layout"]))
+    kind = "float64" if found["precision"] == "float64" else "the script's own type"
+    lines = [f"{found['steps']} steps in {kind}: one process, and {count} workers ({layout})"]
+    for number, (one, many) in enumerate(zip(found["one_losses"], found["losses"], strict=True), 1):
+        lines.append(f"  loss of step {number}   {one:<22.15g} {many:.15g}")
+    limit = f"up to {found['limit']:.0e} is rounding"
+    if "parameters_apart" not in found:
+        lines.append(f"  losses within {found['losses_apart']:.1e}; {limit}")
+        lines.append("  parameters are not compared: the model computes in a type of fewer digits")
+    else:
+        name = visible(found["parameter"])
+        lines.append(f"  parameters and buffers within {found['parameters_apart']:.1e}, most in {name}; {limit}")
+    if found.get("missing"):
+        lines.append(f"  on one side alone: {visible(', '.join(found['missing'][:5]))}")
+    lines.append(
+        "equal" if found["equal"] else "They differ. par.check(batch) in the script names the gradients that do."
+    )
+    return "\n".join(lines)

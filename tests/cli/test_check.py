@@ -1,0 +1,100 @@
+"""`paceline check`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.engines.conftest import require_module
+
+SCRIPT = """
+import torch
+import paceline
+
+torch.manual_seed(torch.seed())  # another model in each run: the comparison gives both the same
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randint(0, 4, (64,)))
+torch.seed()
+loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(32, 4))
+optimizer = torch.optim.Adam(model.parameters())
+
+
+def loss_of(output, target):
+    return LOSS
+
+
+par = paceline.parallelize(model, optimizer, loader, loss=loss_of, strategy=paceline.STRATEGY, microbatches=2, check="off")
+for epoch in range(EPOCHS):
+    for batch in par.epoch(epoch):
+        par.step(batch)
+print("to the end")
+"""
+MEAN = "torch.nn.functional.cross_entropy(output, target)"
+AGAINST_EACH_OTHER = "torch.nn.functional.cross_entropy(output @ output.T, torch.arange(len(output)))"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("-j", "1"), "-j 1: one process is what the others are compared with. Give two or more, such as -j 2."),
+        (("--steps", "0"), "--steps 0: a number from 1 to 1000."),
+        (("-j", "two"), "-j 'two' is not NxM."),
+    ],
+)
+def test_what_can_not_be_compared_is_said_before_anything_starts(words: tuple[str, ...], text: str, cli: Any) -> None:
+    script = cli.script("print('nothing')")
+    assert text in cli("check", script, *words, code=2).stderr
+    assert not (cli.folder / ".paceline" / "runs").exists()
+
+
+def test_a_job_that_runs_elsewhere_is_refused(cli: Any) -> None:
+    cli.script("print('nothing')")
+    (cli.folder / "job.yaml").write_text("source_directory: src\nentry_script: train.py\ncompute_target: cluster\n")
+    assert "compares on this machine" in cli("check", "job.yaml", code=2).stderr
+
+
+def _script(cli: Any, *, loss: str = MEAN, strategy: str = "DataParallel()", epochs: int = 2) -> str:
+    text = SCRIPT.replace("LOSS", loss).replace("STRATEGY", strategy).replace("EPOCHS", str(epochs))
+    return str(cli.script(text))
+
+
+def _checked(cli: Any, *words: str) -> tuple[int, str]:
+    process = cli.start("check", *words)
+    out, error = process.communicate(timeout=900)
+    assert "Traceback" not in error
+    return process.returncode, out
+
+
+def test_a_script_is_equal_on_two_workers_and_another_is_not(cli: Any) -> None:
+    require_module("torch")
+    code, out = _checked(cli, _script(cli, strategy="PipelineParallel()"))
+    assert code == 0, out
+    assert "3 steps in float64: one process, and 2 workers (pipe 2)" in out
+    assert out.rstrip().endswith("equal")
+    code, out = _checked(cli, _script(cli, loss=AGAINST_EACH_OTHER), "--steps", "2", "--json")
+    told = json.loads(out)
+    assert code == 1
+    assert not told["equal"]
+    assert told["steps"] == 2
+    assert told["losses_apart"] > 1e-3
+    assert told["layout"] == "data 2"
+    runs = cli.json("list")
+    assert {run["run_id"] for run in runs} >= set(told["runs"])
+    # What was compared is as large as the model, and goes.
+    assert not list(cli.folder.glob(".paceline/runs/*/outputs/check"))
+
+
+def test_a_script_that_does_not_come_so_far_is_told(cli: Any) -> None:
+    require_module("torch")
+    code, out = _checked(cli, cli.script("print('nothing is trained')"))
+    assert code == 1
+    assert "ended in one process without a step: it calls no par.step(batch)" in out
+    code, out = _checked(cli, cli.script("raise ValueError('there is no data')"))
+    assert code == 1
+    assert "does not come to step 3 in one process: ValueError: there is no data" in out
+    code, out = _checked(cli, _script(cli), "--steps", "9")
+    assert code == 1
+    assert "ended in one process after 8 of 9 steps. Give --steps 8." in out
