@@ -22,10 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import torch_private
+from paceline.parallel.check_asked import VARIABLE
 from paceline.parallel.errors import ParallelError
-
-#: By this one `paceline check` tells a script's workers what it wants: `paceline.parallel.compared`, which imports torch.
-CHECK_VARIABLE = "PACELINE_CHECK"
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +115,7 @@ def parallelize(
     from paceline.parallel.training import OriginalParameters, Parallel
 
     comparison = None
-    if os.environ.get(CHECK_VARIABLE):
+    if os.environ.get(VARIABLE):
         from paceline.parallel.compared import Comparison
 
         comparison = Comparison.begin()

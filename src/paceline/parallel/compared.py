@@ -12,23 +12,20 @@ Loaded on use: it imports torch.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.parallel import strategy as strategies
-from paceline.parallel.api import CHECK_VARIABLE
 from paceline.parallel.batches.batch import Parts
 from paceline.parallel.check import Narrowest
+from paceline.parallel.check_asked import OUTCOME, VALUES, StepsAsked
 from paceline.parallel.checkpoint.store import full_state_dict
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.pytree import map_tensors
@@ -37,8 +34,6 @@ from paceline.parallel.steady import Steady
 if TYPE_CHECKING:
     from paceline.parallel.handle import ParallelHandle
 
-#: In the run's outputs.
-FOLDER, VALUES, OUTCOME = "check", "values.pt", "outcome.json"
 #: By how far losses and parameters may differ. In float32 losses are compared alone: AdamW makes a whole step of the rounding
 #: error of a gradient that is 0 in truth.
 LIMITS = {"float64": 1e-9, "own": 1e-4}
@@ -46,41 +41,12 @@ LIMITS = {"float64": 1e-9, "own": 1e-4}
 ROUNDINGS = 50
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What `paceline check` asks of a run, as JSON in a variable.
-
-    against: where the run of one process has left its values; None: this is that run.
-    folder: where this one leaves what came of it. precision: "float64", or "own" for the script's.
-    """
-
-    folder: Path
-    steps: int
-    precision: str
-    against: Path | None = None
-
-    @classmethod
-    def from_environment(cls) -> Asked | None:
-        """What this process was asked; None outside of a comparison."""
-        text = os.environ.get(CHECK_VARIABLE)
-        if not text:
-            return None
-        given = json.loads(text)
-        against = given.get("against")
-        return cls(
-            folder=Path(os.environ["PACELINE_OUTPUT_DIR"]) / FOLDER,
-            steps=given["steps"],
-            precision=given["precision"],
-            against=None if against is None else Path(against),
-        )
-
-
 class Comparison:
     """One script's first training, watched. Only the first `parallelize` of a script is."""
 
     _begun = False
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: StepsAsked) -> None:
         self._asked = asked
         self._losses: list[float] = []
         self._first: dict[str, Tensor] = {}
@@ -89,7 +55,7 @@ class Comparison:
     @classmethod
     def begin(cls) -> Comparison | None:
         """The comparison that this process belongs to, at the first call; None where there is none."""
-        asked = Asked.from_environment()
+        asked = StepsAsked.from_environment()
         if asked is None or cls._begun:
             return None
         cls._begun = True
