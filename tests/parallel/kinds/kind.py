@@ -50,13 +50,15 @@ class Kind:
     loss_weight: Callable[[Any], Any] | None = None
     split: Callable[[Any], Any] | None = None
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str | None] = field(default_factory=dict)
     limit: float = EQUAL
     dtype: torch.dtype | None = torch.float64
 
     def refusal(self, layout: str) -> str | None:
         """What the sentence says with which this layout refuses it; None: it trains it."""
-        return next((self.refused[part] for part in (layout, *layout.split("@")) if part in self.refused), None)
+        # A pipeline notes the forward before anything else is tried.
+        parts = sorted(layout.split("@"), key=lambda part: part != "pipe")
+        return next((self.refused[part] for part in (layout, *parts) if part in self.refused), None)
 
 
 @dataclass

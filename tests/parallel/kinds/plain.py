@@ -693,7 +693,7 @@ KINDS: dict[str, Kind] = {
     "looks-at-values": Kind(
         make=LooksAtValues,
         batch=vectors,
-        refused=VALUES | {"data": COMPARES, "shard": COMPARES, "data@pipe": VALUES["pipe"]},
+        refused=VALUES | {"data": COMPARES, "shard": COMPARES},
     ),
     "gradients": Kind(
         make=Gradients,
@@ -754,7 +754,7 @@ KINDS: dict[str, Kind] = {
         make=Turned,
         batch=lambda rows: doubled(vectors(rows)),
         dtype=None,
-        refused={"data": "blocks.0.by is complex, .*FullyShard", "tensor": WHOLE},
+        refused={"data": "blocks.0.by is complex, .*FullyShard", "data@pipe": None, "tensor": WHOLE},
     ),
     "compiled": Kind(make=compiled("model"), batch=vectors, refused=COMPILED),
     "compiled-method": Kind(make=compiled("method"), batch=vectors, refused=COMPILED),
