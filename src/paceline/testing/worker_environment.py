@@ -30,7 +30,7 @@ def expected(run: Run, rank: int, found: Mapping[str, str]) -> dict[str, str]:
         workspace_name=run.folder.path.parent.parent.name,
         run_dir=Path(found["PACELINE_RUN_DIR"]),
         work_dir=Path(found["AZUREML_SOURCE_DIRECTORY"]),
-        scratch_dir=Path("/nowhere"),
+        scratch_dir=Path(found["PACELINE_WATCH_DIR"]).parent,
         library_dir=Path("/nowhere"),
         nodes=tuple(
             Node(node_rank=number, name=name, address=found["MASTER_ADDR"], cores=cores)
@@ -73,6 +73,7 @@ def comparable(found: Mapping[str, str], names: Iterable[str]) -> dict[str, str]
         found["JAX_COORDINATOR_ADDRESS"]: "<address>:<port>",
         found["AZ_BATCH_MASTER_NODE"]: "<address>:<port>",
         found["PACELINE_RUN_SECRET"]: "<secret>",
+        found["PACELINE_WATCH_DIR"]: "<watch folder>",
     }
     same = {}
     for name in names:
