@@ -205,7 +205,7 @@ READS = {
         ["a"],
     ),
     # Those that must know what is there before they write.
-    "add_properties": (lambda run, top: refused(lambda: run.add_properties({"seed": 4})), "RunStateError"),
+    "add_properties": (lambda run, top: refused(lambda: run.add_properties({"seed": 4})), "AzureMLException"),
     "upload_file": (lambda run, top: refused(lambda: run.upload_file("outputs/a", __file__)), "AzureMLException"),
     "upload_files": (lambda run, top: refused(lambda: run.upload_files(["outputs/a"], [__file__])), "AzureMLException"),
     "upload_folder": (lambda run, top: refused(lambda: run.upload_folder("outputs", other_a(top))), "AzureMLException"),
@@ -235,6 +235,8 @@ NO_READS = {
     *("restore_snapshot", "get", "list", "get_context", "make_experiment", "open_dataset", "offline_class"),
     # They show what the others read.
     *("show", "plot"),
+    # It asks the nodes.
+    "stacks",
     *("models", "make_model", "models_of"),
     *("log", "log_accuracy_table", "log_confusion_matrix", "log_image", "log_list", "log_predictions", "log_residuals"),
     *(

@@ -200,8 +200,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def kind(self) -> str:
-        """ "script" for a submitted run, "interactive" for one that a program logs by itself."""
-        return self.record().kind
+        """ "script" for a submitted run, "interactive" for one that a program logs by itself. Never changes, so that no engine is
+        asked."""
+        return store.stored(self._folder).kind
 
     @property
     def number(self) -> int:
