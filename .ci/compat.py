@@ -38,8 +38,12 @@ PYTHON = ("3.11", "3.10", "3.12", "3.13")
 #: Column -> which tests count in it: a pattern of "file::test". Tests that match none are not run: two ranks show what a
 #: release has changed, of collectives three, and four the products of strategies, which are in the checks of pipelines.
 COLUMNS = {
-    "DataParallel, FullyShard": r"parallel/test_on_ranks\.py::.*\[(data|fitting|loop|mutations|reads|silent)\..*-2\]",
-    "PipelineParallel, products": r"parallel/test_on_ranks\.py::.*\[((pipeline|stages)\..*-2|pipeline\..*-4)\]",
+    "DataParallel, FullyShard": (
+        r"parallel/test_on_ranks\.py::.*\[(data|fitting|forecasts|large|loop|mutations|reads|silent)\..*-2\]"
+    ),
+    "PipelineParallel, products": (
+        r"parallel/test_on_ranks\.py::.*\[((pipeline|stages|mutations_cut|kinds|families)\..*-2|pipeline\..*-4)\]"
+    ),
     "TensorParallel": r"parallel/test_on_ranks\.py::.*\[tensor\..*-2\]",
     "checkpoints": r"parallel/test_on_ranks\.py::.*\[checkpoint\..*-2\]",
     "`mpi`": r"torch_mpi/(test_group\.py::.*\[3-|test_models\.py::.*\[2-ranks|test_(backend|world)\.py::)",
@@ -52,7 +56,10 @@ FILES = (
     *("tests/torch_mpi", "tests/compat/horovod/test_on_ranks.py", "tests/compat/horovod/test_on_gloo.py"),
 )
 #: What the tests need beside the package itself.
-TOOLS = ("pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "torchdata>=0.10")
+TOOLS = (
+    *("pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "torchdata>=0.10"),
+    *("peft>=0.21", "transformers>=5.23,<6"),
+)
 #: Of what a test that fails says.
 _LINES_TOLD = 30
 HEADINGS = ("torch", "Python", *COLUMNS, "run on")

@@ -48,7 +48,7 @@ WRONG = {
     "accelerate's processes": (["run", "--num_processes", "2", "src/train.py"], "which is accelerate's. Here: -j 2,"),
     "mpirun's hosts": (["run", "--hostfile", "h", "src/train.py"], "hosts belong to a compute target: paceline"),
     "another program's verb": (["ps"], "No such command 'ps'. That is `paceline list`. See `paceline --help`."),
-    "a verb that is misspelled": (["statsu"], "No such command 'statsu'. Did you mean 'status'?"),
+    "a verb that is misspelled": (["statsu"], "No such command 'statsu'. Did you mean 'status' or 'stacks'?"),
     "another program's verb in a group": (["compute", "ls"], "No such command 'ls'. That is `list`."),
     "a file of variables that is not there": (["run", "src/train.py", "--env-file", "n.env"], "can't be read: No such"),
     "a file of variables that are none": (

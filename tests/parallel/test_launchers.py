@@ -81,7 +81,7 @@ def test_torchrun_gives_the_same(program: Path, alone: list[str]) -> None:
     found = output(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program))
     assert found[0] == "world 2 gloo"
     assert found[1:4] == alone[1:4]
-    assert found[4].startswith("DataParallel(): ")
+    assert found[4].startswith("DataParallel(2): ")
 
 
 def test_mpirun_with_paceline_s_backend_gives_the_same(program: Path, alone: list[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from paceline.collectives import when_loaded
 from paceline.runs import metrics
 from paceline.runs.context import WorkerContext
 from paceline.trackers import csv_loggers, hooks, wandb_run
@@ -21,7 +22,12 @@ def to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
     made = Sink(WorkerContext(tmp_path / "run", rank=0, world_size=1, attempt=1))
     monkeypatch.setattr(sinks, "_sink", made)
     monkeypatch.setattr(sinks, "_is_looked_for", True)
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    # Names that another test of this process has logged, and libraries that it has had listened to, are no concern of these.
+    monkeypatch.setattr(metrics, "logged_here", set())
+    monkeypatch.setattr(sinks, "logged_here", metrics.logged_here)
+    monkeypatch.setattr(
+        sys, "meta_path", [each for each in sys.meta_path if type(each).__module__ != when_loaded.__name__]
+    )
     monkeypatch.setattr(sys, "path", [*sys.path])
     return made
 

@@ -66,8 +66,6 @@ _GOODBYE_S = 1.0
 #: A caller that waits leads for so long at most, then sleeps.
 _LEAD_S = 0.01
 _GRACE_S = 3.0
-#: So many texts for the board are kept.
-_TEXTS = 4096
 _ENDED = (
     "The engine has been shut down: {reason}. Operations in flight, and later ones, fail on every rank; "
     "see the log of that rank for the cause."
@@ -131,8 +129,9 @@ class BackgroundLoop:
         self._idle_pause_s = min(_IDLE_PAUSE_S, settings.stall_warning_s / 4 or _IDLE_PAUSE_S)
         self._news: list[CollectiveTask] = []
         self._pending: dict[tuple[str, str], CollectiveTask] = {}
-        #: Kind and name -> the last request of these, and its text for the board.
+        #: Kind and name -> the last request of these, and its text for the board: as many as are agreed upon by number.
         self._texts: dict[tuple[str, str], tuple[Request, str]] = {}
+        self._most_texts = max(1, settings.cache_capacity)
         self._leaving = False
         self._left = False
         self._cache = ResponseCache()
@@ -183,9 +182,11 @@ class BackgroundLoop:
         # Most requests come again, as the same object (`known`).
         text = self._texts.get(request.key)
         if text is None or text[0] != request:
-            if len(self._texts) > _TEXTS:
-                self._texts.clear()
-            text = self._texts[request.key] = (request, _entry_text(request, self._number, self.ranks))
+            text = (request, _entry_text(request, self._number, self.ranks))
+            if request.key not in self._texts and len(self._texts) >= self._most_texts:
+                # The oldest goes, one for one: names that never come again take no more memory with time.
+                self._texts.pop(next(iter(self._texts)))
+            self._texts[request.key] = text
         return text[1]
 
     def leave(self) -> None:
