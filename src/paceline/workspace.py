@@ -94,6 +94,7 @@ class Workspace:
 
     @property
     def path(self) -> Path:
+        """The workspace's folder."""
         return self._path
 
     @property
@@ -103,6 +104,7 @@ class Workspace:
 
     @property
     def runs_dir(self) -> Path:
+        """The folder that has a folder for each run."""
         return self._path / "runs"
 
     @property
@@ -291,14 +293,17 @@ class Experiment:
 
     @property
     def name(self) -> str:
+        """The experiment's name."""
         return self._name
 
     @property
     def workspace(self) -> Workspace:
+        """The workspace that the experiment lies in."""
         return self._workspace
 
     @property
     def runs_dir(self) -> Path:
+        """The folder that has a folder for each run."""
         return self._workspace.runs_dir
 
     def submit(

@@ -91,6 +91,7 @@ class DataReference:
 
     @property
     def is_output(self) -> bool:
+        """Whether files are stored there when the run ends, and none are fetched."""
         return self.mode == "upload"
 
     def as_mount(self) -> DataReference:

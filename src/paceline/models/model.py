@@ -155,6 +155,7 @@ class Model:
 
     @property
     def workspace(self) -> Any:
+        """The workspace that the model is registered in."""
         return self._workspace
 
     @property
@@ -164,10 +165,12 @@ class Model:
 
     @property
     def name(self) -> str:
+        """The model's name."""
         return self._record.name
 
     @property
     def version(self) -> int:
+        """The version's number, from 1."""
         return self._record.version
 
     @property
@@ -177,6 +180,7 @@ class Model:
 
     @property
     def created_utc(self) -> str:
+        """When the version was registered."""
         return self._record.created_utc
 
     @property
@@ -186,6 +190,7 @@ class Model:
 
     @property
     def framework_version(self) -> str | None:
+        """The framework's version, as it was told."""
         return self._record.framework_version
 
     @property
@@ -204,14 +209,17 @@ class Model:
 
     @property
     def tags(self) -> dict[str, str | None]:
+        """Tag -> value."""
         return registry.notes_of(self._dir, self._record).tags
 
     @property
     def properties(self) -> dict[str, str]:
+        """Name -> value; they may be added to, and not be changed."""
         return registry.notes_of(self._dir, self._record).properties
 
     @property
     def description(self) -> str | None:
+        """What was said of it, for people."""
         return registry.notes_of(self._dir, self._record).description
 
     @property

@@ -149,6 +149,7 @@ class Layout:
 
     @property
     def size(self) -> int:
+        """How many workers it is for."""
         return self.data * self.shard * self.pipe * self.tensor
 
     @property

@@ -303,14 +303,17 @@ class Parallel:
 
     @property
     def rank(self) -> int:
+        """This worker's number, from 0."""
         return self.world.rank
 
     @property
     def world_size(self) -> int:
+        """The number of workers."""
         return self.world.size
 
     @property
     def device(self) -> torch.device:
+        """Where this worker computes."""
         return self.world.device
 
     @property
@@ -320,10 +323,12 @@ class Parallel:
 
     @property
     def executor(self) -> Executor:
+        """What computes a step with the chosen strategy; made when it is first asked for."""
         return self.executor_for_sample(lambda: None)
 
     @property
     def clipper(self) -> Clipper:
+        """What clips the gradients by the norm of all of them together, on all workers."""
         if self._clipper is None:
             self._clipper = Clipper(self.executor.named_parameters(), self.world)
         return self._clipper

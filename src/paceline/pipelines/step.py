@@ -84,6 +84,7 @@ class Step:
 
     @property
     def after(self) -> tuple[Step, ...]:
+        """The steps that were named to be Completed before this one begins; those whose data it takes are not among them."""
         return tuple(self._after)
 
     def needs(self) -> list[Step]:

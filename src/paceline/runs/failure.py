@@ -72,6 +72,7 @@ class FailureReport:
     see: str | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, as `run.json` has them under `failure`."""
         data = asdict(self)
         data["last_lines"] = list(self.last_lines)
         data["victims"] = [{"rank": rank, "message": message} for rank, message in self.victims]

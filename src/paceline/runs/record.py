@@ -34,6 +34,7 @@ class Attempt:
     cause: str | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, as `run.json` has them."""
         return {**_values(self), "nodes": list(self.nodes), "exit_codes": dict(self.exit_codes)}
 
     @classmethod
@@ -99,6 +100,7 @@ class RunRecord:
 
     @property
     def is_terminal(self) -> bool:
+        """Whether the run has ended, in whatever way."""
         return self.status in TERMINAL
 
     @property
@@ -107,6 +109,7 @@ class RunRecord:
         return duration_s(self.started_utc, self.ended_utc)
 
     def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, as `run.json` has them."""
         return {
             "version": RECORD_VERSION,
             **_values(self),

@@ -184,18 +184,22 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def folder(self) -> RunFolder:
+        """Names and paths of the run's files; `folder.path` is the folder itself."""
         return self._folder
 
     @property
     def experiment(self) -> ExperimentLike:
+        """The experiment that the run belongs to."""
         return self._experiment
 
     @property
     def id(self) -> str:
+        """The run's id, `<experiment>_<unix seconds>_<8 hex>`."""
         return self._folder.run_id
 
     @property
     def name(self) -> str:
+        """`display_name`, under the name that the SDK has for it."""
         return self.display_name
 
     @property
@@ -222,6 +226,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def status(self) -> str:
+        """The state, looked up now: one of those in docs/runs.md."""
         return self.record().status
 
     @property

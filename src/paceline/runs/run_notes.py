@@ -28,6 +28,7 @@ class HasNotes(ABC):
 
     @property
     def properties(self) -> dict[str, str]:
+        """Name -> value; unlike a tag, a property can't be changed or removed."""
         return self._notes().properties
 
     @property
@@ -41,6 +42,7 @@ class HasNotes(ABC):
 
     @property
     def description(self) -> str | None:
+        """What `description` was last set to, for people; None if it never was."""
         return self._notes().description
 
     @description.setter
@@ -52,6 +54,7 @@ class HasNotes(ABC):
         tags_and_properties.set_tags(self.folder.notes, {key: value})
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
+        """Set several tags; those that are not named stay."""
         tags_and_properties.set_tags(self.folder.notes, tags)
 
     def remove_tags(self, tags: list[str] | str) -> None:

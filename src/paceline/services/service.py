@@ -111,10 +111,12 @@ class Service:
 
     @property
     def name(self) -> str:
+        """The service's name."""
         return self._folder.name
 
     @property
     def workspace(self) -> Any:
+        """The workspace that knows the service."""
         return self._workspace
 
     def record(self) -> ServiceRecord:
@@ -148,6 +150,7 @@ class Service:
 
     @property
     def tags(self) -> dict[str, str]:
+        """Tag -> value."""
         return dict(self.record().tags)
 
     @property

@@ -128,15 +128,18 @@ class Datastore:
 
     @property
     def workspace(self) -> Any:
+        """The workspace that knows it."""
         return self._workspace
 
     @property
     def name(self) -> str:
+        """The name under which it is registered."""
         assert self._record.name is not None
         return self._record.name
 
     @property
     def url(self) -> str:
+        """Where its files lie, as it was registered."""
         return self._record.url
 
     @property
@@ -151,6 +154,7 @@ class Datastore:
 
     @property
     def is_default(self) -> bool:
+        """Whether it is the workspace's default store."""
         return records.default_name(self._dir) == self._record.name
 
     @property

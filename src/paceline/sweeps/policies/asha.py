@@ -96,6 +96,7 @@ class ASHA:
 
     @property
     def pauses(self) -> bool:
+        """Whether trials wait for others at rungs; without `promote` they only stop."""
         return self.promote
 
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
@@ -114,10 +115,12 @@ class ASHA:
         return trial.is_paused or (has_ended and self.last is not None and len(trial.curve) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
+        """Name and value of the script's argument that says after how many values a run that goes on behind `rung` ends; None without `budget`."""
         end = self._ladder.above(rung)
         return (self.budget, end) if self.budget and end else None
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
+        """Why a trial that waits was not gone on with, for its record at the sweep's end."""
         return promotion.left_behind(self._ladder, trial, trials, goal)
 
     @property
@@ -125,6 +128,7 @@ class ASHA:
         return Ladder(first=self.first * self.eta**self.bracket, eta=self.eta, last=self.last)
 
     def to_json(self) -> dict[str, Any]:
+        """`{"name": ..., parameter: ...}`."""
         return {"name": "asha", **asdict(self)}
 
 
@@ -182,4 +186,5 @@ class Hyperband:
         raise AssertionError("the shares add up to more than any place")
 
     def to_json(self) -> dict[str, Any]:
+        """`{"name": ..., parameter: ...}`."""
         return {"name": "hyperband", **asdict(self)}

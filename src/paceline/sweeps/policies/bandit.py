@@ -75,4 +75,5 @@ class Bandit:
         return leader / (1 + self.slack_factor) if down else leader * (1 + self.slack_factor)
 
     def to_json(self) -> dict[str, Any]:
+        """`{"name": ..., parameter: ...}`."""
         return {"name": "bandit", **asdict(self)}

@@ -50,4 +50,5 @@ class MedianStopping:
         return found
 
     def to_json(self) -> dict[str, Any]:
+        """`{"name": ..., parameter: ...}`."""
         return {"name": "median", **asdict(self)}

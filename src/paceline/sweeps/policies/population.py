@@ -72,6 +72,7 @@ class PopulationBasedTraining:
 
     @property
     def pauses(self) -> bool:
+        """True: trials wait for their generation."""
         return True
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
@@ -114,12 +115,15 @@ class PopulationBasedTraining:
         return trial.is_paused or (has_ended and self._end(len(trial.legs)) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
+        """Name and value of the script's argument that says after how many values a run that goes on behind `rung` ends; None without `budget`."""
         return (self.budget, min(rung + self.interval, self.last)) if self.budget else None
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
+        """Why a trial that waits was not gone on with, for its record at the sweep's end."""
         return f"PBT: the sweep has ended before generation {len(trial.legs) + 1} of it began"
 
     def to_json(self) -> dict[str, Any]:
+        """`{"name": ..., parameter: ...}`."""
         return {"name": "pbt", **asdict(self), "factors": list(self.factors)}
 
     def _end(self, generation: int) -> int:

@@ -57,4 +57,5 @@ class TruncationSelection:
         return found
 
     def to_json(self) -> dict[str, Any]:
+        """`{"name": ..., parameter: ...}`."""
         return {"name": "truncation", **asdict(self)}

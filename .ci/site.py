@@ -1,0 +1,128 @@
+"""What mkdocs makes of the repository beside docs/: the first page, the pages of the public names, and links that leave docs/.
+
+mkdocs reads it as a hook (mkdocs.yml). Nothing of it is needed to read docs/ as files.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Files of the repository that are pages of the site -> where they stand there, as a path below docs/.
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "reporting.md",
+    "LICENSE": "license.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
+
+#: Modules whose public names have a page.
+MODULES = ("paceline", "paceline.parallel", "paceline.checkpoint", "paceline.errors")
+
+_LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
+_FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def on_config(config: Any) -> Any:
+    """Fills in the parts of the navigation that follow from what is there."""
+    for section in config.nav:
+        if "Reference" in section:
+            for entry in section["Reference"]:
+                if isinstance(entry, dict) and "Python" in entry:
+                    entry["Python"] = [{name: f"python/{name}.md"} for name in modules()]
+        if "Decisions" in section:
+            pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+            section["Decisions"] = [f"decisions/{page.name}" for page in pages]
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages that don't lie in docs/."""
+    for name, page in PAGES.items():
+        text = (ROOT / name).read_text()
+        if name == "LICENSE":
+            text = f"# License\n\n```text\n{text}\n```\n"
+        files.append(File.generated(config, page, content=text))
+    for name in modules():
+        files.append(File.generated(config, f"python/{name}.md", content=reference(name)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """The page's text with links as they lead on the site, and what GitHub's Markdown takes where this one is stricter."""
+    was_at = {site: name for name, site in PAGES.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    parts = _FENCE.split(markdown)
+    # Every second part is a block of code, in which nothing is a link.
+    for number in range(0, len(parts), 2):
+        parts[number] = _LINK.sub(lambda link: leads_to(link[0], was_at, page.file.src_uri), parts[number])
+        parts[number] = parts[number].replace("-->\n|", "-->\n\n|")
+    return "".join(parts)
+
+
+def leads_to(link: str, was_at: str, page: str) -> str:
+    """A link of the repository's file `was_at`, as it has to be on the site's page."""
+    name, anchor = (*link.split("#", 1), "")[:2]
+    if re.match(r"[a-z]+:", link) or not name:
+        return link
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(was_at), name))
+    # What is neither a page nor below docs/ stays as it is, for mkdocs to complain of.
+    target = PAGES.get(target) or (target.removeprefix("docs/") if target.startswith("docs/") else name)
+    return posixpath.relpath(target, posixpath.dirname(page) or ".") + (f"#{anchor}" if anchor else "")
+
+
+def modules() -> list[str]:
+    """Those of MODULES that this version has."""
+    return [name for name in MODULES if source(name).exists()]
+
+
+def reference(module: str) -> str:
+    """A page with the documentation of each public name of a module."""
+    names = "".join(f"\n::: {module}.{name}\n" for name in public_names(module))
+    options = "    options:\n      members: false\n      show_root_heading: false\n"
+    return f"# {module}\n\n::: {module}\n{options}{names}"
+
+
+def public_names(module: str) -> list[str]:
+    """The names in the module's `__all__`; without one, its classes. Read from the source: nothing is imported."""
+    tree = ast.parse(source(module).read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            listed: list[str] = ast.literal_eval(node.value)
+            return [name for name in listed if not name.startswith("_") and not source(f"{module}.{name}").exists()]
+    return [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+
+
+def source(module: str) -> Path:
+    """The file of a module."""
+    path = ROOT / "src" / Path(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+#: What a browser fetches by itself when it shows a page. A link that somebody may follow is not among it.
+_FETCHED = re.compile(
+    r"""<(?:script|img|iframe|source|video)\b[^>]*?\bsrc=["']?(?:https?:)?//[^"' >]+"""
+    r"""|<link\b(?=[^>]*rel=["']?(?:stylesheet|preconnect|icon|preload))[^>]*?href=["']?(?:https?:)?//[^"' >]+"""
+    r"""|url\(["']?(?:https?:)?//[^)]+""",
+)
+
+
+def on_post_build(config: Any) -> None:
+    """Refuses a site that asks another host for anything.
+
+    Raises:
+        PluginError: a page or a style sheet does; both are named.
+    """
+    site = Path(config.site_dir)
+    for path in sorted((*site.rglob("*.html"), *site.rglob("*.css"))):
+        if found := _FETCHED.search(path.read_text()):
+            raise PluginError(f"{path.relative_to(site)} asks another host: {found[0]}")

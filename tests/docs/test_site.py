@@ -1,0 +1,119 @@
+"""The site has every page, and each public name is documented. mkdocs itself is not needed: `make docs` builds the site."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docs.pages import DOCS, ROOT
+
+HOOK = (ROOT / ".ci" / "site.py").read_text()
+MODULES = [name for name in re.findall(r'"(paceline[\w.]*)"', HOOK) if find_spec(name) is not None]
+
+
+class _Reader(yaml.SafeLoader):
+    """Reads mkdocs.yml without loading what it names."""
+
+
+_Reader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+SITE = yaml.load((ROOT / "mkdocs.yml").read_text(), _Reader)
+
+
+def pages_of(entry: Any) -> list[str]:
+    """The pages of a part of the navigation, in order."""
+    if isinstance(entry, dict):
+        entry = list(entry.values())
+    return [entry] if isinstance(entry, str) else [page for part in entry for page in pages_of(part)]
+
+
+def test_the_site_s_order_has_each_page_of_the_docs_once() -> None:
+    """Decisions and the pages of public names are filled in by the hook."""
+    named = pages_of(SITE["nav"])
+    assert sorted(named) == sorted(set(named))
+    assert {page.name for page in DOCS.glob("*.md")} <= set(named)
+    from_elsewhere = dict(re.findall(r'^    "([\w./]+)": "([\w./]+)",$', HOOK, re.MULTILINE))
+    assert not [page for page in named if not (DOCS / page).exists() and page not in from_elsewhere.values()]
+    assert not [name for name in from_elsewhere if not (ROOT / name).exists()]
+
+
+def test_the_site_comes_in_the_order_in_which_somebody_needs_it() -> None:
+    assert [next(iter(entry)) for entry in SITE["nav"]] == [
+        "Start",
+        "Train on one process",
+        "Train on many",
+        "On other machines",
+        "Data",
+        "Tune",
+        "Register",
+        "Serve",
+        "Watch",
+        "When it fails",
+        "When it hangs",
+        "Coming from",
+        "Reference",
+        "Decisions",
+    ]
+
+
+def test_the_site_asks_no_other_host() -> None:
+    assert SITE["theme"]["font"] is False
+    assert not {"repo_url", "extra_css", "extra_javascript", "extra"} & set(SITE)
+    assert SITE["strict"] is True
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_says_what_it_is(module: str) -> None:
+    assert not without_docstrings(import_module(module))
+
+
+def test_a_name_or_a_method_without_a_docstring_is_found() -> None:
+    module = ModuleType("paceline.some")
+
+    class Silent:
+        def asked(self) -> None: ...
+
+        @property
+        def seen(self) -> int:
+            """How many."""
+            return 1
+
+    Silent.__module__ = "paceline.some"
+    module.Silent = Silent  # type: ignore[attr-defined]
+    assert without_docstrings(module) == ["Silent", "Silent.asked"]
+
+
+def without_docstrings(module: ModuleType) -> list[str]:
+    """The public names of a module that say nothing of themselves, and of its classes the methods and properties."""
+    found = []
+    classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+    for name in getattr(module, "__all__", classes):
+        value = getattr(module, name)
+        if inspect.isclass(value) and value.__module__.startswith("paceline"):
+            # A dataclass without one is given its signature.
+            if not (doc := vars(value).get("__doc__")) or doc.startswith(f"{name}("):
+                found.append(name)
+            found += [f"{name}.{member}" for member in vars_of(value) if not inspect.getdoc(getattr(value, member))]
+        elif callable(value) and not inspect.getdoc(value):
+            found.append(name)
+    return found
+
+
+def vars_of(cls: type) -> list[str]:
+    """The public methods and properties that a class has from Paceline's own classes."""
+    found = []
+    for name in dir(cls):
+        home = next(base for base in cls.__mro__ if name in vars(base)) if not name.startswith("_") else object
+        value = inspect.getattr_static(cls, name)
+        is_method = isinstance(value, (classmethod, staticmethod, property)) or inspect.isfunction(value)
+        # A function that another module has put there is no method.
+        own = "." in getattr(getattr(value, "__func__", value), "__qualname__", ".")
+        if home.__module__.startswith("paceline") and is_method and own:
+            found.append(name)
+    return found
