@@ -7,7 +7,7 @@ BIN := .venv/bin
 # With PACELINE_REQUIRE_ENGINES=1 the engines that tests use are installed, and a test skipped for want of one fails.
 export PACELINE_REQUIRE_ENGINES
 
-.PHONY: demo test proof lint chaos bench compat engines clean gpu
+.PHONY: demo test proof lint docs chaos bench compat engines clean gpu
 
 demo: .venv/.ready
 	$(BIN)/python examples/digits/demo.py
@@ -31,6 +31,12 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site, into site/. A dead link, a page that is not in the navigation, or a request to another host is an error.
+docs: .venv/.ready
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m pytest -q tests/docs/test_site.py
 
 # 500 kills of random processes in random states, 200 of a sweep's controller; `make test` does 20 and 5.
 chaos: .venv/.ready
@@ -67,4 +73,4 @@ engines:
 	touch .venv/.ready
 
 clean:
-	rm -rf .venv .paceline .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .paceline site .mypy_cache .ruff_cache .pytest_cache

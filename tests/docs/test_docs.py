@@ -158,7 +158,8 @@ def test_the_readmes_commands_on_other_machines_print_what_it_says(
             assert_prints_what_it_says(text)
 
 
-def assert_prints_what_it_says(text: str) -> None:
+def assert_prints_what_it_says(text: str) -> str:
+    """What the block's command has printed."""
     first, *said = text.splitlines()
     assert first.startswith("$ "), "one command a block"
     done = subprocess.run(
@@ -166,6 +167,7 @@ def assert_prints_what_it_says(text: str) -> None:
     )
     assert done.returncode == (1 if "Failed in" in text else 0), done.stdout
     assert_printed(said, done.stdout)
+    return done.stdout
 
 
 @pytest.mark.slow

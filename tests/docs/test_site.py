@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
+import runpy
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -66,6 +68,15 @@ def test_the_site_asks_no_other_host() -> None:
     assert SITE["theme"]["font"] is False
     assert not {"repo_url", "extra_css", "extra_javascript", "extra"} & set(SITE)
     assert SITE["strict"] is True
+
+
+def test_the_pictures_are_those_that_their_script_draws() -> None:
+    script = runpy.run_path(str(DOCS / "pictures" / "concepts.py"))
+    drawn = script["draw"]()
+    assert {path.name for path in (DOCS / "pictures").glob("*.svg")} == set(drawn)
+    for name, text in drawn.items():
+        assert (DOCS / "pictures" / name).read_text() == text, f"run python docs/pictures/concepts.py: {name}"
+        ElementTree.fromstring(text)
 
 
 @pytest.mark.parametrize("module", MODULES)

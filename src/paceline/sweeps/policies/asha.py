@@ -115,7 +115,7 @@ class ASHA:
         return trial.is_paused or (has_ended and self.last is not None and len(trial.curve) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Name and value of the script's argument that says after how many values a run that goes on behind `rung` ends; None without `budget`."""
+        """Name and value of the argument that tells its end to a run that goes on behind `rung`; None without `budget`."""
         end = self._ladder.above(rung)
         return (self.budget, end) if self.budget and end else None
 

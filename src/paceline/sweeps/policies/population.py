@@ -115,7 +115,7 @@ class PopulationBasedTraining:
         return trial.is_paused or (has_ended and self._end(len(trial.legs)) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Name and value of the script's argument that says after how many values a run that goes on behind `rung` ends; None without `budget`."""
+        """Name and value of the argument that tells its end to a run that goes on behind `rung`; None without `budget`."""
         return (self.budget, min(rung + self.interval, self.last)) if self.budget else None
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
