@@ -33,9 +33,10 @@ lint: .venv/.ready
 	$(BIN)/mypy
 
 # The site, into site/. A dead link, a page that is not in the navigation, or a request to another host is an error.
+# Not with --quiet, which would hide from --strict the warnings that it counts.
 docs: .venv/.ready
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	$(BIN)/python -m pytest -q tests/docs/test_site.py
 
 # 500 kills of random processes in random states, 200 of a sweep's controller; `make test` does 20 and 5.
