@@ -1,0 +1,50 @@
+"""Pages in other languages say what the English ones say: the same code, headings, pictures, tables and links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, ROOT, blocks, code_words, links, prose, tables
+
+LANGUAGES = ("es", "pt", "ru")
+TRANSLATIONS = sorted(page for language in LANGUAGES for page in DOCS.rglob(f"*.{language}.md"))
+
+by_translation = pytest.mark.parametrize("page", TRANSLATIONS, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def english(page: Path) -> Path:
+    """The page that this one is a translation of."""
+    return page.with_name(f"{page.name.split('.')[0]}.md")
+
+
+def test_a_page_that_is_translated_is_there_in_each_language() -> None:
+    names = {english(page) for page in TRANSLATIONS}
+    assert names
+    assert len(TRANSLATIONS) == len(names) * len(LANGUAGES)
+
+
+@by_translation
+def test_a_translation_has_the_code_of_the_english_page(page: Path) -> None:
+    assert blocks(page) == blocks(english(page))
+
+
+@by_translation
+def test_a_translation_has_the_parts_of_the_english_page(page: Path) -> None:
+    assert shape(page) == shape(english(page))
+
+
+def shape(page: Path) -> dict[str, object]:
+    """What of a page does not depend on its language."""
+    text = prose(page)
+    # A picture has its words in the page's language, and a page leads to itself in the others.
+    neutral = [re.sub(r"\.(es|pt|ru)\.", ".", link) for link in links(page)]
+    return {
+        "levels of headings": re.findall(r"^#+", text, re.MULTILINE),
+        "links": neutral,
+        "words in backticks": code_words(text),
+        "rows of tables": [len(table) for table in tables(text)],
+        "items of lists": len(re.findall(r"^- ", text, re.MULTILINE)),
+    }
