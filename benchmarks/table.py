@@ -92,6 +92,16 @@ NAMES = [
     "serve_litserve",
     "serve_mlserver",
     "serve_one_client",
+    "azureml_import",
+    "azureml_submit",
+    "event_files",
+    "stacks_local",
+    "stacks_ssh",
+    "stacks_board",
+    "ui_list",
+    "ui_run",
+    "ui_live",
+    "ui_memory",
 ]
 
 
