@@ -102,6 +102,7 @@ NAMES = [
     "ui_run",
     "ui_live",
     "ui_memory",
+    "auto_choice_2",
 ]
 
 
