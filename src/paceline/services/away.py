@@ -169,6 +169,16 @@ class AwayServer:
         self.clear()
         self._relay.close()
 
+    def leave(self) -> None:
+        """Let the run that serves go on, for whoever looks after the service next. An update is begun again by them."""
+        if self._next is not None:
+            self._retire(self._next)
+        for each in self._all():
+            self._drop(each)
+        self._relay.close()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
     def clear(self) -> None:
         """Let go of the present run: it has ended."""
         for each in self._all():

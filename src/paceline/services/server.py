@@ -142,6 +142,10 @@ class Server:
         words = self._last_words()
         return f"{how} Its last lines:\n{words}" if words else how
 
+    def leave(self) -> None:
+        """As `stop`: nothing serves here that nobody looks after."""
+        self.stop()
+
     def stop(self) -> None:
         """End it: the requests that it has are answered first. Nothing of it is left."""
         if self._process is None:

@@ -270,7 +270,7 @@ class Supervisor:
 
     def _end(self, wanted: Wanted) -> None:
         say(f"the service ends: {'asked by ' + (wanted.by or '?') if wanted.state != UP else 'by a signal'}")
-        self._close()
+        self._close(is_wanted=wanted.state == UP)
         if wanted.state == GONE:
             remove_tree(self.folder.path)
         elif wanted.state != UP:
@@ -278,9 +278,13 @@ class Supervisor:
                 self.folder, self.record, state=states.STOPPED, settled=wanted.serial, failure=None, server_pid=None
             )
 
-    def _close(self) -> None:
+    def _close(self, *, is_wanted: bool = False) -> None:
+        """End what it has started. is_wanted: it is only this process that ends, and somebody will go on."""
         self._drop()
-        self.server.stop()
+        if is_wanted:
+            self.server.leave()
+        else:
+            self.server.stop()
         if self.serving is not None:
             self.serving.stop()
         self.record = store.change(self.folder, self.record, server_pid=None)

@@ -14,6 +14,7 @@ import pytest
 
 from paceline.services import states
 from paceline.services.service import Service
+from paceline.system import processes
 from paceline.targets.configured import Configured, add
 from paceline.workspace import Workspace
 from tests.engines.hosts import Hosts
@@ -85,8 +86,9 @@ def test_a_service_on_a_host(ssh_network: Hosts, workspace: Workspace, tmp_path:
     wait_until(lambda: "POST /score 200" in service.get_logs(), "its log comes back", 60)
     run_id = service.record().run_id
     before = supervisors(service)
-    for pid in before:
-        os.kill(pid, signal.SIGKILL)
+    # Its guardian alone: the supervisor ends with it by SIGTERM, and the run stays.
+    os.kill(before[0], signal.SIGKILL)
+    wait_until(lambda: not processes.is_alive(before[1]), "the supervisor ends with its guardian", 60)
     wait_until(lambda: service.record().owner["pid"] not in before, "somebody looks after it again", 60)
     assert service.run({"x": [1]})["y"] == [3]
     assert service.state == states.HEALTHY
