@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime as dt
 import json
@@ -47,6 +48,18 @@ def seconds_to_marks(marks: Path, command: list[str], **options: Any) -> float:
     before = time.time()
     subprocess.run(command, check=True, capture_output=True, **options)
     return max(float(mark.read_text()) for mark in marks.iterdir()) - before
+
+
+def mlflow_interpreter(description: str) -> str | None:
+    """What a script's one option, `--mlflow-python`, names: the interpreter of an environment that has MLflow."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--mlflow-python", help="interpreter of an environment that has MLflow")
+    python: str | None = parser.parse_args().mlflow_python
+    if python is None:
+        return None
+    # Absolute, not resolved: an environment's interpreter is a link. The command in the result names no folders.
+    sys.argv[sys.argv.index(python)] = os.path.basename(python)
+    return os.path.abspath(python)
 
 
 def median(figures: Sequence[float]) -> float:

@@ -7,15 +7,13 @@ Without an interpreter that has MLflow that comparison is left out.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import paceline as pl
-from common import in_turn, median, report, scratch
+from common import in_turn, median, mlflow_interpreter, report, scratch
 
 ROUNDS = 7
 MILLIONS = 10
@@ -70,13 +68,7 @@ def mlflow_rate(python: str, folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Values a second of run.log.")
-    parser.add_argument("--mlflow-python", help="interpreter of an environment that has MLflow")
-    mlflow_python = parser.parse_args().mlflow_python
-    if mlflow_python is not None:
-        # Absolute, not resolved: an environment's interpreter is a link. The command in the result names no folders.
-        sys.argv[sys.argv.index(mlflow_python)] = os.path.basename(mlflow_python)
-        mlflow_python = os.path.abspath(mlflow_python)
+    mlflow_python = mlflow_interpreter("Values a second of run.log.")
     with scratch() as folder:
         source = folder / "source"
         source.mkdir()

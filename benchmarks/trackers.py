@@ -8,14 +8,12 @@ whole of MLflow the comparison is left out.
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 import time
 from pathlib import Path
 
 import paceline as pl
-from common import in_turn, median, report, scratch
+from common import in_turn, median, mlflow_interpreter, report, scratch
 from log_rate import mlflow_rate
 from paceline.trackers.event_file import EventFile
 from paceline.trackers.export import event_writer
@@ -66,13 +64,7 @@ def plugin_rate(source: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Values a second of the trackers.")
-    parser.add_argument("--mlflow-python", help="interpreter of an environment that has MLflow")
-    mlflow_python = parser.parse_args().mlflow_python
-    if mlflow_python is not None:
-        # Absolute, not resolved: an environment's interpreter is a link. The command in the result names no folders.
-        sys.argv[sys.argv.index(mlflow_python)] = os.path.basename(mlflow_python)
-        mlflow_python = os.path.abspath(mlflow_python)
+    mlflow_python = mlflow_interpreter("Values a second of the trackers.")
     with scratch() as folder:
         path = made(folder)
         (events,) = in_turn(ROUNDS, lambda: read_rate(path))
