@@ -100,25 +100,37 @@ class Warm:
             assert self._process.poll() is None, "the program that loads torch has ended"
             time.sleep(0.02)
 
-    def close(self) -> None:
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_there(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> int:
+        """Its exit code, once it has ended."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait()
+        code = self._process.wait()
         self._folder.cleanup()
+        return code
 
 
 def _ask(
     path: str, argv: Sequence[str], environment: Mapping[str, str], directory: str, output: int, errors: int
 ) -> socket.socket:
     """The connection over which the program at this socket, asked to run a script, tells its end."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(path)
     told = {"argv": list(argv), "environment": dict(environment), "directory": directory}
-    with tempfile.TemporaryFile() as file:
-        # By a file, for a packet has a largest size.
-        file.write(json.dumps(told).encode())
-        file.flush()
-        socket.send_fds(connection, [b"start"], [file.fileno(), output, errors])
+    with contextlib.ExitStack() as on_failure:
+        connection = on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        connection.connect(path)
+        with tempfile.TemporaryFile() as file:
+            # By a file, for a packet has a largest size.
+            file.write(json.dumps(told).encode())
+            file.flush()
+            socket.send_fds(connection, [b"start"], [file.fileno(), output, errors])
+        on_failure.pop_all()
     return connection
 
 
@@ -151,9 +163,13 @@ def warm(rank: int) -> Warm:
     from tests.ranks import clean_environment
 
     with _starting:
-        if rank % 2 not in _started:
-            _started[rank % 2] = Warm(clean_environment())
-        return _started[rank % 2]
+        place = rank % 2
+        if place in _started and not _started[place].is_there:
+            # A test that kills at random may hit it; those after it are not to fail for that.
+            print(f"the program that has torch loaded ended with {_started.pop(place).close()}", file=sys.stderr)
+        if place not in _started:
+            _started[place] = Warm(clean_environment())
+        return _started[place]
 
 
 def close_all() -> None:
@@ -195,7 +211,12 @@ def serve(path: str) -> dict[str, Any]:
                         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
             if listener in ready:
                 connection, _ = listener.accept()
-                _, (file, output, errors), _, _ = socket.recv_fds(connection, 64, 3)
+                _, given, _, _ = socket.recv_fds(connection, 64, 3)
+                if not given:
+                    # Whoever connected was killed before it asked, as mpirun kills the ranks that are left.
+                    connection.close()
+                    continue
+                file, output, errors = given
                 pid = os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)

@@ -15,7 +15,7 @@ from tests.collectives.gloo_world import free_port
 from tests.engines.conftest import require_engine
 from tests.parallel.world import lacking
 from tests.ranks import Worlds, launcherless_environment
-from tests.warm import warm
+from tests.warm import Process, warm
 
 _WORLD = Path(__file__).with_name("world.py")
 
@@ -32,14 +32,15 @@ def run_on_ranks(size: int, folder: Path, *command: str, timeout_s: float = 2700
     """How each of so many ranks of this Python program ended; none outlives the call."""
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
-    outputs = [(folder / f"output_{rank}.txt").open("w+") for rank in range(size)]
-    processes = [
-        warm(rank).start(command, launcherless_environment(rank, size, port), outputs[rank].fileno())
-        for rank in range(size)
-    ]
+    outputs = [folder / f"output_{rank}.txt" for rank in range(size)]
     deadline = time.monotonic() + timeout_s
-    codes = []
+    codes: list[int] = []
+    processes: list[Process] = []
     try:
+        for rank in range(size):
+            with outputs[rank].open("w") as output:
+                environment = launcherless_environment(rank, size, port)
+                processes.append(warm(rank).start(command, environment, output.fileno()))
         for process in processes:
             try:
                 codes.append(process.wait(max(deadline - time.monotonic(), 0.01)))
@@ -48,12 +49,7 @@ def run_on_ranks(size: int, folder: Path, *command: str, timeout_s: float = 2700
     finally:
         for process in processes:
             process.kill()
-    ended = []
-    for code, output in zip(codes, outputs, strict=True):
-        output.seek(0)
-        ended.append(Ended(code, output.read()))
-        output.close()
-    return ended
+    return [Ended(code, output.read_text()) for code, output in zip(codes, outputs, strict=True)]
 
 
 @pytest.fixture(scope="session", autouse=True)
