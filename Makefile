@@ -26,6 +26,8 @@ proof: .venv/.ready engines chaos
 	PACELINE_PROOF=1 $(BIN)/python -m pytest -n 3 -m proof
 	# 3 GB of parameters on four workers of 5 GB each.
 	PACELINE_LARGE=1 $(BIN)/python -m pytest tests/parallel/large/test_limited.py --timeout 14400
+	# All has passed: which engines that was with.
+	$(BIN)/python .ci/engine_versions.py
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -16,22 +17,48 @@ from paceline import torch_private
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def compat():
-    spec = importlib.util.spec_from_file_location("compat", ROOT / ".ci" / "compat.py")
+@contextlib.contextmanager
+def loaded(name):
+    """A script of .ci/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["compat"] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
         yield module
     finally:
-        del sys.modules["compat"]
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def compat():
+    with loaded("compat") as module:
+        yield module
+
+
+def test_each_engine_that_is_here_has_its_row(tmp_path, monkeypatch):
+    with loaded("engine_versions") as versions:
+        table = versions.TABLE.read_text().partition(versions.BEGIN)[2].partition(versions.END)[0]
+        assert set(versions.here()) <= set(versions.rows_of(table)), "write it: .venv/bin/python .ci/engine_versions.py"
+        # An engine that is not here keeps the row of the machine that had it.
+        page = tmp_path / "versions.md"
+        page.write_text(
+            f"above\n{versions.BEGIN}\n| a | b | c |\n|---|---|---|\n| Ray | 1.0 | then |\n{versions.END}\nbelow\n"
+        )
+        monkeypatch.setattr(versions, "TABLE", page)
+        monkeypatch.setattr(versions, "here", lambda: {"Slurm": "22.05"})
+        versions.main()
+        assert list(versions.rows_of(page.read_text())) == ["Slurm", "Ray"]
+        assert "| Ray | 1.0 | then |" in page.read_text()
 
 
 @pytest.fixture(scope="module")
 def rows(compat):
     text = compat.TABLE.read_text()
-    return [dict(zip(compat.HEADINGS, row, strict=True)) for row in compat.rows_of(text.partition(compat.BEGIN)[2])]
+    return [
+        dict(zip(compat.HEADINGS, row, strict=True))
+        for row in compat.rows_of(text.partition(compat.BEGIN)[2].partition(compat.END)[0])
+    ]
 
 
 def test_the_newest_is_in_the_table_and_all_between_them_is_there_or_named_as_not_run(compat, rows):

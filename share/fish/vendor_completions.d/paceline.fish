@@ -1,0 +1,1 @@
+complete --command paceline --no-files --arguments "(env _PACELINE_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) paceline)" --condition "env _PACELINE_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) paceline"

@@ -1,0 +1,113 @@
+"""What is published: the wheel and the source archive are built, and installed as a user would on each Python that is here."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.engines.conftest import require_engine
+from tests.ranks import clean_environment
+
+ROOT = Path(__file__).parents[2]
+#: What uv says where no package index answers.
+_NO_INDEX = ("Failed to fetch", "error sending request", "Could not connect", "dns error")
+
+
+def done(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """What came of a command, outside of any environment of the tests."""
+    environment = {**clean_environment(), "UV_PYTHON_DOWNLOADS": "never"}
+    for name in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):
+        environment.pop(name, None)
+    return subprocess.run(
+        list(map(str, command)), env=environment, cwd=cwd, capture_output=True, text=True, check=False, timeout=600
+    )
+
+
+def uv(*words: object) -> subprocess.CompletedProcess[str]:
+    return done(Path(sys.executable).with_name("uv"), *words)
+
+
+@dataclass(frozen=True)
+class Built:
+    wheel: Path
+    source: Path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The wheel is built from the source archive, as by those who have that alone."""
+    folder = tmp_path_factory.mktemp("dist")
+    made = done(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=ROOT)
+    assert made.returncode == 0, made.stderr
+    (source,) = folder.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    (tree,) = (folder / "unpacked").iterdir()
+    made = done(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=tree)
+    assert made.returncode == 0, made.stderr
+    (wheel,) = folder.glob("*.whl")
+    return Built(wheel, source)
+
+
+def test_the_wheel_has_what_types_shells_and_readers_ask_for(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        names = set(wheel.namelist())
+    assert {"paceline/py.typed", "paceline/ui/static/uplot.js"} <= names
+    data = "paceline-0.1.0.data/data/share"
+    assert {
+        f"{data}/man/man1/paceline.1",
+        f"{data}/bash-completion/completions/paceline",
+        f"{data}/zsh/site-functions/_paceline",
+        f"{data}/fish/vendor_completions.d/paceline.fish",
+    } <= names
+    assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "docs/")) or ".pyc" in name]
+
+
+def interpreters() -> dict[str, str]:
+    """Version -> interpreter, of those that are here."""
+    spec = importlib.util.spec_from_file_location("compat", ROOT / ".ci" / "compat.py")
+    assert spec is not None
+    assert spec.loader is not None
+    compat = importlib.util.module_from_spec(spec)
+    # Its dataclasses look their module up.
+    sys.modules["compat"] = compat
+    try:
+        spec.loader.exec_module(compat)
+        found = {version: compat.interpreter(version) for version in compat.PYTHON}
+    finally:
+        del sys.modules["compat"]
+    return {version: path for version, path in found.items() if path is not None}
+
+
+def test_it_is_installed_and_runs_a_script_on_each_python_without_extras(built: Built, tmp_path: Path) -> None:
+    found = interpreters()
+    assert f"{sys.version_info[0]}.{sys.version_info[1]}" in found
+    (tmp_path / "hello.py").write_text("import paceline\npaceline.Run.get_context().log('loss', 0.5)\nprint('hello')\n")
+    for version, interpreter in found.items():
+        place = tmp_path / version
+        assert uv("venv", "--quiet", "--no-project", "--python", interpreter, place).returncode == 0
+        installed = uv("pip", "install", "--quiet", "--python", place / "bin/python", built.wheel)
+        require_engine("package index", not any(words in installed.stderr for words in _NO_INDEX))
+        assert installed.returncode == 0, installed.stderr
+        names = done(
+            place / "bin/python", "-c", "import sys, paceline; print('torch' in sys.modules, paceline.__file__)"
+        )
+        assert names.stdout.split()[0] == "False", names.stderr
+        assert str(place) in names.stdout
+        ran = done(place / "bin/paceline", "run", tmp_path / "hello.py", cwd=place)
+        assert (ran.returncode, "hello" in ran.stdout) == (0, True), ran.stdout + ran.stderr
+        told = done(place / "bin/paceline", "metrics", cwd=place)
+        assert "0.5" in told.stdout, told.stdout + told.stderr
+        assert (place / "share/man/man1/paceline.1").is_file()
+
+
+def test_what_shells_and_man_read_is_what_the_command_line_would_make() -> None:
+    made = done(sys.executable, ROOT / ".ci" / "shell_files.py", "--check")
+    assert made.returncode == 0, made.stdout + made.stderr
