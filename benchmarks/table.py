@@ -82,6 +82,7 @@ NAMES = [
     "sweep_large_memory",
     "sweep_large_show",
     "sweep_stop_latency",
+    "sweep_ray_tune",
     "model_register",
     "serve_start",
     "serve_update",
