@@ -207,7 +207,7 @@ def serve(path: str) -> dict[str, Any]:
                 if ended:
                     del running[fd]
                     # Nobody hears it where whoever has started it is gone.
-                    with connection, contextlib.suppress(BrokenPipeError):
+                    with connection, contextlib.suppress(ConnectionError):
                         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
             if listener in ready:
                 connection, _ = listener.accept()
