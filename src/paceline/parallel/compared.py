@@ -30,6 +30,7 @@ from paceline.parallel.checkpoint.store import full_state_dict
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.pytree import map_tensors
 from paceline.parallel.steady import Steady
+from paceline.parallel.wide import Wide
 
 if TYPE_CHECKING:
     from paceline.parallel.handle import ParallelHandle
@@ -102,6 +103,10 @@ class Comparison:
     def watching(self) -> AbstractContextManager[Any]:
         """What a step's computation runs under."""
         return self._narrowest if self._asked.against is None else contextlib.nullcontext()
+
+    def learning(self) -> AbstractContextManager[Any]:
+        """What a step of the optimizer runs under: in float64 all of it, also what Muon computes in bfloat16 by itself."""
+        return Wide() if self._asked.precision == "float64" else contextlib.nullcontext()
 
     def stepped(self, par: ParallelHandle, loss: float) -> None:
         """Called after each step, on all ranks; does not return from the last."""

@@ -157,8 +157,10 @@ class Parallel:
             if self.clip_norm is not None:
                 self.gradient_norm = self.clipper.clip(self.clip_norm)
             self._is_stepping = True
+            learning = self._comparison.learning() if self._comparison is not None else contextlib.nullcontext()
             try:
-                optimizer.step()
+                with learning:
+                    optimizer.step()
             finally:
                 self._is_stepping = False
             self._advance(batch)

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import paceline
+from paceline.parallel import TensorParallel
+from paceline.parallel.reduce import local
 from tests.parallel.checks.kinds import assert_right
-from tests.parallel.kinds.families import FAMILIES
+from tests.parallel.kinds.families import FAMILIES, count, next_words
+from tests.parallel.kinds.kind import EQUAL, alone, batches, made, together
 from tests.parallel.world import Ranks
 
 SIZES = (2, 4)
+
+
+def check_gpt2_is_cut_by_heads_and_equals_one_process(ranks: Ranks) -> None:
+    """Its layers keep their weights the other way round, and one of them gives q, k and v."""
+    kind = FAMILIES["gpt2"]
+    one = alone(kind)
+    tables = (
+        None,
+        # Alone, a layer puts its outputs together or cuts its input.
+        {"*.c_fc": "colwise", "*.0.*.c_attn": "colwise", "*.attn.c_proj": "rowwise"},
+    )
+    for table in tables:
+        many = together(kind, TensorParallel(plan=table))
+        assert one.apart(many)[0] <= EQUAL
+    model = made(kind)
+    par = paceline.parallelize(model, None, batches(kind), loss=next_words, loss_weight=count, strategy=TensorParallel())
+    text = par.explain()
+    assert "colwise: transformer.h.{0..3}.attn.c_attn" in text, text
+    assert "transformer.h.{0..3}.attn.c_attn is cut in each of its 3 pieces" in text, text
+    held = par.executor.named_parameters()["transformer.h.0.attn.c_attn.weight"]
+    assert local(held).shape == (32, 96 // ranks.size)
 
 #: Layout -> the families of `make test`.
 SHORT = {

@@ -17,7 +17,7 @@ SIZES = (2, 4)
 #: Layout -> the kinds of `make test`, the others being those of `make proof` alone.
 SHORT = {
     "data": ("keeps-state", "weight-norm-old", "loss-reads-aux", "own-loss-dict", "lookup-sparse", "python-random"),
-    "shard": ("lstm", "gru", "checkpointed-reentrant", "loss-reads-all-parameters", "gradients", "scripted"),
+    "shard": ("lstm", "gru", "checkpointed-reentrant", "loss-reads-all-parameters", "gradients", "scripted", "muon-wide"),
     "pipe": (
         *("packed", "packed-in-blocks", "transformer", "own-gradient", "in-place", "checkpointed-reentrant", "vmapped"),
         *(
@@ -39,7 +39,7 @@ SHORT = {
             "compiled",
             "numpy-random",
         ),
-        *("weight-norm-old", "own-loss-dataclass"),
+        *("weight-norm-old", "own-loss-dataclass", "muon-wide"),
     ),
     "data@pipe": ("own-gradient", "own-loss-dict", "loss-reads-all-parameters"),
     "shard@pipe": ("loss-reads-parameter",),

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
+from paceline.parallel.wide import Wide
 from tests.parallel.kinds.kind import Kind
 
 WORDS, LENGTH, WIDTH, CLASSES = 17, 6, 16, 5
@@ -642,6 +643,18 @@ def muon(params: Any) -> torch.optim.Optimizer:
     return torch.optim.Muon([param for param in params if param.dim() == 2])
 
 
+class WideMuon(torch.optim.Muon):
+    """Muon with its Newton-Schulz iteration in the parameters' own type."""
+
+    def step(self, *args: Any) -> Any:
+        with Wide():  # type: ignore[no-untyped-call]
+            return super().step(*args)
+
+
+def wide_muon(params: Any) -> torch.optim.Optimizer:
+    return WideMuon([param for param in params if param.dim() == 2])
+
+
 def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.1, momentum=0.9)
 
@@ -779,8 +792,9 @@ KINDS: dict[str, Kind] = {
         optimizer=lambda params: torch.optim.Adafactor(params, lr=1e-2),
         refused={"shard": "Adafactor looks at whole matrices", "tensor": "Adafactor looks at whole matrices"},
     ),
-    # It computes in bfloat16 by itself: in float64 it is equal to 1e-15.
+    # It computes in bfloat16 by itself, and in float64 it is equal.
     "muon": Kind(make=Tower, batch=vectors, optimizer=muon, limit=1e-3),
+    "muon-wide": Kind(make=Tower, batch=vectors, optimizer=wide_muon),
     "sum": Kind(
         make=Tower,
         batch=vectors,

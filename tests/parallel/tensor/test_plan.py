@@ -71,8 +71,24 @@ def test_attention_whose_heads_are_not_divided_stays_whole_and_says_why(attentio
     assert "stay whole" in plan.notes[0]
 
 
-def test_fused_attention_stays_whole() -> None:
-    assert inner(plan_of(own.Tokens(own.Fused()))) == {}
+def test_fused_attention_is_cut_by_heads_in_each_of_its_pieces() -> None:
+    plan = plan_of(own.Tokens(own.Fused()))
+    assert inner(plan) == {"qkv": "colwise", "o": "rowwise"}
+    assert plan.groups[0].pieces == 3
+    assert plan.divided == (("inner", "heads"),)
+    assert inner(plan_of(own.Tokens(own.Fused()), parts=3)) == {}
+
+
+def test_gpt2s_own_layers_are_cut_as_linear_ones() -> None:
+    require_engine("transformers", find_spec("transformers"))
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_embd": WIDTH, "n_layer": 1, "n_head": 4, "n_positions": 8, "bos_token_id": 1, "eos_token_id": 2}
+    plan = plan_of(GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, **sizes)))
+    found = {name.removeprefix("transformer.h.0."): placement for name, placement in plan.placements.items()}
+    cut = {"attn.c_attn": "colwise", "attn.c_proj": "rowwise", "mlp.c_fc": "colwise", "mlp.c_proj": "rowwise"}
+    assert {name: placement for name, placement in found.items() if placement != "vocab"} == cut
+    assert {group.row.rpartition(".h.0.")[2]: group.pieces for group in plan.groups} == {"attn.c_proj": 3, "mlp.c_proj": 1}
 
 
 @pytest.mark.parametrize("between", ["ReLU()", "ReLU(inplace=True)", "Dropout(0.5)", "Identity()"])
@@ -86,22 +102,21 @@ def test_a_gated_pair_is_cut_together() -> None:
 
 @pytest.mark.parametrize(
     "between",
-    [
-        "LayerNorm(32)",
-        "LayerNorm(32, elementwise_affine=False)",
-        "Softmax(-1)",
-        "PReLU()",
-        "GLU()",
-    ],
+    ["LayerNorm(32)", "LayerNorm(32, elementwise_affine=False)", "Softmax(-1)", "PReLU()"],
 )
 def test_what_mixes_features_or_learns_between_two_layers_keeps_them_whole(between: str) -> None:
     """A number that learns would get a part of its gradient on each rank, without a word."""
     hidden = 32
-    pair = own.Pair(eval(f"nn.{between}"), hidden)
-    if isinstance(pair.between, nn.GLU):
-        pair.down = nn.Linear(hidden // 2, WIDTH)
-    plan = plan_of(own.Tokens(pair))
+    plan = plan_of(own.Tokens(own.Pair(eval(f"nn.{between}"), hidden)))
     assert "inner.down" not in {group.row for group in plan.groups}
+
+
+def test_a_layer_whose_halves_are_gate_and_value_is_cut_in_both() -> None:
+    pair = own.Pair(nn.GLU())
+    pair.down = nn.Linear(16, WIDTH)
+    plan = plan_of(own.Tokens(pair))
+    assert inner(plan) == {"up": "colwise", "down": "rowwise"}
+    assert plan.groups[0].pieces == 2
 
 
 def test_weights_of_zero_hide_nothing() -> None:

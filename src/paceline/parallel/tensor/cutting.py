@@ -26,7 +26,9 @@ from paceline.parallel.rank0 import decide
 from paceline.parallel.reduce import local
 from paceline.parallel.tensor.check import LossCheck, verify
 from paceline.parallel.tensor.groups import Group
+from paceline.parallel.tensor.layers import cut_turned, is_turned
 from paceline.parallel.tensor.names import fold
+from paceline.parallel.tensor.pieces import deal
 from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
 from paceline.torch_private import keep_masks_apart
 
@@ -49,6 +51,11 @@ class Applied:
             f"{placement}: {name}"
             for placement in dict.fromkeys(plan.placements.values())
             for name in fold(name for name, own in plan.placements.items() if own == placement)
+        ]
+        shown += [
+            f"{name} is cut in each of its {pieces} pieces"
+            for pieces in sorted({group.pieces for group in plan.groups if group.pieces > 1})
+            for name in fold(name for group in plan.groups if group.pieces == pieces for name in group.columns)
         ]
         shown += [
             f"{name} is divided by {self.parts} on each rank"
@@ -149,8 +156,14 @@ def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) 
     learns = {name: param.requires_grad for name, param in model.named_parameters(remove_duplicate=False)}
     keeps = {name for group in plan.groups for name in group.columns}
     takes = {group.row for group in plan.groups}
+    pieces = {name: group.pieces for group in plan.groups for name in group.columns if group.pieces > 1}
     for name, placement in plan.placements.items():
-        parallelize_module(modules[name], mesh, _style(modules[name], placement, name in keeps, name in takes))
+        if is_turned(modules[name]):
+            cut_turned(modules[name], mesh, placement, name in keeps, name in takes)
+        else:
+            parallelize_module(modules[name], mesh, _style(modules[name], placement, name in keeps, name in takes))
+        if name in pieces:
+            deal(modules[name], pieces[name], mesh.get_group())
         if name in plan.changed or (copies and name not in keeps):
             # torch's hooks give a view from a custom function, and autograd forbids to change such a one in place.
             modules[name].register_forward_hook(lambda module, args, output: output.clone())
@@ -216,10 +229,10 @@ def _way(model: nn.Module, plan: TensorPlan, name: str) -> str:
     placement = plan.placements.get(owner)
     if placement is None:
         return "whole"
-    is_embedding = isinstance(model.get_submodule(owner), nn.Embedding)
+    module = model.get_submodule(owner)
     if own == "bias":
         return "whole" if placement == "rowwise" else "by rows"
-    by_rows = placement == "vocab" or (placement == "rowwise") == is_embedding
+    by_rows = placement == "vocab" or (placement == "rowwise") == (isinstance(module, nn.Embedding) or is_turned(module))
     return "by rows" if by_rows else "by columns"
 
 

@@ -19,15 +19,20 @@ from torch import Tensor, nn
 
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.reentrant import checkpoints_opened
+from paceline.parallel.tensor.layers import linear_kind
 from paceline.parallel.tracing.fake_model import attributes_kept
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Linear layers that are cut together: `columns` by their outputs, `row` by its inputs."""
+    """Linear layers that are cut together: `columns` by their outputs, `row` by its inputs.
+
+    pieces: how many pieces the columns' outputs consist of, such as q, k and v; each worker has its part of each.
+    """
 
     columns: tuple[str, ...]
     row: str
+    pieces: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +78,7 @@ def observe(model: nn.Module, run: Callable[[], Any]) -> Seen:
 
 def is_plain(module: nn.Module) -> bool:
     """True for a linear layer or an embedding that does what torch's own does, with whole weights."""
-    kind = nn.Linear if isinstance(module, nn.Linear) else nn.Embedding if isinstance(module, nn.Embedding) else None
+    kind = nn.Embedding if isinstance(module, nn.Embedding) else linear_kind(module)
     if kind is None or type(module).forward is not kind.forward or "forward" in module.__dict__:
         return False
     own = {name for name, param in module._parameters.items() if param is not None}
@@ -126,7 +131,7 @@ class _Record:
         output = output.clone()
         self.outputs.append((name, output))
         self.made[output.grad_fn] = name
-        if isinstance(module, nn.Linear):
+        if linear_kind(module) is not None:
             self.linears.add(name)
             if len(args) == 1 and isinstance(args[0], Tensor) and args[0].grad_fn is not None:
                 self.rows.append((name, args[0].grad_fn))

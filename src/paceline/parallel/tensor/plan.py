@@ -21,6 +21,7 @@ from torch import nn
 
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.tensor.groups import Group, Seen, is_plain, observe
+from paceline.parallel.tensor.layers import is_turned
 from paceline.parallel.tensor.names import fold
 from paceline.parallel.tensor.trial import Attribute, Verdict, try_groups
 
@@ -189,7 +190,12 @@ def _check_cut(name: str, pattern: str, placement: str, module: Any) -> None:
     if not is_plain(module):
         raise ParallelError(
             f"TensorParallel(plan): {pattern!r} makes {name!r} {placement!r}, but that is a {kind}. Only nn.Linear and "
-            "nn.Embedding with torch's own forward can be cut; leave the others out, or name them 'replicate' before it."
+            "nn.Embedding with torch's own forward, and Conv1D of transformers, can be cut; leave the others out, or name them "
+            "'replicate' before it."
+        )
+    if placement == "vocab" and is_turned(module):
+        raise ParallelError(
+            f"TensorParallel(plan): {name!r} can't be 'vocab', but that is a {kind}. Give it 'colwise' or 'rowwise'."
         )
     if isinstance(module, nn.Embedding) and (why := unusual(module)):
         raise ParallelError(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from paceline.parallel.errors import told
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import derive
 from paceline.parallel.tensor.groups import Group, undisturbed
+from paceline.parallel.tensor.layers import inputs, outputs
+from paceline.parallel.tensor.pieces import part_of
 
 #: (name of a module, name of its integer attribute)
 Attribute = tuple[str, str]
@@ -32,7 +34,7 @@ _MOST_VARIANTS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The results of the trials of one group.
+    """The results of the trials of one group, which has the number of pieces with which it can be cut.
 
     divided: the attributes that each rank has to divide by the number of parts.
     reason: why it can't be cut; "" if it can.
@@ -65,13 +67,17 @@ def _try_alike(
     """The verdicts on groups of one kind, such as the attentions of equal blocks: all can be cut the same way, or none."""
     variants = [_variants(modules, group, parts) for group in groups]
     first = ""
+    # One layer with three times as many outputs as the next has inputs gives q, k and v, one behind the other.
+    pieces = list(dict.fromkeys((_pieces(modules, groups[0], parts), 1)))
     # The groups take their first variants together, then their second ones: blocks of one class have the same attributes.
     for chosen in itertools.islice(zip(*variants, strict=False), _MOST_VARIANTS):
         divided = [attribute for attributes in chosen for attribute in attributes]
-        reason = _try(model, modules, run, groups, parts, divided)
-        if not reason:
-            return [Verdict(group=group, divided=attributes) for group, attributes in zip(groups, chosen, strict=True)]
-        first = first or reason
+        for count in pieces:
+            tried = [replace(group, pieces=count) for group in groups]
+            reason = _try(model, modules, run, tried, parts, divided)
+            if not reason:
+                return [Verdict(group=group, divided=own) for group, own in zip(tried, chosen, strict=True)]
+            first = first or reason
     return [Verdict(group=group, reason=first) for group in groups]
 
 
@@ -123,7 +129,7 @@ class _Stage:
         for group in self._groups:
             for name in group.columns:
                 # An attribute of the instance hides the class's forward; when it is deleted that one is back.
-                self._modules[name].forward = self._column(name)
+                self._modules[name].forward = self._column(name, group.pieces)
             self._modules[group.row].forward = self._row(group.row)
         return self
 
@@ -132,13 +138,13 @@ class _Stage:
             for name in (*group.columns, group.row):
                 del self._modules[name].forward
 
-    def _column(self, name: str) -> Callable[[Tensor], Tensor]:
+    def _column(self, name: str, pieces: int) -> Callable[[Tensor], Tensor]:
         module: Any = self._modules[name]
 
         def forward(x: Tensor) -> Tensor:
             self.last = name
-            whole = _random(name, (*x.shape[:-1], module.out_features), x)
-            return whole if self.part is None else self._slice(whole)
+            whole = _random(name, (*x.shape[:-1], outputs(module)), x)
+            return whole if self.part is None else part_of(whole, pieces, self.part, self._parts)
 
         return forward
 
@@ -148,17 +154,12 @@ class _Stage:
         def forward(x: Tensor) -> Tensor:
             if self.part is None:
                 self._inputs[name] = x.detach()
-            elif not self.reason and not _same(x, self._slice(self._inputs[name])):
+            elif not self.reason and not _same(x, part_of(self._inputs[name], 1, self.part, self._parts)):
                 self.reason = f"what leads to {name!r} mixes the parts, so that none can be computed alone"
             # The same numbers for the whole and for each part, so that the model's output has to be the same, too.
-            return _random(name, (*x.shape[:-1], module.out_features), x)
+            return _random(name, (*x.shape[:-1], outputs(module)), x)
 
         return forward
-
-    def _slice(self, whole: Tensor) -> Tensor:
-        assert self.part is not None
-        size = whole.shape[-1] // self._parts
-        return whole.narrow(-1, self.part * size, size)
 
 
 @contextlib.contextmanager
@@ -209,11 +210,17 @@ def _kind(modules: Mapping[str, Any], group: Group) -> Any:
 
 def _indivisible(modules: Mapping[str, Any], group: Group, parts: int) -> str:
     for name in group.columns:
-        if modules[name].out_features % parts:
-            return f"{name!r} has {modules[name].out_features} outputs, which {parts} does not divide"
-    if modules[group.row].in_features % parts:
-        return f"{group.row!r} has {modules[group.row].in_features} inputs, which {parts} does not divide"
+        if outputs(modules[name]) % parts:
+            return f"{name!r} has {outputs(modules[name])} outputs, which {parts} does not divide"
+    if inputs(modules[group.row]) % parts:
+        return f"{group.row!r} has {inputs(modules[group.row])} inputs, which {parts} does not divide"
     return ""
+
+
+def _pieces(modules: Mapping[str, Any], group: Group, parts: int) -> int:
+    """Of how many pieces, each of which the parts divide, the columns' outputs may consist."""
+    (size, *others), of_row = {outputs(modules[name]) for name in group.columns}, inputs(modules[group.row])
+    return 1 if others or size % of_row or of_row % parts else size // of_row
 
 
 def _random(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
