@@ -26,12 +26,15 @@ def check_gpt2_is_cut_by_heads_and_equals_one_process(ranks: Ranks) -> None:
         many = together(kind, TensorParallel(plan=table))
         assert one.apart(many)[0] <= EQUAL
     model = made(kind)
-    par = paceline.parallelize(model, None, batches(kind), loss=next_words, loss_weight=count, strategy=TensorParallel())
+    par = paceline.parallelize(
+        model, None, batches(kind), loss=next_words, loss_weight=count, strategy=TensorParallel()
+    )
     text = par.explain()
     assert "colwise: transformer.h.{0..3}.attn.c_attn" in text, text
     assert "transformer.h.{0..3}.attn.c_attn is cut in each of its 3 pieces" in text, text
     held = par.executor.named_parameters()["transformer.h.0.attn.c_attn.weight"]
     assert local(held).shape == (32, 96 // ranks.size)
+
 
 #: Layout -> the families of `make test`.
 SHORT = {

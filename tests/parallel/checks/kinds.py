@@ -17,7 +17,15 @@ SIZES = (2, 4)
 #: Layout -> the kinds of `make test`, the others being those of `make proof` alone.
 SHORT = {
     "data": ("keeps-state", "weight-norm-old", "loss-reads-aux", "own-loss-dict", "lookup-sparse", "python-random"),
-    "shard": ("lstm", "gru", "checkpointed-reentrant", "loss-reads-all-parameters", "gradients", "scripted", "muon-wide"),
+    "shard": (
+        "lstm",
+        "gru",
+        "checkpointed-reentrant",
+        "loss-reads-all-parameters",
+        "gradients",
+        "scripted",
+        "muon-wide",
+    ),
     "pipe": (
         *("packed", "packed-in-blocks", "transformer", "own-gradient", "in-place", "checkpointed-reentrant", "vmapped"),
         *(

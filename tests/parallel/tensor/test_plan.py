@@ -88,7 +88,10 @@ def test_gpt2s_own_layers_are_cut_as_linear_ones() -> None:
     found = {name.removeprefix("transformer.h.0."): placement for name, placement in plan.placements.items()}
     cut = {"attn.c_attn": "colwise", "attn.c_proj": "rowwise", "mlp.c_fc": "colwise", "mlp.c_proj": "rowwise"}
     assert {name: placement for name, placement in found.items() if placement != "vocab"} == cut
-    assert {group.row.rpartition(".h.0.")[2]: group.pieces for group in plan.groups} == {"attn.c_proj": 3, "mlp.c_proj": 1}
+    assert {group.row.rpartition(".h.0.")[2]: group.pieces for group in plan.groups} == {
+        "attn.c_proj": 3,
+        "mlp.c_proj": 1,
+    }
 
 
 @pytest.mark.parametrize("between", ["ReLU()", "ReLU(inplace=True)", "Dropout(0.5)", "Identity()"])

@@ -232,7 +232,9 @@ def _way(model: nn.Module, plan: TensorPlan, name: str) -> str:
     module = model.get_submodule(owner)
     if own == "bias":
         return "whole" if placement == "rowwise" else "by rows"
-    by_rows = placement == "vocab" or (placement == "rowwise") == (isinstance(module, nn.Embedding) or is_turned(module))
+    by_rows = placement == "vocab" or (placement == "rowwise") == (
+        isinstance(module, nn.Embedding) or is_turned(module)
+    )
     return "by rows" if by_rows else "by columns"
 
 

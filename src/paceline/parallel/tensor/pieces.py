@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 def deal(module: nn.Module, pieces: int, group: Any) -> None:
     """From now on the layer, cut by columns in one go, gives this rank's part of each piece."""
-    module.register_forward_hook(lambda layer, args, output: _Deal.apply(output, pieces, group))
+    apply: Any = _Deal.apply
+    module.register_forward_hook(lambda layer, args, output: apply(output, pieces, group))
 
 
 def part_of(whole: Tensor, pieces: int, part: int, parts: int) -> Tensor:
@@ -27,7 +28,7 @@ def part_of(whole: Tensor, pieces: int, part: int, parts: int) -> Tensor:
     if pieces == 1:
         size = whole.shape[-1] // parts
         return whole.narrow(-1, part * size, size)
-    return whole.unflatten(-1, (pieces, parts, -1)).select(-2, part).flatten(-2)
+    return whole.reshape(*whole.shape[:-1], pieces, parts, -1).select(-2, part).flatten(-2)
 
 
 class _Deal(torch.autograd.Function):
@@ -51,7 +52,7 @@ def _exchanged(own: Tensor, pieces: int, group: Any, *, back: bool) -> Tensor:
     piece_of: Callable[[int], int] = lambda unit: unit % parts  # noqa: E731
     held, wanted = (by_pieces, by_columns) if back else (by_columns, by_pieces)
     to, at = (columns_of, piece_of) if back else (piece_of, columns_of)
-    units = own.unflatten(-1, (pieces, -1)).movedim(-2, 0)
+    units = own.reshape(*own.shape[:-1], pieces, -1).movedim(-2, 0)
     order = sorted(range(pieces), key=lambda index: (to(held[index]), held[index]))
     coming = sorted(range(pieces), key=lambda index: (at(wanted[index]), wanted[index]))
     sent = units[order].contiguous()
