@@ -24,11 +24,13 @@ MAY_IMPORT = {
     # What a worker loads beside the script.
     "collectives": "errors system torch_private",
     "torch_mpi": "system torch_private collectives",
+    # Beside the script, in a run or without one; who this rank is it finds as a sampler does.
+    "checkpoint": "errors system torch_private data.sampling.world",
     "worker": "errors collectives torch_mpi trackers.hooks",
     # Knows nothing of jobs or runs; the backend "mpi" is all that it takes of the collectives.
-    "parallel": "errors system torch_private collectives torch_mpi",
+    "parallel": "errors system torch_private collectives torch_mpi checkpoint",
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
-    "compat": "errors system torch_private collectives torch_mpi launchers supervisor.diagnosis worker",
+    "compat": "errors system torch_private collectives torch_mpi launchers supervisor.diagnosis worker checkpoint",
     # The names of another library for what a program meets first.
     "compat.azureml": f"{UP_TO_SUBMIT} estimator workspace workspace_dir controlling sweeps pipelines models services compat",
     "azureml": "compat",
@@ -93,7 +95,7 @@ THIRD_PARTY = {
     "yaml": "environments compat cli",
     "dotenv": "cli",
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
-    **dict.fromkeys(("torch", "numpy"), "data torch_private collectives torch_mpi compat parallel serving"),
+    **dict.fromkeys(("torch", "numpy"), "checkpoint data torch_private collectives torch_mpi compat parallel serving"),
     "mpi4py": "collectives torch_mpi compat",
     "pytest": "testing",
     "cloudpickle": "compat",

@@ -40,11 +40,11 @@ classes in all source files.
     ├── RunStateError (also RuntimeError)     the run is not in a state in which this can be done
     ├── RunContextError (also RuntimeError)   a worker's environment lacks what its launcher owes it
     ├── RunFailedError (also RuntimeError)    the run has failed; `.report` says which rank, and why
+    ├── CheckpointError (also RuntimeError)   a checkpoint could not be written or read
     ├── CollectivesError (also RuntimeError)   collectives.errors: an operation can't be done
     │   ├── MismatchError                 collectives.errors: the ranks asked for different things
     │   └── ShutDownError                 collectives.errors: a rank has died, or has shut its engine down
     │       └── LostRankError             collectives.errors: that rank's process is gone
-    ├── CheckpointError (also RuntimeError)   parallel.errors: a checkpoint could not be written or read
     ├── WorkerError (also RuntimeError)       parallel.errors: another rank failed first
     ├── TorchError (also ImportError)         torch_private: this torch lacks what is needed of it
     ├── HorovodInternalError (also RuntimeError)   compat.horovod.common.exceptions: a collective failed
@@ -205,6 +205,10 @@ class RunStateError(PacelineError, RuntimeError):
 
 class RunContextError(PacelineError, RuntimeError):
     """The process's environment lacks what a worker's launcher should have set."""
+
+
+class CheckpointError(PacelineError, RuntimeError):
+    """A checkpoint could not be written or read; what was there before is there still."""
 
 
 class RunFailedError(PacelineError, RuntimeError):

@@ -98,6 +98,11 @@ def test_the_run_s_variables():
     }
 
 
+def test_a_time_limit_is_told():
+    launch = make_launch(make_job(), ends_at=1_800_000_000.4)
+    assert environment.of_run(launch)["PACELINE_END_TIME"] == "1800000000"
+
+
 def test_nothing_shows_the_secret_of_the_ranks():
     assert "5e5e" not in repr(make_launch(make_job()))
     assert "PACELINE_RUN_SECRET" not in environment.of_run(make_launch(make_job(), secret=""))

@@ -115,6 +115,7 @@ class Launch:
     scratch_dir: a short path for the launcher's own sockets and shared memory; the nodes remove it.
     remote_shell: takes `HOST COMMAND...` as ssh does; empty where all nodes are one machine (`REMOTE_SHELL_PYTHON`).
     starter: what starts MPI's workers; None for mpirun.
+    ends_at: when the run's time is up, in Unix seconds; None without a limit.
     secret: what the attempt's ranks sign with, as hexadecimal digits; empty where nothing is to be started.
     """
 
@@ -132,6 +133,7 @@ class Launch:
     attempt: int = 1
     remote_shell: tuple[str, ...] = ()
     starter: Starter | None = None
+    ends_at: float | None = None
     secret: str = field(default="", repr=False)
 
     @property

@@ -92,6 +92,7 @@ def of_run(launch: Launch) -> dict[str, str]:
         "PACELINE_ATTEMPT": str(launch.attempt),
         "PACELINE_STALL_FILE": str(launch.run_dir / "attempts" / str(launch.attempt) / "stalled.jsonl"),
         "PACELINE_WATCH_DIR": str(watch_dir(launch)),
+        **({"PACELINE_END_TIME": f"{launch.ends_at:.0f}"} if launch.ends_at is not None else {}),
         **({"PACELINE_RUN_SECRET": launch.secret} if launch.secret else {}),
         **(
             {"AZUREML_DATASET_ENVIRONMENT_VARS": ",".join(f"{one.name}:{one.mode}" for one in job.inputs)}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from paceline.errors import PacelineError, UserError
+from paceline.errors import CheckpointError, PacelineError, UserError
+
+__all__ = ["CheckpointError", "ParallelError", "WorkerError", "told"]
 
 
 class ParallelError(UserError):
     """A model, a strategy, a batch or a loss that can't be used as it is. Also a ValueError."""
-
-
-class CheckpointError(PacelineError, RuntimeError):
-    """A checkpoint could not be written or read; what was there before is there still."""
 
 
 class WorkerError(PacelineError, RuntimeError):

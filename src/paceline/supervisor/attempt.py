@@ -85,6 +85,7 @@ def _launch(run: Supervision, number: int) -> Launch:
         attempt=number,
         remote_shell=run.seen.remote_shell,
         starter=run.seen.starter,
+        ends_at=run.ends_at,
         # New for each attempt, and nowhere but in the environment of its workers.
         secret=os.urandom(32).hex(),
     )

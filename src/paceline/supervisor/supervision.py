@@ -139,6 +139,11 @@ class Supervision:
         """Stop counting: the run waits in the queue again."""
         self._deadline = None
 
+    @property
+    def ends_at(self) -> float | None:
+        """When the time limit is reached, in Unix seconds by this machine's clock; None without one."""
+        return None if self._deadline is None else time.time() + self._deadline - time.monotonic()
+
     def cancel_reason(self) -> str | None:
         """The reason from outside to end the run: "cancel", "time_limit" (the engine's), "interrupted" or None."""
         if self.folder.cancel_request.exists():

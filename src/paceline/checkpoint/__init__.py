@@ -1,0 +1,39 @@
+"""Checkpoints of plain training scripts, in two calls: `save(state, step)` and `latest()`.
+
+    from paceline import checkpoint
+
+    state = {"model": model, "optimizer": optimizer}
+    start = 0
+    if found := checkpoint.latest():
+        found.load_into(state)
+        start = found.step
+    for step in range(start, 10_000):
+        ...  # one training step
+        checkpoint.save(state, step + 1, every=100)
+
+Standard library alone at import; torch and numpy are used only where a state has their tensors.
+"""
+
+from __future__ import annotations
+
+from paceline.system.lazy import face
+
+# Not typing's: the horovod names load this before a script's first line.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from paceline.checkpoint.found import Checkpoint, latest
+    from paceline.checkpoint.saving import save, wait
+
+__all__ = ["Checkpoint", "latest", "save", "wait"]
+
+_HOMES = {
+    "paceline.checkpoint.found": ("Checkpoint", "latest"),
+    "paceline.checkpoint.saving": ("save", "wait"),
+}
+
+__getattr__ = face(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__

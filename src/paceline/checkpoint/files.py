@@ -1,0 +1,199 @@
+"""The files of checkpoints, each whole or absent.
+
+    checkpoint_200.safetensors                              rank 0's, which has all of the state
+    checkpoint_200.part_1_of_4.3f9a01c2.safetensors         rank 1's part of four; the last word is the same on all four
+    .checkpoint_200.safetensors.saving-<8 hex>              one that is being written: locked as long as somebody writes
+
+A file gets its name by a rename, once its bytes are on the disk. A process that is killed leaves one of the third kind, which the
+next save removes. Parts need no last word from anybody: a checkpoint is whole when all of its parts are there, in
+whatever order, on however many nodes they were written, and also while they are on their way to another folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from paceline.checkpoint import arrays
+from paceline.errors import CheckpointError
+
+#: As in the format's own library.
+_MOST_HEADER_BYTES = 100_000_000
+_NAME = re.compile(r"checkpoint_(\d+)(?:\.part_(\d+)_of_(\d+)\.(\w+))?\.safetensors")
+_SAVING = re.compile(r"\.checkpoint_.+\.saving-[0-9a-f]{8}")
+_LOCKED_WITHIN_S = 10.0
+#: In the format's free part: what a state has beside its arrays.
+_STATE = "paceline.state"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of a checkpoint. of: the number of its parts, 1 where rank 0 has saved all; token: the same on all of them."""
+
+    step: int
+    rank: int = 0
+    of: int = 1
+    token: str = ""
+
+    @property
+    def name(self) -> str:
+        middle = f".part_{self.rank}_of_{self.of}.{self.token}" if self.token else ""
+        return f"checkpoint_{self.step}{middle}.safetensors"
+
+
+def parts_in(folder: Path) -> list[Part]:
+    """All files of checkpoints in the folder, those of checkpoints that are not whole too."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    found = [(int(m[1]), m) for name in names if (m := _NAME.fullmatch(name))]
+    return [Part(step, int(m[2]), int(m[3]), m[4]) if m[2] else Part(step) for step, m in found]
+
+
+def whole(parts: Sequence[Part]) -> dict[int, list[Part]]:
+    """step -> the parts of a checkpoint of it that is whole, by rank. Of several, the one of the fewest parts."""
+    together: dict[tuple[int, int, str], list[Part]] = {}
+    for part in parts:
+        together.setdefault((part.step, -part.of, part.token), []).append(part)
+    found: dict[int, list[Part]] = {}
+    # In this order the later one of a step has fewer parts.
+    for (step, of, _), members in sorted(together.items()):
+        if len(members) == -of:
+            found[step] = sorted(members, key=lambda part: part.rank)
+    return found
+
+
+def write(folder: Path, part: Part, told: Any, plain: Sequence[arrays.Plain]) -> None:
+    """Write one file, and return once it is on the disk under its name.
+
+    Raises:
+        OSError: it can't be written; what had the name before is there still.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    header: dict[str, Any] = {"__metadata__": {_STATE: json.dumps(told), "format": "pt"}}
+    offset = 0
+    for one in plain:
+        header[one.name] = {"dtype": one.dtype, "shape": one.shape, "data_offsets": [offset, offset + one.size]}
+        offset += one.size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    # Readers map the file, and want numbers to begin at a multiple of 8.
+    text += b" " * (-len(text) % 8)
+    beside = folder / f".{part.name}.saving-{secrets.token_hex(4)}"
+    try:
+        with open(beside, "xb") as file:
+            # Held while somebody writes, and let go by the kernel however the process ends.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(len(text).to_bytes(8, "little") + text)
+            for one in plain:
+                file.write(one.data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.rename(beside, folder / part.name)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+    _sync(folder)
+
+
+class Reader:
+    """One file, of which nothing is read but its header until something is asked for.
+
+    Raises:
+        CheckpointError: it is no file of a checkpoint.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                length = int.from_bytes(file.read(8), "little")
+                if length > min(size - 8, _MOST_HEADER_BYTES):
+                    raise ValueError(f"its header would be {length} bytes long")
+                header = json.loads(file.read(length))
+                self._start = 8 + length
+                self.told = json.loads(header.pop("__metadata__")[_STATE])
+                self._entries: Mapping[str, Any] = header
+                for name, entry in header.items():
+                    begin, end = entry["data_offsets"]
+                    if not 0 <= begin <= end <= size - self._start:
+                        raise ValueError(f"{name!r} would lie at {begin} to {end} of {size - self._start} bytes")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(unreadable(path, f"{type(error).__name__}: {error}")) from error
+
+    def array(self, name: str, of: str) -> Any:
+        """A tensor of torch or an array of numpy, read now."""
+        entry = self._entries[name]
+        begin, end = entry["data_offsets"]
+        data = bytearray(end - begin)
+        with open(self.path, "rb") as file:
+            file.seek(self._start + begin)
+            _fill(file, memoryview(data))
+        return arrays.made(entry["dtype"], entry["shape"], data, of=of)
+
+
+def _fill(file: BinaryIO, view: memoryview) -> None:
+    done = 0
+    while done < len(view):
+        got = file.readinto(view[done:])  # type: ignore[attr-defined]
+        if not got:
+            raise CheckpointError(unreadable(Path(file.name), "it ends in the middle of an array"))
+        done += got
+
+
+def unreadable(path: Path, why: str) -> str:
+    """The message about a file."""
+    return f"the checkpoint {str(path)!r} can't be read: {why}. Remove this file to go on from the one before."
+
+
+def remove_old(folder: Path, keep: int, rank: int, size: int) -> None:
+    """Remove what is older than the last `keep` whole checkpoints, as far as it is this rank's to remove.
+
+    Where the ranks' folders are not one, no checkpoint of parts is whole here. Then so many of this rank's own stay, and two
+    more: a rank may be two saves behind the others, and what it has not written yet makes none whole.
+    """
+    parts = parts_in(folder)
+    complete = sorted(whole(parts), reverse=True)
+    own = sorted({part.step for part in parts if part.rank == rank and part.of > 1}, reverse=True)
+    oldest = complete[keep - 1] if len(complete) >= keep else None
+    if own and not any(step in own for step in complete[:1]) and len(own) >= keep + 2:
+        oldest = max(oldest or 0, own[keep + 1])
+    for part in parts:
+        if oldest is not None and part.step < oldest and part.rank % size == rank:
+            with contextlib.suppress(OSError):
+                (folder / part.name).unlink()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed saves have left; what somebody still writes stays."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if not _SAVING.fullmatch(name):
+                continue
+            with contextlib.suppress(OSError), open(folder / name, "r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # A writer has its lock a moment after the file is there; an empty one may be just about to be locked.
+                about = os.fstat(file.fileno())
+                if about.st_size or time.time() - about.st_mtime > _LOCKED_WITHIN_S:
+                    (folder / name).unlink()
+
+
+def _sync(folder: Path) -> None:
+    # Some file systems refuse to sync a folder, such as some network ones.
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,147 @@
+"""When a worker is asked to end, and how it ends once its checkpoint is whole.
+
+    SIGTERM            a cancel, a preemption, a time limit: noted, and heeded at the next call of save()
+    PACELINE_ELASTIC_REQUEST   the supervisor wants to go on with more nodes (docs/decisions/0018-elastic.md)
+
+Between two calls a step is half done, so nothing can be saved there: the signal alone changes nothing. A second one ends the
+process at once, as one without save() would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+from types import FrameType
+from typing import Any, NoReturn
+
+from paceline.system import elastic
+
+SIGNAL, RESIZE, LIMIT = "signal", "resize", "limit"
+#: The time that a rank that does not save gives the one that does, where they share a store and where they don't; and that
+#: the one that has saved gives the others to follow. Guesses.
+_WITH_STORE_S, _WITHOUT_STORE_S, _FOLLOW_S = 30.0, 5.0, 5.0
+_LEFT = "paceline_checkpoint_left"
+
+_is_asked = False
+_is_listening = False
+_saves = True
+_following: threading.Thread | None = None
+
+
+def listen(*, saves: bool) -> None:
+    """Note SIGTERM from now on, unless the script has a handler of its own. saves: whether this rank writes checkpoints."""
+    global _is_listening, _saves
+    _saves = saves
+    if _is_listening or threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _on_signal)
+        # Helpers that the script forks (a DataLoader's workers) have nothing to save: SIGTERM ends them.
+        # Blocked meanwhile, or one that comes just after the fork would be noted in the child and lost.
+        os.register_at_fork(before=_block, after_in_child=_in_child, after_in_parent=_unblock)
+    _is_listening = True
+
+
+def asked() -> str | None:
+    """SIGNAL or RESIZE where this process has been asked to end; None where it goes on."""
+    if _is_asked:
+        return SIGNAL
+    return RESIZE if elastic.is_resize_requested() else None
+
+
+def leave(why: str, *, followers: int = 0) -> NoReturn:
+    """End this process: by SIGTERM, or with the code that tells the supervisor that a checkpoint is whole.
+
+    followers: so many other ranks, 1 and up, may wait for this one in a collective, and are to end with it (`follow`).
+    """
+    store = default_store() if followers else None
+    if store is not None:
+        # Before the connections break, which would be an error in their collective. Who has not been asked to end stays.
+        with contextlib.suppress(Exception):
+            store.set(_LEFT, "1")
+            store.wait([f"{_LEFT}_{rank}" for rank in range(1, followers + 1)], timedelta(seconds=_FOLLOW_S))
+    if why == RESIZE:
+        raise SystemExit(elastic.EXIT_RESIZE)
+    _flush()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+    # Not reached, unless SIGTERM is blocked.
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def default_store() -> Any:
+    """The key-value store of torch's world, or None where the script has made no world."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    from paceline import torch_private
+
+    # A world over MPI has none.
+    with contextlib.suppress(Exception):
+        return torch_private.default_store()
+    return None
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    global _is_asked
+    if _is_asked:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    _is_asked = True
+    if not _saves:
+        follow()
+
+
+def follow() -> None:
+    """End this process, which saves nothing, once the rank that does has left. That one may need it for the step that it is
+    in. Then this one waits in a collective, where no handler of Python's runs: so a thread ends it."""
+    global _following
+    if _following is None:
+        _following = threading.Thread(target=_end_after_the_first, name="paceline-leave", daemon=True)
+        _following.start()
+
+
+def _end_after_the_first() -> None:
+    store = default_store()
+    deadline = time.monotonic() + (_WITHOUT_STORE_S if store is None else _WITH_STORE_S)
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        try:
+            if store is not None and store.check([_LEFT]):
+                break
+        except Exception:
+            break  # the store is rank 0's, and went with it
+    _flush()
+    with contextlib.suppress(Exception):
+        store.set(f"{_LEFT}_{sys.modules['torch.distributed'].get_rank()}", "1")
+    if asked() == RESIZE:
+        os._exit(elastic.EXIT_RESIZE)
+    # Python lets the main thread alone change a handler; the C library does not ask.
+    ctypes.CDLL(None).signal(signal.SIGTERM, None)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _block() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+
+
+def _in_child() -> None:
+    if signal.getsignal(signal.SIGTERM) is _on_signal:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _unblock()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()

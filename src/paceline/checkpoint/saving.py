@@ -1,0 +1,213 @@
+"""`save`: what is due is copied, and written behind the training's back; `wait`: until it is written."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoint import files, leaving
+from paceline.checkpoint.arrays import Plain
+from paceline.checkpoint.found import folder_of
+from paceline.checkpoint.time_limit import TimeLimit
+from paceline.checkpoint.values import taken_apart
+from paceline.data.sampling.world import own_rank
+from paceline.errors import CheckpointError, UserError
+
+_log = logging.getLogger(__name__)
+#: In the store of torch's world: what rank 0 says to the others, and who has written its part.
+_SAID, _WHOLE = "paceline_checkpoint_said", "paceline_checkpoint_whole"
+#: For the parts of all ranks, once one of them is to end.
+_PARTS_S = 600.0
+
+
+class _Writing(threading.Thread):
+    """A save that is under way. No daemon: a program that ends right after save() waits until the checkpoint is written."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(name="paceline-checkpoint")
+        self._work = work
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            self.error = error
+            # Said now too: nobody may call save() or wait() again.
+            _log.error("%s", error)
+
+
+_writing: _Writing | None = None
+_limit = TimeLimit()
+_last: tuple[Path, files.Part] | None = None
+_calls = 0
+_announced: tuple[int, str] | None = None
+_heeded = 0
+
+
+def save(
+    state: Any,
+    step: int,
+    *,
+    every: int | None = None,
+    keep: int = 3,
+    asynchronous: bool = True,
+    parts: bool = False,
+    folder: str | os.PathLike[str] | None = None,
+) -> bool:
+    """Save the state after so many steps; True on a rank that has written it, or begun to.
+
+    Called after each step with `every`, it also saves where nobody has asked for it: where the process was sent SIGTERM (a
+    cancel, a preemption), shortly before a time limit that is known, and where an elastic run is to go on with more nodes.
+    After the first and the last of these it does not return: the process ends.
+
+    state: a dict of models, optimizers, schedulers, samplers (what has `state_dict` and `load_state_dict`), tensors, arrays of
+        numpy, numbers, texts, and lists, tuples, sets and dicts of these; or one such value; or a function without arguments
+        that gives one, called only when something is written. It is looked at during the call alone.
+    step: how many steps, epochs or what you like are done: a whole number, the newest checkpoint has the largest.
+    every: write only where this number divides `step`, and in the cases above; None: at each call.
+    keep: so many of the newest checkpoints stay; older ones are removed once a newer one is whole.
+    asynchronous: copy the state and write it in a thread; the next save waits for it, and raises its error.
+    parts: each rank saves its own state; all call it equally often. Else rank 0 saves and the call does nothing elsewhere.
+    folder: of the checkpoints; the run's by itself (PACELINE_CHECKPOINT_DIR), `./checkpoints` outside of runs.
+
+    Raises:
+        UserError: a state that can't be kept, with the place in it; a wrong number.
+        CheckpointError: it could not be written, or the one before could not; what was there before is there still.
+    """
+    global _calls, _last
+    _check(step, every, keep)
+    place, step = folder_of(folder), int(step)
+    rank, size = own_rank()
+    _calls += 1
+    leaving.listen(saves=parts or rank == 0)
+    if rank != 0 and not parts:
+        if leaving.asked() is not None:
+            leaving.follow()
+        return False
+    asked = leaving.asked() or _limit.asked()
+    if parts and size > 1:
+        asked = _agreed(asked, rank)
+    is_due = every is None or step % every == 0 or asked is not None
+    part = files.Part(step, rank, size, _token()) if parts and size > 1 else files.Part(step)
+    if is_due and _last != (place, part):
+        wait()
+        told, plain = _plain(state, copy=asynchronous and asked is None)
+        work = _work(place, part, told, plain, (keep, rank, size if parts else 1))
+        _last = (place, part)
+        if asynchronous and asked is None:
+            _begin(work)
+        else:
+            work()
+    if asked in (leaving.SIGNAL, leaving.RESIZE):
+        wait()
+        if parts and size > 1:
+            _await_all(rank, size)
+        leaving.leave(asked, followers=0 if parts else size - 1)
+    return is_due
+
+
+def wait() -> None:
+    """Return once no save is under way.
+
+    Raises:
+        CheckpointError: the last one has failed.
+    """
+    global _writing, _last
+    writing, _writing = _writing, None
+    if writing is None or writing is threading.current_thread():
+        return
+    writing.join()
+    if writing.error is not None:
+        _last = None
+        raise writing.error
+
+
+def _check(step: Any, every: Any, keep: Any) -> None:
+    for name, value, least in (("step", step, 0), ("every", every, 1), ("keep", keep, 1)):
+        if value is None and name == "every":
+            continue
+        if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
+            raise UserError(f"{name}={value!r}: it is a whole number from {least} on.")
+
+
+def _plain(state: Any, *, copy: bool) -> tuple[Any, list[Plain]]:
+    if callable(state) and not hasattr(state, "state_dict"):
+        state = state()
+    told, found = taken_apart(state)
+    return told, [Plain(name, array, copy=copy) for name, array in found.items()]
+
+
+def _work(
+    place: Path, part: files.Part, told: Any, plain: Sequence[Plain], kept: tuple[int, int, int]
+) -> Callable[[], None]:
+    def work() -> None:
+        began = time.monotonic()
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            files.remove_leftovers(place)
+            files.write(place, part, told, plain)
+        except OSError as error:
+            global _last
+            _last = None
+            raise CheckpointError(
+                f"the checkpoint {part.name!r} could not be written to {str(place)!r}: {error.strerror or error}. Those "
+                "that were there are there still. Make room, or give another folder=."
+            ) from error
+        files.remove_old(place, *kept)
+        _limit.took(time.monotonic() - began)
+
+    return work
+
+
+def _begin(work: Callable[[], None]) -> None:
+    global _writing
+    _writing = _Writing(work)
+    _writing.start()
+
+
+def _token() -> str:
+    """The same on all ranks that were started together, and another one for each attempt."""
+    names = ("PACELINE_RUN_ID", "PACELINE_ATTEMPT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    told = [os.environ.get(name, "") for name in (*names, "MASTER_ADDR", "MASTER_PORT")]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:8]
+
+
+def _agreed(asked: str | None, rank: int) -> str | None:
+    """What all ranks do in this call: rank 0's word, given one call before, for others may be a call further than it is. Without
+    a store each goes by what it has heard itself, and a checkpoint that is not of all ranks does not count."""
+    global _announced, _heeded
+    store = leaving.default_store()
+    if store is None:
+        return asked
+    name = f"{_SAID}_{_heeded}"
+    if _announced is None and rank == 0 and asked is not None:
+        _announced = (_calls + 1, asked)
+        store.set(name, f"{_calls + 1} {asked}")
+    elif _announced is None and rank != 0 and store.check([name]):
+        call, _, why = store.get(name).decode().partition(" ")
+        _announced = (int(call), why)
+    if _announced is None or _calls < _announced[0]:
+        return None
+    why, _announced, _heeded = _announced[1], None, _heeded + 1
+    return why
+
+
+def _await_all(rank: int, size: int) -> None:
+    """Return once every rank has written its part. Rank 0, whose store it may be, is the last to know."""
+    store = leaving.default_store()
+    if store is None:
+        return
+    names = [f"{_WHOLE}_{_heeded}_{other}" for other in range(size)]
+    try:
+        store.set(names[rank], "1")
+        store.wait(names, timedelta(seconds=_PARTS_S))
+    except Exception as error:
+        _log.warning("not every rank has written its part of the last checkpoint: %s", str(error).splitlines()[:1])

@@ -1,0 +1,22 @@
+"""What a save leaves in the process goes with the test: the handler of SIGTERM, and what was saved last."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.checkpoint import leaving, saving
+from paceline.checkpoint.time_limit import TimeLimit
+
+
+@pytest.fixture(autouse=True)
+def as_if_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(leaving, "_is_listening", False)
+    monkeypatch.setattr(saving, "_last", None)
+    monkeypatch.setattr(saving, "_limit", TimeLimit())
+    yield
+    saving.wait()
+    signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+import pytest
+
+from paceline.checkpoint import files
+from paceline.checkpoint.files import Part
+from paceline.errors import CheckpointError
+
+
+def write(folder, *parts):
+    for part in parts:
+        files.write(folder, part, {"$": "dict", "of": []}, [])
+
+
+def test_a_checkpoint_is_whole_when_all_of_its_parts_are_there(tmp_path):
+    write(tmp_path, Part(1), *(Part(2, rank, 3, "aa") for rank in range(3)), Part(3, 0, 2, "aa"), Part(3, 1, 2, "bb"))
+    (tmp_path / "checkpoint_4.safetensors.bak").write_text("")
+    found = files.whole(files.parts_in(tmp_path))
+    # Parts of two attempts make none.
+    assert {step: [part.rank for part in parts] for step, parts in found.items()} == {1: [0], 2: [0, 1, 2]}
+    assert files.parts_in(tmp_path / "missing") == []
+
+
+def test_the_last_ones_stay_and_each_rank_removes_its_own(tmp_path):
+    write(tmp_path, *(Part(step, rank, 2, "aa") for step in (1, 2, 3, 4) for rank in range(2)), Part(5, 0, 2, "aa"))
+    files.remove_old(tmp_path, 2, rank=0, size=2)
+    assert sorted(part.step for part in files.parts_in(tmp_path) if part.rank == 0) == [3, 4, 5]
+    # A later world of one rank removes what all others have left.
+    write(tmp_path, Part(6), Part(7))
+    files.remove_old(tmp_path, 1, rank=0, size=1)
+    assert files.parts_in(tmp_path) == [Part(7)]
+
+
+def test_where_the_others_parts_are_elsewhere_two_more_stay(tmp_path):
+    write(tmp_path, Part(1), *(Part(step, 1, 2, "aa") for step in (2, 3, 4, 5)))
+    files.remove_old(tmp_path, 1, rank=1, size=2)
+    assert sorted(part.step for part in files.parts_in(tmp_path)) == [1, 3, 4, 5]
+
+
+def test_what_a_killed_save_has_left_is_removed_and_what_is_being_written_is_not(tmp_path):
+    left, held, new = (tmp_path / f".checkpoint_1.safetensors.saving-0000000{n}" for n in range(3))
+    left.write_bytes(b"half")
+    held.write_bytes(b"half")
+    new.touch()
+    with open(held) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        files.remove_leftovers(tmp_path)
+    assert sorted(tmp_path.iterdir()) == [held, new]
+    os.utime(new, (time.time() - 60,) * 2)
+    files.remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"short", b"\xff" * 64, (2).to_bytes(8, "little") + b"{}", (3).to_bytes(8, "little") + b"no!"]
+)
+def test_a_file_that_is_none_is_an_error_that_names_it(tmp_path, data):
+    path = tmp_path / Part(1).name
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"checkpoint_1\.safetensors.*Remove this file"):
+        files.Reader(path)

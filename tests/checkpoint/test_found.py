@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline import checkpoint
+from paceline.errors import CheckpointError, UserError
+from tests.late import late
+
+torch = late("torch")
+
+
+def test_a_model_and_its_optimizer_go_on_as_they_were(tmp_path):
+    def training(seed):
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(3, 1).double()
+        return {
+            "model": model,
+            "optimizer": torch.optim.Adam(model.parameters()),
+            "epoch": seed,
+            "mean": torch.zeros(2),
+        }
+
+    def step(state, number):
+        torch.manual_seed(100 + number)
+        state["optimizer"].zero_grad()
+        loss = state["model"](torch.randn(4, 3).double()).square().mean()
+        loss.backward()
+        state["optimizer"].step()
+        state["mean"] += number
+        return loss.item()
+
+    plain = training(1)
+    losses = [step(plain, number) for number in range(6)]
+    first = training(1)
+    for number in range(3):
+        step(first, number)
+        checkpoint.save(first, number + 1, folder=tmp_path)
+    # What is saved is what it was at that moment, though the training goes on meanwhile.
+    step(first, 3)
+    second = training(2)
+    found = checkpoint.latest(tmp_path)
+    found.load_into(second)
+    assert (found.step, second["epoch"]) == (3, 1)
+    assert [step(second, number) for number in range(3, 6)] == losses[3:]
+    assert torch.equal(second["mean"], plain["mean"])
+    # It is a file of safetensors, which any reader knows.
+    from safetensors.torch import load_file
+
+    assert set(load_file(found.paths[0])) >= {"model.weight", "model.bias", "mean"}
+
+
+def test_there_is_none_yet(tmp_path):
+    assert checkpoint.latest(tmp_path / "missing") is None
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_changed(tmp_path):
+    checkpoint.save({"a": 1}, 1, folder=tmp_path)
+    found = checkpoint.latest(tmp_path)
+    objects = {"a": 5, "b": 6}
+    with pytest.raises(UserError, match="no 'b'; it has 'a'"):
+        found.load_into(objects)
+    assert objects == {"a": 5, "b": 6}
+    with pytest.raises(UserError, match="a int can't take the state"):
+        found.load_into(3)
+
+
+def test_an_address_is_refused():
+    with pytest.raises(UserError, match="is an address"):
+        checkpoint.latest("s3://bucket/checkpoints")
+
+
+def test_parts_are_each_rank_s_own_until_the_ranks_are_others(tmp_path, monkeypatch):
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert checkpoint.latest(tmp_path) is None
+        checkpoint.save({"rank": rank}, 4, parts=True, asynchronous=False, folder=tmp_path)
+    assert checkpoint.latest(tmp_path).state == {"rank": 1}
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    found = checkpoint.latest(tmp_path)
+    with pytest.raises(CheckpointError, match="each of 2 ranks, and there are 3 now"):
+        found.state  # noqa: B018
+    assert list(found.parts) == [{"rank": 0}, {"rank": 1}]
+
+
+def test_a_pickle_under_that_name_runs_nothing(tmp_path):
+    import pickle
+
+    class Evil:
+        def __reduce__(self):
+            return print, ("run",)
+
+    (tmp_path / "checkpoint_9.safetensors").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(CheckpointError, match="checkpoint_9"):
+        checkpoint.latest(tmp_path).state  # noqa: B018

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from paceline import checkpoint
+from paceline.system import elastic
+
+LOOP = """
+import os, signal, sys, time
+from paceline import checkpoint
+{before}
+for step in range(1, 100_000):
+    checkpoint.save({{"step": step}}, step, every=50_000, folder=sys.argv[1])
+    if step == 3:
+        print("ready", flush=True)
+    time.sleep(0.002)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start the loop of steps, in which nothing is due; it is running when this returns."""
+    started = []
+
+    def start(before="", after=None, **variables):
+        text = LOOP.format(before=before) if after is None else after
+        process = subprocess.Popen(
+            [sys.executable, "-c", text, str(tmp_path)],
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_sigterm_saves_the_step_that_is_done_and_ends_the_process(tmp_path, start):
+    process = start()
+    process.terminate()
+    assert process.wait(60) == -signal.SIGTERM
+    found = checkpoint.latest(tmp_path)
+    assert found.step == found.state["step"] >= 3
+
+
+def test_a_second_sigterm_ends_it_at_once(tmp_path, start):
+    text = """
+import sys, time
+from paceline import checkpoint
+checkpoint.save({}, 1, every=2, folder=sys.argv[1])
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+    print("on", flush=True)
+"""
+    process = start(after=text)
+    process.terminate()
+    # It goes on after the first one: nothing can be saved between two steps.
+    assert [process.stdout.readline() for _ in range(50)][-1] == "on\n"
+    process.terminate()
+    assert process.wait(60) == -signal.SIGTERM
+    assert checkpoint.latest(tmp_path) is None
+
+
+def test_a_handler_of_the_script_s_own_stays(tmp_path, start):
+    process = start("signal.signal(signal.SIGTERM, lambda *_: os._exit(7))")
+    process.terminate()
+    assert process.wait(60) == 7
+    assert checkpoint.latest(tmp_path) is None
+
+
+def test_what_the_script_has_forked_is_ended_by_sigterm(tmp_path, start):
+    text = """
+import os, signal, sys, time
+from paceline import checkpoint
+checkpoint.save({}, 1, every=2, folder=sys.argv[1])
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+os.kill(child, signal.SIGTERM)
+os._exit(0 if os.waitpid(child, 0)[1] == signal.SIGTERM and print("ready", flush=True) is None else 1)
+"""
+    assert start(after=text).wait(60) == 0
+
+
+def test_a_request_for_more_nodes_is_met_once_the_checkpoint_is_whole(tmp_path, start):
+    request = tmp_path / "request"
+    process = start(PACELINE_ELASTIC_REQUEST=str(request))
+    request.touch()
+    assert process.wait(60) == elastic.EXIT_RESIZE == 79
+    assert checkpoint.latest(tmp_path).step >= 3

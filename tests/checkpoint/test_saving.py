@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from paceline import checkpoint
+from paceline.checkpoint import files
+from paceline.errors import CheckpointError, UserError
+from tests.collectives.gloo_world import free_port
+from tests.late import late
+
+np = late("numpy")
+
+
+def steps(folder):
+    return sorted(files.whole(files.parts_in(folder)))
+
+
+def test_it_writes_when_it_is_due_and_keeps_the_last_ones(tmp_path):
+    asked = []
+
+    def state():
+        asked.append(1)
+        return {"n": len(asked)}
+
+    done = [checkpoint.save(state, step, every=10, keep=2, folder=tmp_path) for step in range(51)]
+    assert [step for step, is_saved in enumerate(done) if is_saved] == [0, 10, 20, 30, 40, 50]
+    checkpoint.wait()
+    assert steps(tmp_path) == [40, 50]
+    assert checkpoint.latest(tmp_path).state == {"n": 6}
+    assert len(asked) == 6, "it is called when something is written, and not otherwise"
+
+
+def test_outside_of_a_run_it_is_the_folder_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoint.save(1, 1)
+    assert checkpoint.latest().state == 1
+    assert os.listdir(tmp_path / "checkpoints") == ["checkpoint_1.safetensors"]
+    monkeypatch.setenv("PACELINE_CHECKPOINT_DIR", str(tmp_path / "run"))
+    assert checkpoint.latest() is None
+
+
+def test_rank_0_saves_for_all(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert checkpoint.save(1, 1, folder=tmp_path) is False
+    monkeypatch.setenv("RANK", "0")
+    assert checkpoint.save(1, 1, folder=tmp_path) is True
+    assert checkpoint.latest(tmp_path).state == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"step": -1}, "step=-1"), ({"step": 1.5}, "step=1.5"), ({"every": 0}, "every=0"), ({"keep": True}, "keep=True")],
+)
+def test_wrong_numbers_are_refused(tmp_path, given, message):
+    with pytest.raises(UserError, match=message):
+        checkpoint.save(1, **({"step": 1, "folder": tmp_path} | given))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_background_error_is_raised_by_the_next_call_and_the_former_one_stays(tmp_path, monkeypatch, caplog):
+    checkpoint.save(1, 1, folder=tmp_path)
+    checkpoint.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        checkpoint.save(2, 2, folder=tmp_path)
+        with pytest.raises(CheckpointError, match=r"checkpoint_2.*No space left on device"):
+            checkpoint.wait()
+    assert "checkpoint_2" in caplog.text
+    assert os.listdir(tmp_path) == ["checkpoint_1.safetensors"]
+    # The same step can be saved again.
+    assert checkpoint.save(2, 2, folder=tmp_path)
+    assert checkpoint.latest(tmp_path).state == 2
+
+
+def test_training_goes_on_while_it_is_written(tmp_path, monkeypatch):
+    go_on, write = threading.Event(), files.write
+    monkeypatch.setattr(files, "write", lambda *given: (go_on.wait(60), write(*given)))
+    state = {"x": np.zeros(3), "list": [1]}
+    checkpoint.save(state, 1, folder=tmp_path)
+    assert steps(tmp_path) == []
+    state["x"] += 1
+    state["list"].append(2)
+    go_on.set()
+    found = checkpoint.latest(tmp_path).state
+    assert (found["x"].tolist(), found["list"]) == ([0, 0, 0], [1])
+
+
+@pytest.mark.parametrize("moment", ["fcntl.flock", "os.fsync", "os.rename"])
+def test_a_process_that_is_killed_in_the_middle_leaves_the_former_one(tmp_path, moment):
+    program = f"""
+import fcntl, os, signal
+from paceline import checkpoint
+checkpoint.save({{"x": 1}}, 1, folder={str(tmp_path)!r}, keep=1)
+checkpoint.wait()
+{moment} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+checkpoint.save({{"x": 2}}, 2, folder={str(tmp_path)!r}, keep=1)
+checkpoint.wait()
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=240).returncode == -signal.SIGKILL
+    found = checkpoint.latest(tmp_path)
+    assert (found.step, found.state) == (1, {"x": 1})
+    assert len(os.listdir(tmp_path)) == 2
+    checkpoint.save({"x": 2}, 2, folder=tmp_path, keep=1, asynchronous=False)
+    # A file that was killed before it was locked is given ten seconds.
+    assert len(os.listdir(tmp_path)) == 1 + (moment == "fcntl.flock")
+
+
+def test_what_is_written_at_the_end_of_the_program_is_whole(tmp_path):
+    program = f"""
+from paceline import checkpoint
+import sys
+checkpoint.save({{"x": b"1" * 3_000_000}}, 1, folder={str(tmp_path)!r})
+assert not {{"torch", "numpy"}} & set(sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=240).returncode == 0
+    assert steps(tmp_path) == [1]
+
+
+def test_shortly_before_the_time_limit_it_saves_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_END_TIME", "10")
+    done = [checkpoint.save(1, step, every=1000, folder=tmp_path) for step in (1, 2)]
+    assert done == [True, False]
+    assert steps(tmp_path) == [1]
+
+
+RANKS = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+from paceline import checkpoint
+rank, parts = int(os.environ["RANK"]), sys.argv[2] == "parts"
+dist.init_process_group("gloo")
+for step in range(1, 100_000):
+    dist.all_reduce(torch.ones(1))
+    if step == 3 and rank == 0:
+        print("ready", flush=True)
+    checkpoint.save({"rank": rank, "step": step}, step, every=50_000, parts=parts, folder=sys.argv[1])
+"""
+
+
+def test_ranks_that_are_asked_to_end_leave_one_checkpoint_and_nobody_waits(tmp_path):
+    """Rank 1 waits in a collective, where no handler runs, when rank 0 has saved and is gone."""
+    (tmp_path / "program.py").write_text(RANKS)
+    modes = ("whole", "parts")
+    ranks = [rank for mode in modes for rank in start_ranks(tmp_path, mode)]
+    try:
+        for process in ranks[::2]:
+            assert process.stdout.readline() == b"ready\n"
+        for process in ranks:
+            process.terminate()
+        assert [process.wait(120) for process in ranks] == [-signal.SIGTERM] * 4
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    for mode, count in zip(modes, (1, 2), strict=True):
+        [(step, members)] = files.whole(files.parts_in(tmp_path / mode)).items()
+        found = checkpoint.Checkpoint(step, tuple(tmp_path / mode / part.name for part in members))
+        assert list(found.parts) == [{"rank": rank, "step": step} for rank in range(count)]
+
+
+def start_ranks(folder, mode):
+    shared = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, "program.py", mode, mode],
+            cwd=folder,
+            env={**os.environ, **shared, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]

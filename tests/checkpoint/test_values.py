@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import collections
+import json
+import math
+
+import pytest
+
+from paceline.checkpoint.values import put_together, taken_apart
+from paceline.errors import CheckpointError, UserError
+from tests.late import late
+
+np = late("numpy")
+torch = late("torch")
+
+
+def there_and_back(state):
+    told, arrays = taken_apart(state)
+    return put_together(json.loads(json.dumps(told)), lambda name, of: arrays[name])
+
+
+def test_what_a_state_may_hold_comes_back_as_it_was():
+    state = {
+        "plain": [None, True, 1 << 70, -0.1, float("inf"), "ü", b"\x00\xff", 1 + 2j],
+        "groups": ((1, "a"), {3}, frozenset({"x"}), collections.OrderedDict(b=1, a=2), collections.Counter("aab")),
+        7: {("a", 1): {None: 1.5}},
+        "torch": [torch.Size([2, 3]), torch.bfloat16, torch.device("cpu")],
+        # What looks like an own word of ours is an ordinary dict.
+        "$": {"$": "tensor", "at": "x"},
+    }
+    found = there_and_back(state)
+    assert found == state
+    assert [type(item) for item in found["groups"]] == [type(item) for item in state["groups"]]
+    assert math.isnan(there_and_back(float("nan")))
+
+
+def test_arrays_are_named_by_their_place_and_no_name_comes_twice():
+    one, two = torch.ones(1), np.ones(2)
+    told, arrays = taken_apart({"a": {"b": one}, "a.b": two, "s": np.float64(2.5)})
+    assert list(arrays) == ["a.b", "a.b#2", "s"]
+    assert arrays["a.b"] is one
+    found = put_together(told, lambda name, of: arrays[name])
+    assert found["a.b"] is two
+    assert (found["s"], type(found["s"])) == (2.5, np.float64)
+
+
+def test_models_and_optimizers_are_asked_for_their_state():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    found = there_and_back({"model": model, "optimizer": [optimizer]})
+    assert set(found["model"]) == {"weight", "bias"}
+    assert found["optimizer"][0]["param_groups"][0]["lr"] == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("state", "place"),
+    [({"a": [1, object()]}, r"state\['a'\]\['1'\] is a builtins.object"), ({object(): 1}, "has the key")],
+)
+def test_what_can_t_be_kept_is_refused_with_its_place(state, place):
+    with pytest.raises(UserError, match=place):
+        taken_apart(state)
+
+
+def test_a_state_that_contains_itself_is_refused():
+    state: list[object] = []
+    state.append(state)
+    with pytest.raises(UserError, match="contains itself"):
+        taken_apart(state)
+
+
+@pytest.mark.parametrize("told", [{"$": "dtype", "of": "torch.load"}, {"$": "call"}, {}, {"$": "dict", "of": 3}])
+def test_nothing_else_is_made_of_a_forged_state(told):
+    with pytest.raises(CheckpointError):
+        put_together(told, lambda name, of: None)
