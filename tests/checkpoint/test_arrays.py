@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.checkpoint.arrays import Plain, made
+from paceline.checkpoint.arrays import DenseArray, made
 from paceline.errors import CheckpointError, UserError
 from tests.late import late
 
@@ -25,35 +25,35 @@ def test_every_type_of_both_libraries_comes_back_bit_for_bit():
     )
     for name in names:
         tensor = torch.arange(6).reshape(2, 3).to(getattr(torch, name))
-        plain = Plain("x", tensor, copy=False)
+        plain = DenseArray("x", tensor, copy=False)
         found = made(plain.dtype, plain.shape, bytearray(plain.data), of="torch")
         assert found.dtype == tensor.dtype
-        assert bytes(Plain("x", found, copy=False).data) == bytes(plain.data)
+        assert bytes(DenseArray("x", found, copy=False).data) == bytes(plain.data)
     for name in ("float64", "float16", "int32", "uint32", "bool", ">i8"):
         array = np.arange(6).reshape(2, 3).astype(name)
-        plain = Plain("x", array, copy=False)
+        plain = DenseArray("x", array, copy=False)
         assert (made(plain.dtype, plain.shape, bytearray(plain.data), of="numpy") == array).all()
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,)])
 def test_shapes_without_a_row_are_kept(shape):
     for library, of in ((torch, "torch"), (np, "numpy")):
-        plain = Plain("x", library.ones(shape), copy=True)
+        plain = DenseArray("x", library.ones(shape), copy=True)
         assert tuple(made(plain.dtype, plain.shape, bytearray(plain.data), of=of).shape) == shape
 
 
 def test_a_view_is_written_alone_and_as_it_looks():
     big = torch.arange(1000.0).reshape(10, 100)
-    plain = Plain("x", big[:, 3], copy=False)
+    plain = DenseArray("x", big[:, 3], copy=False)
     assert plain.size == 40
     assert made("F32", [10], bytearray(plain.data), of="torch").tolist() == big[:, 3].tolist()
     marked = torch.tensor([1 + 2j]).conj()
-    assert made("C64", [1], bytearray(Plain("x", marked, copy=False).data), of="torch").tolist() == [1 - 2j]
+    assert made("C64", [1], bytearray(DenseArray("x", marked, copy=False).data), of="torch").tolist() == [1 - 2j]
 
 
 def test_a_copy_does_not_change_with_what_it_was_made_of():
     tensor, array = torch.ones(2), np.ones(2)
-    copies = Plain("x", tensor, copy=True), Plain("y", array, copy=True)
+    copies = DenseArray("x", tensor, copy=True), DenseArray("y", array, copy=True)
     before = [bytes(one.data) for one in copies]
     tensor += 1
     array += 1
@@ -64,7 +64,7 @@ def test_arrays_that_have_no_plain_values_are_refused_by_name():
     sparse = torch.sparse_coo_tensor([[0], [1]], [1.0], (2, 2), check_invariants=True)
     for array in (sparse, torch.ones(1, device="meta"), np.array(["a"]), np.array([1.0], dtype="complex128")):
         with pytest.raises(UserError, match="'x'"):
-            Plain("x", array, copy=False)
+            DenseArray("x", array, copy=False)
 
 
 def test_bytes_that_are_no_array_are_an_error():

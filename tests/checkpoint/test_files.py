@@ -7,7 +7,7 @@ import time
 import pytest
 
 from paceline.checkpoint import files
-from paceline.checkpoint.files import Part
+from paceline.checkpoint.files import CheckpointPart
 from paceline.errors import CheckpointError
 
 
@@ -17,7 +17,13 @@ def write(folder, *parts):
 
 
 def test_a_checkpoint_is_whole_when_all_of_its_parts_are_there(tmp_path):
-    write(tmp_path, Part(1), *(Part(2, rank, 3, "aa") for rank in range(3)), Part(3, 0, 2, "aa"), Part(3, 1, 2, "bb"))
+    write(
+        tmp_path,
+        CheckpointPart(1),
+        *(CheckpointPart(2, rank, 3, "aa") for rank in range(3)),
+        CheckpointPart(3, 0, 2, "aa"),
+        CheckpointPart(3, 1, 2, "bb"),
+    )
     (tmp_path / "checkpoint_4.safetensors.bak").write_text("")
     found = files.whole(files.parts_in(tmp_path))
     # Parts of two attempts make none.
@@ -26,17 +32,21 @@ def test_a_checkpoint_is_whole_when_all_of_its_parts_are_there(tmp_path):
 
 
 def test_the_last_ones_stay_and_each_rank_removes_its_own(tmp_path):
-    write(tmp_path, *(Part(step, rank, 2, "aa") for step in (1, 2, 3, 4) for rank in range(2)), Part(5, 0, 2, "aa"))
+    write(
+        tmp_path,
+        *(CheckpointPart(step, rank, 2, "aa") for step in (1, 2, 3, 4) for rank in range(2)),
+        CheckpointPart(5, 0, 2, "aa"),
+    )
     files.remove_old(tmp_path, 2, rank=0, size=2)
     assert sorted(part.step for part in files.parts_in(tmp_path) if part.rank == 0) == [3, 4, 5]
     # A later world of one rank removes what all others have left.
-    write(tmp_path, Part(6), Part(7))
+    write(tmp_path, CheckpointPart(6), CheckpointPart(7))
     files.remove_old(tmp_path, 1, rank=0, size=1)
-    assert files.parts_in(tmp_path) == [Part(7)]
+    assert files.parts_in(tmp_path) == [CheckpointPart(7)]
 
 
 def test_where_the_others_parts_are_elsewhere_two_more_stay(tmp_path):
-    write(tmp_path, Part(1), *(Part(step, 1, 2, "aa") for step in (2, 3, 4, 5)))
+    write(tmp_path, CheckpointPart(1), *(CheckpointPart(step, 1, 2, "aa") for step in (2, 3, 4, 5)))
     files.remove_old(tmp_path, 1, rank=1, size=2)
     assert sorted(part.step for part in files.parts_in(tmp_path)) == [1, 3, 4, 5]
 
@@ -59,7 +69,7 @@ def test_what_a_killed_save_has_left_is_removed_and_what_is_being_written_is_not
     "data", [b"", b"short", b"\xff" * 64, (2).to_bytes(8, "little") + b"{}", (3).to_bytes(8, "little") + b"no!"]
 )
 def test_a_file_that_is_none_is_an_error_that_names_it(tmp_path, data):
-    path = tmp_path / Part(1).name
+    path = tmp_path / CheckpointPart(1).name
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"checkpoint_1\.safetensors.*Remove this file"):
-        files.Reader(path)
+        files.CheckpointFile(path)

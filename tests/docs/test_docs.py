@@ -249,6 +249,7 @@ LAUNCHES = {
         make_job(node_count=2, process_count_per_node=2, distributed_backend="nccl", use_gpu=True), gpus=2
     ),
     "tensorflow": make_launch(make_job(node_count=2, distributed_backend="tensorflow")),
+    "a time limit": make_launch(make_job(), ends_at=1.0),
     "its own environment, and data": make_launch(
         make_job(),
         prepared=(

@@ -37,7 +37,7 @@ _OF_NUMPY = {names[1]: dtype for dtype, names in _TYPES.items() if names[1]}
 BYTES = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 
-class Plain:
+class DenseArray:
     """One array, ready to be written. dtype: the format's name; shape; data: its bytes, shared with the array or a copy."""
 
     def __init__(self, name: str, array: Any, *, copy: bool) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from paceline.checkpoint import arrays
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, UserError
 
 #: As in the format's own library.
 _MOST_HEADER_BYTES = 100_000_000
@@ -35,8 +35,29 @@ _LOCKED_WITHIN_S = 10.0
 _STATE = "paceline.state"
 
 
+#: Set for each worker of a run; handed to every attempt.
+DIR_VARIABLE = "PACELINE_CHECKPOINT_DIR"
+#: Elsewhere: below the working directory.
+_DEFAULT = "checkpoints"
+
+
+def folder_of(folder: str | os.PathLike[str] | None) -> Path:
+    """The folder of the checkpoints: the one that is given, the run's, or `./checkpoints` outside of any run.
+
+    Raises:
+        UserError: an address.
+    """
+    named = os.fspath(folder) if folder is not None else os.environ.get(DIR_VARIABLE) or _DEFAULT
+    if "://" in named:
+        raise UserError(
+            f"folder={named!r} is an address. Checkpoints are written to a folder; in a run they are brought to the "
+            "workspace, and to the nodes of the next attempt, by themselves. Leave folder= out, or mount the store."
+        )
+    return Path(named).absolute()
+
+
 @dataclass(frozen=True)
-class Part:
+class CheckpointPart:
     """A file of a checkpoint. of: the number of its parts, 1 where rank 0 has saved all; token: the same on all of them."""
 
     step: int
@@ -50,22 +71,22 @@ class Part:
         return f"checkpoint_{self.step}{middle}.safetensors"
 
 
-def parts_in(folder: Path) -> list[Part]:
+def parts_in(folder: Path) -> list[CheckpointPart]:
     """All files of checkpoints in the folder, those of checkpoints that are not whole too."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
     found = [(int(m[1]), m) for name in names if (m := _NAME.fullmatch(name))]
-    return [Part(step, int(m[2]), int(m[3]), m[4]) if m[2] else Part(step) for step, m in found]
+    return [CheckpointPart(step, int(m[2]), int(m[3]), m[4]) if m[2] else CheckpointPart(step) for step, m in found]
 
 
-def whole(parts: Sequence[Part]) -> dict[int, list[Part]]:
+def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
     """step -> the parts of a checkpoint of it that is whole, by rank. Of several, the one of the fewest parts."""
-    together: dict[tuple[int, int, str], list[Part]] = {}
+    together: dict[tuple[int, int, str], list[CheckpointPart]] = {}
     for part in parts:
         together.setdefault((part.step, -part.of, part.token), []).append(part)
-    found: dict[int, list[Part]] = {}
+    found: dict[int, list[CheckpointPart]] = {}
     # In this order the later one of a step has fewer parts.
     for (step, of, _), members in sorted(together.items()):
         if len(members) == -of:
@@ -73,7 +94,7 @@ def whole(parts: Sequence[Part]) -> dict[int, list[Part]]:
     return found
 
 
-def write(folder: Path, part: Part, told: Any, plain: Sequence[arrays.Plain]) -> None:
+def write(folder: Path, part: CheckpointPart, told: Any, plain: Sequence[arrays.DenseArray]) -> None:
     """Write one file, and return once it is on the disk under its name.
 
     Raises:
@@ -106,7 +127,7 @@ def write(folder: Path, part: Part, told: Any, plain: Sequence[arrays.Plain]) ->
     _sync(folder)
 
 
-class Reader:
+class CheckpointFile:
     """One file, of which nothing is read but its header until something is asked for.
 
     Raises:

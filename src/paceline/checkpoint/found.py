@@ -9,30 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint import files
+from paceline.checkpoint import files, saving
 from paceline.checkpoint.values import is_tensor, put_together
 from paceline.data.sampling.world import own_rank
 from paceline.errors import CheckpointError, UserError
-
-#: Set for each worker of a run; handed to every attempt.
-DIR_VARIABLE = "PACELINE_CHECKPOINT_DIR"
-#: Elsewhere: below the working directory.
-_DEFAULT = "checkpoints"
-
-
-def folder_of(folder: str | os.PathLike[str] | None) -> Path:
-    """The folder of the checkpoints: the one that is given, the run's, or `./checkpoints` outside of any run.
-
-    Raises:
-        UserError: an address.
-    """
-    named = os.fspath(folder) if folder is not None else os.environ.get(DIR_VARIABLE) or _DEFAULT
-    if "://" in named:
-        raise UserError(
-            f"folder={named!r} is an address. Checkpoints are written to a folder; in a run they are brought to the "
-            "workspace, and to the nodes of the next attempt, by themselves. Leave folder= out, or mount the store."
-        )
-    return Path(named).absolute()
 
 
 @dataclass(frozen=True)
@@ -110,7 +90,7 @@ class _Parts(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[number] for number in range(len(self))[index]]
-        reader = files.Reader(self._paths[index])
+        reader = files.CheckpointFile(self._paths[index])
         try:
             return put_together(reader.told, reader.array)
         except CheckpointError as error:
@@ -128,11 +108,9 @@ def latest(folder: str | os.PathLike[str] | None = None) -> Checkpoint | None:
     Raises:
         UserError: an address in place of a folder.
     """
-    from paceline.checkpoint import saving
-
     # One that this process still writes is the newest in a moment.
     saving.wait()
-    place = folder_of(folder)
+    place = files.folder_of(folder)
     found = files.whole(files.parts_in(place))
     if not found:
         return None

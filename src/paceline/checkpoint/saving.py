@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint import files, leaving
-from paceline.checkpoint.arrays import Plain
-from paceline.checkpoint.found import folder_of
+from paceline.checkpoint.arrays import DenseArray
 from paceline.checkpoint.time_limit import TimeLimit
 from paceline.checkpoint.values import taken_apart
 from paceline.data.sampling.world import own_rank
@@ -46,7 +45,7 @@ class _Writing(threading.Thread):
 
 _writing: _Writing | None = None
 _limit = TimeLimit()
-_last: tuple[Path, files.Part] | None = None
+_last: tuple[Path, files.CheckpointPart] | None = None
 _calls = 0
 _announced: tuple[int, str] | None = None
 _heeded = 0
@@ -84,7 +83,7 @@ def save(
     """
     global _calls, _last
     _check(step, every, keep)
-    place, step = folder_of(folder), int(step)
+    place, step = files.folder_of(folder), int(step)
     rank, size = own_rank()
     _calls += 1
     leaving.listen(saves=parts or rank == 0)
@@ -96,7 +95,7 @@ def save(
     if parts and size > 1:
         asked = _agreed(asked, rank)
     is_due = every is None or step % every == 0 or asked is not None
-    part = files.Part(step, rank, size, _token()) if parts and size > 1 else files.Part(step)
+    part = files.CheckpointPart(step, rank, size, _token()) if parts and size > 1 else files.CheckpointPart(step)
     if is_due and _last != (place, part):
         wait()
         told, plain = _plain(state, copy=asynchronous and asked is None)
@@ -138,15 +137,15 @@ def _check(step: Any, every: Any, keep: Any) -> None:
             raise UserError(f"{name}={value!r}: it is a whole number from {least} on.")
 
 
-def _plain(state: Any, *, copy: bool) -> tuple[Any, list[Plain]]:
+def _plain(state: Any, *, copy: bool) -> tuple[Any, list[DenseArray]]:
     if callable(state) and not hasattr(state, "state_dict"):
         state = state()
     told, found = taken_apart(state)
-    return told, [Plain(name, array, copy=copy) for name, array in found.items()]
+    return told, [DenseArray(name, array, copy=copy) for name, array in found.items()]
 
 
 def _work(
-    place: Path, part: files.Part, told: Any, plain: Sequence[Plain], kept: tuple[int, int, int]
+    place: Path, part: files.CheckpointPart, told: Any, plain: Sequence[DenseArray], kept: tuple[int, int, int]
 ) -> Callable[[], None]:
     def work() -> None:
         began = time.monotonic()
