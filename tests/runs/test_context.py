@@ -68,6 +68,40 @@ def test_a_broken_environment_is_an_error_for_the_script_too(tmp_path, monkeypat
         Run.get_context()
 
 
+#: Starts the program that its first argument is, with a cleared environment.
+CLEARED = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], env={}, check=True)"
+
+
+@pytest.mark.parametrize("rank", ["RANK", "OMPI_COMM_WORLD_RANK"])
+def test_a_process_with_a_cleared_environment_finds_its_run_by_those_above_it(tmp_path, rank):
+    folder, fd = make_run(tmp_path / "ws/runs", status=states.RUNNING)
+    worker = {key: value for key, value in WORKER.items() if key != "RANK"}
+    worker |= {"PACELINE_RUN_DIR": str(folder.path), "PACELINE_RUN_ID": folder.run_id, rank: "3"}
+    code = (
+        "import os, paceline; run = paceline.Run.get_context(); run.log('loss', 0.5)\n"
+        "print(run.get_metrics(by_rank=True), os.environ['PACELINE_RUN_ID'], 'PACELINE_RUN_DIR' in os.environ)"
+    )
+    assert run_python(CLEARED, code, environment=worker) == f"{{'3': {{'loss': 0.5}}}} {folder.run_id} False\n"
+    os.close(fd)
+
+
+def test_what_has_lost_its_worker_is_an_error_and_nothing_is_lost(tmp_path):
+    code = (
+        "import os, paceline\n"
+        "try: paceline.Run.get_context()\n"
+        "except paceline.errors.RunContextError as error: print(error)\n"
+        "os.environ['PACELINE_RUN_DIR'] = ''\n"
+        "print(type(paceline.Run.get_context()).__name__)\n"
+    )
+    # Below a run's supervisor, which is known by its command line and its mark; below that of a service there is no run.
+    said = run_python(CLEARED, code, "-m", "paceline.supervisor", environment={"PACELINE_SUPERVISOR": "digits_1_2"})
+    assert said.startswith(
+        "this process was started inside run digits_1_2, with an environment that says nothing of it"
+    )
+    assert said.endswith("OfflineRun\n")
+    assert run_python(CLEARED, code, environment={"PACELINE_SUPERVISOR": "digits_1_2"}) == "OfflineRun\n"
+
+
 def test_the_context_needs_no_third_party_module(tmp_path):
     code = (
         "import sys; before = set(sys.modules); import paceline; paceline.Run.get_context().log('a', 1)\n"

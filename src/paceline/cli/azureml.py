@@ -1,4 +1,4 @@
-"""azureml check: what of programs for the Azure ML SDK runs here."""
+"""azureml check, install, uninstall: programs for the Azure ML SDK."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli.common import print_json
 from paceline.cli.shared_options import Json
+from paceline.compat.azureml import everywhere
 from paceline.compat.azureml.check import findings
 from paceline.errors import UserError
 from paceline.runs.visible import visible_line
@@ -20,6 +21,8 @@ def add_to(app: typer.Typer) -> None:
     verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     verbs.callback()(_group)
     verbs.command("check")(check)
+    verbs.command("install")(install)
+    verbs.command("uninstall")(uninstall)
     app.add_typer(verbs, name="azureml", help="Programs for the Azure ML SDK: what of them runs here.")
 
 
@@ -56,3 +59,23 @@ def check(
         f"the place of what can't be had, {counts[findings.MISSING]} need an edit."
     )
     return int(bool(counts[findings.MISSING]))
+
+
+def install() -> int:
+    """Let every program of this Python environment find Paceline's names as `azureml`, without a line in it.
+
+    Before the real SDK, where that is installed. Two small files among the environment's packages; `paceline azureml uninstall`
+    removes them.
+    """
+    print(f"import azureml finds Paceline's names in every program of this environment: {everywhere.install()}")
+    return 0
+
+
+def uninstall() -> int:
+    """Take away what `paceline azureml install` has put into this Python environment."""
+    folders = everywhere.uninstall()
+    for folder in folders:
+        print(f"Removed from {folder}")
+    if not folders:
+        print("Nothing was installed there.")
+    return 0

@@ -1,4 +1,4 @@
-"""The run that this process is a worker of, read from its environment in this one place."""
+"""The run that this process is a worker of, read from its environment in this one place; or from its parents' environments."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import RunContextError
+from paceline.system import processes
+
+#: Who tells a process its rank: Paceline's launcher, Open MPI's mpirun, srun. From the last two a worker sets RANK itself, which
+#: its parents' environments don't show.
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+_SUPERVISOR = ["-m", "paceline.supervisor"]
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,25 @@ class WorkerContext:
     rank: int
     world_size: int
     attempt: int
+
+    @classmethod
+    def of_process(cls) -> WorkerContext | None:
+        """The context of this process, also where whoever started it has cleared its environment; None outside a run.
+
+        An empty PACELINE_RUN_DIR says that it is outside.
+
+        Raises:
+            RunContextError: inside a run, but it can't be told for which rank.
+        """
+        if "PACELINE_RUN_DIR" in os.environ:
+            return cls.from_environment()
+        found = _of_parents()
+        context = cls.from_environment(found)
+        # All but the folder, which without a rank is an error: what this process starts looks at its parents in its turn.
+        for name, value in found.items():
+            if name.startswith(("PACELINE_", "AZUREML_")) and name != "PACELINE_RUN_DIR":
+                os.environ.setdefault(name, value)
+        return context
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> WorkerContext | None:
@@ -42,3 +67,30 @@ class WorkerContext:
                 )
             numbers.append(int(value))
         return cls(Path(run_dir), *numbers)
+
+
+def _of_parents() -> dict[str, str]:
+    """The environment of the nearest process above this one that is of a run; empty where none is, or none can be seen.
+
+    A process that has left its parents on purpose (a daemon's double fork) hangs below the run's supervisor on this machine;
+    below other processes, in a container of its own, or on a system without /proc nothing tells of the run.
+
+    Raises:
+        RunContextError: its parents have ended, and only the run's supervisor is left.
+    """
+    for pid in processes.ancestors():
+        environment = processes.environment_of(pid)
+        if environment.get("PACELINE_RUN_DIR"):
+            rank = next((environment[name] for name in _RANKS if name in environment), "")
+            return environment | {"RANK": rank}
+        if (run_id := environment.get(processes.SUPERVISOR_VARIABLE)) is None:
+            continue
+        command = processes.command_of(pid)
+        if _SUPERVISOR not in (command[number : number + 2] for number in range(len(command))):
+            break  # of a service or a sweep, which is no part of the run that it was started from
+        raise RunContextError(
+            f"this process was started inside run {run_id}, with an environment that says nothing of it, and the worker that it "
+            "comes from has ended: what it logs would be lost. Pass the worker's environment on as it is. PACELINE_RUN_DIR= "
+            "(empty) says that it shall log to no run."
+        )
+    return {}

@@ -148,9 +148,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         Raises:
             RunStateError: outside a run, with allow_offline=False.
-            RunContextError: inside a run, but the variables that a launcher sets for each worker are not all there.
+            RunContextError: inside a run, but the variables that a launcher sets for each worker are not all there. Where whoever
+                started this process has cleared its environment, those of the processes above it count.
         """
-        context = WorkerContext.from_environment()
+        context = WorkerContext.of_process()
         if context is None:
             if not allow_offline:
                 raise RunStateError(

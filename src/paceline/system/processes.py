@@ -119,6 +119,29 @@ def belonging(name: str, value: str) -> list[int]:
     return list(dict.fromkeys([*_below(marked), *marked]))
 
 
+def ancestors() -> Iterator[int]:
+    """This process's parent, the parent's parent and so on, as far as the system tells; Linux only."""
+    pid = os.getppid()
+    while pid > 0:
+        yield pid
+        fields = _stat(pid) if _LINUX else None
+        pid = int(fields[1]) if fields else 0
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with, whatever it has set since; empty where it can't be read."""
+    return dict(
+        os.fsdecode(name_and_value).split("=", 1)
+        for name_and_value in _read(pid, "environ").split(b"\0")
+        if b"=" in name_and_value
+    )
+
+
+def command_of(pid: int) -> list[str]:
+    """The command line of a process; empty where it can't be read."""
+    return [os.fsdecode(word) for word in _read(pid, "cmdline").split(b"\0")[:-1]]
+
+
 def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
     """Kill everything below `pid` and wait until it is gone; the number of processes that were killed.
 
@@ -270,12 +293,15 @@ def _state(pid: int) -> str:
 
 
 def _has_variable(pid: int, name: str, value: str | None = None) -> bool:
-    try:
-        # The environment that the program was started with, whatever it has set since. Other users' can't be read.
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            environment = b"\0" + file.read()
-    except OSError:
-        return False
     # As it was at the start: what a process sets in its own environment later does not show in /proc.
     wanted = f"\0{name}=".encode() + (os.fsencode(value) + b"\0" if value is not None else b"")
-    return wanted in environment
+    return wanted in b"\0" + _read(pid, "environ")
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file of /proc/<pid>; empty where there is no such process, or it is another user's."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

@@ -33,6 +33,9 @@ def real(tmp_path):
         (top / "azureml" / package / "__init__.py").write_text(f"IS_REAL = {package!r}\n")
     (top / "azureml" / "__init__.py").write_text("__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n")
     (top / "azureml" / "core" / "only_there.py").write_text("")
+    # As the real one does: a module of its own by its whole name, while it is being loaded itself.
+    with (top / "azureml" / "mlflow" / "__init__.py").open("a") as file:
+        file.write("import azureml.mlflow.store as store\n")
     return top
 
 

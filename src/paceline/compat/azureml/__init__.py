@@ -8,10 +8,12 @@ In a worker `import azureml.core` finds this package by itself; in a driver afte
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.compat.azureml.core.experiment import Experiment, Run
+    from paceline.compat.azureml.core.experiment import Experiment
+    from paceline.compat.azureml.core.run import Run
 
 __all__ = ["Experiment", "Run"]
 
@@ -26,8 +28,10 @@ def __getattr__(name: str) -> object:
         except ModuleNotFoundError as error:
             raise AttributeError(f"module 'azureml' has no attribute {name!r}") from error
     if name in __all__:
-        # Run, too, is loaded by way of `experiment`, which tells it how to make an experiment of this package.
-        return getattr(importlib.import_module(f"{__name__}.core.experiment"), name)
+        return getattr(importlib.import_module(f"{__name__}.core.{name.lower()}"), name)
+    # Another distribution's, such as azureml-mlflow: `import azureml.mlflow.x as y` while azureml.mlflow itself is being loaded.
+    if (beside := sys.modules.get(f"azureml.{name}")) is not None:
+        return beside
     raise AttributeError(f"module 'azureml' has no attribute {name!r}")
 
 

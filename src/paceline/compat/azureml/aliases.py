@@ -11,6 +11,8 @@ from paceline.compat.alias_finder import AliasFinder, forget, spec_of
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Sequence
+    from types import ModuleType
 
 _OURS = "paceline.compat.azureml"
 _OTHER = "it is no part of what Paceline has of the SDK (docs/from-azureml.md). "
@@ -34,9 +36,11 @@ OUR_OWN = (
     "aliases",
     "check",
     "curated",
+    "everywhere",
     "late",
     "named",
     "packages",
+    "parallel_run",
     "policy",
     "records",
     "refused",
@@ -70,6 +74,11 @@ def _log() -> logging.Logger:
     import logging
 
     return logging.getLogger("paceline.azureml")
+
+
+def find_spec(fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    """What `import` is given for one of the names."""
+    return _FINDER.find_spec(fullname, path, target)
 
 
 def uninstall() -> None:

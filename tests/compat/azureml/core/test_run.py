@@ -14,7 +14,7 @@ from paceline.errors import MetricError
 from paceline.runs import states, store
 from paceline.runs.failure import FailureReport
 from paceline.workspace import Workspace
-from tests.helpers import RUN_ID, make_run, write_tree
+from tests.helpers import RUN_ID, make_run, run_python, write_tree
 
 
 @pytest.fixture
@@ -36,6 +36,16 @@ def submitted(experiment):
 def run(experiment):
     with experiment.start_logging() as run:
         yield run
+
+
+def test_a_script_that_imports_the_module_of_runs_alone_finds_its_run(submitted):
+    worker = {"PACELINE_RUN_DIR": str(submitted.folder.path), "RANK": "0", "WORLD_SIZE": "1", "PACELINE_ATTEMPT": "1"}
+    code = (
+        "import paceline.azureml; from azureml.core.run import Run; run = Run.get_context(); run.log('loss', 0.5)\n"
+        "print(run.experiment.workspace.get_default_datastore().name)"
+    )
+    assert run_python(code, environment=worker) == "workspaceblobstore\n"
+    assert submitted.get_metrics() == {"loss": 0.5}
 
 
 def end(run: Run, status: str, **changes: object) -> None:

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from paceline.compat.azureml.core.dataset import Dataset
     from paceline.compat.azureml.core.datastore import Datastore
     from paceline.compat.azureml.core.environment import Environment
-    from paceline.compat.azureml.core.experiment import Experiment, Run
+    from paceline.compat.azureml.core.experiment import Experiment
     from paceline.compat.azureml.core.image import Image
     from paceline.compat.azureml.core.keyvault import Keyvault
     from paceline.compat.azureml.core.model import Model
-    from paceline.compat.azureml.core.run import ScriptRun, get_run
+    from paceline.compat.azureml.core.run import Run, ScriptRun, get_run
     from paceline.compat.azureml.core.runconfig import RunConfiguration
     from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
     from paceline.compat.azureml.core.webservice import Webservice
@@ -55,12 +55,11 @@ __getattr__ = face(
         f"{_HERE}.dataset": ("Dataset",),
         f"{_HERE}.datastore": ("Datastore",),
         f"{_HERE}.environment": ("Environment",),
-        # Run, too, by way of `experiment`, which tells it how to make an experiment of this package.
-        f"{_HERE}.experiment": ("Experiment", "Run"),
+        f"{_HERE}.experiment": ("Experiment",),
         f"{_HERE}.image": ("Image",),
         f"{_HERE}.keyvault": ("Keyvault",),
         f"{_HERE}.model": ("Model",),
-        f"{_HERE}.run": ("ScriptRun", "get_run"),
+        f"{_HERE}.run": ("Run", "ScriptRun", "get_run"),
         f"{_HERE}.runconfig": ("RunConfiguration",),
         f"{_HERE}.script_run_config": ("ScriptRunConfig",),
         f"{_HERE}.webservice": ("Webservice",),

@@ -202,14 +202,10 @@ class Experiment(workspace.Experiment):
         return self.workspace.path / "azureml" / "experiments" / f"{self.name}.jsonl"
 
 
-def _make_experiment(runs_dir: Path, name: str) -> Experiment:
+def make_experiment(runs_dir: Path, name: str) -> Experiment:
+    """The experiment of a run that is found by its id, or of a script's own."""
     # A workspace of the SDK's, where that can be told: scripts ask it for data sets, stores and secrets.
     make = late("core.workspace", "Workspace")
     values = [os.environ.get(f"AZUREML_ARM_{key}") for key in ("SUBSCRIPTION", "RESOURCEGROUP", "WORKSPACE_NAME")]
     own = workspace.Workspace(runs_dir.parent).name
     return Experiment(make(values[0] or "local", values[1] or "local", values[2] or own, _folder=runs_dir.parent), name)
-
-
-# Set here, not in `run`: this module imports that one, so the other way round would be a cycle. Without it a run that is
-# found by its id would belong to a plain experiment.
-Run.make_experiment = staticmethod(_make_experiment)

@@ -26,6 +26,8 @@ from paceline.runs import artifacts, interactive, offline, run, states
 from paceline.runs.run_metrics import LogsMetrics, plain_file_name
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paceline.job.data_reference import DataReference
 
 #: Of each log `get_details_with_logs` gives at most this much, for a log of gigabytes would fill the memory.
@@ -141,6 +143,12 @@ class Run(SdkSpellings, run.Run):
 
     def __init__(self, experiment: Any, run_id: str, outputs: str | None = None, **others: Any) -> None:
         super().__init__(experiment, run_id)
+
+    @staticmethod
+    def make_experiment(runs_dir: Path, name: str) -> Any:
+        """The experiment that a run belongs to."""
+        # That module imports this one; most scripts import this one alone.
+        return late("core.experiment", "make_experiment")(runs_dir, name)
 
     @staticmethod
     def open_dataset(reference: DataReference, path: str) -> object:

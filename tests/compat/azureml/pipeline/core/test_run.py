@@ -17,8 +17,22 @@ from paceline.compat.azureml.exceptions import (
     ExperimentExecutionException,
     UserErrorException,
 )
-from paceline.compat.azureml.pipeline.core import Pipeline, PipelineData, PipelineParameter, PipelineRun, StepRun
-from paceline.compat.azureml.pipeline.steps import CommandStep, HyperDriveStep, HyperDriveStepRun, PythonScriptStep
+from paceline.compat.azureml.pipeline.core import (
+    Pipeline,
+    PipelineData,
+    PipelineParameter,
+    PipelineRun,
+    StepRun,
+    TrainingOutput,
+)
+from paceline.compat.azureml.pipeline.steps import (
+    CommandStep,
+    HyperDriveStep,
+    HyperDriveStepRun,
+    ParallelRunConfig,
+    ParallelRunStep,
+    PythonScriptStep,
+)
 from paceline.compat.azureml.train.hyperdrive import (
     GridParameterSampling,
     HyperDriveConfig,
@@ -26,6 +40,7 @@ from paceline.compat.azureml.train.hyperdrive import (
     choice,
 )
 from paceline.compat.azureml.widgets import RunDetails
+from tests.helpers import write_tree
 
 
 @pytest.fixture
@@ -77,9 +92,16 @@ def test_a_pipeline_from_its_submission_to_what_it_has_left(ws, source, leases, 
     assert isinstance(get_run(again.experiment, again.id), PipelineRun)
 
 
-def test_a_failed_step_and_a_sweep_among_steps(ws, source, leases):
+def test_a_failed_step_and_a_sweep_among_steps_that_take_its_best(ws, source, leases):
     (source / "tune.py").write_text(
-        "import sys; from azureml.core import Run; Run.get_context().log('score', int(sys.argv[2]))"
+        "import os, sys; from azureml.core import Run; Run.get_context().log('score', int(sys.argv[2]))\n"
+        "os.makedirs('outputs/model'); open('outputs/model/weights', 'w').write(sys.argv[2])"
+    )
+    (source / "best.py").write_text(
+        "import json, os, sys\n"
+        "weights, model, metrics = sys.argv[1:]\n"
+        "assert open(weights).read() == open(os.path.join(model, 'weights')).read() == '2'\n"
+        "assert sorted(one['score'] for one in json.load(open(metrics)).values()) == [[1], [2]]\n"
     )
     tuned = HyperDriveConfig(
         GridParameterSampling({"--x": choice(1, 2)}),
@@ -88,9 +110,15 @@ def test_a_failed_step_and_a_sweep_among_steps(ws, source, leases):
         2,
         run_config=ScriptRunConfig("src", "tune.py"),
     )
-    tune = HyperDriveStep("tune", tuned)
+    weights = PipelineData("weights", training_output=TrainingOutput("Model", model_file="./outputs/model/weights"))
+    model = PipelineData("model", training_output=TrainingOutput("Model", model_file="outputs/model"))
+    metrics = PipelineData("metrics", pipeline_output_name="told")
+    HyperDriveStep("tune", tuned, outputs=[weights, model], metrics_output=metrics)
+    best = PythonScriptStep(
+        "best.py", "best", [weights, model, metrics], inputs=[weights, model, metrics], source_directory="src"
+    )
     fail = PythonScriptStep("fail.py", "fail", source_directory="src")
-    fail.run_after(tune)
+    fail.run_after(best)
     run = Pipeline(ws, [fail]).submit("piped", continue_on_step_failure=True)
     with pytest.raises(ActivityFailedException) as caught:
         run.wait_for_completion(show_output=False)
@@ -102,8 +130,67 @@ def test_a_failed_step_and_a_sweep_among_steps(ws, source, leases):
     assert isinstance(sweep, HyperDriveStepRun)
     assert HyperDriveStepRun(step_run=sweep).get_best_run_by_primary_metric().get_metrics() == {"score": 2}
     assert run.find_step_run("fail")[0].get_status() == "Failed"
+    assert sweep.get_output_data("metrics").path_on_datastore == run.get_pipeline_output("told").path_on_datastore
     with pytest.raises(UserErrorException, match="is no pipeline; its kind is sweep"):
         PipelineRun(run.experiment, sweep.id)
+
+
+BATCH = """
+import os, sys
+from azureml_user.parallel_run import EntryScript
+def init():
+    EntryScript().logger.warning("ready for %s", sys.argv[1])
+def run(mini_batch):
+    if isinstance(mini_batch, list):
+        names = [os.path.basename(path) for path in mini_batch]
+        if "3.txt" in names:
+            os._exit(7)
+        return [f"{name} {open(path).read()}" for name, path in zip(names, mini_batch)]
+    mini_batch["double"] = mini_batch["n"] * 2
+    return mini_batch
+"""
+
+
+def test_mini_batches_are_shared_out_over_the_workers_of_a_step(ws, source, leases, tmp_path):
+    (source / "batch.py").write_text(BATCH)
+    (source / "table.py").write_text("import sys; open(sys.argv[1] + '/n.csv', 'w').write('n;m\\n1;a\\n2;b\\n3;c\\n')")
+    store = ws.get_default_datastore()
+    write_tree(tmp_path / "files", {f"{number}.txt": f"{number * 11}" for number in range(5)})
+    store.upload("files", "files")
+    files = Dataset.File.from_files((store, "files"))
+    config = ParallelRunConfig(
+        None, "batch.py", 2, "append_row", "local", 1, 2, PipelineParameter("size", "9"), "src", run_max_try=2
+    )
+    rows = PipelineData("rows", pipeline_output_name="rows")
+    scored = ParallelRunStep("scored", config, [files.as_named_input("files")], rows, arguments=["the model"])
+    made = OutputFileDatasetConfig("made")
+    make = PythonScriptStep("table.py", "make", [made], source_directory="src")
+    table = made.read_delimited_files(separator=";").keep_columns(["n"])
+    config = ParallelRunConfig(
+        None,
+        "batch.py",
+        0,
+        "append_row",
+        "local",
+        1,
+        mini_batch_size="16B",
+        source_directory="src",
+        append_row_file_name="t",
+    )
+    doubled = OutputFileDatasetConfig("doubled", destination=(store, "doubled"))
+    tables = ParallelRunStep("tables", config, [table.as_input("numbers")], doubled, arguments=["numbers"])
+    run = Pipeline(ws, [make, scored, tables]).submit("piped", pipeline_parameters={"size": 2})
+    assert run.wait_for_completion(show_output=False) == "Completed", run.record().failure
+    run.get_pipeline_output("rows").download("got")
+    place = Path("got", run.get_pipeline_output("rows").path_on_datastore)
+    # The mini-batch whose process dies is tried twice, and then left out.
+    assert (place / "parallel_run_step.txt").read_text() == "0.txt 0\n1.txt 11\n4.txt 44\n"
+    (step,) = run.find_step_run("scored")
+    assert "mini-batch 2 of 3, try 2: its process has ended with exit code 7" in step.get_stdout_log()
+    assert "WARNING entry_script: ready for the model" in "".join(step.get_details_with_logs()["logFiles"].values())
+    store.download("tables", "doubled")
+    assert Path("tables", "doubled", "t").read_text() == "1 2\n2 4\n3 6\n"
+    assert "mini-batch 2 of 2: 1 of 1 items" in run.find_step_run("tables")[0].get_stdout_log()
 
 
 def test_waiting_has_an_end_and_a_step_may_cancel_its_pipeline(ws, source, leases):

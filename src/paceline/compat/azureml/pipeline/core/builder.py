@@ -9,7 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
-from paceline.compat.azureml.data.output_dataset_config import OutputFileDatasetConfig
+from paceline.compat.azureml.data.output_dataset_config import (
+    OutputFileDatasetConfig,
+    OutputTabularDatasetConfig,
+    table_of,
+)
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.pipeline.core.graph import PipelineParameter
 from paceline.compat.azureml.pipeline.filling import Filling, flat_values
@@ -94,13 +98,36 @@ class PipelineData(native.PipelineData):
         """As `as_mount` or `as_download`."""
         return self._found(input_name, mode or "mount", others.get("path_on_compute"))
 
-    def parse_delimited_files(self, *arguments: Any, **named: Any) -> Any:
-        """Raise UserErrorException: let the step that takes it read the files."""
-        raise UserErrorException(
-            f"a table is not made of what a step leaves ({self.name}). Take the folder, and read its files in the step."
-        )
+    def parse_delimited_files(
+        self,
+        include_path: bool = False,
+        separator: str = ",",
+        header: Any = True,
+        partition_format: str | None = None,
+        file_extension: str = "",
+        set_column_types: Any = None,
+        quoted_line_breaks: bool = False,
+    ) -> OutputTabularDatasetConfig:
+        """The same as a table for a later step: its files are CSV. Options as of `Dataset.Tabular.from_delimited_files`.
 
-    parse_parquet_files = parse_delimited_files
+        file_extension, quoted_line_breaks: accepted; all files are read, and lines may break in quotes.
+        """
+        options = {"include_path": include_path, "separator": separator, "header": header}
+        options |= {"partition_format": partition_format, "set_column_types": set_column_types}
+        return table_of("from_delimited_files", self.name, self, options, inside=self.inside)
+
+    def parse_parquet_files(
+        self,
+        include_path: bool = False,
+        partition_format: str | None = None,
+        file_extension: str = "",
+        set_column_types: Any = None,
+    ) -> OutputTabularDatasetConfig:
+        """The same, of Parquet files."""
+        options = {"include_path": include_path, "partition_format": partition_format}
+        return table_of(
+            "from_parquet_files", self.name, self, {**options, "set_column_types": set_column_types}, inside=self.inside
+        )
 
     def left(self, workspace: Any, run_id: str) -> DataReference:
         """Where the step of this run id leaves it."""
@@ -161,6 +188,8 @@ class PipelineStep:
         self.allow_reuse = True
         self.source_directory: str | None = None
         self._after: list[PipelineStep] = []
+        #: Steps that belong to it and run behind it: who names it names them.
+        self.followers: list[PipelineStep] = []
         for data in self._given():
             data.producer = self
 
@@ -182,7 +211,8 @@ class PipelineStep:
             UserErrorException: it takes data that no step leaves.
         """
         own, found = {id(data) for data in self._given()}, list(self._after)
-        for value in flat_values(self._values()):
+        for given in flat_values(self._values()):
+            value = given.as_input() if isinstance(given, OutputTabularDatasetConfig) else given
             data = value if isinstance(value, PipelineData) else getattr(value, "data", None)
             if not isinstance(value, (PipelineData, native.PendingReference)) or id(data) in own:
                 continue
@@ -251,7 +281,7 @@ def flat_steps(steps: Any) -> list[PipelineStep]:
     """
     found: list[PipelineStep] = []
     if isinstance(steps, PipelineStep):
-        return [steps]
+        return [steps, *steps.followers]
     if not isinstance(steps, (Sequence, StepSequence)) or isinstance(steps, str):
         raise UserErrorException(f"{steps!r} is no step.")
     before: list[PipelineStep] = []

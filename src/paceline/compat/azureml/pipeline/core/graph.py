@@ -38,15 +38,25 @@ class PipelineParameter(native.PipelineParameter):
 
 
 class TrainingOutput:
-    """Raises UserErrorException: what a sweep's best trial leaves is not a pipeline's data here."""
+    """What of a sweep a PipelineData of `HyperDriveStep(outputs=)` gets.
+
+    type: "Model", a file or a folder of the best trial; "Metrics", those of all trials, as JSON. model_file: default: all that
+    the best trial has in `outputs`. iteration, metric: of AutoML.
+
+    Raises:
+        UserErrorException: another type, or what belongs to AutoML.
+    """
 
     def __init__(
         self, type: str, iteration: int | None = None, metric: str | None = None, model_file: str | None = None
     ) -> None:
-        raise UserErrorException(
-            "TrainingOutput is not here. Let a step after the sweep take the best: "
-            "PipelineRun(run.experiment, run.parent.id).find_step_run(NAME)[0].get_best_run_by_primary_metric()."
-        )
+        if type not in ("Model", "Metrics"):
+            raise UserErrorException(f"type={type!r} of a TrainingOutput: 'Model' or 'Metrics'.")
+        if iteration is not None or metric is not None:
+            raise UserErrorException("iteration and metric are AutoML's. A sweep's best is told by its primary metric.")
+        if type == "Metrics" and model_file is not None:
+            raise UserErrorException(f"model_file={model_file!r} belongs to the type 'Model'.")
+        self.type, self.iteration, self.metric, self.model_file = type, iteration, metric, model_file
 
 
 class PortDataReference:

@@ -146,6 +146,31 @@ class _Step(Run):
         reused = {"azureml.isreused": "true", "azureml.reusedrunid": told} if told else {}
         return {**super().properties, **reused}
 
+    def get_outputs(self) -> dict[str, StepRunOutput]:
+        """Name -> what the step leaves."""
+        leaves = self._that_leaves()
+        job = leaves.record().job if leaves is not None else None
+        return {one.name: StepRunOutput(leaves, one) for one in (job.inputs if job else ()) if one.is_output}
+
+    def get_output(self, name: str) -> StepRunOutput:
+        """What the step leaves under this name.
+
+        Raises:
+            UserErrorException: it leaves nothing of this name.
+        """
+        found = self.get_outputs()
+        if name not in found:
+            raise UserErrorException(f"step {self.name!r} has no output {name!r}; it has {', '.join(found) or 'none'}.")
+        return found[name]
+
+    def get_output_data(self, name: str) -> PortDataReference:
+        """Where that is."""
+        return self.get_output(name).get_port_data_reference()
+
+    def _that_leaves(self) -> Any:
+        """The run that leaves the step's outputs; None where it has not begun."""
+        return self
+
 
 @sdk_class
 class StepRun(_Step, ScriptRun):
@@ -163,26 +188,6 @@ class StepRun(_Step, ScriptRun):
     ) -> str:
         """Wait for the step's end; its status. As `PipelineRun.wait_for_completion`."""
         return _wait(self, show_output, timeout_seconds, raise_on_error, follows=False)
-
-    def get_outputs(self) -> dict[str, StepRunOutput]:
-        """Name -> what the step leaves."""
-        job = self.record().job
-        return {one.name: StepRunOutput(self, one) for one in (job.inputs if job else ()) if one.is_output}
-
-    def get_output(self, name: str) -> StepRunOutput:
-        """What the step leaves under this name.
-
-        Raises:
-            UserErrorException: it leaves nothing of this name.
-        """
-        found = self.get_outputs()
-        if name not in found:
-            raise UserErrorException(f"step {self.name!r} has no output {name!r}; it has {', '.join(found) or 'none'}.")
-        return found[name]
-
-    def get_output_data(self, name: str) -> PortDataReference:
-        """Where that is."""
-        return self.get_output(name).get_port_data_reference()
 
     def get_job_log(self) -> str:
         """What was said of the run, and what its first worker has printed."""
@@ -214,11 +219,15 @@ class HyperDriveStepRun(_Step, HyperDriveRun):
             experiment, step_run_id = given.experiment, given.id
         super().__init__(experiment, step_run_id)
 
+    def _that_leaves(self) -> Any:
+        pipeline = PipelineRun(self.experiment, self.pipeline_run_id or "")
+        return next(iter(pipeline.find_step_run(f"{self.name} outputs")), None)
+
 
 class StepRunOutput:
     """What a step leaves."""
 
-    def __init__(self, step_run: StepRun, reference: Any) -> None:
+    def __init__(self, step_run: Any, reference: Any) -> None:
         self._step, self._reference = step_run, reference
 
     @property

@@ -8,6 +8,7 @@ from paceline.system.lazy import face
 
 if TYPE_CHECKING:
     from paceline.compat.azureml.pipeline.core.run import HyperDriveStepRun
+    from paceline.compat.azureml.pipeline.steps.parallel import ParallelRunConfig, ParallelRunStep
     from paceline.compat.azureml.pipeline.steps.refused import (
         AdlaStep,
         AutoMLStep,
@@ -17,18 +18,16 @@ if TYPE_CHECKING:
         DataTransferStep,
         KustoStep,
         ModuleStep,
-        ParallelRunConfig,
-        ParallelRunStep,
         RScriptStep,
         SynapseSparkStep,
     )
     from paceline.compat.azureml.pipeline.steps.steps import (
         CommandStep,
         EstimatorStep,
-        HyperDriveStep,
         MpiStep,
         PythonScriptStep,
     )
+    from paceline.compat.azureml.pipeline.steps.sweep import HyperDriveStep
 
 __all__ = [
     "AdlaStep",
@@ -55,6 +54,7 @@ __getattr__ = face(
     __name__,
     {
         "paceline.compat.azureml.pipeline.core.run": ("HyperDriveStepRun",),
+        f"{__name__}.parallel": ("ParallelRunConfig", "ParallelRunStep"),
         f"{__name__}.refused": (
             "AdlaStep",
             "AutoMLStep",
@@ -64,11 +64,10 @@ __getattr__ = face(
             "DataTransferStep",
             "KustoStep",
             "ModuleStep",
-            "ParallelRunConfig",
-            "ParallelRunStep",
             "RScriptStep",
             "SynapseSparkStep",
         ),
-        f"{__name__}.steps": ("CommandStep", "EstimatorStep", "HyperDriveStep", "MpiStep", "PythonScriptStep"),
+        f"{__name__}.steps": ("CommandStep", "EstimatorStep", "MpiStep", "PythonScriptStep"),
+        f"{__name__}.sweep": ("HyperDriveStep",),
     },
 )

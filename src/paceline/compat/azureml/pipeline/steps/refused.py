@@ -13,8 +13,6 @@ __all__ = [
     "DatabricksStep",
     "KustoStep",
     "ModuleStep",
-    "ParallelRunConfig",
-    "ParallelRunStep",
     "RScriptStep",
     "SynapseSparkStep",
 ]
@@ -64,19 +62,6 @@ class ModuleStep(Refused):
     """Raises ScenarioNotSupportedException."""
 
     refused = "There are no modules: name the script itself in a PythonScriptStep."
-
-
-class ParallelRunConfig(Refused):
-    """Raises ScenarioNotSupportedException."""
-
-    refused = (
-        "Score in a PythonScriptStep whose runconfig asks for several processes (MpiConfiguration): each takes every n-th file "
-        "of the folder, by os.environ['RANK'] and os.environ['WORLD_SIZE']."
-    )
-
-
-class ParallelRunStep(ParallelRunConfig):
-    """Raises ScenarioNotSupportedException."""
 
 
 class RScriptStep(Refused):

@@ -10,15 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.compat.azureml.core.runconfig import MpiConfiguration, RunConfiguration
-from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
+from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.pipeline.core.builder import PipelineStep
 from paceline.compat.azureml.pipeline.filling import Filling
 from paceline.compat.azureml.train.estimator import Estimator, MMLBaseEstimator
-from paceline.compat.azureml.train.hyperdrive.runconfig import HyperDriveConfig
-from paceline.pipelines.plan import Planned
 
-__all__ = ["CommandStep", "EstimatorStep", "HyperDriveStep", "MpiStep", "PythonScriptStep"]
+__all__ = ["CommandStep", "EstimatorStep", "MpiStep", "PythonScriptStep"]
 
 
 @sdk_class
@@ -182,56 +180,6 @@ class MpiStep(EstimatorStep):
             **kwargs,
         )
         super().__init__(name or script_name, estimator, arguments, None, inputs, outputs, None, allow_reuse, version)
-
-
-@sdk_class
-class HyperDriveStep(PipelineStep):
-    """A sweep. estimator_entry_script_arguments: of the script of each trial, beside the values that are tried.
-
-    Raises:
-        UserErrorException: no HyperDriveConfig; outputs or metrics_output, which a later step can have from the step's run.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        hyperdrive_config: HyperDriveConfig,
-        estimator_entry_script_arguments: Any = None,
-        inputs: Any = None,
-        outputs: Any = None,
-        metrics_output: Any = None,
-        allow_reuse: bool = True,
-        version: str | None = None,
-    ) -> None:
-        if not isinstance(hyperdrive_config, HyperDriveConfig):
-            raise UserErrorException(f"hyperdrive_config={hyperdrive_config!r} is no HyperDriveConfig.")
-        if outputs or metrics_output is not None:
-            raise UserErrorException(
-                "outputs and metrics_output of a HyperDriveStep are not here: its trials would all leave the same. A later step "
-                "has the best trial, its metrics and its files: "
-                f"PipelineRun(run.experiment, run.parent.id).find_step_run({name!r})[0].get_best_run_by_primary_metric()."
-            )
-        super().__init__(name, inputs, None, estimator_entry_script_arguments)
-        self.hyperdrive_config, self.allow_reuse = hyperdrive_config, bool(allow_reuse)
-
-    def planned(self, workspace: Any, run_id: str, parameters: dict[str, Any], source_directory: str | None) -> Planned:
-        filling = Filling(workspace, run_id, parameters, ())
-
-        def change(config: ScriptRunConfig) -> ScriptRunConfig:
-            made = copy.copy(config)
-            made.run_config = copy.copy(config.run_config)
-            if self.arguments:
-                made.run_config.arguments = [*argument_list(config.run_config.arguments), *self.arguments]
-            return filling.config(made, self.inputs)
-
-        found, spec = self.hyperdrive_config.prepared(workspace, change)
-        return Planned(
-            name=self.name,
-            job=found.job,
-            directory=found.source_directory,
-            sweep=spec.to_json(),
-            warnings=found.notes,
-        )
 
 
 #: What a run configuration's parameters set.

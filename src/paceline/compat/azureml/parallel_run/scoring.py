@@ -1,0 +1,174 @@
+"""The process that has loaded the user's script, and what a rank sees of it.
+
+    python -m paceline.compat.azureml.parallel_run.scoring FD SETTINGS [argument ...]
+
+They speak over a socket, FD, so that the script's own output goes where a worker's output goes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from types import ModuleType
+from typing import Any
+
+from paceline.compat.azureml.exceptions import UserErrorException
+from paceline.compat.azureml.parallel_run.batches import Batch, content, folder_of
+from paceline.compat.azureml.parallel_run.settings import Settings
+
+
+class Scorer:
+    """A process in which init() has been called.
+
+    Raises:
+        UserErrorException: the script can't be loaded, or its init() has failed.
+    """
+
+    def __init__(self, settings: Settings, arguments: Sequence[str]) -> None:
+        self._settings = settings
+        own, other = socket.socketpair()
+        with other:
+            module = "paceline.compat.azureml.parallel_run.scoring"
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(other.fileno()), settings.text(), *arguments],
+                pass_fds=(other.fileno(),),
+            )
+        self._link = Connection(own.detach())
+        self.is_alive = True
+        answer = self._answer(None)
+        if answer["kind"] != "ready":
+            self.end()
+            raise UserErrorException(f"{settings.entry} can't be used: {answer['why']}")
+
+    def score(self, batch: Batch) -> dict[str, Any]:
+        """What run() has given, as `Sharing.handle` takes it. A process that did not answer in time is gone."""
+        try:
+            self._link.send_bytes(json.dumps(vars(batch)).encode())
+            answer = self._answer(self._settings.timeout_s)
+        except OSError:
+            answer = self._died()
+        return {**answer, "number": batch.number}
+
+    def end(self) -> None:
+        """Let it call shutdown() and end; one that does not is killed."""
+        self._link.close()
+        try:
+            self._process.wait(self._settings.timeout_s if self.is_alive else 0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self.is_alive = False
+
+    def _answer(self, timeout_s: float | None) -> dict[str, Any]:
+        if not self._link.poll(timeout_s):
+            self._process.kill()
+            self._process.wait()
+            self.is_alive = False
+            return {"kind": "failed", "why": f"run() did not return within run_invocation_timeout={timeout_s:g} s"}
+        try:
+            answer: dict[str, Any] = json.loads(self._link.recv_bytes())
+        except (EOFError, OSError):
+            return self._died()
+        return answer
+
+    def _died(self) -> dict[str, Any]:
+        self.is_alive = False
+        code = self._process.wait()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return {"kind": "failed", "why": f"its process has ended with {how}"}
+
+
+def main(argv: Sequence[str]) -> None:
+    link, settings = Connection(int(argv[0])), Settings.of_text(argv[1])
+
+    def tell(**values: Any) -> None:
+        link.send_bytes(json.dumps(values).encode())
+
+    logging.basicConfig(level=settings.logging_level, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        script = _loaded(settings, list(argv[2:]))
+        getattr(script, "init", lambda: None)()
+        if not callable(getattr(script, "run", None)):
+            raise UserErrorException("it has no function run(mini_batch).")
+    except BaseException as error:
+        traceback.print_exc()
+        tell(kind="failed", why=_told(error))
+        raise SystemExit(1) from None
+    tell(kind="ready")
+    tables: dict[str, Any] = {}
+    while True:
+        try:
+            values = json.loads(link.recv_bytes())
+        except EOFError:
+            break
+        try:
+            batch = Batch(**{**values, "files": tuple(values["files"])})
+            rows, items = _rows(script.run(content(batch, tables)))
+        # Whatever it raises, sys.exit too, is of this mini-batch.
+        except BaseException as error:
+            traceback.print_exc()
+            tell(kind="failed", why=_told(error))
+        else:
+            tell(kind="done", rows=rows if settings.file else [], items=items)
+    getattr(script, "shutdown", lambda: None)()
+
+
+def _loaded(settings: Settings, arguments: list[str]) -> ModuleType:
+    path = os.path.abspath(settings.entry)
+    sys.argv = [settings.entry, *arguments]
+    sys.path.insert(0, os.path.dirname(path))
+    _offer_entry_script(settings)
+    name = os.path.splitext(os.path.basename(path))[0]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "its ending was looked at"
+    assert spec.loader is not None, "it is a file"
+    # Under its own name, by which what it pickles is found again.
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _rows(result: Any) -> tuple[list[str], int]:
+    """The lines that a result means, and of how many items it is.
+
+    Raises:
+        UserErrorException: it is neither a list nor a frame.
+    """
+    if hasattr(result, "to_csv"):
+        # As the service writes frames: blanks between the columns, no header.
+        return result.to_csv(sep=" ", header=False, index=False).splitlines(), len(result)
+    if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__len__") or not hasattr(result, "__iter__"):
+        raise UserErrorException(f"run() has returned a {type(result).__name__}; it has to be a list or a DataFrame.")
+    return [str(one) for one in result], len(result)
+
+
+def _told(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
+def _offer_entry_script(settings: Settings) -> None:
+    """Let `from azureml_user.parallel_run import EntryScript` find what scripts ask for: a logger and folders."""
+
+    class EntryScript:
+        logger = logging.getLogger("entry_script")
+        working_dir = os.getcwd()
+        output_dir = str(folder_of(settings.output)) if settings.output else None
+        log_dir = os.path.join(os.getcwd(), "logs", "user")
+
+    EntryScript.logger.setLevel(settings.logging_level)
+    package, module = ModuleType("azureml_user"), ModuleType("azureml_user.parallel_run")
+    package.parallel_run, module.EntryScript = module, EntryScript  # type: ignore[attr-defined]
+    package.__path__ = []
+    sys.modules |= {package.__name__: package, module.__name__: module}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

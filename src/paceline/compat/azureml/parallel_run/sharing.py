@@ -1,0 +1,120 @@
+"""Which rank has which mini-batch, what came of each, and when too many have failed."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.compat.azureml.parallel_run.batches import Batch
+from paceline.compat.azureml.parallel_run.settings import Settings
+
+
+class Sharing:
+    """Shares mini-batches out; may be asked by several threads. Rows are written in the order of the mini-batches."""
+
+    def __init__(self, batches: list[Batch], settings: Settings, output: Path | None) -> None:
+        self._settings = settings
+        self._count = len(batches)
+        self._waiting = deque(batches)
+        self._tries = dict.fromkeys(range(len(batches)), 0)
+        self._at_work: dict[int, Batch] = {}
+        self._rows: dict[int, list[str]] = {}
+        self._written = 0
+        self._file: IO[str] | None = output.open("w", encoding="utf-8") if output else None
+        self.failed_items = self.failed_batches = 0
+        #: Why the step has failed.
+        self.failure: str | None = None
+        self._changed = threading.Condition()
+
+    def next(self) -> Batch | None:
+        """A mini-batch; None when there are none left, or the step has failed. Waits while one that is at work may fail yet."""
+        with self._changed:
+            while not self._waiting and self._at_work and self.failure is None:
+                self._changed.wait()
+            if self.failure is not None or not self._waiting:
+                return None
+            batch = self._waiting.popleft()
+            self._at_work[batch.number] = batch
+            self._tries[batch.number] += 1
+            return batch
+
+    def done(self, number: int, rows: list[str], items: int) -> None:
+        """A call of run() has returned. items: how many it says were good."""
+        with self._changed:
+            batch = self._at_work.pop(number)
+            self.failed_items += max(0, len(batch) - items)
+            self._keep(number, rows)
+            print(f"mini-batch {number + 1} of {self._count}: {items} of {len(batch)} items", flush=True)
+            self._check(f"{len(batch) - items} items of mini-batch {number + 1} have no result")
+
+    def failed(self, number: int, why: str) -> None:
+        """A call of run() has raised, or did not return."""
+        with self._changed:
+            batch = self._at_work.pop(number)
+            print(f"mini-batch {number + 1} of {self._count}, try {self._tries[number]}: {why}", flush=True)
+            if self._tries[number] < self._settings.tries:
+                self._waiting.append(batch)
+                self._changed.notify_all()
+                return
+            self.failed_items += len(batch)
+            self.failed_batches += 1
+            self._keep(number, [])
+            self._check(f"the last was mini-batch {number + 1}: {why}")
+
+    def lost(self, number: int) -> None:
+        """The rank that had it is gone."""
+        with self._changed:
+            if number in self._at_work:
+                self._waiting.appendleft(self._at_work.pop(number))
+                self._changed.notify_all()
+
+    def give_up(self, why: str) -> None:
+        """End the step: no mini-batch could be run."""
+        with self._changed:
+            self.failure = self.failure or why
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Say how it ended; the rows are written."""
+        if self._file is not None:
+            self._file.close()
+        good = self._count - self.failed_batches
+        print(f"{good} of {self._count} mini-batches done, {self.failed_items} items failed", flush=True)
+
+    def _keep(self, number: int, rows: list[str]) -> None:
+        self._rows[number] = rows
+        while self._written in self._rows:
+            for row in self._rows.pop(self._written):
+                if self._file is not None:
+                    self._file.write(f"{row}\n")
+            self._written += 1
+
+    def _check(self, last: str) -> None:
+        asked, batches = self._settings, self.failed_batches
+        percent = 100 * batches / self._count
+        if 0 <= asked.error_threshold < self.failed_items:
+            why = f"failed items: {self.failed_items}, more than error_threshold={asked.error_threshold}"
+        elif 0 <= asked.failed_batches < batches:
+            why = f"failed mini-batches: {batches}, more than allowed_failed_count={asked.failed_batches}"
+        elif 0 <= asked.failed_percent < percent:
+            why = f"failed mini-batches: {percent:.4g} %, more than allowed_failed_percent={asked.failed_percent:g}"
+        else:
+            why = ""
+        if why:
+            self.failure = f"{why}; {last}"
+        self._changed.notify_all()
+
+    def handle(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The answer to what a rank asks or says, as plain values."""
+        kind = question["kind"]
+        if kind == "done":
+            self.done(question["number"], question["rows"], question["items"])
+        elif kind == "failed":
+            self.failed(question["number"], question["why"])
+        elif kind == "give_up":
+            self.give_up(question["why"])
+            return {"batch": None}
+        batch = self.next()
+        return {"batch": None if batch is None else vars(batch)}

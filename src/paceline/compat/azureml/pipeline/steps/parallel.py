@@ -1,0 +1,222 @@
+"""A script's `run(mini_batch)` over all files or rows of a dataset (`azureml.pipeline.steps.ParallelRunStep`).
+
+https://learn.microsoft.com/python/api/azureml-pipeline-steps/azureml.pipeline.steps.parallelrunstep
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.compat.azureml.core.environment import Environment
+from paceline.compat.azureml.core.runconfig import RunConfiguration
+from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
+from paceline.compat.azureml.data.output_dataset_config import OutputFileDatasetConfig
+from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
+from paceline.compat.azureml.parallel_run.settings import Settings
+from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep
+from paceline.compat.azureml.pipeline.filling import Filling
+from paceline.job.data_reference import DataReference
+from paceline.pipelines.plan import Planned
+
+__all__ = ["ParallelRunConfig", "ParallelRunStep"]
+
+_MODULE = "paceline.compat.azureml.parallel_run"
+_ACTIONS = ("append_row", "summary_only")
+_SIZE = re.compile(r"(\d+)\s*(B|KB|MB|GB)?", re.IGNORECASE)
+_UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+#: Of a mini-batch, where none is asked for: files, and the size of a table's.
+_FILES, _BYTES = 10, "1MB"
+
+
+@sdk_class
+class ParallelRunConfig:
+    """How a ParallelRunStep runs its script, which has `run(mini_batch)` and may have `init()` and `shutdown()`.
+
+    error_threshold: files or rows that may fail before the step does; -1 for any number. allowed_failed_count,
+    allowed_failed_percent: mini-batches that may. output_action: "append_row", what run() returns becomes lines of one file in
+    the output (append_row_file_name, default parallel_run_step.txt), in the order of the mini-batches; "summary_only", it is
+    counted.
+    mini_batch_size: files (default 10), or of a table about so much ("1MB"). process_count_per_node: default 1.
+    run_invocation_timeout: seconds, of a call of run(). run_max_try: how often a mini-batch is tried. description: accepted.
+
+    node_count, process_count_per_node, mini_batch_size, error_threshold, run_invocation_timeout, run_max_try and logging_level
+    may each be a PipelineParameter.
+
+    Raises:
+        UserErrorException: a value is wrong; partition_keys.
+    """
+
+    def __init__(
+        self,
+        environment: Environment | None,
+        entry_script: str,
+        error_threshold: int,
+        output_action: str,
+        compute_target: Any,
+        node_count: int,
+        process_count_per_node: int | None = None,
+        mini_batch_size: Any = None,
+        source_directory: str | None = None,
+        description: str | None = None,
+        logging_level: str = "INFO",
+        run_invocation_timeout: int = 60,
+        run_max_try: int = 3,
+        append_row_file_name: str | None = None,
+        allowed_failed_count: int | None = None,
+        allowed_failed_percent: float | None = None,
+        partition_keys: Any = None,
+        environment_variables: Mapping[str, str] | None = None,
+    ) -> None:
+        if not isinstance(entry_script, str) or not entry_script.endswith(".py"):
+            raise UserErrorException(f"entry_script={entry_script!r} is no Python file.")
+        if output_action not in _ACTIONS:
+            raise UserErrorException(f"output_action={output_action!r} is none of {', '.join(_ACTIONS)}.")
+        if append_row_file_name is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+", str(append_row_file_name)):
+            raise UserErrorException(f"append_row_file_name={append_row_file_name!r} is no name of a file.")
+        if partition_keys:
+            raise UserErrorException(
+                f"partition_keys={partition_keys!r} is not here: mini-batches are made by mini_batch_size. Leave one file for "
+                "each key in a step before, with mini_batch_size=1."
+            )
+        self.environment, self.entry_script, self.output_action = environment, entry_script, output_action
+        self.error_threshold, self.compute_target, self.node_count = error_threshold, compute_target, node_count
+        self.process_count_per_node, self.mini_batch_size = process_count_per_node, mini_batch_size
+        self.source_directory, self.description, self.logging_level = source_directory, description, logging_level
+        self.run_invocation_timeout, self.run_max_try = run_invocation_timeout, run_max_try
+        self.append_row_file_name = append_row_file_name
+        self.allowed_failed_count, self.allowed_failed_percent = allowed_failed_count, allowed_failed_percent
+        self.partition_keys = None
+        self.environment_variables = dict(environment_variables or {})
+
+
+@sdk_class
+class ParallelRunStep(PipelineStep):
+    """Mini-batches of the inputs, shared out over the workers of one run.
+
+    inputs: datasets, or what other steps leave; all of files or all tables. output: where the rows go; arguments may have it as
+    well. side_inputs: what the script finds by its arguments, and is not shared out. arguments: of the script.
+
+    Raises:
+        UserErrorException: no inputs, no ParallelRunConfig, or a value is wrong.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parallel_run_config: ParallelRunConfig,
+        inputs: Any,
+        output: Any = None,
+        side_inputs: Any = None,
+        arguments: Any = None,
+        allow_reuse: bool = True,
+    ) -> None:
+        if not isinstance(parallel_run_config, ParallelRunConfig):
+            raise UserErrorException(f"parallel_run_config={parallel_run_config!r} is no ParallelRunConfig.")
+        inputs = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        if not inputs or inputs == [None]:
+            raise UserErrorException(f"step {name!r} has no inputs, so there is nothing to share out.")
+        if output is not None and not isinstance(output, (PipelineData, OutputFileDatasetConfig)):
+            raise UserErrorException(f"output={output!r} is neither a PipelineData nor an OutputFileDatasetConfig.")
+        if output is None and parallel_run_config.output_action == "append_row":
+            raise UserErrorException("output_action='append_row' needs an output=, for the file with the rows.")
+        self._config, self._side_inputs = parallel_run_config, list(side_inputs or ())
+        super().__init__(name, inputs, [] if output is None else [output], arguments)
+        self.allow_reuse = bool(allow_reuse)
+
+    def _values(self) -> list[Any]:
+        config = getattr(self, "_config", None)
+        return [*super()._values(), self._side_inputs, list(vars(config).values()) if config else []]
+
+    def _configuration(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
+        config, run = self._config, RunConfiguration()
+        run.target = config.compute_target
+        if config.environment is not None:
+            run.environment = config.environment
+        run.environment_variables = dict(config.environment_variables)
+        nodes = _number("node_count", filling.value(config.node_count), 1)
+        per_node = _number("process_count_per_node", filling.value(config.process_count_per_node) or 1, 1)
+        # Plain processes: the script joins no group, and any framework would do.
+        run.communicator, run.node_count, run.pytorch.process_count = "Gloo", nodes, nodes * per_node
+        directory = config.source_directory or source_directory or "."
+        if not (Path(directory) / config.entry_script).is_file():
+            raise UserErrorException(f"entry_script={config.entry_script!r} is not in {str(directory)!r}.")
+        return ScriptRunConfig(directory, config.entry_script, list(self.arguments), run)
+
+    def _filled(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
+        inputs = [_as_folder(filling, value) for value in self.inputs]
+        made = filling.config(
+            self._configuration(filling, source_directory), [*inputs, *self._side_inputs, *self._outputs()]
+        )
+        made.run_config.arguments = [self._settings(filling, inputs).text(), *made.run_config.arguments]
+        return made
+
+    def planned(self, workspace: Any, run_id: str, parameters: dict[str, Any], source_directory: str | None) -> Planned:
+        found: Planned = super().planned(workspace, run_id, parameters, source_directory)
+        job = dataclasses.replace(found.job, entry_script="", entry_module=_MODULE)
+        return dataclasses.replace(found, job=job)
+
+    def _settings(self, filling: Filling, inputs: list[DataReference]) -> Settings:
+        config = self._config
+        files = tuple(one.name for one in inputs if one.mode != "direct")
+        tables = tuple(one.name for one in inputs if one.mode == "direct")
+        if files and tables:
+            raise UserErrorException(
+                f"step {self.name!r} has files ({files[0]!r}) and tables ({tables[0]!r}) as inputs. Make a step for each."
+            )
+        size = filling.value(config.mini_batch_size)
+        percent = config.allowed_failed_percent
+        return Settings(
+            entry=config.entry_script,
+            files=files,
+            tables=tables,
+            batch_size=_number("mini_batch_size", size or _FILES, 1) if files else _bytes(size or _BYTES),
+            timeout_s=_number("run_invocation_timeout", filling.value(config.run_invocation_timeout), 1),
+            tries=_number("run_max_try", filling.value(config.run_max_try), 1),
+            error_threshold=_number("error_threshold", filling.value(config.error_threshold), -1),
+            failed_batches=-1
+            if config.allowed_failed_count is None
+            else _number("allowed_failed_count", config.allowed_failed_count, -1),
+            failed_percent=-1.0 if percent is None else float(percent),
+            output=next((one.name for one in self._outputs()), None),
+            file=(config.append_row_file_name or "parallel_run_step.txt")
+            if config.output_action == "append_row"
+            else None,
+            logging_level=str(filling.value(config.logging_level)),
+        )
+
+
+def _as_folder(filling: Filling, value: Any) -> DataReference:
+    """An input as each worker finds it: files in a folder, a table as it is."""
+    filled = filling.value(value)
+    reference = filling.reference(filled)
+    if reference is None:
+        raise UserErrorException(f"the inputs of a step have {value!r}, which is no data.")
+    # A dataset without a name of its own is mounted; whether it is a table is its own to say.
+    dataset = getattr(filled, "dataset", filled)
+    if reference.table is not None or hasattr(dataset, "to_pandas_dataframe"):
+        named = filled if reference.mode == "direct" else None
+        found = reference if named is not None else filling.reference(dataset.as_named_input(reference.name))
+        assert found is not None, "a dataset is data"
+        return found
+    return dataclasses.replace(reference, mode="mount") if reference.mode == "direct" else reference
+
+
+def _number(name: str, value: Any, least: int) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise UserErrorException(f"{name}={value!r} is no number of {least} or more.")
+    return number
+
+
+def _bytes(value: Any) -> int:
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None or not int(match[1]):
+        raise UserErrorException(f"mini_batch_size={value!r} of a table: a size, such as '1MB', '500KB' or 1024.")
+    return int(match[1]) * _UNITS[(match[2] or "B").upper()]

@@ -1,0 +1,42 @@
+"""Leaves what a sweep of the same pipeline has come to: the metrics of all trials as JSON, files of the best."""
+
+import argparse
+import json
+import os
+import sys
+
+from paceline.compat.azureml.core.run import Run
+from paceline.compat.azureml.pipeline.core.run import PipelineRun
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--step", help="The sweep's step.")
+parser.add_argument("--metrics", action="append", default=[], metavar="PATH")
+parser.add_argument("--model", action="append", default=[], nargs=2, metavar=("PATH", "NAME"))
+args = parser.parse_args()
+
+run = Run.get_context()
+(sweep,) = PipelineRun(run.experiment, run.parent.id).find_step_run(args.step)
+
+for path in args.metrics:
+    # Each a list, however often it was logged: so a frame can be made of it.
+    told = {
+        trial: {name: value if isinstance(value, list) else [value] for name, value in metrics.items()}
+        for trial, metrics in sweep.get_metrics().items()
+    }
+    with open(path, "w") as file:
+        json.dump(told, file)
+
+for path, asked in args.model:
+    best = sweep.get_best_run_by_primary_metric()
+    if best is None:
+        sys.exit(f"no trial of step {args.step!r} has logged the primary metric, so none is the best.")
+    name = os.path.normpath(asked or "outputs")
+    names = best.get_file_names()
+    if name in names:
+        best.download_file(name, path)
+        continue
+    below = [one for one in names if one.startswith(f"{name}/")]
+    if not below:
+        sys.exit(f"{best.id}, the best trial of step {args.step!r}, has no file {name!r}; it has {', '.join(names)}.")
+    for one in below:
+        best.download_file(one, os.path.join(path, one[len(name) + 1 :]))

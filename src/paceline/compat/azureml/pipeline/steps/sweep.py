@@ -1,0 +1,104 @@
+"""A sweep as a step, and what of it later steps get (`azureml.pipeline.steps.HyperDriveStep`).
+
+https://learn.microsoft.com/python/api/azureml-pipeline-steps/azureml.pipeline.steps.hyperdrivestep
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from paceline.compat.azureml.core.runconfig import RunConfiguration
+from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
+from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
+from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep
+from paceline.compat.azureml.pipeline.core.graph import TrainingOutput
+from paceline.compat.azureml.pipeline.filling import Filling
+from paceline.compat.azureml.train.hyperdrive.runconfig import HyperDriveConfig
+from paceline.pipelines.plan import Planned
+
+__all__ = ["HyperDriveStep"]
+
+#: Its script reads the sweep's results and leaves them where it is told.
+_SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@sdk_class
+class HyperDriveStep(PipelineStep):
+    """A sweep. estimator_entry_script_arguments: of the script of each trial, beside the values that are tried.
+
+    metrics_output: a PipelineData that gets the metrics of all trials, as JSON. outputs: each with a TrainingOutput, which says
+    what of the sweep it gets. A step of its own, `<name> outputs`, leaves them once the sweep is Completed.
+
+    Raises:
+        UserErrorException: no HyperDriveConfig; an output that each trial would leave.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        hyperdrive_config: HyperDriveConfig,
+        estimator_entry_script_arguments: Any = None,
+        inputs: Any = None,
+        outputs: Any = None,
+        metrics_output: Any = None,
+        allow_reuse: bool = True,
+        version: str | None = None,
+    ) -> None:
+        if not isinstance(hyperdrive_config, HyperDriveConfig):
+            raise UserErrorException(f"hyperdrive_config={hyperdrive_config!r} is no HyperDriveConfig.")
+        wanted = [(data, _training_output(data)) for data in outputs or ()]
+        if metrics_output is not None:
+            wanted.append((metrics_output, TrainingOutput("Metrics")))
+        super().__init__(name, inputs, None, estimator_entry_script_arguments)
+        self.hyperdrive_config, self.allow_reuse = hyperdrive_config, bool(allow_reuse)
+        if wanted:
+            self.followers = [SweepOutputs(self, wanted)]
+
+    def planned(self, workspace: Any, run_id: str, parameters: dict[str, Any], source_directory: str | None) -> Planned:
+        filling = Filling(workspace, run_id, parameters, ())
+
+        def change(config: ScriptRunConfig) -> ScriptRunConfig:
+            made = copy.copy(config)
+            made.run_config = copy.copy(config.run_config)
+            if self.arguments:
+                made.run_config.arguments = [*argument_list(config.run_config.arguments), *self.arguments]
+            return filling.config(made, self.inputs)
+
+        found, spec = self.hyperdrive_config.prepared(workspace, change)
+        return Planned(
+            name=self.name,
+            job=found.job,
+            directory=found.source_directory,
+            sweep=spec.to_json(),
+            warnings=found.notes,
+        )
+
+
+class SweepOutputs(PipelineStep):
+    """The step behind a sweep that leaves its results: a run of this machine, where the trials' folders are."""
+
+    def __init__(self, sweep: HyperDriveStep, wanted: list[tuple[PipelineData, TrainingOutput]]) -> None:
+        words: list[Any] = ["--step", sweep.name]
+        for data, output in wanted:
+            words += ["--metrics", data] if output.type == "Metrics" else ["--model", data, output.model_file or ""]
+        super().__init__(f"{sweep.name} outputs", None, [data for data, _ in wanted], words)
+        # What it leaves depends on the sweep alone, which always runs.
+        self.allow_reuse = False
+        self.run_after(sweep)
+
+    def _configuration(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
+        run = RunConfiguration()
+        run.environment.python.user_managed_dependencies = True
+        return ScriptRunConfig(str(_SCRIPTS), "leave_sweep_outputs.py", list(self.arguments), run)
+
+
+def _training_output(data: Any) -> TrainingOutput:
+    found = getattr(data, "training_output", None)
+    if not isinstance(data, PipelineData) or not isinstance(found, TrainingOutput):
+        raise UserErrorException(
+            f"{data!r} among the outputs of a HyperDriveStep would be left by each of its trials. Say what of the sweep it gets: "
+            "PipelineData(name, training_output=TrainingOutput(type='Model', model_file='outputs/model.pkl'))."
+        )
+    return found

@@ -1,0 +1,60 @@
+"""The names for every program of an environment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from paceline.cli import azureml
+from paceline.compat.azureml import everywhere
+from paceline.errors import UserError
+
+SAME = """
+import site, sys
+site.addsitedir(sys.argv[1])
+assert not any(name.startswith("paceline.") for name in sys.modules), "nothing is loaded before it is asked for"
+from azureml.core.run import Run
+import azureml.core
+assert Run.__module__ == "paceline.compat.azureml.core.run" and azureml.core.VERSION and azureml.core.Run is Run
+import azureml.mlflow
+assert azureml.mlflow.IS_REAL
+"""
+
+
+def python(code, folder):
+    return subprocess.run(
+        [sys.executable, "-c", code, folder], capture_output=True, text=True, timeout=180, check=False
+    )
+
+
+def test_every_program_of_the_environment_finds_the_names_until_they_are_taken_away(tmp_path, monkeypatch, capsys):
+    site = tmp_path / "site-packages"
+    monkeypatch.setattr(everywhere, "_folders", lambda: [site])
+    for package in ("core", "mlflow"):
+        (site / "azureml" / package).mkdir(parents=True)
+        (site / "azureml" / package / "__init__.py").write_text("IS_REAL = True\n")
+    (site / "azureml" / "__init__.py").write_text("")
+    for _ in range(2):
+        assert azureml.install() == 0
+    assert str(site) in capsys.readouterr().out
+    done = python(SAME, str(site))
+    assert (done.returncode, done.stderr) == (0, "")
+    # Paceline was uninstalled, and these files were left.
+    done = python(
+        "import site, sys; site.addsitedir(sys.argv[1]); sys.modules['paceline'] = None; from azureml.core import IS_REAL",
+        str(site),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert azureml.uninstall() == azureml.uninstall() == 0
+    assert capsys.readouterr().out == f"Removed from {site}\nNothing was installed there.\n"
+    left = [path for path in site.rglob("*") if "azureml" not in path.relative_to(site).parts and path.is_file()]
+    assert left == []
+
+
+def test_a_folder_that_can_t_be_written_is_an_error_with_the_other_ways(tmp_path, monkeypatch):
+    (tmp_path / "site").write_text("")
+    monkeypatch.setattr(everywhere, "_folders", lambda: [tmp_path / "site"])
+    with pytest.raises(UserError, match=r"can't be written: .*Write `import paceline\.azureml`"):
+        everywhere.install()
