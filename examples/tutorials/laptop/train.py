@@ -42,12 +42,15 @@ optimizer = torch.optim.Adam(net.parameters(), lr=0.003)
 
 # In a run, the same folder in each attempt. Beside its name and then renamed, so that a crash leaves no half checkpoint.
 checkpoint = Path(os.environ.get("PACELINE_CHECKPOINT_DIR", "."), "last.pt")
+# Rank 0 reads it and tells the others: where machines share no folder, theirs may have none.
+saved = [torch.load(checkpoint, weights_only=True) if rank == 0 and checkpoint.exists() else None]
+if workers > 1:
+    dist.broadcast_object_list(saved)
 first = 0
-if checkpoint.exists():
-    saved = torch.load(checkpoint, weights_only=True)
-    net.load_state_dict(saved["net"])
-    optimizer.load_state_dict(saved["optimizer"])
-    first = saved["epoch"] + 1
+if saved[0] is not None:
+    net.load_state_dict(saved[0]["net"])
+    optimizer.load_state_dict(saved[0]["optimizer"])
+    first = saved[0]["epoch"] + 1
     print(f"goes on with epoch {first}", flush=True)
 model = DistributedDataParallel(net) if workers > 1 else net
 

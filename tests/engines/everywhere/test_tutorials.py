@@ -1,0 +1,78 @@
+"""The tutorials on other machines: their cells as they stand, but for the one word that names the target."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import README, blocks
+from tests.docs.test_docs import assert_prints_what_it_says
+from tests.docs.test_tutorials import ENGLISH, execute, is_elsewhere, notebook, require_what_it_needs, text_of
+from tests.engines.places import place
+
+HOROVOD, LAPTOP = ENGLISH[1], ENGLISH[3]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+also_slurm = pytest.mark.parametrize("way", ["ssh", pytest.param("slurm", marks=pytest.mark.proof)])
+
+
+def on_target(page: Path, last: str) -> dict[str, Any]:
+    """The notebook up to the cell that has `last` in it, with target `there`."""
+    book = notebook(page)
+    end = next(number for number, cell in enumerate(book["cells"]) if last in "".join(cell["source"]))
+    text = json.dumps(book["cells"][: end + 1])
+    assert text.count(r"TARGET = \"local\"") == 1
+    return {**book, "cells": json.loads(text.replace(r"TARGET = \"local\"", r"TARGET = \"there\""))}
+
+
+def printed_there(page: Path, last: str, way: str, request: pytest.FixtureRequest, folder: Path) -> tuple[str, Any]:
+    """What the last cell but those before it printed, and where it ran."""
+    require_what_it_needs(page)
+    with pytest.MonkeyPatch.context() as monkeypatch, place(way, request, folder, monkeypatch) as there:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("PACELINE_WORKSPACE", str(there.lab.workspace_dir))
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+        book = execute(on_target(page, last), folder)
+        if way == "slurm":
+            for block in blocks(page, "console"):
+                if is_elsewhere(block.text) and re.search(r"\bcluster\b", block.text):
+                    assert_prints_what_it_says(block.text)
+        return "".join(text_of(cell) for cell in book["cells"]), there
+
+
+@also_slurm
+def test_the_second_tutorial_runs_on_other_machines_by_one_word(
+    way: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    printed, there = printed_there(HOROVOD, "sums[", way, request, tmp_path)
+    for rank in range(2):
+        assert re.search(rf"rank {rank} of 2 on node {rank} \({there.hosts[rank]}\)", printed), printed
+    assert re.search(r"epoch 3: loss \S+  accuracy 0\.[89]\d* on 2 workers", printed), printed
+    sums = json.loads(printed.splitlines()[-1].replace("'", '"'))
+    assert sums["0"] == sums["1"]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("way", ["ssh", "slurm"])
+def test_the_fourth_tutorial_s_crash_is_survived_on_other_machines(
+    way: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    printed, there = printed_there(LAPTOP, 'metrics("accuracy").steps', way, request, tmp_path)
+    assert "[rank 0] goes on with epoch 3" in printed
+    assert printed.splitlines()[-1] == "(0, 1, 2, 3, 4, 5)"
+    assert f"attempt 2 on {there.hosts[0]} {there.hosts[1]} ended by None" in printed
+
+
+@pytest.mark.parametrize("page", [HOROVOD, LAPTOP], ids=lambda page: page.stem)
+def test_the_commands_for_ssh_hosts_are_those_of_the_readme(page: Path) -> None:
+    """Which are run on two such hosts."""
+    found = [block for block in blocks(page, "console") if re.search(r"\blab\b", block.text)]
+    assert found
+    assert [block for block in found if block not in blocks(README, "console")] == []
