@@ -10,8 +10,9 @@ import pytest
 
 import paceline as pl
 from paceline.errors import JobError, SweepError
+from paceline.job.data_reference import DataReference, Source
 from paceline.job.job import Job
-from paceline.sweeps.points import check_way, job_of, words
+from paceline.sweeps.points import check_way, in_places_of, job_of, words
 from paceline.sweeps.space import Space
 
 NESTED = {"--lr": 0.1, "model.layers": 2, "model.kind": None, "sizes": [1, 2], "fast": True}
@@ -21,6 +22,14 @@ def test_values_come_after_the_jobs_own_words_and_in_place_of_those_that_say_the
     job = Job(entry_script="train.py", arguments=("--lr", "-0.5", "--epochs", "3", "--batch=4", "--fast", "data"))
     found = job_of(job, {"--lr": 0.1, "batch": 8})
     assert found.arguments == ("--epochs", "3", "--fast", "data", "--lr", "0.1", "--batch", "8")
+
+
+def test_an_output_is_in_a_place_of_the_trial_s_own_where_it_says_so() -> None:
+    places = {"own": "models/{run}", "one": "models"}
+    inputs = [DataReference(name=name, sources=(Source(path=path),), mode="upload") for name, path in places.items()]
+    inputs.append(DataReference(name="read", sources=(Source(path="/data/{run}"),)))
+    job = in_places_of(Job(entry_script="train.py", inputs=tuple(inputs)), "s_1_0")
+    assert [one.sources[0].path for one in job.inputs] == ["models/s_1_0", "models", "/data/{run}"]
 
 
 def test_values_are_words() -> None:

@@ -21,7 +21,7 @@ from paceline.submit import SourceCopy, submit, submit_again, submit_alike
 from paceline.supervisor.logs import say
 from paceline.sweeps import continuing
 from paceline.sweeps.live.table import number as short
-from paceline.sweeps.points import job_of
+from paceline.sweeps.points import in_places_of, job_of
 from paceline.sweeps.policies.pausing import budget
 from paceline.sweeps.prior import prior_trials
 from paceline.sweeps.proposals import Proposals
@@ -140,7 +140,7 @@ class HandingOver:
         sweep = self._sweep
         made = []
         for trial in trials:
-            job = self._job(trial.values, 0)
+            job = self._job(trial.values, 0, trial.run_id)
             told = {"number": trial.number, "chosen": dict(trial.chosen), "values": dict(trial.values)}
             if trial.notes:
                 told["notes"] = dict(trial.notes)
@@ -181,13 +181,14 @@ class HandingOver:
         sweep, number = self._sweep, following.number
         values = sweep.spec.space.values(following.chosen)
         told: dict[str, Any] = {"number": number, "chosen": dict(following.chosen), "values": values}
+        run_id = sweep.next_folder(number).run_id
         folder = submit(
-            self._job(values, following.rung),
+            self._job(values, following.rung, run_id),
             self._source(),
             sweep.runs_dir.parent,
             sweep.record.experiment,
             parent_run_id=sweep.folder.run_id,
-            run_id=sweep.next_folder(number).run_id,
+            run_id=run_id,
             trial=told | {"from": following.source, "rung": following.rung, "why": following.why},
             values=self._secrets,
             checkpoints=RunFolder(sweep.runs_dir / following.source).checkpoints,
@@ -206,9 +207,10 @@ class HandingOver:
         sweep.cut_off.remove(number)
         say(f"trial {number} begins: its submission was cut off before")
 
-    def _job(self, values: Mapping[str, Any], rung: int) -> Job:
+    def _job(self, values: Mapping[str, Any], rung: int, run_id: str) -> Job:
         sweep = self._sweep
-        return job_of(sweep.job, {**values, **budget(sweep.spec.stop, rung)}, sweep.spec.pass_as, self._snapshot)
+        job = job_of(sweep.job, {**values, **budget(sweep.spec.stop, rung)}, sweep.spec.pass_as, self._snapshot)
+        return in_places_of(job, run_id)
 
     def _source(self) -> SourceCopy:
         record = self._sweep.record

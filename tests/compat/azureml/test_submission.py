@@ -91,7 +91,10 @@ def test_a_store_itself_is_its_content_as_a_folder(ws):
 def test_data_references_of_the_configuration(ws):
     config = RunConfiguration()
     config.data_references = {"train": ws.get_default_datastore().path("a").to_config()}
-    (found,) = job(ws, ScriptRunConfig("src", "train.py", run_config=config)).inputs
+    config.data_references["train"].path_on_compute = "/tmp/train"
+    made = prepared(ScriptRunConfig("src", "train.py", run_config=config), ws)
+    assert any("does not appear at /tmp/train" in note for note in made.notes)
+    (found,) = made.job.inputs
     assert (found.name, found.sources[0].datastore, found.sources[0].path) == ("train", "default", "a")
 
 

@@ -45,7 +45,9 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
     directory = Path(config.source_directory or ".")
     words, references = words_of(argument_list(run.arguments), workspace, run_id)
     references += _configured(run, workspace, run_id)
-    _note_places([*argument_list(run.arguments), *(run.data or {}).values()], notes)
+    _note_places(
+        [*argument_list(run.arguments), *(run.data or {}).values(), *(run.data_references or {}).values()], notes
+    )
     entry: dict[str, Any]
     if run.command:
         entry, more = _command(run.command, workspace, run_id)
@@ -98,8 +100,12 @@ def _note_places(values: list[Any], notes: Notes) -> None:
         place = getattr(value, "path_on_compute", None)
         if isinstance(place, str) and place.startswith("/"):
             notes.add(
-                f"The input {value.name!r} does not appear at {place}: the script has its path among its arguments."
+                f"The input {_name_of(value)!r} does not appear at {place}: the script has its path among its arguments."
             )
+
+
+def _name_of(value: Any) -> str:
+    return str(getattr(value, "name", None) or value.datastore_name)
 
 
 def reference_of(value: Any, workspace: Any, run_id: str = "") -> DataReference | None:

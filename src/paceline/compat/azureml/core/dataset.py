@@ -5,16 +5,19 @@ https://learn.microsoft.com/python/api/azureml-core/azureml.core.dataset.dataset
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from paceline.compat.azureml.core.datastore import Datastore
+from paceline.compat.azureml.core.run import Run
 from paceline.compat.azureml.data.data_reference import Reference
 from paceline.compat.azureml.data.datapath import DataPath
 from paceline.compat.azureml.data.tabular_dataset import of_native
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.named import Named
 from paceline.data.datasets import dataset
+from paceline.job.data_reference import PATH_VARIABLES
 
 __all__ = ["Dataset"]
 
@@ -162,7 +165,13 @@ class Dataset:
 
     @staticmethod
     def get_by_id(workspace: Any, id: str, **others: Any) -> Any:
-        """A registered dataset, by its id."""
+        """A registered dataset, by its id. In a run also what the script was given for a dataset among its arguments."""
+        if os.path.isabs(str(id)):
+            found = Run.get_context().input_datasets
+            if names := [name for name in found if os.environ.get(f"{PATH_VARIABLES[1]}{name}") == id]:
+                # Asked for as a folder it is a path; the script wants a dataset all the same.
+                one = found[names[0]]
+                return FileDatasetFactory.from_files(one) if isinstance(one, str) else one
         return of_native(dataset.Dataset.get_by_id(workspace, id))
 
     @staticmethod

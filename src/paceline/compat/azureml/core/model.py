@@ -317,7 +317,7 @@ def registered_of_run(run: Any, model_name: str, model_path: str | None, **given
         there = run.get_file_names()
         if not any(name == path or name.startswith(path.rstrip("/") + "/") for name in there):
             raise ModelPathNotFoundException(
-                f"Could not locate the provided model_path {model_path} in the set of files uploaded to the run: {there}"
+                f"Could not locate the provided model_path {path} in the set of files uploaded to the run: {there}"
             ) from error
         raise WebserviceException(str(error)) from error
     return Model(run.experiment.workspace, id=made.id)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.compat.azureml.core.dataset import Dataset
 from paceline.compat.azureml.core.experiment import Experiment, Run
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
+from paceline.compat.azureml.data.output_dataset_config import OutputFileDatasetConfig
 from paceline.compat.azureml.exceptions import HyperDriveConfigException, HyperDriveRuntimeException
 from paceline.compat.azureml.train.estimator import Estimator
 from paceline.compat.azureml.train.hyperdrive import (
@@ -102,17 +104,22 @@ def test_samplings_take_what_the_sdk_s_take():
 
 SCRIPT = """
 import argparse, os
-from azureml.core import Run
+from azureml.core import Dataset, Run
 parser = argparse.ArgumentParser()
 parser.add_argument("--resume-from")
 parser.add_argument("--lr", type=float)
 parser.add_argument("--batch", type=int)
+parser.add_argument("--data")
+parser.add_argument("--left")
 given = parser.parse_args()
 run = Run.get_context()
 if given.resume_from:
     assert given.resume_from == os.environ["AZUREML_DATAREFERENCE_MODEL_LOCATION"]
     run.log("before", int(open(os.path.join(given.resume_from, "batch.txt")).read()))
     run.log("accuracy", 1)
+    # A dataset among the arguments is asked for by what the script is given for it.
+    run.log("rows", len(Dataset.get_by_id(run.experiment.workspace, id=given.data).to_pandas_dataframe()))
+    open(os.path.join(given.left, "x"), "w").write(run.id)
 else:
     open("outputs/batch.txt", "w").write(str(given.batch))
     for step in (3, 1):
@@ -166,8 +173,11 @@ def test_a_sweep_of_an_estimator(ws):
     assert [type(one) for one in Experiment(ws, "hd").get_runs(type="hyperdrive")] == [HyperDriveRun]
     with pytest.raises(HyperDriveRuntimeException):
         run.fail()
+    Path("rows.csv").write_text("a\n1\n2\n")
+    rows = Dataset.Tabular.from_delimited_files("rows.csv").as_named_input("rows")
+    left = OutputFileDatasetConfig("left", destination=(ws.get_default_datastore(), "left/{run-id}"))
     again = HyperDriveConfig(
-        run_config=ScriptRunConfig("src", "train.py"),
+        run_config=ScriptRunConfig("src", "train.py", ["--data", rows, "--left", left]),
         hyperparameter_sampling=GridParameterSampling({"--batch": choice(1, 32)}),
         primary_metric_name="accuracy",
         primary_metric_goal=PrimaryMetricGoal.MAXIMIZE,
@@ -182,6 +192,9 @@ def test_a_sweep_of_an_estimator(ws):
     wait_until(lambda: second.get_status() in ("Completed", "Failed", "Canceled"), "the sweep ends")
     assert second.get_status() == "Completed", (second.folder.logs / "driver.log").read_text()
     assert second.id == "again_1"
-    assert second.get_metrics()["again_1_0"] == {"before": 32, "accuracy": 1}
+    assert second.get_metrics()["again_1_0"] == {"before": 32, "accuracy": 1, "rows": 2}
+    # Each trial has a place of its own.
+    assert ws.get_default_datastore().download("got", "left") == 1
+    assert Path("got/left/again_1_0/x").read_text() == "again_1_0"
     assert second.get_best_run_by_primary_metric().id == best.id
     assert second.get_best_run_by_primary_metric(include_resume_from_runs=False).parent.id == second.id

@@ -23,6 +23,8 @@ __all__ = ["HyperDriveConfig", "HyperDriveRunConfig", "PrimaryMetricGoal"]
 
 #: Runs that a sweep goes on from.
 _MOST_FORMER = 5
+#: Stands in the places of outputs for the id of the trial that leaves them.
+OF_TRIAL = "{run}"
 #: Property of a run: those whose results it goes on from.
 RESUMED = "azureml.hyperdrive.resume_from"
 
@@ -162,10 +164,10 @@ class HyperDriveConfig:
             mine = {k: v for k, v in self.estimator.script_params.items() if str(k).lstrip("-") not in swept}
             estimator = self.estimator.with_overrides()
             estimator.script_params = mine
-            found = prepared(change(estimator.script_run_config(workspace)), workspace)
+            found = prepared(change(estimator.script_run_config(workspace)), workspace, run_id=OF_TRIAL)
         else:
             assert self.run_config is not None
-            found = prepared(change(self.run_config), workspace)
+            found = prepared(change(self.run_config), workspace, run_id=OF_TRIAL)
         space = Space(self.hyperparameter_sampling.parameter_space)
         sampler = self.hyperparameter_sampling.sampler
         check_sampler(sampler, space)
