@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -140,12 +141,16 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "azureml"
         # The README has it too, and its commands are run (tests/docs).
         pytest.param("driver_2018.py", "accuracy: 0.9", marks=pytest.mark.proof, id="2018"),
         pytest.param("driver_2019.py", "label: [", id="2019"),
+        pytest.param("driver_2019_tensorflow.py", "accuracy: 0.", id="2019-tensorflow"),
         pytest.param("driver_2020.py", "model: digits 1", id="2020"),
+        pytest.param("driver_2020_sklearn.py", "model: digits-svm 1", id="2020-sklearn"),
         pytest.param("driver_2022.py", "Completed", id="2022"),
     ],
 )
 def test_the_examples_in_the_style_of_each_era_run_as_they_are(tmp_path: Path, driver: str, last: str) -> None:
     pytest.importorskip("sklearn")
+    if "tensorflow" in driver and importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("TensorFlow is not installed.")
     shutil.copytree(EXAMPLES, tmp_path / "project")
     done = subprocess.run(
         [sys.executable, "-m", "paceline.azureml", driver],
