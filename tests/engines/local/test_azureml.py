@@ -27,6 +27,7 @@ assert given.rank == os.environ["RANK"] == os.environ["AZ_BATCHAI_TASK_INDEX"], 
 assert os.path.isdir(given.data_dir) and open(os.path.join(given.data_dir, "d/x.csv")).read() == "a,b"
 assert os.environ["AZ_BATCHAI_PYTORCH_INIT_METHOD"].startswith("tcp://")
 assert run.experiment.workspace.get_default_datastore().name == "workspaceblobstore"
+assert run.experiment.workspace.name == "the-team", "as the driver has it"
 for epoch in range(given.epochs):
     run.log("loss", 1 / (epoch + 1))
 # What the script starts logs into the same run, and not to nowhere.
@@ -34,6 +35,7 @@ subprocess.run([sys.executable, "-c", "from azureml.core import Run; Run.get_con
 if run.id and given.rank == "0":
     os.makedirs("outputs", exist_ok=True)
     open("outputs/model.txt", "w").write("weights")
+run.cancel()  # the SDK's does nothing there
 run.complete()
 """
 
@@ -109,6 +111,9 @@ def test_a_driver_of_the_sdk_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "src").mkdir()
     (tmp_path / "src/train.py").write_text(SCRIPT)
     (tmp_path / "x.csv").write_text("a,b")
+    (tmp_path / "config.json").write_text(
+        '{"subscription_id": "s", "resource_group": "g", "workspace_name": "the-team"}'
+    )
     (tmp_path / "driver.py").write_text(DRIVER)
     done = subprocess.run(
         [sys.executable, "-m", "paceline.azureml", "driver.py"],

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline import workspace as native_workspace
 from paceline.compat.azureml.core.runconfig import DataReferenceConfiguration, RunConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
 from paceline.compat.azureml.exceptions import RunConfigurationException, UserErrorException
@@ -60,7 +61,10 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
         **entry,
         "compute_target": target,
         "environment": spec_of(run.environment, notes, use_docker=run.docker.use_docker or None),
-        "environment_variables": {str(name): str(value) for name, value in (run.environment_variables or {}).items()},
+        "environment_variables": {
+            **_names_of(workspace),
+            **{str(name): str(value) for name, value in (run.environment_variables or {}).items()},
+        },
         "inputs": tuple(dict.fromkeys(references)),
         "max_run_duration_seconds": run.max_run_duration_seconds or None,
         "use_gpu": getattr(config, "use_gpu", False) and _has_gpus(target, shape, notes),
@@ -92,6 +96,15 @@ def words_of(arguments: list[Any], workspace: Any, run_id: str) -> tuple[list[st
         else:
             words.append(os.fspath(value) if isinstance(value, os.PathLike) else str(value))
     return words, references
+
+
+def _names_of(workspace: Any) -> dict[str, str]:
+    """The names that the driver has for its workspace, where a worker would have others."""
+    names = {"SUBSCRIPTION": workspace.subscription_id, "RESOURCEGROUP": workspace.resource_group}
+    names["WORKSPACE_NAME"] = workspace.name
+    own = native_workspace.Workspace(workspace.path, create=False).name
+    known = {"SUBSCRIPTION": "local", "RESOURCEGROUP": "local", "WORKSPACE_NAME": own}
+    return {f"AZUREML_ARM_{key}": name for key, name in names.items() if name != known[key]}
 
 
 def _note_places(values: list[Any], notes: Notes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import logging
 import os
 import re
 import shutil
@@ -377,6 +378,15 @@ class Run(SdkSpellings, run.Run):
         """Does nothing: a run leaves nothing beside its folder."""
 
     # --- its end
+
+    def cancel(self) -> None:
+        """As `paceline.Run.cancel`. In the run's own script it does nothing, as in the SDK, and says so."""
+        if self._worker is not None and self.kind != "interactive":
+            logging.getLogger("paceline.azureml").warning(
+                "cancel() does nothing in the run's own script: end it with sys.exit(), or cancel it from the driver."
+            )
+            return
+        super().cancel()
 
     def submit_child(self, config: Any, tags: Mapping[str, object] | None = None, **overrides: Any) -> Any:
         """Submit a run below this one."""
