@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.compat.azureml.core.datastore import Datastore
-from paceline.compat.azureml.core.run import Run
 from paceline.compat.azureml.data.data_reference import Reference
 from paceline.compat.azureml.data.datapath import DataPath
 from paceline.compat.azureml.data.tabular_dataset import of_native
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
+from paceline.compat.azureml.late import late
 from paceline.compat.azureml.named import Named
 from paceline.data.datasets import dataset
 from paceline.job.data_reference import PATH_VARIABLES
@@ -167,7 +167,7 @@ class Dataset:
     def get_by_id(workspace: Any, id: str, **others: Any) -> Any:
         """A registered dataset, by its id. In a run also what the script was given for a dataset among its arguments."""
         if os.path.isabs(str(id)):
-            found = Run.get_context().input_datasets
+            found = late("core.run", "Run").get_context().input_datasets
             if names := [name for name in found if os.environ.get(f"{PATH_VARIABLES[1]}{name}") == id]:
                 # Asked for as a folder it is a path; the script wants a dataset all the same.
                 one = found[names[0]]
