@@ -57,7 +57,12 @@ def with_hints(report: FailureReport, job: Job, stalled: str | None = None) -> F
         stalled,
     )
     found = [text for text in hints if text]
-    return dataclasses.replace(report, message=" ".join([report.message, *found])) if found else report
+    if not found:
+        return report
+    # What a library has said often ends without one.
+    message = report.message.rstrip()
+    message += "" if message.endswith((".", "!", "?", ":")) else "."
+    return dataclasses.replace(report, message=" ".join([message, *found]))
 
 
 def _of_gpus(report: FailureReport, job: Job) -> str | None:
