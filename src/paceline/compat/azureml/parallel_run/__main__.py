@@ -63,5 +63,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except UserErrorException as error:
-        # The sentence by itself: what has failed is the user's script, whose traceback stands in the log.
-        sys.exit(str(error))
+        # Without our frames: what has failed is the user's script, whose traceback stands in the log.
+        raise error.with_traceback(None) from None

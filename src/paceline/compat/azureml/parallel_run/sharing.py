@@ -47,7 +47,7 @@ class Sharing:
             self.failed_items += max(0, len(batch) - items)
             self._keep(number, rows)
             print(f"mini-batch {number + 1} of {self._count}: {items} of {len(batch)} items", flush=True)
-            self._check(f"{len(batch) - items} items of mini-batch {number + 1} have no result")
+            self._check(f"items of mini-batch {number + 1} without a result: {len(batch) - items}")
 
     def failed(self, number: int, why: str) -> None:
         """A call of run() has raised, or did not return."""
