@@ -150,6 +150,8 @@ def test_a_script_outside_a_run_has_them_as_well(monkeypatch, capsys):
     monkeypatch.delenv("PACELINE_RUN_DIR", raising=False)
     run = Run.get_context()
     assert type(run) is OfflineRun
+    # By this scripts ask whether they are in a run.
+    assert [hasattr(one, "experiment") for one in (run, run.child_run("a"))] == [False, False]
     with run.child_run("child") as child:
         child.tag("lr", 1)
         child.log_residuals("r", {"data": 1})

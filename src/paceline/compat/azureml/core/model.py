@@ -181,8 +181,8 @@ class Model(model.Model):
         if (folder := _version_folder(Path("azureml-models", model_name), version)) is not None:
             return _only_entry(folder)
         workspace = _workspace
-        if workspace is None and (experiment := late("core.experiment", "Run").get_context().experiment) is not None:
-            workspace = experiment.workspace
+        if workspace is None and hasattr(context := late("core.run", "Run").get_context(), "experiment"):
+            workspace = context.experiment.workspace
         if workspace is not None:
             try:
                 found = model.Model(workspace, model_name, version=version)

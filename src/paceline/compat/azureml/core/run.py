@@ -80,7 +80,11 @@ class SdkSpellings(LogsMetrics):
 
 
 class OfflineRun(SdkSpellings, offline.OfflineRun):
-    """`Run.get_context()` outside a run."""
+    """`Run.get_context()` outside a run. Scripts ask by `hasattr(run, "experiment")` whether they are in one."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        del self.experiment, self.input_datasets, self.output_datasets
 
     def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> OfflineRun:
         """Another one that prints; its id is this one's with the name behind it."""

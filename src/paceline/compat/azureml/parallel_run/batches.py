@@ -61,7 +61,7 @@ def folder_of(name: str) -> Path:
 
 def table_of(name: str) -> Any:
     """All rows of an input."""
-    from paceline.compat.azureml.core.experiment import Run
+    from paceline.compat.azureml.core.run import Run
 
     return Run.get_context().input_datasets[name].to_pandas_dataframe()
 
