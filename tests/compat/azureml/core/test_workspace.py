@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from paceline.compat.azureml.core.experiment import Experiment
 from paceline.compat.azureml.core.workspace import Workspace
 from paceline.compat.azureml.exceptions import UserErrorException, WorkspaceException
 
@@ -31,6 +32,9 @@ def test_the_nearest_config_json_names_the_workspace(here, monkeypatch, place):
     assert names(ws) == ("0-1", "group", "team")
     # Of all folders below it the same one, as there is one workspace in Azure.
     assert ws.path == here / ".paceline"
+    # What belongs to a run that is found by its id, too.
+    with Experiment(ws, "named").start_logging(snapshot_directory=None, outputs=False) as run:
+        assert names(ws.get_run(run.id).experiment.workspace) == names(ws)
     assert repr(ws) == "Workspace.create(name='team', subscription_id='0-1', resource_group='group')"
 
 

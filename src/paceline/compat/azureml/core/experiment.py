@@ -206,6 +206,9 @@ def make_experiment(runs_dir: Path, name: str) -> Experiment:
     """The experiment of a run that is found by its id, or of a script's own."""
     # A workspace of the SDK's, where that can be told: scripts ask it for data sets, stores and secrets.
     make = late("core.workspace", "Workspace")
-    values = [os.environ.get(f"AZUREML_ARM_{key}") for key in ("SUBSCRIPTION", "RESOURCEGROUP", "WORKSPACE_NAME")]
-    own = workspace.Workspace(runs_dir.parent).name
-    return Experiment(make(values[0] or "local", values[1] or "local", values[2] or own, _folder=runs_dir.parent), name)
+    folder = runs_dir.parent
+    if own := os.environ.get("AZUREML_ARM_WORKSPACE_NAME"):
+        names = (os.environ.get("AZUREML_ARM_SUBSCRIPTION"), os.environ.get("AZUREML_ARM_RESOURCEGROUP"), own)
+    else:
+        names = late("core.workspace", "names_near")(folder) or (None, None, workspace.Workspace(folder).name)
+    return Experiment(make(names[0] or "local", names[1] or "local", names[2], _folder=folder), name)

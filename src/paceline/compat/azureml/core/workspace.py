@@ -365,6 +365,18 @@ def configured_for(top: Path) -> Path:
     return configured() if os.environ.get(WORKSPACE_VARIABLE) else configured(top)
 
 
+def names_near(folder: Path) -> tuple[str, str, str] | None:
+    """Subscription, resource group and name of the nearest config.json; None where its workspace is another folder than this."""
+    near = _nearest(Path.cwd(), None)
+    if near is None or near.suffix != ".json":
+        return None
+    top = near.parent.parent if near.parent.name in _FOLDERS else near.parent
+    if configured_for(top) != folder:
+        return None
+    values = _read(near)
+    return values[_KEYS[0]], values[_KEYS[1]], values[_KEYS[2]]
+
+
 def _nearest(start: Path, file_name: str | None) -> Path | None:
     for folder in (start, *start.parents):
         for below in _FOLDERS:
