@@ -80,6 +80,7 @@ def test_ours_come_before_the_real_sdk_and_other_distributions_lie_beside(real, 
         ("azureml.train.automl", "sweep"),
         ("azureml.interpret", "shap"),
         ("azureml.contrib.brainwave", "contrib.services"),
+        ("azureml.contrib.pipeline.steps", "azureml.pipeline.steps"),
     ],
 )
 def test_what_is_not_here_says_what_to_use(name, instead):

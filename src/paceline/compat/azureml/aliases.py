@@ -23,7 +23,7 @@ _ABSENT = {
     "interpret": "use interpret-community or shap by themselves.",
     "explain": "use interpret-community or shap by themselves.",
     "dataprep": "read the files with pandas, or with azureml.core.Dataset.",
-    "contrib": "of it only azureml.contrib.services is here, in a web service.",
+    "contrib": "of it only azureml.contrib.services is here, in a web service; ParallelRunStep is in azureml.pipeline.steps.",
     "accel": "there are no FPGAs.",
     "fsspec": "open the files by fsspec itself.",
     "rag": "use the libraries that it is made of.",

@@ -18,7 +18,7 @@ class _Names:
     def find_spec(fullname: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if fullname != "azureml" and not fullname.startswith("azureml."):
             return None
-        sys.meta_path.remove(_Names)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _Names]
         try:
             from paceline.compat.azureml import aliases
         except ModuleNotFoundError:
