@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Files of the repository that are pages of the site -> where they stand there, as a path below docs/.
 PAGES = {
     "README.md": "index.md",
+    "README.es.md": "index.es.md",
+    "README.pt.md": "index.pt.md",
+    "README.ru.md": "index.ru.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "reporting.md",

@@ -10,11 +10,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-PAGES = (README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
+PAGES = (README, *sorted(ROOT.glob("README.*.md")), ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
-_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+#: Where a link leads.
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`]+)`")
 
 
@@ -39,7 +40,7 @@ def prose(page: Path) -> str:
 
 def links(page: Path) -> list[str]:
     """Where the page's links lead, as written."""
-    return _LINK.findall(prose(page))
+    return LINK.findall(prose(page))
 
 
 def anchors(page: Path) -> set[str]:
