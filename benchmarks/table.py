@@ -104,6 +104,7 @@ NAMES = [
     "ui_live",
     "ui_memory",
     "auto_choice_2",
+    "many_nodes",
 ]
 
 

@@ -1,0 +1,49 @@
+"""The page of the reference architecture: its commands run, its figures are those that were measured and computed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, ROOT, blocks
+from tests.docs.test_docs import assert_prints_what_it_says
+
+PAGE = DOCS / "reference-architecture.md"
+COMMANDS = [block.text for block in blocks(PAGE, "console")]
+
+
+@pytest.mark.slow
+def test_the_example_trains_on_two_nodes_and_a_second_run_goes_on_from_its_checkpoints(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    run = [text for text in COMMANDS if "arithmetic" not in text]
+    assert ["prepare" in text for text in run] == [True, False, False]
+    for text in run:
+        assert_prints_what_it_says(text)
+
+
+def test_the_arithmetic_is_what_its_program_prints() -> None:
+    (said,) = [text for text in COMMANDS if "arithmetic" in text]
+    command = [sys.executable, str(ROOT / "examples" / "many_nodes" / "arithmetic.py")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.partition("\n")[2] == printed
+
+
+def test_the_figures_are_those_of_the_benchmark_s_result() -> None:
+    # In a process of its own: what benchmarks import sets variables.
+    program = (
+        "import json, many_nodes as m; print(m.table(json.loads((m.RESULTS / 'many_nodes.json').read_text())), end='')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "benchmarks")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout in PAGE.read_text()
