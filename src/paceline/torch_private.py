@@ -63,6 +63,7 @@ __all__ = [
     "FakeTensorMode",
     "InstanceNorm",
     "TorchError",
+    "data_iterator_class",
     "default_store",
     "has_mpi",
     "is_being_made_whole",
@@ -72,9 +73,12 @@ __all__ = [
     "recorded_collectives",
     "reduce_unused_too",
     "requirement",
+    "time_every_step",
     "too_old",
+    "waited_s",
     "warn_if_untried",
     "whole_parameters",
+    "work_class",
 ]
 
 
@@ -282,6 +286,44 @@ def recorded_collectives() -> bytes:
     ranks = {str(name): sorted(members.get(group, ())) for group, name in list(names.items())}
     data: str | bytes = dump()
     return (data.encode() if isinstance(data, str) else data) + b"\n" + json.dumps(ranks).encode()
+
+
+def work_class() -> Any:
+    """The class of torch's handles of collectives under way; None where there is none. Loads nothing."""
+    return getattr(sys.modules.get("torch._C._distributed_c10d"), "Work", None)
+
+
+def data_iterator_class(module: ModuleType) -> Any:
+    """The class whose `__next__` gives the batches of every DataLoader; None where this torch has none. module: the loader's."""
+    found = getattr(module, "_BaseDataLoaderIter", None)
+    return found if hasattr(found, "__next__") else None
+
+
+def time_every_step(model: Any) -> bool:
+    """Have DistributedDataParallel measure each of its steps, which on CPUs takes microseconds; False where it can't be had.
+
+    On GPUs it measures every hundredth by itself, and its main thread waits for no message: nothing is changed there.
+    """
+    try:
+        if getattr(model, "device_type", "") != "cpu":
+            return False
+        model._set_ddp_runtime_logging_sample_rate(1)
+        return callable(model._get_ddp_logging_data)
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+
+
+def waited_s(model: Any) -> float | None:
+    """How long DistributedDataParallel has waited for messages in its last step, beyond its own gradients, in seconds; None where
+    it does not tell."""
+    try:
+        told = model._get_ddp_logging_data()
+        # In nanoseconds; not there before the first step.
+        return float(
+            max(0, told.get("backward_comm_time", 0) - told.get("backward_compute_comm_overlap_time", 0)) / 1e9
+        )
+    except (AttributeError, TypeError, RuntimeError):
+        return None
 
 
 def has_mpi(distributed: ModuleType) -> bool:

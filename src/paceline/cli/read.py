@@ -25,7 +25,7 @@ from paceline.cli.job_text import data_texts, environment_text
 from paceline.cli.shared_options import Json, LatestRun
 from paceline.cli.summary import details, summary
 from paceline.data.transfer.progress import size_text
-from paceline.runs import left_out, read, removal, states, store, tags_and_properties
+from paceline.runs import left_out, loads, read, removal, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text, hang_status
 from paceline.runs.ids import is_trial
@@ -39,6 +39,8 @@ from paceline.workspace import Workspace
 _SHOWN = 25
 #: Values of a list that `show` prints, from its end.
 _LAST_VALUES = 5
+#: Workers whose load is shown; `top` shows all.
+_RANKS = 16
 
 
 def add_to(app: typer.Typer) -> None:
@@ -179,6 +181,7 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> int:
         ("Git", _git(found["git"])),
         ("Tags", _tags_text(found["tags"])),
         ("Properties", ", ".join(f"{key}={value}" for key, value in found["properties"].items())),
+        *_load(record, found["load"]),
         ("Attempts", [*map(_attempt, record.attempts)] if len(record.attempts) > 1 else ""),
         ("Models", ", ".join(found["models"])),
         ("Left out", left_out.lines(record, limit=left_out.LIMIT)),
@@ -238,6 +241,27 @@ def _hang(record: RunRecord) -> Sequence[str]:
     if not record.hang:
         return ""
     return [str(record.hang["text"]), f"all of it: {record.hang['report']}"]
+
+
+def _load(record: RunRecord, sample: dict[str, Any] | None) -> list[tuple[str, str | Sequence[str]]]:
+    """What nodes and workers take, or took last, and how the time of the ranks goes."""
+    if sample is None:
+        return []
+    head = loads.NODE_HEADER
+    nodes = [
+        ", ".join(
+            f"{name.lower()} {cell}" if name != "NODE" else cell
+            for name, cell in zip(head, row, strict=True)
+            if cell != "-"
+        )
+        for row in loads.node_rows(sample)
+    ]
+    rows = loads.shown_columns(loads.RANK_HEADER, loads.rank_rows(sample))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    ranks = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    more = [f"and {len(ranks) - 1 - _RANKS} more: paceline top {record.run_id}"] if len(ranks) - 1 > _RANKS else []
+    time = loads.pace_lines(sample, is_over=record.is_terminal)
+    return [("Load", nodes), ("Workers", [*ranks[: _RANKS + 1], *more] if sample["ranks"] else ""), ("Time", time)]
 
 
 def _more(folder: RunFolder) -> tuple[str, str]:

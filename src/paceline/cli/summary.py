@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.runs import metrics, read, tags_and_properties
+from paceline.runs import loads, metrics, read, tags_and_properties
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
@@ -67,6 +67,7 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "job": record.job.shown() if record.job else None,
         "environment": read_json(folder.environment),
         "data": read_json(folder.data) or {},
+        "load": loads.last(folder, record),
         "attempt_records": [attempt.to_json() for attempt in record.attempts],
         "failure": record.failure.to_json() if record.failure else None,
         "trial": dict(record.trial) if record.trial else None,

@@ -67,6 +67,14 @@ VERBS: dict[str, tuple[str, str]] = {
         "stacks",
         "Where each worker of a run is at this moment: the stacks of all its threads, and who waits for whom.",
     ),
+    "top": (
+        "top",
+        "What the nodes and workers of a run take at this moment, and how the time of each rank goes. Ctrl-C ends it.",
+    ),
+    "profile": (
+        "profile",
+        "Where the time of a run's workers goes: their stacks, sampled for some seconds while they run on.",
+    ),
     "bug-report": (
         "bug_report",
         "What to send with a fault: versions, and where a run failed. No arguments, variables, logs, hosts or paths.",

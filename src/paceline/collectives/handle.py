@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.collectives import board
+from paceline.system import step_clock
 
 _log = logging.getLogger(__name__)
 #: Guards the callbacks of all handles: it is held for moments only.
@@ -53,10 +54,16 @@ class Handle:
             TimeoutError: `timeout_s` has passed; the operation goes on.
         """
         if not self._done:
-            if self._await is not None:
-                self._await(self, timeout_s)
-            else:
-                self.block(timeout_s)
+            clock = step_clock.clock()
+            since = 0.0 if clock is None else clock.begin(step_clock.WAIT)
+            try:
+                if self._await is not None:
+                    self._await(self, timeout_s)
+                else:
+                    self.block(timeout_s)
+            finally:
+                if clock is not None:
+                    clock.end(step_clock.WAIT, since)
             if not self._done:
                 raise TimeoutError(f"{self.name!r} has not been completed within {timeout_s:g} s.")
         if self._error is not None:

@@ -29,6 +29,9 @@ def _follow(module: ModuleType, path: str) -> None:
     """Let `init_process_group` start the thread, and be on the board while it waits for other ranks."""
     import functools
 
+    from paceline.collectives import step_hooks
+
+    step_hooks.follow_collectives()
     made: Any = module.init_process_group  # type: ignore[attr-defined,unused-ignore]
 
     @functools.wraps(made)

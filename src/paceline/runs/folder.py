@@ -12,11 +12,18 @@ from paceline.errors import FileNameError
 # `rank_0.jsonl` is of the first attempt, `rank_0.2.jsonl` of the second.
 _METRIC_LOG = re.compile(r"rank_(\d+)(?:\.(\d+))?\.jsonl", re.ASCII)
 _NODE_LOG = re.compile(r"node_(\d+)\.jsonl", re.ASCII)
+_LOAD_LOG = re.compile(r"load_(\d+)\.jsonl", re.ASCII)
 
 
 def node_logs(directory: Path) -> dict[int, Path]:
     """Node -> the log of how busy it was, below `directory`."""
     found = ((_NODE_LOG.fullmatch(path.name), path) for path in directory.glob("node_*.jsonl"))
+    return {int(name[1]): path for name, path in found if name}
+
+
+def load_logs(directory: Path) -> dict[int, Path]:
+    """Rank -> the log of what its worker took, below `directory`."""
+    found = ((_LOAD_LOG.fullmatch(path.name), path) for path in directory.glob("load_*.jsonl"))
     return {int(name[1]): path for name, path in found if name}
 
 
@@ -236,6 +243,10 @@ class RunFolder:
         """How busy a node was, in the form of a metric log whose steps are seconds since 1970; written by the supervisor."""
         return self.metrics / f"node_{node_rank}.jsonl"
 
+    def load_log(self, rank: int) -> Path:
+        """The same of what a rank's worker took."""
+        return self.metrics / f"load_{rank}.jsonl"
+
     @property
     def logs(self) -> Path:
         """Live logs of the current attempt, links into its folder, and the driver's log over all attempts."""
@@ -274,6 +285,14 @@ class RunFolder:
     def worker_alone(self, attempt: int, rank: int) -> Path:
         """Written by a worker at its end, where it has trained a model that no other took part in."""
         return self.attempt(attempt) / f"alone_{rank}.json"
+
+    def load(self, attempt: int) -> Path:
+        """The last sample of what nodes and workers take, and how the time of each rank goes; written by the supervisor."""
+        return self.attempt(attempt) / "load.json"
+
+    def memory_plan(self, attempt: int, rank: int) -> Path:
+        """The memory that a worker said it will take: `paceline.parallel` writes it, where it knows."""
+        return self.attempt(attempt) / f"memory_{rank}.json"
 
     def hang_report(self, attempt: int) -> Path:
         """Where all workers were when the attempt was found to hang; a file of the same name ends in `.json`."""

@@ -235,7 +235,7 @@ def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str,
     attempts: dict[int, dict[str, list[dict[str, Any]]]] = {}
     for attempt, path in paths.items():
         result = attempts.setdefault(attempt, {})
-        for entry in _parsed(path):
+        for entry in parsed_lines(path):
             # Tried and not asked about: a run may have millions of lines, and nearly every one has a name.
             try:
                 metric = entry["name"]
@@ -307,7 +307,7 @@ def _sortable(series: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return series
 
 
-def _parsed(path: Path) -> Iterator[Any]:
+def parsed_lines(path: Path) -> Iterator[Any]:
     rest = b""
     with open(path, "rb") as file:
         while data := file.read(_BYTES_AT_ONCE):

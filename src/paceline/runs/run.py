@@ -34,6 +34,7 @@ from paceline.runs.run_files import HasFiles
 from paceline.runs.run_metrics import LogsMetrics
 from paceline.runs.run_notes import HasNotes
 from paceline.runs.select import matches
+from paceline.system import step_clock
 from paceline.system.files import read_json
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from paceline.runs.failure import FailureReport
+    from paceline.runs.pace import RunPace
+    from paceline.runs.profile import RunProfile
     from paceline.runs.stacks import RunStacks
 
 
@@ -390,6 +393,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def _write_scalar(self, name: str, value: object, step: int | None) -> None:
         self._log().scalar(name, value, step)
+        if (clock := step_clock.clock()) is not None:
+            clock.tick(name)
 
     def _write_other(self, kind: str, name: str, value: object) -> None:
         self._log().other(kind, name, value)
@@ -461,6 +466,37 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         from paceline.runs.stacks import take
 
         return take(self._folder, native=native)
+
+    def profile(self, *, seconds: float = 30.0, rate: float = 100.0) -> RunProfile:
+        """Where the time of the workers goes: their stacks, sampled for so many seconds while they run on.
+
+        rate: samples a second. By py-spy where it is installed and allowed on the nodes, else the main threads alone, by signal,
+        20 times a second at most; `notes` says which. `save(path)` writes a file for https://www.speedscope.app.
+
+        Raises:
+            UserError: seconds not from 1 to 600, or rate not from 1 to 500.
+            RunStateError: the run does not run, or its supervisor does not answer.
+        """
+        from paceline.runs.profile import take
+
+        return take(self._folder, seconds=seconds, rate=rate)
+
+    @reads
+    def pace(self) -> RunPace:
+        """How the time of each rank goes: seconds a step, and shares of it in computing, in waiting for data and in waiting for
+        other ranks; and `straggler`, the ranks that hold up the others, None where none does for sure. Of the last attempt;
+        without ranks where nothing is known yet, or nothing counts the script's steps (docs/when-it-is-slow.md)."""
+        from paceline.runs import loads
+
+        return loads.pace(self._folder, store.stored(self._folder))
+
+    @reads
+    def resources(self) -> dict[str, dict[int, dict[str, series.MetricSeries]]]:
+        """What nodes and workers took, sampled every 5 seconds: {"nodes": node's rank -> name -> series, "ranks": rank -> name ->
+        series}. Names and units are in docs/when-it-is-slow.md; steps are seconds since 1970."""
+        from paceline.runs import loads
+
+        return loads.series(self._folder)
 
     # --- ending it
 

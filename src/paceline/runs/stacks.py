@@ -19,6 +19,8 @@ from paceline.runs.passage import Passage
 LIMIT_S = 60.0
 _LOOK_S = 0.01
 _RECORD_S = 2.0
+#: What stands between a script and torch, and only counts how long it takes.
+BETWEEN = ("/paceline/system/step_clock.py", "/paceline/collectives/step_hooks.py")
 #: What stands below all that a worker, or a thread, runs.
 _BELOW = ("/paceline/worker/script.py", "/paceline/worker/__main__.py", "/threading.py")
 
@@ -95,7 +97,11 @@ class RunStacks:
 def _without_ours(thread: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The thread without the frames of the interpreter's imports, and of what every worker or thread has below the script's
     own; None for a thread that is all ours."""
-    frames = [frame for frame in thread["frames"] if not frame["file"].startswith("<frozen importlib")]
+    frames = [
+        frame
+        for frame in thread["frames"]
+        if not frame["file"].startswith("<frozen importlib") and not frame["file"].endswith(BETWEEN)
+    ]
     while len(frames) > 1 and frames[-1]["file"].endswith(_BELOW):
         del frames[-1]
     if frames and thread["name"] != "main" and "/paceline/collectives/" in frames[-1]["file"]:
@@ -117,13 +123,22 @@ def take(folder: RunFolder, *, native: bool = False, limit_s: float = LIMIT_S) -
         RunStateError: the run does not run, or its supervisor does not answer, or was made by an older Paceline.
         TargetError: its supervisor can't be reached.
     """
+    return RunStacks(ask(folder, {"stacks": {"native": native}}, limit_s))
+
+
+def ask(folder: RunFolder, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    """What the supervisor of a run that runs answers to a question about its workers' stacks.
+
+    Raises:
+        RunStateError, TargetError: as `take`.
+    """
     record = read.record(folder)
     if record.status != states.RUNNING:
         raise RunStateError(f"run {record.run_id} is {record.status}: its workers have stacks while it is Running.")
     passage: Passage = read.passage(folder) or Files(folder)
-    passage.begin({"stacks": {"native": native}, "argv": [], "rank": 0, "terminal": None, "term": None})
+    passage.begin({**request, "argv": [], "rank": 0, "terminal": None, "term": None})
     try:
-        return RunStacks(_answer(passage, folder, limit_s))
+        return _answer(passage, folder, limit_s)
     finally:
         passage.close()
 

@@ -1,7 +1,8 @@
 """The commands of `paceline exec`: people run them beside a worker while it runs, and ask for them by files in the run's folder.
 
     exec/<id>/request.json   {"argv", "rank", "terminal", "term"}; the folder appears once it is whole. {"stacks": {"native"}}
-                             asks for a look at all workers in place of a command (`paceline.runs.stacks`)
+                             asks for a look at all workers in place of a command (`paceline.runs.stacks`), and {"profile":
+                             {"seconds", "rate"}} for samples of their stacks (`paceline.runs.profile`)
     exec/<id>/in_<n>.json    what the asking program passes on
     exec/<id>/alive          changes as long as the asking program is there
     exec/<id>/answer.json    {"output"}: the name of the file of its output, or {"error"}: why it was not started
@@ -123,7 +124,13 @@ class ExecCommands:
                 raise PermissionError(f"{folder} belongs to another user")
             request = read_json(folder / "request.json") or {}
             if "stacks" in request:
-                self._begin_look(name, native=bool(request["stacks"].get("native")))
+                native = bool(request["stacks"].get("native"))
+                self._begin_look(name, LIMIT_S, lambda tell: self._looks.begin(tell, native=native))
+            elif "profile" in request:
+                seconds, rate = float(request["profile"]["seconds"]), float(request["profile"]["rate"])
+                self._begin_look(
+                    name, seconds + LIMIT_S, lambda tell: self._looks.begin_profile(tell, seconds=seconds, rate=rate)
+                )
             else:
                 self._start(name, request)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -132,12 +139,13 @@ class ExecCommands:
             with contextlib.suppress(OSError):
                 write_json(folder / "answer.json", {"error": str(error)})
 
-    def _begin_look(self, name: str, *, native: bool) -> None:
-        """Look at all workers; what is found is told as the output of a command would be."""
+    def _begin_look(self, name: str, limit_s: float, begin: Callable[[Callable[[dict[str, Any]], None]], None]) -> None:
+        """Look at all workers; what is found is told as the output of a command would be. begin: is given what is to be called
+        with it."""
         output = self._folder.exec_output(self._launch.attempt, name)
         os.close(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         # From now on it is not new; when its asker is gone, it is forgotten.
-        self._told[name] = time.monotonic() + 2 * LIMIT_S
+        self._told[name] = time.monotonic() + limit_s + 2 * LIMIT_S
 
         def tell(found: dict[str, Any]) -> None:
             if name not in self._told:
@@ -147,7 +155,7 @@ class ExecCommands:
                 file.write(json.dumps({"out": text}) + "\n" + json.dumps({"exit": 0}) + "\n")
             self._told[name] = time.monotonic()
 
-        self._looks.begin(tell, native=native)
+        begin(tell)
         answer = {"output": str(output.relative_to(self._folder.path))}
         write_json(self._folder.exec_requests / name / "answer.json", answer)
 

@@ -1,4 +1,5 @@
-"""Looks at an attempt's workers where they stand: a short program on each node (`paceline.remote.agent.look`), and what it tells.
+"""Looks at an attempt's workers where they stand: a short program on each node (`paceline.remote.agent.look`, or `profile`,
+which takes as long as it is asked to), and what it tells.
 
 It is started like a worker, so it is gone when the run is, and what it writes comes back as logs do.
 """
@@ -26,11 +27,13 @@ LIMIT_S = 20.0
 
 @dataclass
 class _Look:
-    """One look at all workers. done: called with what came of it."""
+    """One look at workers. done: called with what came of it. ranks: of these alone."""
 
     number: int
     done: Callable[[dict[str, Any]], None]
     begun_s: float
+    limit_s: float
+    asked_ranks: frozenset[int]
     #: (pid, node rank) -> the ranks that are looked at, and the file that will tell of them
     waiting: dict[tuple[int, int], tuple[tuple[int, ...], Path]] = field(default_factory=dict)
     ranks: dict[str, Any] = field(default_factory=dict)
@@ -55,21 +58,44 @@ class Looks:
         self._under_way: list[_Look] = []
         self._count = 0
 
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._under_way)
-
     def begin(self, done: Callable[[dict[str, Any]], None], *, native: bool = False) -> None:
         """Look at all workers; `done` is called with {"time", "attempt", "ranks": {rank: ...}, "notes"}, by `look` or `ended`."""
+        every = [place.rank for place in self._launch.places]
+        self._begin(done, "look", every, {"native": native}, LIMIT_S)
+
+    def begin_profile(
+        self,
+        done: Callable[[dict[str, Any]], None],
+        *,
+        seconds: float,
+        rate: float,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        """Sample these workers' stacks for so long, or all workers'; `done` is called as by `begin`."""
+        every = [place.rank for place in self._launch.places]
+        asked = {"seconds": seconds, "rate": rate}
+        # The program has its own limits for what it starts.
+        self._begin(done, "profile", every if ranks is None else ranks, asked, seconds + 2 * LIMIT_S)
+
+    def _begin(
+        self,
+        done: Callable[[dict[str, Any]], None],
+        program: str,
+        wanted: Sequence[int],
+        asked: Mapping[str, Any],
+        limit_s: float,
+    ) -> None:
         self._count += 1
-        one = _Look(number=self._count, done=done, begun_s=time.monotonic())
+        one = _Look(
+            number=self._count, done=done, begun_s=time.monotonic(), limit_s=limit_s, asked_ranks=frozenset(wanted)
+        )
         self._under_way.append(one)
-        for ranks in self._groups():
+        for ranks in self._groups(one.asked_ranks):
             node_rank = self._launch.places[ranks[0]].node_rank
             name = f"look_{one.number}_{ranks[0]}"
             output = self._folder.exec_output(self._launch.attempt, name)
             there = RunFolder(self._launch.run_dir).exec_output(self._launch.attempt, name)
-            command = self._command(ranks, there, native=native)
+            command = self._command(program, ranks, there, asked)
             try:
                 # Not in the workers' folder: that may be on the file server that does not answer.
                 started = self._nodes.start(command, Path("/"), self._shells[node_rank])
@@ -82,7 +108,7 @@ class Looks:
     def look(self) -> None:
         """Take in what has come, and end what has taken too long."""
         for one in list(self._under_way):
-            late = time.monotonic() - one.begun_s > LIMIT_S
+            late = time.monotonic() - one.begun_s > one.limit_s
             for key, (ranks, output) in list(one.waiting.items()):
                 told = _read(output)
                 if told is not None:
@@ -118,6 +144,8 @@ class Looks:
     def _told(self, one: _Look) -> dict[str, Any]:
         ranks = {}
         for place in self._launch.places:
+            if place.rank not in one.asked_ranks:
+                continue
             found = one.ranks.get(str(place.rank)) or {"silent": "its node has not told of it"}
             ranks[str(place.rank)] = {
                 **found,
@@ -134,27 +162,27 @@ class Looks:
             "notes": sorted(set(one.notes)),
         }
 
-    def _groups(self) -> list[tuple[int, ...]]:
-        """The ranks that one program can look at: those of a node, or of a container."""
+    def _groups(self, wanted: frozenset[int]) -> list[tuple[int, ...]]:
+        """Of these ranks, those that one program can look at: those of a node, or of a container."""
         apart = self._launch.prepared[0].container is not None and self._launch.job.launcher != "mpi"
         groups: dict[int, list[int]] = {}
         for place in self._launch.places:
-            groups.setdefault(place.rank if apart else place.node_rank, []).append(place.rank)
+            if place.rank in wanted:
+                groups.setdefault(place.rank if apart else place.node_rank, []).append(place.rank)
         return [tuple(ranks) for ranks in groups.values()]
 
-    def _command(self, ranks: tuple[int, ...], output: Path, *, native: bool) -> Command:
+    def _command(self, program: str, ranks: tuple[int, ...], output: Path, asked: Mapping[str, Any]) -> Command:
         launch = self._launch
         if self._commands is None:
             self._commands = ProcessesLauncher().commands(launch)
         place = launch.places[ranks[0]]
         as_worker = self._commands[ranks[0]]
-        program = f"{launch.library_dir}/paceline/remote/agent/look.py"
-        asked = json.dumps({"ranks": ranks, "native": native})
+        path = f"{launch.library_dir}/paceline/remote/agent/{program}.py"
         command = replace(
             environment.with_paths(as_worker, launch, self._shells[place.node_rank]),
             argv=(
-                *(launch.prepared[place.node_rank].python, "-I", "-S", program),
-                *(str(output), str(environment.watch_dir(launch)), asked),
+                *(launch.prepared[place.node_rank].python, "-I", "-S", path),
+                *(str(output), str(environment.watch_dir(launch)), json.dumps({"ranks": ranks, **asked})),
             ),
             log=launch.run_dir / "logs" / "driver.log",
         )

@@ -25,6 +25,7 @@ from paceline.job.plan import Command, Launch, ProcessExit, StartedCommand
 from paceline.remote.silence import SILENCE_S
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
+from paceline.runs.profile import RunProfile
 from paceline.runs.stacks import RunStacks
 from paceline.supervisor.diagnosis.evidence import stalled_text
 from paceline.supervisor.diagnosis.findings import Findings, may_have_lost_a_node, report
@@ -53,6 +54,8 @@ _KILL_S = 10.0
 _NOTICE_S = 3.0
 #: How long a look at the workers may take before a run's end by its time limit.
 _LAST_LOOK_S = 5.0
+#: How long, and how often a second, a rank that holds up the others is sampled, once.
+_WHERE_S, _WHERE_RATE = 4.0, 10.0
 
 
 class WorkerWatch:
@@ -78,7 +81,7 @@ class WorkerWatch:
         note_hang: Callable[[Mapping[str, Any] | None], None] = lambda hang: None,
     ) -> None:
         self._launch, self._folder, self._nodes, self._wake = launch, folder, nodes, wake
-        self._shells, self._stop, self._on_running = shells, stop, on_running
+        self._shells, self._stop, self._on_running, self._warn = shells, stop, on_running, warn
         self._places = {place.rank: place for place in launch.places}
         self._started: list[StartedCommand] = []
         self._pids: dict[int, int] = {}
@@ -98,7 +101,7 @@ class WorkerWatch:
         self._hangs = HangWatch(launch, folder, self._looks, note_hang)
         self._exec = ExecCommands(launch, folder, nodes, shells, self._is_there, self._looks)
         self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
-        self._loads = LoadWatch(nodes, folder)
+        self._loads = LoadWatch(nodes, folder, launch, lambda: self._pids, self._look_where)
         # The kernel counts its kills for memory since it was started: what came before is not this attempt's.
         self._oom_before = nodes.oom_kills()
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
@@ -123,6 +126,8 @@ class WorkerWatch:
                 self._looks.close()
             if failure is None and stopped is None and self._hangs.failure is None:
                 self._wait_for_losses()
+        if (slow := self._loads.pace().end_text) is not None:
+            self._warn(slow)
         if failure is None and stopped is None:
             failure = self._hangs.failure or report(self._findings())
         for path in self._folder.held(self._launch.attempt):
@@ -179,6 +184,15 @@ class WorkerWatch:
                 self._end_gracefully()
                 return None
             self._wake.sleep(_TICK_S)
+
+    def _look_where(self, ranks: tuple[int, ...]) -> None:
+        """Sample the first of the ranks that hold up the others, to tell in which line."""
+
+        def take(told: dict[str, Any]) -> None:
+            if (found := RunProfile(told).place(ranks[0])) is not None:
+                self._loads.note_place(ranks, *found)
+
+        self._looks.begin_profile(take, seconds=_WHERE_S, rate=_WHERE_RATE, ranks=ranks[:1])
 
     def _last_look(self) -> None:
         """See where each rank stands, before the workers are told to end: then they stand elsewhere."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand
 from paceline.remote.agent.disks import disks_here
@@ -120,12 +121,15 @@ class LocalNodes:
         found = os.statvfs(self._folder.path)
         return found.f_bavail * found.f_frsize < _REPORT_BYTES
 
-    def loads(self) -> dict[int, dict[str, float]]:
-        """Of the first node alone: all stand in for one machine."""
+    def loads(self, workers: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Of the first node alone, with the workers of all: they stand in for one machine."""
         if self._meter is None:
             gpus = tuple(dict.fromkeys(gpu for node in self.nodes for gpu in node.gpus))
             self._meter = LoadMeter(gpus or None)
-        return {0: self._meter.look()}
+        here = dict(workers.get(0, {}))
+        if here:
+            here["ranks"] = {rank: pid for one in workers.values() for rank, pid in one["ranks"].items()}
+        return {0: self._meter.look(here or None)}
 
     def disks(self, paths: Sequence[str]) -> Mapping[str, tuple[int, int, int]]:
         return disks_here(paths)

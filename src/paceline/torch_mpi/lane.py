@@ -23,6 +23,7 @@ from typing import Any
 
 from paceline.collectives import board, mpi
 from paceline.collectives.errors import CollectivesError, MismatchError
+from paceline.system import step_clock
 from paceline.system.board import entry_text
 from paceline.torch_mpi.waiting import wait_until
 
@@ -136,6 +137,8 @@ class Lane:
         self.check()
         self._count += 1
         place = board.begin(_told(self.name, self.ranks, call.text), self._count) if self.size > 1 else -1
+        clock = step_clock.clock()
+        since = 0.0 if clock is None else clock.begin(step_clock.WAIT)
         try:
             if self.size > 1:
                 self._meet(call.text, self.timeout_s if timeout_s is None else timeout_s, looks)
@@ -143,6 +146,8 @@ class Lane:
                 self._move(call)
         finally:
             board.end(place)
+            if clock is not None:
+                clock.end(step_clock.WAIT, since)
         return call.outputs
 
     def _move(self, call: Call) -> None:

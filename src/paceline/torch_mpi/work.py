@@ -10,6 +10,7 @@ import torch
 from torch.distributed import Work
 
 from paceline.collectives.errors import CollectivesError
+from paceline.system import step_clock
 
 _Work: Any = Work
 
@@ -35,7 +36,7 @@ class MpiWork(_Work):  # type: ignore[misc]
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """True once it is done; a timeout of 0 is none. Raises what went wrong, or CollectivesError at the time limit."""
         timeout_s = timeout.total_seconds()
-        self._wait(timeout_s if timeout_s > 0 else None)
+        step_clock.timed(self._wait, step_clock.WAIT)(timeout_s if timeout_s > 0 else None)
         return True
 
     def synchronize(self) -> None:

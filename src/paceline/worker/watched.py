@@ -4,6 +4,7 @@
     <PACELINE_WATCH_DIR>/worker_<rank>    the signal's number, this process's, and the descriptor by which it has that file open
     <PACELINE_WATCH_DIR>/board_<rank>     `paceline.system.board`, once there is a collective
     <PACELINE_WATCH_DIR>/ask_<rank>       `paceline.collectives.recorder`, once there is a process group of torch's
+    <PACELINE_WATCH_DIR>/steps_<rank>     `paceline.system.step_clock`
 
 The signal is SIGURG: what has no handler for it does not notice, such as a program that the script turns into. faulthandler
 answers in its own signal handler, in C, so that a main thread in native code, or one that waits for a lock, answers as well.
@@ -31,7 +32,12 @@ def begin(kind: str = "script") -> None:
         _answer(folder, rank, _signal() if kind != "program" else 0)
     except (OSError, ValueError, RuntimeError, AttributeError, ImportError):
         pass
-    if kind != "program" and os.environ.get("WORLD_SIZE", "1") != "1":
+    if kind == "program":
+        return
+    from paceline.collectives import step_hooks
+
+    step_hooks.install()
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         from paceline.collectives import recorder
 
         recorder.answer_when_loaded(os.path.join(folder, f"ask_{rank}"))

@@ -32,6 +32,7 @@ from paceline.parallel.errors import ParallelError
 from paceline.parallel.mesh import World
 from paceline.parallel.randomness import Streams, derive, generators
 from paceline.parallel.task import Task
+from paceline.system import step_clock
 
 
 def feed(loader: Any, task: Task, world: World) -> Feed:
@@ -155,7 +156,8 @@ class _WholeFeed(Feed):
         while True:
             # All ranks draw from the same stream, because they have to see the same batches.
             with self._streams.use(f"data {epoch}", number):
-                data = next(batches, None)
+                # A DataLoader's are counted where they are made.
+                data = step_clock.timed(next, step_clock.DATA)(batches, None)
             agree_on_batch(data, self._world)
             if data is None:
                 break

@@ -232,7 +232,7 @@ class Agent:
     def _op_load(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         if self._meter is None:
             self._meter = LoadMeter(tuple(header["gpus"]) or None)
-        return {"found": self._meter.look()}
+        return {"found": self._meter.look(header.get("workers"))}
 
     def _op_oom_kills(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         return {"found": oom_kills()}

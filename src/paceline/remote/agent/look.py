@@ -70,7 +70,7 @@ def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> di
     _wait_for(workers)
     for worker in workers:
         worker.look_at_children()
-    spy = _py_spy()
+    spy = py_spy()
     for worker in workers:
         worker.look_with(spy, native=native, notes=notes)
     return {str(worker.rank): worker.found for worker in workers}
@@ -104,7 +104,7 @@ class Worker:
             return
         self.found |= state
         _add_call(self.found)
-        self._dump = self._asked_of(self.pid, self.found)
+        self._dump = self.asked_of(self.pid, self.found)
 
     def is_settled(self, since_s: float) -> bool:
         """True if nothing more is to be waited for. since_s: how long it has been asked."""
@@ -136,12 +136,15 @@ class Worker:
                 continue
             children.append(child)
             _add_call(child)
-            if (dump := self._asked_of(pid, child)) is None:
+            if (dump := self.asked_of(pid, child)) is None:
                 continue
             while not dump.is_done():
                 time.sleep(_LOOK_S)
             self._take(dump, child)
-        # Whoever asks next need not read it all again.
+        self.empty()
+
+    def empty(self) -> None:
+        """Throw away what was answered: whoever asks next need not read it all again."""
         with contextlib.suppress(OSError):
             os.truncate(self._stacks, 0)
 
@@ -164,9 +167,9 @@ class Worker:
                 one["threads"], one["by"] = _spied(spy, one["pid"], native=native), "py-spy"
                 one.pop("silent", None)
             except (OSError, ValueError, subprocess.SubprocessError) as error:
-                notes.append(_why_not(str(error)))
+                notes.append(why_not(str(error)))
 
-    def _asked_of(self, pid: int, found: dict[str, Any]) -> Dump | None:
+    def asked_of(self, pid: int, found: dict[str, Any], *, only_main: bool = False) -> Dump | None:
         """The dump that this process has been asked for; None, and why in `found`, where it can't be."""
         if found["state"] in "Tt":
             found["silent"] = "it is stopped"
@@ -179,7 +182,8 @@ class Worker:
         elif not process_state.catches(pid, self._number):
             found["silent"] = f"it has taken the handler of signal {self._number} away"
         else:
-            return Dump(self._stacks, pid, self._number, _UNLIKELY_S if found["state"] == "D" else _ANSWER_S)
+            limit_s = _UNLIKELY_S if found["state"] == "D" else _ANSWER_S
+            return Dump(self._stacks, pid, self._number, limit_s, only_main=only_main)
         return None
 
     def _take(self, dump: Dump | None, found: dict[str, Any]) -> None:
@@ -224,12 +228,12 @@ class Worker:
 class Dump:
     """The stacks of one process, of one thread after the other, the main thread first. All write at the end of one file."""
 
-    def __init__(self, path: str, pid: int, number: int, limit_s: float) -> None:
+    def __init__(self, path: str, pid: int, number: int, limit_s: float, *, only_main: bool = False) -> None:
         self.threads: list[dict[str, Any]] = []
         #: How much the process has written for it.
         self.size = 0
         self._path, self._pid, self._number, self._limit_s = path, pid, number, limit_s
-        self._left = process_state.threads(pid)
+        self._left = [pid] if only_main else process_state.threads(pid)
         self._thread = 0
         self._from = self._seen = 0
         self._asked_s = self._seen_s = 0.0
@@ -307,7 +311,7 @@ def _add_call(found: dict[str, Any]) -> None:
         found["readers"] = process_state.other_end(found["pid"], call)
 
 
-def _py_spy() -> str | None:
+def py_spy() -> str | None:
     """The program, beside this interpreter or on PATH."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
     return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
@@ -322,7 +326,7 @@ def _spied(spy: str, pid: int, *, native: bool) -> list[dict[str, Any]]:
     return stack_text.from_py_spy(done.stdout, pid)
 
 
-def _why_not(error: str) -> str:
+def why_not(error: str) -> str:
     """What keeps py-spy from a process, and what to do."""
     what = "py-spy may not look into processes here"
     scope = ""

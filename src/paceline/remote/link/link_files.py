@@ -118,10 +118,11 @@ class LinkFiles:
         free, total, number = self._connection.ask("disk", timeout_s=5.0, path=path)[0]["found"]
         return free, total, number
 
-    def load(self, gpus: Sequence[str]) -> dict[str, float]:
+    def load(self, gpus: Sequence[str], workers: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """How busy the node is (`paceline.remote.agent.load`), since it was asked last. gpus: the devices that count; none for
-        all."""
-        found: dict[str, float] = self._connection.ask("load", timeout_s=2.0, gpus=list(gpus))[0]["found"]
+        all. workers: as `LoadMeter.look` is given."""
+        asked = None if workers is None else dict(workers)
+        found: dict[str, Any] = self._connection.ask("load", timeout_s=2.0, gpus=list(gpus), workers=asked)[0]["found"]
         return found
 
     def oom_kills(self) -> int:

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import EngineError, TargetError
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand, Starter
@@ -218,13 +219,13 @@ class AgentNodes:
         except LinkError as error:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
 
-    def loads(self) -> dict[int, dict[str, float]]:
-        """Node -> how busy it is; without those that do not answer."""
+    def loads(self, workers: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Node -> how busy it is, and its workers; without those that do not answer."""
         asked = [
             (node, link) for node, link in zip(self.nodes, self._links, strict=True) if not (link.lost or link.is_stuck)
         ]
-        gpus = {id(link): node.gpus for node, link in asked}
-        told = on_each([link for _, link in asked], lambda link: link.load(gpus[id(link)]))
+        about = {id(link): (node.gpus, workers.get(node.node_rank)) for node, link in asked}
+        told = on_each([link for _, link in asked], lambda link: link.load(*about[id(link)]))
         return {node.node_rank: one for (node, _), one in zip(asked, told, strict=True) if isinstance(one, dict)}
 
     def disks(self, paths: Sequence[str]) -> Mapping[str, tuple[int, int, int]]:

@@ -1,0 +1,155 @@
+"""top: what the nodes and workers of a run take at this moment, and how the time of each rank goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import IO, Annotated, Any
+
+import typer
+
+from paceline.cli.common import folder_of, print_json
+from paceline.cli.shared_options import Json, LatestRun
+from paceline.errors import RunStateError, UserError
+from paceline.runs import loads, read, states
+from paceline.runs.folder import RunFolder
+from paceline.runs.follow import duration_text, hang_status
+from paceline.runs.pace import RunPace
+from paceline.runs.record import RunRecord
+from paceline.runs.visible import visible
+
+_INTERVAL_S = 2.0
+_LEAST_S, _MOST_S = 0.5, 3600.0
+#: Draw from the top left corner, clear to the end of a line and of the screen, hide and show the cursor, another screen.
+_HOME, _LINE, _BELOW, _HIDE, _SHOW = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
+_ALTERNATE, _BACK = "\x1b[?1049h", "\x1b[?1049l"
+#: How often a key's signal is looked for while nothing is drawn.
+_PAUSE_S = 0.1
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("top")(top)
+
+
+def top(
+    run_id: LatestRun = None,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", help="Seconds between two looks.")
+    ] = _INTERVAL_S,
+    as_json: Json = False,
+) -> int:
+    """What the nodes and workers of a run take at this moment, and how the time of each rank goes. Ctrl-C ends it.
+
+    Processors (100 % is one core), memory, GPUs, disk, network, steps, and the shares of time in which a rank computes, waits for
+    data and waits for others. Where there is no terminal it is printed once.
+    """
+    if not _LEAST_S <= interval <= _MOST_S:
+        raise UserError(f"--interval {interval:g}: give a number of seconds from {_LEAST_S:g} to {_MOST_S:g}.")
+    folder = folder_of(run_id)
+    if as_json:
+        record = read.record(folder)
+        print_json(_told(folder, record))
+        return 0
+    is_live = not once and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+    if not is_live:
+        print("\n".join(_lines(folder, read.record(folder))))
+        return 0
+    return _live(folder, interval)
+
+
+def _live(folder: RunFolder, interval_s: float) -> int:
+    with _screen(sys.stdout) as ended:
+        while not ended:
+            record = read.record(folder)
+            lines = _lines(folder, record)
+            _draw(lines)
+            if record.is_terminal:
+                break
+            until = time.monotonic() + interval_s
+            while not ended and time.monotonic() < until:
+                time.sleep(_PAUSE_S)
+    # On the screen that was there before, the last of it stays.
+    print("\n".join(lines))
+    return 128 + ended[0] if ended and ended[0] != signal.SIGINT else 0
+
+
+def _draw(lines: list[str]) -> None:
+    size = shutil.get_terminal_size()
+    # Never more than the screen holds, or what is drawn over has scrolled away.
+    shown = [line[: size.columns] for line in lines[: max(1, size.lines - 1)]]
+    sys.stdout.write(_HOME + "".join(f"{line}{_LINE}\r\n" for line in shown) + _BELOW)
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _screen(stream: IO[str]) -> Iterator[list[int]]:
+    """A screen to draw on, and the signal that ends it, once there is one. What was there before comes back however it ends."""
+    ended: list[int] = []
+    # A handler: with the signal ignored, as below some shells, Ctrl-C would otherwise do nothing.
+    before = {
+        number: signal.signal(number, lambda number, frame: ended.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        stream.write(_ALTERNATE + _HIDE)
+        yield ended
+    finally:
+        with contextlib.suppress(OSError, ValueError):  # the terminal was closed
+            stream.write(_SHOW + _BACK)
+            stream.flush()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _told(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+    sample = loads.last(folder, record)
+    return {
+        "run_id": record.run_id,
+        "status": record.status,
+        **(sample or {"time": None, "nodes": {}, "ranks": {}, "pace": None}),
+    }
+
+
+def _lines(folder: RunFolder, record: RunRecord) -> list[str]:
+    took = (
+        f" for {duration_text(record.duration_s)}" if record.duration_s is not None and not record.is_terminal else ""
+    )
+    head = f"{record.run_id}  {hang_status(record)}{took}"
+    sample = loads.last(folder, record)
+    if sample is None:
+        if record.status in states.TERMINAL:
+            raise RunStateError(
+                f"run {record.run_id} is {record.status}, and nothing was sampled of it: it was too short, or "
+                "PACELINE_SAMPLE_SECONDS was 0, or its nodes do not tell."
+            )
+        return [head, "Nothing was sampled yet: the first sample comes some seconds after the workers have started."]
+    age_s = max(0.0, time.time() - float(sample["time"]))
+    if record.is_terminal:
+        head += "; the last sample:"
+    elif age_s > 3 * float(sample["every_s"]) + 10:
+        head += f"; the last sample is {duration_text(age_s)} old"
+    lines = [head, "", *_columns(loads.shown_columns(loads.NODE_HEADER, loads.node_rows(sample)))]
+    if sample["ranks"]:
+        lines += ["", *_columns(loads.shown_columns(loads.RANK_HEADER, loads.rank_rows(sample)))]
+    straggler = RunPace.from_json(sample["pace"]).straggler
+    if straggler is not None:
+        lines += ["", straggler.text(is_over=record.is_terminal)]
+    return [visible(line) for line in lines]
+
+
+def _columns(lines: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    # Numbers to the right, names to the left.
+    return [
+        "  ".join(
+            cell.ljust(width) if name in ("NODE", "RANK") else cell.rjust(width)
+            for name, cell, width in zip(lines[0], line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    ]

@@ -1,0 +1,121 @@
+"""Lets this process's clock (`paceline.system.step_clock`) count what torch does, as soon as the script loads it.
+
+    steps           every optimizer's step, by torch's own hook
+    data            the next batch of a DataLoader
+    other ranks     a collective of torch.distributed that is waited for, by the script or a library; of DistributedDataParallel,
+                    which waits in C++, by its own figures: from its last gradient to the end of its last message
+
+On GPUs collectives go on beside the main thread, which does not wait in them: there steps and data alone are counted.
+"""
+
+from __future__ import annotations
+
+# Not typing's: a worker loads this before its script.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+#: How often DistributedDataParallel is asked, in seconds.
+_ASK_S = 1.0
+#: What was made of it, as weak references.
+_replicas: list[Any] = []
+#: When it was asked last, and after how many steps.
+_asked: list[tuple[float, int]] = []
+
+
+def install() -> None:
+    """Count from now on, where whoever has started this worker wants to know; loads nothing before the script does."""
+    from paceline.collectives.when_loaded import when_loaded
+    from paceline.system import step_clock
+
+    if step_clock.begin() is None:
+        return
+
+    when_loaded("torch.optim.optimizer", _follow_steps)
+    when_loaded("torch.utils.data.dataloader", _follow_data)
+    when_loaded("torch.nn.parallel.distributed", _follow_replicas)
+
+
+def follow_collectives() -> None:
+    """Count what is waited for in torch.distributed, which has just been loaded."""
+    from paceline import torch_private
+    from paceline.system import step_clock
+
+    # A release that is otherwise made goes on without.
+    work = torch_private.work_class()
+    if work is not None:
+        try:
+            work.wait = step_clock.timed(work.wait, step_clock.WAIT)
+        except (AttributeError, TypeError):
+            pass
+
+
+def _follow_steps(module: ModuleType) -> None:
+    register = getattr(module, "register_optimizer_step_post_hook", None)
+    if register is not None:
+        register(_stepped)
+
+
+def _stepped(optimizer: Any, given: Any, options: Any) -> None:
+    import sys
+
+    from paceline.system.step_clock import clock
+
+    torch: Any = sys.modules["torch"]
+    # One that is being compiled takes this for a part of the script.
+    if torch.compiler.is_compiling():
+        return
+    if (found := clock()) is not None:
+        found.step(optimizer)
+        if _replicas:
+            _ask_replicas(found)
+
+
+def _follow_data(module: ModuleType) -> None:
+    from paceline import torch_private
+    from paceline.system import step_clock
+
+    iterator: Any = torch_private.data_iterator_class(module)
+    if iterator is not None:
+        iterator.__next__ = step_clock.timed(iterator.__next__, step_clock.DATA)
+
+
+def _follow_replicas(module: ModuleType) -> None:
+    import functools
+    import weakref
+
+    kind: Any = module.DistributedDataParallel  # type: ignore[attr-defined,unused-ignore]
+    made = kind.__init__
+
+    @functools.wraps(made)
+    def __init__(self: Any, *given: Any, **options: Any) -> None:  # noqa: N807 - it becomes the class's
+        made(self, *given, **options)
+        from paceline import torch_private
+
+        if torch_private.time_every_step(self):
+            _replicas.append(weakref.ref(self))
+
+    kind.__init__ = __init__
+
+
+def _ask_replicas(clock: Any) -> None:
+    """Add what the model's last step waited for others, for each of the steps since it was asked."""
+    import time
+
+    from paceline import torch_private
+
+    now, steps = time.monotonic(), clock.steps
+    before, made = _asked[0] if _asked else (now, steps)
+    if _asked and now - before < _ASK_S:
+        return
+    _asked[:] = [(now, steps)]
+    for reference in list(_replicas):
+        model = reference()
+        waited_s = None if model is None else torch_private.waited_s(model)
+        if waited_s is None:
+            _replicas.remove(reference)
+        else:
+            # The last step stands for those before it.
+            clock.waited(min((steps - made) * waited_s, now - before))

@@ -1,0 +1,249 @@
+"""Samples the stacks of one node's workers for some seconds, while they run on.
+
+    python -I -S .../paceline/remote/agent/profile.py OUTPUT FOLDER {"ranks": [...], "seconds": S, "rate": R}
+
+By py-spy where it is there and may look: all threads of a worker and of the Python processes below it, R times a second. Else by
+the signal at which workers write their stacks (`paceline.worker.watched`): the main threads alone, 20 times a second at most.
+
+OUTPUT gets one line of JSON: {"time", "ranks": rank -> profile, "notes": [what is not allowed here]}. A profile:
+
+    by        "py-spy" or "signals"; "silent": why there is none
+    rate      samples a second
+    frames    [[function, file, line], ...], each once
+    stacks    [[where, [numbers of frames, outermost first], how often], ...]; where: "main", a thread's name, "process 12 main"
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+if __name__ == "__main__":
+    # Started by its path, and apart from all that the environment has for the script: the library alone.
+    sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
+
+from paceline.remote.agent import process_state
+from paceline.remote.agent.look import Worker, py_spy, why_not
+
+#: By signals, so often at most: each sample is a millisecond of the worker's.
+_MOST_BY_SIGNAL = 20.0
+#: How long py-spy may take beyond the time that it samples, and a worker for one sample.
+_EXTRA_S, _SAMPLE_S = 20.0, 0.2
+_LOOK_S = 0.001
+_MOST_CHILDREN = 4
+_FRAME = re.compile(r"(?P<function>.*) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)\Z")
+_PROCESS = re.compile(r'process (?P<pid>\d+):"')
+_THREAD = re.compile(r"thread \((?P<number>[0-9a-fA-Fx]+)\)(?:: (?P<name>.*))?\Z")
+
+
+def main(argv: list[str]) -> int:
+    output, folder, asked = argv[0], argv[1], json.loads(argv[2])
+    notes: list[str] = []
+    found = profile(folder, asked["ranks"], float(asked["seconds"]), float(asked["rate"]), notes)
+    text = json.dumps({"time": time.time(), "ranks": found, "notes": sorted(set(notes))})
+    file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(file, "wb") as out:
+        out.write(text.encode() + b"\n")
+    return 0
+
+
+def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: list[str]) -> dict[str, dict[str, Any]]:
+    """Rank -> its profile. notes: gets what is not allowed on this machine."""
+    workers = {rank: Worker(folder, rank) for rank in ranks}
+    spy = py_spy()
+    if spy is None:
+        notes.append(
+            "py-spy is not installed there, so the main threads alone were sampled, by signal: pip install py-spy into the "
+            "script's environment"
+        )
+    begun = time.monotonic()
+    spied = {rank: _Spied(spy, folder, worker, seconds, rate) for rank, worker in workers.items() if spy}
+    found: dict[str, dict[str, Any]] = {}
+    left: dict[int, Worker] = dict(workers)
+    # All at once, so that what is compared is of the same time.
+    for rank, one in spied.items():
+        try:
+            found[str(rank)] = one.end(begun + seconds + _EXTRA_S)
+            del left[rank]
+        except (OSError, subprocess.SubprocessError) as error:
+            notes.append(why_not(str(error)))
+    if left:
+        # Where py-spy was refused it said so at once.
+        for rank, counted in _by_signals(folder, left, seconds, rate).items():
+            found[str(rank)] = counted
+    return found
+
+
+class Counted:
+    """The stacks of one worker, each with how often it was met."""
+
+    def __init__(self) -> None:
+        self._frames: dict[tuple[str, str, int], int] = {}
+        self._stacks: dict[tuple[str, tuple[int, ...]], int] = {}
+
+    def add(self, where: str, frames: list[tuple[str, str, int]], count: int = 1) -> None:
+        """Add a stack, its outermost frame first."""
+        numbers = tuple(self._frames.setdefault(frame, len(self._frames)) for frame in frames)
+        key = (where, numbers)
+        self._stacks[key] = self._stacks.get(key, 0) + count
+
+    def told(self, by: str, rate: float) -> dict[str, Any]:
+        if not self._stacks:
+            return {"silent": "no sample could be had of it"}
+        return {
+            "by": by,
+            "rate": rate,
+            "frames": [list(frame) for frame in self._frames],
+            "stacks": [[where, list(numbers), count] for (where, numbers), count in self._stacks.items()],
+        }
+
+
+class _Spied:
+    """py-spy at work on one worker."""
+
+    def __init__(self, spy: str, folder: str, worker: Worker, seconds: float, rate: float) -> None:
+        self._rate, self._pid = max(1, round(rate)), worker.pid
+        self._path = os.path.join(folder, f"profile_{worker.rank}_{os.getpid()}")
+        words = [
+            spy,
+            "record",
+            "--pid",
+            str(worker.pid),
+            "--duration",
+            str(max(1, round(seconds))),
+            "--rate",
+            str(self._rate),
+        ]
+        words += [
+            "--format",
+            "raw",
+            "--output",
+            self._path,
+            "--idle",
+            "--threads",
+            "--subprocesses",
+            "--full-filenames",
+        ]
+        self._process: subprocess.Popen[str] | None = None
+        if worker.pid:
+            # Without a pause of the worker: a sample that is not whole is left out.
+            self._process = subprocess.Popen(
+                [*words, "--nonblocking"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+    def end(self, deadline: float) -> dict[str, Any]:
+        """The profile.
+
+        Raises:
+            OSError: py-spy has failed; with its own words.
+        """
+        if self._process is None:
+            return {"silent": "it has not started, or is no Python program"}
+        try:
+            _, said = self._process.communicate(timeout=max(1.0, deadline - time.monotonic()))
+            with open(self._path, encoding="utf-8", errors="replace") as file:
+                text = file.read()
+        except (OSError, subprocess.TimeoutExpired):
+            self._process.kill()
+            said = "" if self._process.poll() is None else (self._process.communicate()[1] or "")
+            raise OSError((said.strip().splitlines() or ["it has told nothing"])[-1]) from None
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+        counted = Counted()
+        for line in text.splitlines():
+            if (stack := from_raw(line, self._pid)) is not None:
+                counted.add(*stack)
+        return counted.told("py-spy", float(self._rate))
+
+
+def from_raw(line: str, worker: int) -> tuple[str, list[tuple[str, str, int]], int] | None:
+    """One line of py-spy's raw format: where the stack is, its frames, how often it was met."""
+    text, _, count = line.rpartition(" ")
+    if not count.isdigit():
+        return None
+    pid, thread, frames = worker, "main", []
+    for part in text.split(";"):
+        if found := _PROCESS.match(part):
+            pid = int(found["pid"])
+        elif found := _THREAD.match(part):
+            is_main = int(found["number"], 0) == pid or found["name"] == "MainThread"
+            thread = "main" if is_main else found["name"] or f"thread {found['number']}"
+        elif found := _FRAME.match(part):
+            frames.append((found["function"], found["file"], int(found["line"] or 0)))
+    if not frames:
+        return None
+    return thread if pid == worker else f"process {pid} {thread}", frames, int(count)
+
+
+def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: float) -> dict[int, dict[str, Any]]:
+    rate = min(rate, _MOST_BY_SIGNAL)
+    counted = {rank: Counted() for rank in workers}
+    taken = dict.fromkeys(workers, 0)
+    begun = time.monotonic()
+    number = 0
+    with open(os.path.join(folder, "lock"), "a") as lock:
+        while (now := time.monotonic()) < begun + seconds:
+            # Nobody else reads the same answers meanwhile, and who wants to gets the next turn.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                for rank in _sample(workers, counted):
+                    taken[rank] += 1
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+            number += 1
+            time.sleep(max(0.0, begun + number / rate - time.monotonic(), _LOOK_S))
+    passed = max(now - begun, 1 / rate)
+    return {rank: one.told("signals", round(taken[rank] / passed, 3)) for rank, one in counted.items()}
+
+
+def _sample(workers: dict[int, Worker], counted: dict[int, Counted]) -> list[int]:
+    """One sample of each worker's main thread, and of those of the processes that it has forked; who has answered."""
+    asked = {}
+    for rank, worker in workers.items():
+        state = process_state.state_of(worker.pid) if worker.pid else None
+        dump = (
+            worker.asked_of(worker.pid, state, only_main=True) if state is not None and state["state"] != "Z" else None
+        )
+        if dump is not None:
+            asked[rank] = dump
+    deadline = time.monotonic() + _SAMPLE_S
+    while time.monotonic() < deadline:
+        # Each is asked, so that an answer is taken in as soon as it is there.
+        done = [dump.is_done() for dump in asked.values()]
+        if all(done):
+            break
+        time.sleep(_LOOK_S)
+    for rank, dump in asked.items():
+        worker = workers[rank]
+        for thread in dump.threads:
+            counted[rank].add("main", _outermost_first(thread))
+        for pid in process_state.below(worker.pid)[:_MOST_CHILDREN]:
+            child = process_state.state_of(pid)
+            below = worker.asked_of(pid, child, only_main=True) if child is not None and child["state"] != "Z" else None
+            deadline = time.monotonic() + _SAMPLE_S
+            while below is not None and not below.is_done() and time.monotonic() < deadline:
+                time.sleep(_LOOK_S)
+            for thread in below.threads if below is not None else ():
+                counted[rank].add(f"process {pid} main", _outermost_first(thread))
+        worker.empty()
+    return [rank for rank, dump in asked.items() if dump.threads]
+
+
+def _outermost_first(thread: dict[str, Any]) -> list[tuple[str, str, int]]:
+    return [(frame["function"], frame["file"], frame["line"]) for frame in reversed(thread["frames"])]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

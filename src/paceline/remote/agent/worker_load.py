@@ -1,0 +1,244 @@
+"""What each worker of a run takes on this machine, with all processes below it, and how its time goes.
+
+Of a rank:
+
+    cpu_percent                      100 is one core, since the last look
+    memory_gib                       pages that it shares with those that it has forked count once
+    read_mib_s, write_mib_s          from and to disks and file servers; what the kernel had in memory does not count
+    net_in_mib_s, net_out_mib_s      over TCP, to ranks on this machine too
+    gpu_percent, gpu_memory_gib      of the GPU that is busiest with it; of all GPUs together
+    steps_s, data_percent, wait_percent, steps, data_s, wait_s     by its own clock (`paceline.system.step_clock`): steps in a
+                                     second, and shares of its time; what it has counted since it began
+    pid, processes, age_s            the worker's process, how many there are, seconds since they were found
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.remote.agent.nvml import Gpu
+from paceline.remote.agent.tcp_counts import TcpCounts
+from paceline.system import processes, step_clock
+
+_GIB, _MIB = 1 << 30, 1 << 20
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+#: Who is below whom is looked up so seldom that it takes this share of a core at most, and no more often than this.
+_SHARE, _FAMILY_S = 0.001, 5.0
+#: Children that hold less than this share of their worker's memory are taken as they are.
+_SHARED = 0.2
+
+
+class _Before:
+    """What the last look at a process, or a rank, has counted."""
+
+    __slots__ = ("at_s", "counts")
+
+    def __init__(self, at_s: float, counts: dict[str, float]) -> None:
+        self.at_s, self.counts = at_s, counts
+
+
+class WorkerLoads:
+    """Measures from one look to the next."""
+
+    def __init__(self) -> None:
+        self._below: dict[int, list[int]] = {}
+        self._next_family_s = 0.0
+        self._next_shared_s = 0.0
+        #: pid -> its part of what it shares, of what it holds in its own view
+        self._parts: dict[int, float] = {}
+        self._before: dict[str, _Before] = {}
+        self._cpu: dict[int, float] = {}
+        self._io: dict[int, tuple[int, int]] = {}
+        self._first_s: dict[str, float] = {}
+        self._found: dict[str, int] = {}
+        self._tcp = TcpCounts()
+
+    def look(self, workers: Mapping[str, Any], gpus: Sequence[Gpu]) -> dict[str, dict[str, float]]:
+        """Rank -> its load. workers: as `LoadMeter.look` is given."""
+        ranks = {str(rank): int(pid) for rank, pid in workers["ranks"].items()}
+        now = time.monotonic()
+        if missing := [rank for rank, pid in ranks.items() if not pid]:
+            ranks |= self._by_environment(str(workers.get("run_id", "")), missing, now)
+        self._look_at_family([pid for pid in ranks.values() if pid], now)
+        found: dict[str, dict[str, float]] = {}
+        living: dict[str, list[int]] = {}
+        for rank, pid in ranks.items():
+            pids = [one for one in (pid, *self._below.get(pid, ())) if one]
+            told = self._of_processes(rank, pids, now) if pids else None
+            clock = step_clock.read(os.path.join(str(workers["folder"]), f"steps_{rank}"))
+            if told is None and clock is None:
+                continue
+            found[rank] = told or {}
+            living[rank] = pids
+            if clock is not None:
+                found[rank] |= self._of_clock(rank, clock, now)
+            found[rank] |= _on_gpus(pids, gpus)
+        for rank, (received, sent) in self._tcp.look(living).items():
+            found[rank] |= {"net_in_mib_s": round(received / _MIB, 3), "net_out_mib_s": round(sent / _MIB, 3)}
+        return found
+
+    def _of_processes(self, rank: str, pids: Sequence[int], now: float) -> dict[str, float] | None:
+        cpu_s = read = written = 0.0
+        before = self._before.get(rank)
+        passed = now - before.at_s if before is not None else 0.0
+        held: dict[int, int] = {}
+        for pid in pids:
+            seen = _process(pid)
+            if seen is None:
+                continue
+            total_s, resident, age_s = seen
+            held[pid] = resident
+            counts = _disk_counts(pid)
+            # Of a process that is new here, as much as fell into the time since the last look.
+            share = min(1.0, passed / max(age_s, 0.01))
+            cpu_s += max(0.0, total_s - self._cpu[pid] if pid in self._cpu else share * total_s)
+            known = self._io.get(pid, (counts[0] * (1 - share), counts[1] * (1 - share)))
+            self._cpu[pid], self._io[pid] = total_s, counts
+            read, written = read + max(0.0, counts[0] - known[0]), written + max(0.0, counts[1] - known[1])
+        if pids[0] not in held:
+            return None
+        self._before[rank] = _Before(now, {})
+        first_s = self._first_s.setdefault(rank, now)
+        found = {
+            "pid": float(pids[0]),
+            "processes": float(len(held)),
+            "age_s": round(now - first_s, 1),
+            "memory_gib": round(self._memory(held, now) / _GIB, 3),
+        }
+        if passed > 0:
+            found |= {
+                "cpu_percent": round(100 * cpu_s / passed, 1),
+                "read_mib_s": round(read / passed / _MIB, 3),
+                "write_mib_s": round(written / passed / _MIB, 3),
+            }
+        return found
+
+    def _memory(self, held: Mapping[int, int], now: float) -> float:
+        """Bytes that processes hold together. What was forked shares pages with its parent, which the kernel tells exactly (PSS),
+        but has to count page by page: so it is asked seldom, and only where much may be shared."""
+        worker, *below = held
+        if sum(held[pid] for pid in below) <= _SHARED * held[worker]:
+            return float(sum(held.values()))
+        if now >= self._next_shared_s:
+            began = time.thread_time()
+            for pid, resident in held.items():
+                if resident and (exact := _proportional(pid)) is not None:
+                    self._parts[pid] = min(1.0, exact / resident)
+            self._next_shared_s = now + max(_FAMILY_S, (time.thread_time() - began) / _SHARE)
+        return sum(resident * self._parts.get(pid, 1.0) for pid, resident in held.items())
+
+    def _of_clock(self, rank: str, clock: step_clock.Counts, now: float) -> dict[str, float]:
+        counts = {"steps": float(clock.steps), "data_s": clock.data_s, "wait_s": clock.wait_s}
+        found = {name: round(value, 3) for name, value in counts.items()}
+        before = self._before.get(f"clock {rank}")
+        self._before[f"clock {rank}"] = _Before(now, counts)
+        if before is not None and now > before.at_s and counts["steps"] >= before.counts["steps"]:
+            passed = now - before.at_s
+            found["steps_s"] = round((counts["steps"] - before.counts["steps"]) / passed, 3)
+            for name in ("data", "wait"):
+                part = (counts[f"{name}_s"] - before.counts[f"{name}_s"]) / passed
+                found[f"{name}_percent"] = round(100 * min(max(part, 0.0), 1.0), 1)
+        return found
+
+    def _look_at_family(self, pids: Sequence[int], now: float) -> None:
+        if now < self._next_family_s and all(pid in self._below for pid in pids):
+            return
+        began = time.thread_time()
+        self._below = below(pids)
+        self._next_family_s = now + max(_FAMILY_S, (time.thread_time() - began) / _SHARE)
+        kept = {pid for one, under in self._below.items() for pid in (one, *under)}
+        for table in (self._cpu, self._io, self._parts):
+            for pid in [pid for pid in table if pid not in kept]:
+                del table[pid]
+
+    def _by_environment(self, run_id: str, ranks: Sequence[str], now: float) -> dict[str, int]:
+        """Rank -> pid of workers whose number is not known here, such as those in containers."""
+        self._found = {rank: pid for rank, pid in self._found.items() if os.path.exists(f"/proc/{pid}")}
+        if now >= self._next_family_s and any(rank not in self._found for rank in ranks):
+            for pid in sorted(processes.with_variable("PACELINE_RUN_ID", run_id)):
+                rank = _variable(pid, b"RANK")
+                if rank is not None:
+                    self._found.setdefault(rank, pid)
+        return {rank: self._found.get(rank, 0) for rank in ranks}
+
+
+def below(pids: Sequence[int]) -> dict[int, list[int]]:
+    """pid -> the processes below it, of all of these in one look at the machine's processes."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (words := _stat(int(name))):
+            children.setdefault(int(words[1]), []).append(int(name))
+    found: dict[int, list[int]] = {}
+    for pid in pids:
+        todo, under = [*children.get(pid, ())], []
+        while todo:
+            one = todo.pop()
+            under.append(one)
+            todo += children.get(one, ())
+        found[pid] = under
+    return found
+
+
+def _process(pid: int) -> tuple[float, int, float] | None:
+    """Seconds of processors, bytes that it holds, its age in seconds; None where it is gone, or a zombie. proc_pid_stat(5)."""
+    words = _stat(pid)
+    if words is None or words[0] in "ZX":
+        return None
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / _TICKS
+    return (int(words[11]) + int(words[12])) / _TICKS, int(words[21]) * _PAGE, age_s
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].decode().split()
+    except (OSError, ValueError):
+        return None
+
+
+def _disk_counts(pid: int) -> tuple[int, int]:
+    read = written = 0
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/io", "rb") as file:
+        for line in file:
+            name, _, count = line.partition(b":")
+            if name == b"read_bytes":
+                read = int(count)
+            elif name == b"write_bytes":
+                written = int(count)
+    return read, written
+
+
+def _proportional(pid: int) -> int | None:
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+        for line in file:
+            if line.startswith(b"Pss:"):
+                return int(line.split()[1]) << 10
+    return None
+
+
+def _variable(pid: int, name: bytes) -> str | None:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        for entry in file.read().split(b"\0"):
+            if entry.startswith(name + b"="):
+                return entry.partition(b"=")[2].decode(errors="replace")
+    return None
+
+
+def _on_gpus(pids: Sequence[int], gpus: Sequence[Gpu]) -> dict[str, float]:
+    own = set(pids)
+    held = [
+        (gpu, sum(used for pid, used in gpu.processes.items() if pid in own))
+        for gpu in gpus
+        if own & gpu.processes.keys()
+    ]
+    if not held:
+        return {}
+    return {
+        "gpu_percent": max((gpu.percent or 0.0) for gpu, _ in held),
+        "gpu_memory_gib": round(sum(used for _, used in held) / _GIB, 3),
+    }

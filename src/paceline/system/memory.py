@@ -1,0 +1,76 @@
+"""How much memory a program may still take on this machine: what the kernel has, within the control groups' limits."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+
+class Memory(NamedTuple):
+    """Bytes. total: of the machine, or what a control group allows. available: what may still be taken. limit: what sets it,
+    in words, such as "the machine's memory" or "the control group's limit"."""
+
+    total: int
+    available: int
+    limit: str
+
+
+def memory() -> Memory:
+    """What this process may take, and all others in its control group with it. Without /proc (not Linux), half counts as free."""
+    found = _machine()
+    for group in groups():
+        limit, used = _limit(group), _used(group)
+        if limit is not None and used is not None and limit < found.total:
+            found = Memory(limit, min(found.available, max(0, limit - used)), "the control group's limit")
+    return found
+
+
+def groups() -> list[str]:
+    """The folders of the memory control groups that this process is in, the innermost first; of version 2 or 1."""
+    found: list[str] = []
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = "/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup"
+        # In a container's own view the path may lead above what it sees.
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        places = ["/".join((top, *parts[:count])) for count in range(len(parts), -1, -1)]
+        found += [place for place in places if os.path.isdir(place)]
+    return found
+
+
+def _machine() -> Memory:
+    lines = (line.split() for line in _read("/proc/meminfo").splitlines())
+    table = {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if len(words) > 1 and words[1].isdigit()}
+    if "MemTotal" in table and "MemAvailable" in table:
+        # MemFree leaves out the cache, which the kernel gives back where memory is asked for.
+        return Memory(table["MemTotal"], table["MemAvailable"], "the machine's memory")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Memory(total, total // 2, "the machine's memory")
+
+
+def _limit(group: str) -> int | None:
+    text = _read(f"{group}/memory.max") or _read(f"{group}/memory.limit_in_bytes")
+    # Version 2 writes "max" where there is none; version 1 a number that no machine has.
+    return int(text) if text.strip().isdigit() else None
+
+
+def _used(group: str) -> int | None:
+    text = _read(f"{group}/memory.current") or _read(f"{group}/memory.usage_in_bytes")
+    if not text.strip().isdigit():
+        return None
+    # Files that were read count as used, and go where memory is asked for.
+    for line in _read(f"{group}/memory.stat").splitlines():
+        name, _, count = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file") and count.isdigit():
+            return max(0, int(text) - int(count))
+    return int(text)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
