@@ -12,7 +12,7 @@ import pytest
 
 import paceline as pl
 from paceline.errors import RunStateError, UserError
-from paceline.runs import states
+from paceline.runs import loads, states
 from paceline.runs.execute import Beside
 from tests.engines.lab import wait_for_end
 from tests.helpers import wait_until
@@ -59,6 +59,7 @@ def check_exec(run: pl.Run) -> None:
     assert (done.returncode, done.stderr) == (127, b"paceline exec: 'no-such-program': No such file or directory\n")
     _check_command_line(run)
     _check_stacks(run)
+    _check_load(run)
     # Whoever goes without a word leaves nothing running, and the run's end ends what is left.
     mark = f"6{os.getpid()}"
     with Beside(run.folder, ["sh", "-c", f"trap '' HUP; echo up; sleep {mark} & wait"], rank=1) as beside:
@@ -113,6 +114,22 @@ def _check_stacks(run: pl.Run) -> None:
     frames = {one["threads"][0]["frames"][0]["function"] for one in found.ranks.values()}
     assert frames <= {"<module>", "exists"}, found.to_json()
     assert "thread main\n    train.py:" in str(found).replace("genericpath.py:19 exists\n    ", ""), str(found)
+
+
+def _check_load(run: pl.Run) -> None:
+    """Where both are is seen in samples of their stacks, and what they take is known."""
+    profile = run.profile(seconds=1)
+    assert all("<module>" in str(one.get("frames")) for one in profile.ranks.values()), profile.told
+    record = run.record()
+    wait_until(
+        lambda: run.status and len((loads.last(run.folder) or {}).get("ranks", {})) == 2, "they were sampled", 60
+    )
+    found = loads.last(run.folder)
+    assert found is not None
+    assert all(one["memory_gib"] > 0 for one in found["ranks"].values()), found
+    assert [found["nodes"][str(number)]["name"] for number in range(len(found["nodes"]))] == list(
+        dict.fromkeys(record.attempts[-1].nodes[: len(found["nodes"])])
+    )
 
 
 #: Two workers of which the second stops itself.

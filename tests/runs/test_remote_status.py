@@ -190,6 +190,8 @@ READS = {
     "get_all_logs": (lambda run, top: [Path(path).read_text() for path in run.get_all_logs(top)], ["line\n"]),
     "get_details": (lambda run, top: [*run.get_details()["logFiles"]], ["logs/driver.log"]),
     "get_details_with_logs": (lambda run, top: run.get_details_with_logs()["logFiles"], {"logs/driver.log": "line\n"}),
+    "pace": (lambda run, top: run.pace().seconds, 61.5),
+    "resources": (lambda run, top: run.resources()["ranks"][0]["memory_gib"].values, (2.5,)),
     "tags": (lambda run, top: run.tags, {"phase": "late"}),
     "get_tags": (lambda run, top: run.get_tags(), {"phase": "late"}),
     "properties": (lambda run, top: run.properties, {"seed": "3"}),
@@ -235,8 +237,8 @@ NO_READS = {
     *("restore_snapshot", "get", "list", "get_context", "make_experiment", "open_dataset", "offline_class"),
     # They show what the others read.
     *("show", "plot"),
-    # It asks the nodes.
-    "stacks",
+    # They ask the nodes.
+    *("stacks", "profile"),
     *("models", "make_model", "models_of"),
     *("log", "log_accuracy_table", "log_confusion_matrix", "log_image", "log_list", "log_predictions", "log_residuals"),
     *(
@@ -286,6 +288,9 @@ def far(monkeypatch, folder, tmp_path):
         {"inputs": [{"name": "train", "node_rank": 0, "sources": []}], "outputs": [{"name": "model", "sources": []}]},
     )
     write_json(there.environment, {"key": "0123"})
+    MetricLog(there.load_log(0)).scalar("rank_memory_gib", 2.5, 1700000000)
+    there.attempt(1).mkdir(parents=True, exist_ok=True)
+    write_json(there.load(1), {"nodes": {}, "ranks": {}, "pace": {"ranks": {}, "straggler": None, "seconds": 61.5}})
     # With the SDK's spellings too: they read what Paceline's own names read.
     handle = azureml.Run(azureml.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
     return handle, engine

@@ -67,7 +67,7 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "job": record.job.shown() if record.job else None,
         "environment": read_json(folder.environment),
         "data": read_json(folder.data) or {},
-        "load": loads.last(folder, record),
+        "load": loads.last(folder),
         "attempt_records": [attempt.to_json() for attempt in record.attempts],
         "failure": record.failure.to_json() if record.failure else None,
         "trial": dict(record.trial) if record.trial else None,

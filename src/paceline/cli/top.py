@@ -108,7 +108,7 @@ def _screen(stream: IO[str]) -> Iterator[list[int]]:
 
 
 def _told(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
-    sample = loads.last(folder, record)
+    sample = loads.last(folder)
     return {
         "run_id": record.run_id,
         "status": record.status,
@@ -121,7 +121,7 @@ def _lines(folder: RunFolder, record: RunRecord) -> list[str]:
         f" for {duration_text(record.duration_s)}" if record.duration_s is not None and not record.is_terminal else ""
     )
     head = f"{record.run_id}  {hang_status(record)}{took}"
-    sample = loads.last(folder, record)
+    sample = loads.last(folder)
     if sample is None:
         if record.status in states.TERMINAL:
             raise RunStateError(

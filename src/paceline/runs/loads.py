@@ -20,10 +20,11 @@ RANK_HEADER = (
 )
 
 
-def last(folder: RunFolder, record: RunRecord) -> dict[str, Any] | None:
+def last(folder: RunFolder) -> dict[str, Any] | None:
     """The last sample of the last attempt that has one: time, nodes, ranks, pace (docs/when-it-is-slow.md); None where there is
     none."""
-    for number in range(len(record.attempts), 0, -1):
+    attempts = (int(path.name) for path in folder.attempt(1).parent.glob("[0-9]*") if path.name.isdigit())
+    for number in sorted(attempts, reverse=True):
         found: dict[str, Any] | None = read_json(folder.load(number))
         if found is not None:
             return found
@@ -32,7 +33,7 @@ def last(folder: RunFolder, record: RunRecord) -> dict[str, Any] | None:
 
 def pace(folder: RunFolder, record: RunRecord) -> RunPace:
     """How the time of the ranks goes; of a run that has ended, how it went."""
-    found = last(folder, record)
+    found = last(folder)
     return (
         RunPace(is_over=record.is_terminal)
         if found is None

@@ -231,7 +231,7 @@ def _loader_share(one: Mapping[str, Any]) -> float:
     counts = Counter[bool]()
     for where, stack, count in _stacks(one):
         if where == "main":
-            counts[any(function == "_try_get_data" for function, _, _ in stack)] += count
+            counts[any(function.endswith("_try_get_data") for function, _, _ in stack)] += count
     return counts[True] / max(1, sum(counts.values()))
 
 

@@ -20,7 +20,7 @@ from operator import le
 from pathlib import Path
 from typing import Any
 
-from paceline.runs.folder import RunFolder, metric_logs, node_logs
+from paceline.runs.folder import RunFolder, load_logs, metric_logs, node_logs
 
 #: Read at once.
 _CHUNK = 1 << 20
@@ -248,6 +248,10 @@ class RunCurves:
         for node_rank, path in node_logs(self._directory).items():
             if path not in self._logs:
                 self._logs[path] = _Log(path, node_rank, 1, is_node=True)
+        # What workers take stands among the nodes' curves: their names begin with `rank_`.
+        for rank, path in load_logs(self._directory).items():
+            if path not in self._logs:
+                self._logs[path] = _Log(path, rank, 1, is_node=True)
 
 
 def thinned(

@@ -216,7 +216,9 @@ def test_processes_are_asked_for_and_signalled_where_they_run(make_nodes, run_fo
     nodes.kill_all()
     wait_until(lambda: not nodes.is_alive(child, 1), "the end of the child")
     assert nodes.oom_kills() >= 0
-    assert sorted(nodes.loads()) == [0, 1]
+    asked = {"folder": str(seen.run_dir), "ranks": {"1": os.getpid()}, "run_id": "r"}
+    assert sorted(nodes.loads({})) == [0, 1]
+    assert nodes.loads({1: asked})[1]["ranks"]["1"]["pid"] == os.getpid()
 
 
 def test_a_process_of_the_run_is_signalled_whoever_has_started_it(make_nodes, run_folder, library):

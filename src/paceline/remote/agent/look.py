@@ -37,7 +37,7 @@ _ANSWER_S = 3.0
 #: The same of one whose state says that it will hardly come.
 _UNLIKELY_S = 0.3
 #: After so long without a further byte a dump has ended, where its text does not say so.
-_QUIET_S = 0.25
+_QUIET_S, _SHORT_QUIET_S = 0.25, 0.03
 #: After it has taken the signal, how long a thread has to begin its dump; one of native code never does.
 _NATIVE_S = 0.01
 _LOOK_S = 0.002
@@ -229,6 +229,8 @@ class Dump:
     """The stacks of one process, of one thread after the other, the main thread first. All write at the end of one file."""
 
     def __init__(self, path: str, pid: int, number: int, limit_s: float, *, only_main: bool = False) -> None:
+        # Who samples can't wait as long for an end that the text does not tell.
+        self._quiet_s = _SHORT_QUIET_S if only_main else _QUIET_S
         self.threads: list[dict[str, Any]] = []
         #: How much the process has written for it.
         self.size = 0
@@ -259,7 +261,7 @@ class Dump:
         if size != self._seen:
             self._seen, self._seen_s = size, now
         if size > self._from:
-            return stack_text.is_whole(self._text()[-1000:]) or now - self._seen_s > _QUIET_S
+            return stack_text.is_whole(self._text()[-1000:]) or now - self._seen_s > self._quiet_s
         if not self._is_taken and not process_state.is_pending(self._pid, self._thread, self._number):
             self._is_taken, self._seen_s = True, now
         # A thread of native code has the handler run, too, which writes nothing then. The main thread is Python's.

@@ -35,7 +35,7 @@ from paceline.remote.agent.look import Worker, py_spy, why_not
 #: By signals, so often at most: each sample is a millisecond of the worker's.
 _MOST_BY_SIGNAL = 20.0
 #: How long py-spy may take beyond the time that it samples, and a worker for one sample.
-_EXTRA_S, _SAMPLE_S = 20.0, 0.2
+_EXTRA_S, _SAMPLE_S = 20.0, 0.5
 _LOOK_S = 0.001
 _MOST_CHILDREN = 4
 _FRAME = re.compile(r"(?P<function>.*) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)\Z")
@@ -81,7 +81,7 @@ def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: l
     return found
 
 
-class Counted:
+class StackCounts:
     """The stacks of one worker, each with how often it was met."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class _Spied:
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
-        counted = Counted()
+        counted = StackCounts()
         for line in text.splitlines():
             if (stack := from_raw(line, self._pid)) is not None:
                 counted.add(*stack)
@@ -189,7 +189,7 @@ def from_raw(line: str, worker: int) -> tuple[str, list[tuple[str, str, int]], i
 
 def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: float) -> dict[int, dict[str, Any]]:
     rate = min(rate, _MOST_BY_SIGNAL)
-    counted = {rank: Counted() for rank in workers}
+    counted = {rank: StackCounts() for rank in workers}
     taken = dict.fromkeys(workers, 0)
     begun = time.monotonic()
     number = 0
@@ -208,7 +208,7 @@ def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: f
     return {rank: one.told("signals", round(taken[rank] / passed, 3)) for rank, one in counted.items()}
 
 
-def _sample(workers: dict[int, Worker], counted: dict[int, Counted]) -> list[int]:
+def _sample(workers: dict[int, Worker], counted: dict[int, StackCounts]) -> list[int]:
     """One sample of each worker's main thread, and of those of the processes that it has forked; who has answered."""
     asked = {}
     for rank, worker in workers.items():

@@ -203,7 +203,7 @@ export class Board {
     this.address = address; this.place = place; this.nodes = nodes; this.onOthers = onOthers;
     this.colourOf = colourOf || (curve => colour(curve.rank));
     this.dashOf = dashOf || (curve => curve.attempt % 2 ? undefined : [6, 3]);
-    this.labelOf = labelOf || ((curve, count, isNode) => isNode ? `node ${curve.rank}`
+    this.labelOf = labelOf || ((curve, count, isNode) => isNode ? `${curve.name.startsWith("rank_") ? "rank" : "node"} ${curve.rank}`
       : `rank ${curve.rank}${this.hasAttempts ? `, attempt ${curve.attempt}` : ""}`);
     this.charts = new Map(); this.waiting = new Set(); this.drawing = new Set(); this.timer = 0;
     this.seen = new IntersectionObserver(found => {

@@ -1,0 +1,82 @@
+"""top and profile: what a run's workers take, and where their time goes, at a shell."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.cli.terminal import Terminal
+from tests.helpers import wait_until
+
+STAYS = """
+import time
+def computes():
+    return sum(range(20000))
+print("up", flush=True)
+while True:
+    computes()
+    time.sleep(0.01)
+"""
+
+
+def test_top_and_profile_of_a_run_that_goes_on_and_of_one_that_has_ended(cli: Cli) -> None:
+    cli.environment["PACELINE_SAMPLE_SECONDS"] = "1"
+    run_id = cli.submit(STAYS)
+    cli.wait(run_id, "Running")
+    wait_until(lambda: cli.json("top", run_id)["ranks"], "it was sampled", 60)
+    found = cli.json("top", run_id)
+    assert (found["run_id"], found["status"]) == (run_id, "Running")
+    assert found["ranks"]["0"]["memory_gib"] > 0
+    assert found["nodes"]["0"]["memory_total_gib"] > found["ranks"]["0"]["memory_gib"]
+    # Without a terminal it is printed once.
+    printed = cli("top", run_id).stdout
+    assert printed.startswith(f"{run_id}  Running for ")
+    assert "\nRANK  NODE" in printed
+    assert "\x1b" not in printed
+    terminal = Terminal(cli, "top", run_id, "--interval", "0.5")
+    try:
+        terminal.read_until("RANK  NODE")
+        terminal.read_until("RANK  NODE")
+        terminal.press("\x03")
+        assert terminal.exit_code() == 0
+        # The cursor and the screen that was there before are back, and the last of it stays.
+        assert "\x1b[?25l" in terminal.text
+        _, _, after = terminal.text.rpartition("\x1b[?25h\x1b[?1049l")
+        assert "RANK  NODE" in after
+        assert "\x1b" not in after
+    finally:
+        terminal.hang_up()
+    profiled = cli("profile", run_id, "--seconds", "1", "-o", "all.json").stdout
+    assert "computes  train.py:" in profiled
+    assert "All samples: all.json." in profiled
+    assert json.loads((cli.folder / "all.json").read_text())["profiles"][0]["name"] == "rank 0, main"
+    cli("cancel", "--wait", run_id)
+    ended = cli("top", "--once").stdout
+    assert ended.startswith(f"{run_id}  Canceled; the last sample:\n")
+    shown = cli("show", run_id).stdout
+    assert "\nLoad:        local, cpu " in shown
+    assert cli.json("show", run_id)["load"]["ranks"]["0"]["node"] == "local"
+    said = cli("profile", run_id, code=1).stderr
+    assert f"run {run_id} is Canceled: its workers have stacks while it is Running" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["top", "--interval", "0"], "--interval 0: give a number of seconds from 0.5 to 3600."),
+        (["profile", "--seconds", "0"], "seconds=0: give a number from 1 to 600."),
+        (["profile", "--rate", "1000"], "rate=1000: give a number of samples a second from 1 to 500."),
+        (["profile", "-o", "."], "--output '.': name a file in a folder that exists."),
+    ],
+    ids=["interval", "seconds", "rate", "output"],
+)
+def test_what_is_wrong_is_said(cli: Cli, words: list[str], said: str) -> None:
+    run_id = cli("run", "-q", cli.script("pass")).stdout
+    assert said in cli(*words, code=2).stderr, run_id
+
+
+def test_a_run_of_a_moment_has_nothing_to_show(cli: Cli) -> None:
+    cli("run", cli.script("pass"))
+    assert "nothing was sampled of it: it was too short" in cli("top", "--once", code=1).stderr

@@ -1,0 +1,53 @@
+"""What a worker's clock counts of torch, in a process of its own."""
+
+from __future__ import annotations
+
+from paceline.system import step_clock
+from tests.helpers import run_python
+
+#: One rank of Gloo: DataLoader, DistributedDataParallel, an optimizer, a collective of the script's own.
+TRAINS = """
+from paceline.collectives import recorder, step_hooks
+import os, sys, time
+step_hooks.install()
+recorder.answer_when_loaded(os.environ["PACELINE_WATCH_DIR"] + "/ask_0")
+assert "torch" not in sys.modules
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+class Data(Dataset):
+    def __len__(self):
+        return 6
+    def __getitem__(self, number):
+        time.sleep(0.02)
+        return torch.ones(4)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in DataLoader(Data(), batch_size=2):
+    model(batch).sum().backward()
+    optimizer.step()
+dist.all_reduce(torch.ones(1000))
+from paceline import torch_private
+work = torch_private.work_class()
+assert work.wait.__name__ == "wait" and work.wait.__wrapped__, work.wait
+assert torch_private.waited_s(model) >= 0.0
+assert torch_private.waited_s(torch.nn.Linear(1, 1)) is None
+assert not torch_private.time_every_step(torch.nn.Linear(1, 1))
+# What is compiled as a whole is not stopped by it.
+torch.compile(optimizer.step, backend="eager")()
+dist.destroy_process_group()
+"""
+
+
+def test_steps_data_and_others_are_counted(tmp_path):
+    run_python(TRAINS, environment={"PACELINE_WATCH_DIR": str(tmp_path), "RANK": "0", "OMP_NUM_THREADS": "1"})
+    found = step_clock.read(str(tmp_path / "steps_0"))
+    assert found.steps in (3, 4)
+    # Sleeping takes no less.
+    assert found.data_s >= 0.12
+    assert found.wait_s > 0
+
+
+def test_nothing_is_hooked_where_nobody_wants_to_know():
+    code = "from paceline.collectives import step_hooks; import sys; n = len(sys.meta_path); step_hooks.install()"
+    assert run_python(f"{code}; print(len(sys.meta_path) - n)", environment={"PACELINE_WATCH_DIR": ""}) == "0\n"

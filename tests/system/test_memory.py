@@ -1,0 +1,67 @@
+"""The memory that may still be taken, by what the kernel and the control groups say."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.system import memory as module
+from paceline.system.memory import Memory, groups, memory
+
+GIB = 1 << 30
+MEMINFO = f"MemTotal: {64 * GIB >> 10} kB\nMemFree: 1 kB\nMemAvailable: {40 * GIB >> 10} kB\n"
+
+
+def machine(monkeypatch, files):
+    monkeypatch.setattr(module, "_read", lambda path: files.get(path, ""))
+    folders = {path.rpartition("/")[0] for path in files}
+    monkeypatch.setattr(module.os.path, "isdir", lambda path: path in folders)
+
+
+def test_a_machine_without_limits(monkeypatch):
+    files = {"/proc/meminfo": MEMINFO, "/proc/self/cgroup": "0::/user\n", "/sys/fs/cgroup/user/memory.max": "max\n"}
+    machine(monkeypatch, files)
+    assert memory() == Memory(64 * GIB, 40 * GIB, "the machine's memory")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files"),
+    [
+        (
+            "0::/job/step\n",
+            {
+                # The step has no limit of its own: the job above it has.
+                "/sys/fs/cgroup/job/step/memory.max": "max",
+                "/sys/fs/cgroup/job/memory.max": str(8 * GIB),
+                "/sys/fs/cgroup/job/memory.current": str(6 * GIB),
+                "/sys/fs/cgroup/job/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+            },
+        ),
+        (
+            "7:memory,cpu:/job\n3:pids:/other\n",
+            {
+                "/sys/fs/cgroup/memory/job/memory.limit_in_bytes": str(8 * GIB),
+                "/sys/fs/cgroup/memory/job/memory.usage_in_bytes": str(6 * GIB),
+                "/sys/fs/cgroup/memory/job/memory.stat": f"total_inactive_file {GIB}\n",
+                "/sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63),
+            },
+        ),
+        (
+            # A container's own view: the path leads above what it sees.
+            "0::/../../docker/abc\n",
+            {
+                "/sys/fs/cgroup/memory.max": str(8 * GIB),
+                "/sys/fs/cgroup/memory.current": str(5 * GIB),
+            },
+        ),
+    ],
+    ids=["version 2", "version 1", "a container"],
+)
+def test_a_control_group_s_limit_counts(monkeypatch, cgroup, files):
+    machine(monkeypatch, {"/proc/meminfo": MEMINFO, "/proc/self/cgroup": cgroup, **files})
+    assert memory() == Memory(8 * GIB, 3 * GIB, "the control group's limit")
+    assert groups()
+
+
+def test_this_machine_has_some():
+    found = memory()
+    assert 0 < found.available <= found.total

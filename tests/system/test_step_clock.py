@@ -1,0 +1,89 @@
+"""A worker's clock: what it counts, who reads it, and who is not counted."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from paceline.system import step_clock
+from paceline.system.step_clock import DATA, WAIT, StepClock, begin, clock, read, timed
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """This process's clock, and its path."""
+    monkeypatch.setattr(step_clock, "_clock", None)
+    now = [100.0]
+    monkeypatch.setattr(step_clock.time, "monotonic", lambda: now[0])
+    found = begin({"PACELINE_WATCH_DIR": str(tmp_path), "RANK": "3"})
+    return found, str(tmp_path / "steps_3"), now
+
+
+def test_what_is_counted_is_read_without_the_worker(made):
+    counted, path, now = made
+    since = counted.begin(DATA)
+    now[0] += 2
+    # What is under way counts as far as it has come.
+    assert read(path).data_s == pytest.approx(2)
+    # Inside of it nothing else counts.
+    assert counted.begin(WAIT) == 0.0
+    counted.end(DATA, since)
+    since = counted.begin(WAIT)
+    now[0] += 3
+    counted.end(WAIT, since)
+    counted.waited(0.5)
+    optimizer, other = object(), object()
+    for one in (optimizer, other, optimizer):
+        counted.step(one)
+    found = read(path)
+    assert (found.steps, found.data_s, found.wait_s) == (2, pytest.approx(2), pytest.approx(3.5))
+
+
+def test_a_metric_s_rhythm_counts_where_no_optimizer_is_known(made):
+    counted, path, _ = made
+    for name in ("loss", "accuracy", "loss"):
+        counted.tick(name)
+    assert read(path).steps == 2
+    counted.step(object())
+    assert read(path).steps == 1
+
+
+def test_other_threads_and_forked_children_are_not_counted(made):
+    counted, path, now = made
+    threading.Thread(target=lambda: counted.begin(WAIT)).start()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if clock() is None else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert clock() is counted
+    now[0] += 1
+    assert read(path).wait_s == 0.0
+
+
+def test_a_function_is_timed_also_when_it_fails(made):
+    _, path, now = made
+
+    def waits():
+        now[0] += 4
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        timed(waits, WAIT)()
+    assert read(path).wait_s == pytest.approx(4)
+
+
+def test_without_a_folder_there_is_no_clock(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_clock, "_clock", None)
+    assert begin({"RANK": "0"}) is None
+    assert begin({"PACELINE_WATCH_DIR": str(tmp_path / "none"), "RANK": "0"}) is None
+    assert timed(lambda: 7, WAIT)() == 7
+    assert read(str(tmp_path / "steps_0")) is None
+    (tmp_path / "steps_0").write_bytes(b"half")
+    assert read(str(tmp_path / "steps_0")) is None
+
+
+def test_the_clock_is_a_file_of_one_record(tmp_path):
+    StepClock(str(tmp_path / "steps_0"))
+    assert (tmp_path / "steps_0").stat().st_size == 48
