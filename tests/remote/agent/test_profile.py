@@ -100,13 +100,14 @@ def test_py_spy_samples_all_threads(worker, tmp_path):
 
 
 def test_py_spy_s_lines_are_read():
-    below = 'process 7:"python t.py";process 9:"python t.py";thread (9): MainThread'
-    line = f"{below};<module> (/w/t.py:12);Data.load (/w/d (1).py:4) 17"
-    assert profile.from_raw(line, 7) == (
-        "process 9 main",
-        [("<module>", "/w/t.py", 12), ("Data.load", "/w/d (1).py", 4)],
-        17,
+    # A command line may hold line ends and semicolons.
+    below = 'process 7:"python -c import os;\nx (1) 3\n";process 9:"python t.py";thread (9): MainThread'
+    text = (
+        f"{below};<module> (/w/t.py:12);Data.load (/w/d (1).py:4) 17\n"
+        "thread (0x1F): pool-1;run (/w/t.py:3) 2\nthread (7);run (/w/t.py:3) 2\nnothing of it\n"
     )
-    assert profile.from_raw("thread (0x1F): pool-1;run (/w/t.py:3) 2", 7) == ("pool-1", [("run", "/w/t.py", 3)], 2)
-    assert profile.from_raw("thread (7);run (/w/t.py:3) 2", 7) == ("main", [("run", "/w/t.py", 3)], 2)
-    assert profile.from_raw("nothing of it", 7) is None
+    assert list(profile.from_raw(text, 7)) == [
+        ("process 9 main", [("<module>", "/w/t.py", 12), ("Data.load", "/w/d (1).py", 4)], 17),
+        ("pool-1", [("run", "/w/t.py", 3)], 2),
+        ("main", [("run", "/w/t.py", 3)], 2),
+    ]

@@ -23,6 +23,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 if __name__ == "__main__":
@@ -38,9 +39,10 @@ _MOST_BY_SIGNAL = 20.0
 _EXTRA_S, _SAMPLE_S = 20.0, 0.5
 _LOOK_S = 0.001
 _MOST_CHILDREN = 4
-_FRAME = re.compile(r"(?P<function>.*) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)\Z")
-_PROCESS = re.compile(r'process (?P<pid>\d+):"')
-_THREAD = re.compile(r"thread \((?P<number>[0-9a-fA-Fx]+)\)(?:: (?P<name>.*))?\Z")
+_FRAME = re.compile(r"(?P<function>.*?) \((?P<file>.*?)(?::(?P<line>\d+))?\)\Z")
+_PROCESS = re.compile(r'(?:\A|;)process (?P<pid>\d+):"')
+_THREAD = re.compile(r"(?:\A|;)thread \((?P<number>[0-9a-fA-Fx]+)\)(?:: (?P<name>[^;\n]*))?;")
+_END = re.compile(r"\) (?P<count>\d+)\Z")
 
 
 def main(argv: list[str]) -> int:
@@ -162,29 +164,33 @@ class _Spied:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
         counted = StackCounts()
-        for line in text.splitlines():
-            if (stack := from_raw(line, self._pid)) is not None:
-                counted.add(*stack)
+        for stack in from_raw(text, self._pid):
+            counted.add(*stack)
         return counted.told("py-spy", float(self._rate))
 
 
-def from_raw(line: str, worker: int) -> tuple[str, list[tuple[str, str, int]], int] | None:
-    """One line of py-spy's raw format: where the stack is, its frames, how often it was met."""
-    text, _, count = line.rpartition(" ")
-    if not count.isdigit():
-        return None
-    pid, thread, frames = worker, "main", []
-    for part in text.split(";"):
-        if found := _PROCESS.match(part):
-            pid = int(found["pid"])
-        elif found := _THREAD.match(part):
-            is_main = int(found["number"], 0) == pid or found["name"] == "MainThread"
-            thread = "main" if is_main else found["name"] or f"thread {found['number']}"
-        elif found := _FRAME.match(part):
-            frames.append((found["function"], found["file"], int(found["line"] or 0)))
-    if not frames:
-        return None
-    return thread if pid == worker else f"process {pid} {thread}", frames, int(count)
+def from_raw(text: str, worker: int) -> Iterator[tuple[str, list[tuple[str, str, int]], int]]:
+    """Of each stack in py-spy's raw format: where it is, its frames, how often it was met.
+
+    process 7:"python t.py";process 9:"python t.py";thread (9): MainThread;<module> (t.py:12);load (data.py:4) 17
+
+    A command line may hold anything, line ends and semicolons too: what counts is behind the last name of a thread.
+    """
+    record = ""
+    for line in text.splitlines():
+        record = f"{record}\n{line}" if record else line
+        if not (end := _END.search(line)):
+            continue
+        threads, pids = list(_THREAD.finditer(record)), _PROCESS.findall(record)
+        if threads:
+            thread, pid = threads[-1], int(pids[-1]) if pids else worker
+            is_main = int(thread["number"], 0) == pid or thread["name"] == "MainThread"
+            name = "main" if is_main else thread["name"] or f"thread {thread['number']}"
+            parts = record[thread.end() :].rpartition(" ")[0].split(";")
+            frames = [(f["function"], f["file"], int(f["line"] or 0)) for f in map(_FRAME.match, parts) if f]
+            if frames:
+                yield name if pid == worker else f"process {pid} {name}", frames, int(end["count"])
+        record = ""
 
 
 def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: float) -> dict[int, dict[str, Any]]:
