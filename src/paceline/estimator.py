@@ -21,7 +21,7 @@ from paceline.environments.from_parameters import described
 from paceline.errors import JobError
 from paceline.job.data_reference import DataReference
 from paceline.job.environment import EnvironmentSpec
-from paceline.job.job import DEFAULT_GRACE_S, DEFAULT_HANG_S, Job
+from paceline.job.job import DEFAULT_ELASTIC_S, DEFAULT_GRACE_S, DEFAULT_HANG_S, Job
 from paceline.job.secret_values import Secret
 from paceline.system import durations
 from paceline.system.gaps import DEFAULT_LIMIT
@@ -217,15 +217,18 @@ class _Script:
 class _Distributed(_Script):
     """A script that may run as several processes.
 
-    node_count: nodes, at least 1. process_count_per_node: workers on each, at least 1.
+    node_count: nodes, at least 1; (2, 4) for an elastic run, which goes on with as many as there are, from 2 to 4.
+    process_count_per_node: workers on each, at least 1.
+    elastic_seconds: an elastic run stops at a checkpoint to go on with more nodes no more often than that.
     distributed_backend: how the workers find each other; needed for more than one.
     """
 
     # The mark holds for the fields of one class alone, so each class that adds some repeats it.
     _: KW_ONLY
-    node_count: int = 1
+    node_count: int | tuple[int, int] = 1
     process_count_per_node: int = 1
     distributed_backend: str | None = None
+    elastic_seconds: float = DEFAULT_ELASTIC_S
 
     def __post_init__(self) -> None:
         # Before the base makes the job: a job knows every backend, and would take "tensorflow" from PyTorch.
@@ -242,6 +245,7 @@ class _Distributed(_Script):
             "node_count": self.node_count,
             "process_count_per_node": self.process_count_per_node,
             "distributed_backend": self.distributed_backend,
+            "elastic_seconds": _seconds("elastic_seconds", self.elastic_seconds),
         }
 
 

@@ -25,6 +25,7 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
 from paceline.job.notify import key_of, place_of
 from paceline.job.secret_values import looks_secret
+from paceline.job.sizes import range_text
 from paceline.launchers import get_launcher
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.failure import FailureReport
@@ -311,6 +312,14 @@ def _check(job: Job, workspace_dir: Path, described: configured.Configured, targ
             f"gpu_share={job.gpu_share:g}: compute target {job.compute_target!r} is of kind {described.kind}; runs share GPUs on "
             "this machine, target 'local', alone. Leave it out there."
         )
+    if job.node_range is not None:
+        from paceline.targets.base import Elastic
+
+        if not isinstance(target, Elastic):
+            raise JobError(
+                f"node_count={range_text(*job.node_range)}: compute target {job.compute_target!r} is of kind {described.kind}, "
+                "whose runs keep their size. Write one number, or choose another target."
+            )
     target.check(job)
     get_launcher(job.launcher).check(job)
     environment = job.environment

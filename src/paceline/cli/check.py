@@ -53,6 +53,8 @@ def check(**given: Any) -> int:
     if not 1 <= steps <= MOST_STEPS:
         raise JobError(f"--steps {steps}: a number from 1 to {MOST_STEPS}.")
     many = _wanted(given)
+    # Of an elastic job the most nodes: one comparison has one size.
+    many = dataclasses.replace(many, job=dataclasses.replace(many.job, node_range=None))
     one = dataclasses.replace(
         many, job=dataclasses.replace(many.job, node_count=1, process_count_per_node=1, distributed_backend=None)
     )

@@ -25,6 +25,7 @@ from paceline.errors import JobError
 from paceline.estimator import interpreter, log_limit
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
+from paceline.job.sizes import node_range, range_text
 from paceline.workspace import Workspace
 
 
@@ -110,7 +111,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
         for name in (
             *("entry_script", "entry_module", "compute_target", "use_gpu", "gpu_visibility", "max_restarts"),
             *("max_run_duration_seconds", "grace_period_seconds", "restart_on_exception"),
-            *("hang_seconds", "on_hang"),
+            *("hang_seconds", "on_hang", "elastic_seconds"),
         )
         if name in said
     }
@@ -144,10 +145,11 @@ def asked(description: Mapping[str, Any]) -> Asked:
 
 
 def _counts(said: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
-    nodes, processes = said.get("node_count", 1), said.get("process_count_per_node", 1)
+    given, processes = said.get("node_count", 1), said.get("process_count_per_node", 1)
+    least, nodes = node_range(given)
     servers = said.get("parameter_server_count", 0)
     # For messages: -j as it was most likely written.
-    words = f"-j {processes}" if nodes == 1 else f"-j {nodes}x{processes}"
+    words = f"-j {processes}" if nodes == 1 else f"-j {range_text(least, nodes)}x{processes}"
     if backend is None and nodes * processes > 1:
         raise JobError(
             f"{words} makes {nodes * processes} processes. Say how they find each other: "
@@ -155,17 +157,17 @@ def _counts(said: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
         )
     # A job file names workers and servers each by their number, while -j counts both together.
     if "worker_count" in said:
-        return {"node_count": nodes, "worker_count": said["worker_count"], "parameter_server_count": servers}
+        return {"node_count": given, "worker_count": said["worker_count"], "parameter_server_count": servers}
     if backend == "ps" and not 0 < servers < nodes * processes:
         raise JobError(
             f"--backend ps with {words} and --ps {servers}: of the {nodes * processes} processes, --ps says how many are "
             "parameter servers; at least one has to be, and one a worker."
         )
     if backend == "ps":
-        return {"node_count": nodes, "worker_count": nodes * processes - servers, "parameter_server_count": servers}
+        return {"node_count": given, "worker_count": nodes * processes - servers, "parameter_server_count": servers}
     if servers:
         raise JobError(f"--ps {servers} belongs to --backend ps.")
-    return {"node_count": nodes, "process_count_per_node": processes}
+    return {"node_count": given, "process_count_per_node": processes}
 
 
 def _environment(said: Mapping[str, Any], directory: Path) -> EnvironmentSpec:

@@ -17,6 +17,7 @@ from paceline.job.entry import entry_file
 from paceline.job.job import Job
 from paceline.job.plan import Launch, NodeSetup
 from paceline.job.secret_values import HIDDEN, shown
+from paceline.job.sizes import range_text
 from paceline.launchers import environment, get_launcher
 from paceline.runs.visible import visible
 from paceline.submit import check, values_of, warn_of_secrets
@@ -47,11 +48,12 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     target = find_target(job.compute_target, workspace.path)
     granted = target.preview(job)
     script = _script(target, job)
+    given = job.resized(max(job.least_nodes, min(len(granted.nodes), job.node_count))) if job.node_range else job
     # Names in <> stand where a folder or a port is chosen only when the run starts.
     run_dir = Path("<workspace>/runs/<run id>")
     launch = Launch(
         # The environment is printed below, where secrets are to be seen by name.
-        job=job.with_values(dict.fromkeys(job.secrets, HIDDEN)),
+        job=given.with_values(dict.fromkeys(job.secrets, HIDDEN)),
         run_id="<run id>",
         experiment=asked.experiment,
         workspace_name="<workspace>",
@@ -60,7 +62,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         scratch_dir=Path("<scratch folder>"),
         library_dir=Path("<library>"),
         nodes=granted.nodes,
-        prepared=_prepared(job),
+        prepared=_prepared(given),
         ports=granted.ports,
         starter=granted.starter,
     )
@@ -93,6 +95,8 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         print(f"\nGiven to {job.compute_target}:\n\n{visible(script.rstrip(), lines=True)}")
     if job.environment.docker_image:
         print(f"\nIn containers of {job.environment.docker_image}:")
+    if given.node_range:
+        print(f"\nWith {given.node_count} of {range_text(*given.node_range)} nodes:")
     for command in commands:
         print(
             f"\nOn node {command.node_rank}, for rank {', '.join(map(str, command.ranks))}:\n"

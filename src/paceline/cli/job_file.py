@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,15 @@ from paceline.cli.data_options import absolute_word
 from paceline.cli.run_options import RUN
 from paceline.errors import JobError
 from paceline.estimator import argument_words
+from paceline.job.sizes import node_range, range_text
 from paceline.system import durations
 
 if TYPE_CHECKING:
     from yaml import Node
 
-_COUNT, _FLAG, _SECONDS, _TEXT, _PATH, _TEXTS, _PATHS, _PAIRS = (
+_COUNT, _NODES, _FLAG, _SECONDS, _TEXT, _PATH, _TEXTS, _PATHS, _PAIRS = (
     "a number",
+    "a number, or the fewest and the most as in 2..4",
     "true or false",
     "a duration",
     "a word",
@@ -41,7 +44,7 @@ KEYS = {
     "script_params": _PAIRS,
     "source_directory": _PATH,
     "compute_target": _TEXT,
-    "node_count": _COUNT,
+    "node_count": _NODES,
     "process_count_per_node": _COUNT,
     "worker_count": _COUNT,
     "parameter_server_count": _COUNT,
@@ -72,6 +75,7 @@ KEYS = {
     "notify": _TEXTS,
     "hang_seconds": _SECONDS,
     "on_hang": _TEXT,
+    "elastic_seconds": _SECONDS,
     "tags": _PAIRS,
 }
 #: What options are called here, and what other programs call the same, where it is neither the same nor nearly so.
@@ -164,6 +168,7 @@ class _Reader:
         self._known = (*KEYS, *sections)
         self._kinds: dict[str, Callable[[str, Node], Any]] = {
             _COUNT: self._count,
+            _NODES: self._nodes,
             _FLAG: self._flag,
             _SECONDS: self._seconds,
             _TEXT: self._text,
@@ -201,6 +206,20 @@ class _Reader:
         if not (word.isascii() and word.isdigit()):
             raise self._error(node, f"{key}: {word!r} is no number.")
         return int(word)
+
+    def _nodes(self, key: str, node: Node) -> int | str:
+        if not isinstance(node.value, str):
+            ends = [one.value for one in node.value if isinstance(getattr(one, "value", None), str)]
+            word = "..".join(ends) if len(ends) == len(node.value) == 2 else ""
+        else:
+            word = self._text(key, node)
+        if re.fullmatch(r"[0-9]+", word):
+            return int(word)
+        try:
+            least, most = node_range(word)
+        except JobError as error:
+            raise self._error(node, str(error) if word else f"{key} takes {KEYS[key]}.") from None
+        return range_text(least, most)
 
     def _flag(self, key: str, node: Node) -> bool:
         word = self._text(key, node)

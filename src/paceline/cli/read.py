@@ -25,6 +25,7 @@ from paceline.cli.job_text import data_texts, environment_text
 from paceline.cli.shared_options import Json, LatestRun
 from paceline.cli.summary import details, summary
 from paceline.data.transfer.progress import size_text
+from paceline.job.sizes import range_text
 from paceline.runs import left_out, loads, read, removal, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text, hang_status
@@ -65,6 +66,8 @@ def status(run_id: LatestRun = None, as_json: Json = False) -> int:
     if state != found["status"]:
         print(visible(str(found["hang"]["text"]), lines=True))
         print(f"See all stacks: paceline stacks {found['run_id']}")
+    if found["size"]:
+        print(found["size"][0].upper() + found["size"][1:])
     if found["waiting_for"]:
         print(visible(found["waiting_for"], lines=True))
     for text in left_out.lines(store.stored(folder)):
@@ -173,6 +176,7 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> int:
         ("From", (record.trial or {}).get("from") or ""),
         ("Why", (record.trial or {}).get("why") or ""),
         ("Size", _size(record)),
+        ("Elastic", record.size or ""),
         ("Target", record.target or ""),
         ("Command", shlex.join([*record.job.entry_words, *record.job.arguments]) if record.job else ""),
         ("Environment", environment_text(record.job, found["environment"])),
@@ -221,7 +225,9 @@ def _attempt(attempt: Attempt) -> str:
     end = parse_utc(attempt.ended_utc or utc_now())
     took = duration_text(max(0.0, (end - parse_utc(attempt.started_utc)).total_seconds()))
     how = f"runs for {took}" if attempt.ended_utc is None else f"{attempt.cause or 'completed'} after {took}"
-    return f"{attempt.number}  {attempt.started_utc}  {how}{f'  on {nodes}' if nodes else ''}"
+    why = f"  ({visible(attempt.reason)})" if attempt.reason and attempt.number > 1 else ""
+    size = f" ({attempt.world_size} workers)" if attempt.world_size and attempt.nodes else ""
+    return f"{attempt.number}  {attempt.started_utc}  {how}{f'  on {nodes}{size}' if nodes else ''}{why}"
 
 
 def _row(record: RunRecord, folder: RunFolder) -> tuple[str, ...]:
@@ -279,7 +285,10 @@ def _size(record: RunRecord) -> str:
         return "-"
     if job.distributed_backend == "ps":
         return f"{job.worker_count}+{job.parameter_server_count} on {job.node_count}"
-    return f"{job.node_count}x{job.process_count_per_node}"
+    if record.size and record.attempts:
+        # "3x2 of 2..4": of an elastic run the nodes that it has, and had last.
+        return f"{len(record.attempts[-1].nodes)}x{job.process_count_per_node} of {range_text(*(job.node_range or (1, 1)))}"
+    return job.size_text
 
 
 def _git(git: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from paceline.cli.run_options import RERUN, RUN, words
 from paceline.cli.summary import summary
 from paceline.cli.view import Following, RunView, print_end
 from paceline.errors import JobError
+from paceline.job.sizes import range_text
 from paceline.rerun import rerun as rerun_job
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
@@ -184,7 +185,8 @@ def _headline(record: RunRecord) -> str:
     elif job.distributed_backend == "ps":
         shape = f"{job.worker_count} workers, {job.parameter_server_count} parameter servers"
     else:
-        nodes = f"{job.node_count} node{'s' * (job.node_count > 1)}"
+        count = range_text(*(job.node_range or (job.node_count,) * 2))
+        nodes = f"{count} node{'s' * (job.node_count > 1)}"
         shape = f"{nodes} x {job.process_count_per_node} process{'es' * (job.process_count_per_node > 1)}"
     backend = f", {job.distributed_backend}" if job.distributed_backend else ""
     return f"Run {record.run_id}: {' '.join(job.entry_words)} on {record.target}, {shape}{backend}"

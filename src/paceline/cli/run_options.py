@@ -50,7 +50,11 @@ RUN = (
     VerbOption("script", "Python script or any program to run, or a job file (.yaml).", type=Path),
     VerbOption("arguments", "The script's own arguments, behind `--`.", type=list),
     VerbOption("-m --module", "Run a module, as `python -m` does, in place of a script.", "MODULE"),
-    VerbOption("-j --nodes", "N nodes of M processes each; M alone is 1xM. Default: 1x1.", "NxM"),
+    VerbOption(
+        "-j --nodes",
+        "N nodes of M processes each; M alone is 1xM; 2..4xM goes on with as many nodes as there are, from 2 to 4. Default: 1x1.",
+        "NxM",
+    ),
     VerbOption(
         "--backend",
         "How processes find each other: mpi, gloo, nccl, ps, tensorflow.",
@@ -151,6 +155,12 @@ RUN = (
         "report|fail|restart",
         key="on_hang",
         complete="on_hang",
+    ),
+    VerbOption(
+        "--elastic-after",
+        "With -j 2..4xM: stop at a checkpoint to go on with more nodes no more often than that. Default: 5m.",
+        type=float,
+        key="elastic_seconds",
     ),
     VerbOption("--log-limit", "Kept of each worker's log, such as 500MB; 0 for all of it.", "SIZE", key="log_limit"),
     VerbOption(
@@ -326,10 +336,17 @@ def _environment(given: list[str] | None) -> dict[str, Any]:
     return {key: value for key, value in (("environment_variables", variables), ("secrets", secrets)) if value}
 
 
-def _nodes(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(?:(\d+)x)?(\d+)", text)
-    if match is None or int(match[1] or 1) < 1 or int(match[2]) < 1:
+def _nodes(text: str) -> tuple[int | str, int]:
+    """The nodes, a number or a range such as "2..4", and the processes of each."""
+    match = re.fullmatch(r"(?:(\d+)(?:\.\.(\d+))?x)?(\d+)", text)
+    least, most = (int(match[1] or 1), int(match[2] or match[1] or 1)) if match else (0, 0)
+    if match is None or most < 1 or int(match[3]) < 1:
         raise JobError(
-            f"-j {text!r} is not NxM. Write 2x4 for two nodes of four processes each, or 4 for one node of four."
+            f"-j {text!r} is not NxM. Write 2x4 for two nodes of four processes each, 4 for one node of four, or 2..4x2 for "
+            "two to four nodes of two."
         )
-    return int(match[1] or 1), int(match[2])
+    if least < 1:
+        raise JobError(f"-j {text!r}: a run has at least one node. Write -j 1..{most}x{match[3]}.")
+    if least > most:
+        raise JobError(f"-j {text!r}: the fewest nodes come first. Write -j {most}..{least}x{match[3]}.")
+    return (least if least == most else f"{least}..{most}"), int(match[3])

@@ -33,6 +33,7 @@ def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any
         "node_count": record.job.node_count if record.job else None,
         "world_size": record.job.world_size if record.job else None,
         "distributed_backend": record.job.distributed_backend if record.job else None,
+        "size": record.size,
         "attempts": len(record.attempts),
         "created_utc": record.created_utc,
         "started_utc": record.started_utc,

@@ -19,6 +19,7 @@ from paceline.job.data_reference import PATH_VARIABLES, DataReference
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.notify import check_notify
 from paceline.job.secret_values import Secret, check_place, shown
+from paceline.job.sizes import node_range, range_text
 from paceline.system.gaps import DEFAULT_LIMIT, LEAST_LIMIT
 
 #: Written into each job; a reader refuses a newer one.
@@ -58,6 +59,8 @@ GPU_VISIBILITIES = ("worker", "node")
 DEFAULT_GRACE_S = 30.0
 #: As long as torch lets NCCL's collectives wait. A third of what it lets Gloo's.
 DEFAULT_HANG_S = 600.0
+#: So often at most an elastic run stops at a checkpoint to go on with more nodes. A guess: that costs it half a minute.
+DEFAULT_ELASTIC_S = 300.0
 #: What may become of a run that hangs.
 ON_HANG = ("report", "fail", "restart")
 
@@ -76,6 +79,9 @@ class Job:
     framework: "pytorch", "tensorflow", "sklearn" or None.
     distributed_backend: None for one process; "mpi" (Open MPI), "gloo", "nccl" (plain processes with torch's
         variables), "ps" and "tensorflow" (plain processes with `TF_CONFIG`, with and without parameter servers).
+    node_count: for a run that is elastic two numbers, the fewest and the most nodes (`paceline.job.sizes`): they become
+        `node_range`, and node_count is the most, or in a job of one attempt (`resized`) the nodes of that.
+    elastic_seconds: an elastic run goes on with more nodes no more often than that.
     worker_count, parameter_server_count: with "ps" alone; together they are the world size.
     use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees its own alone; "node", each sees all of its
         node's, for scripts that call `torch.cuda.set_device(LOCAL_RANK)`. gpu_share: of its GPU that each worker takes, above 0
@@ -125,12 +131,14 @@ class Job:
     notify: tuple[str, ...] = ()
     hang_seconds: float = DEFAULT_HANG_S
     on_hang: str = "report"
+    node_range: tuple[int, int] | None = None
+    elastic_seconds: float = DEFAULT_ELASTIC_S
 
     def __post_init__(self) -> None:
         _check_entry(self.entry_script, self.entry_module)
         _check_strings("arguments", self.arguments)
         # The counts come before the backend, whose rules calculate with them.
-        _check_count("node_count", self.node_count, 1)
+        _take_range(self)
         _check_count("process_count_per_node", self.process_count_per_node, 1)
         _check_count("max_restarts", self.max_restarts, 0)
         _check_backend(self)
@@ -148,6 +156,7 @@ class Job:
         object.__setattr__(self, "notify", check_notify(self.notify))
         _check_seconds("hang_seconds", self.hang_seconds, zero=True)
         _check_on_hang(self)
+        _check_seconds("elastic_seconds", self.elastic_seconds, zero=True)
         if self.gpu_visibility not in GPU_VISIBILITIES:
             raise JobError(f"gpu_visibility={self.gpu_visibility!r}: write 'worker' or 'node'.")
         if not isinstance(self.restart_on_exception, bool):
@@ -172,6 +181,25 @@ class Job:
         if self.distributed_backend == "ps":
             return (self.worker_count or 1) + self.parameter_server_count
         return self.node_count * self.process_count_per_node
+
+    @property
+    def least_nodes(self) -> int:
+        """The fewest nodes that the run may have."""
+        return self.node_range[0] if self.node_range else self.node_count
+
+    @property
+    def size_text(self) -> str:
+        """The nodes and the processes of each, as `-j` has them: "2x4", "2..4x2"."""
+        return f"{range_text(*(self.node_range or (self.node_count,) * 2))}x{self.process_count_per_node}"
+
+    def resized(self, node_count: int) -> Job:
+        """The job of one attempt, with so many of the nodes that the range allows."""
+        return self if node_count == self.node_count else replace(self, node_count=node_count)
+
+    def at_most(self, node_count: int) -> Job:
+        """The job with no more nodes than these, or than the fewest that it may have."""
+        most = max(self.least_nodes, min(node_count, self.node_count))
+        return replace(self, node_range=None, node_count=range_text(self.least_nodes, most))  # type: ignore[arg-type]
 
     @property
     def entry_words(self) -> tuple[str, ...]:
@@ -222,6 +250,7 @@ class Job:
             "inputs": [reference.to_json() for reference in self.inputs],
             "files": dict(self.files),
             "notify": list(self.notify),
+            "node_range": list(self.node_range) if self.node_range else None,
         }
         return {"version": JOB_VERSION, **values}
 
@@ -251,6 +280,26 @@ class Job:
             values["environment"] = EnvironmentSpec.from_json(values["environment"])
         values["inputs"] = tuple(DataReference.from_json(reference) for reference in values.get("inputs") or ())
         return cls(**values)
+
+
+def _take_range(job: Job) -> None:
+    """Put a range that stands in `node_count` where it belongs. A range of one number is that number."""
+    given = job.node_count
+    if job.node_range is None:
+        least, most = node_range(given)
+        object.__setattr__(job, "node_count", most)
+        object.__setattr__(job, "node_range", (least, most) if least < most else None)
+    else:
+        least, most = node_range(job.node_range)
+        object.__setattr__(job, "node_range", (least, most))
+        _check_count("node_count", given, least)
+        if given > most:
+            raise JobError(f"node_count={given!r} is not among node_range={range_text(least, most)}.")
+    if job.node_range and job.distributed_backend == "ps":
+        raise JobError(
+            f"node_count={range_text(*job.node_range)} with distributed_backend='ps': there the numbers of workers and "
+            "parameter servers are fixed. Write one number, or choose another backend."
+        )
 
 
 def _check_entry(entry_script: object, module: object) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from paceline.job.data_reference import PATH_VARIABLES
 from paceline.job.job import RANK_VARIABLES
 from paceline.job.plan import Command, Launch, NodeSetup, RankSlot
+from paceline.system import elastic
 
 #: Given to the submitting process by a launcher above it: a Slurm step, an mpirun, a torchrun, Paceline.
 _FOREIGN_PREFIXES = (
@@ -99,6 +100,18 @@ def of_run(launch: Launch) -> dict[str, str]:
             if job.inputs
             else {}
         ),
+        **_of_elastic(launch),
+    }
+
+
+def _of_elastic(launch: Launch) -> dict[str, str]:
+    if launch.job.node_range is None:
+        return {}
+    least, most = launch.job.node_range
+    return {
+        elastic.MIN_NODES_VARIABLE: str(least),
+        elastic.MAX_NODES_VARIABLE: str(most),
+        elastic.REQUEST_VARIABLE: str(resize_request(launch)),
     }
 
 
@@ -214,6 +227,11 @@ def worker_argv(launch: Launch, node_rank: int, *options: str) -> tuple[str, ...
 def watch_dir(launch: Launch) -> Path:
     """A folder of each node, in memory where that can be, in which its workers leave what others read of them."""
     return launch.scratch_dir / f"watch_{launch.attempt}"
+
+
+def resize_request(launch: Launch) -> Path:
+    """A file of each node, in memory: there once the supervisor wants the attempt to end at its next checkpoint."""
+    return watch_dir(launch) / "resize"
 
 
 def rank_log(launch: Launch, rank: int) -> Path:

@@ -1,6 +1,7 @@
-"""`python -m paceline.node prepare|check|store|remove|clean RUN_DIR NODE_RANK [--apart]`.
+"""`python -m paceline.node prepare|check|store|remove|clean RUN_DIR NODE_RANK [--apart] [--nodes N]`.
 
 --apart: the node has a folder of its own for the run, and makes the workers' folder in it of the snapshot that was sent.
+--nodes: so many nodes this attempt of an elastic run has.
 
 Says on standard output what it does, live; leaves its result, or why there is none, in one JSON file in the run's folder.
 """
@@ -37,6 +38,9 @@ def main(argv: list[str]) -> int:
     record = store.stored(folder)
     assert record.job is not None, "only submitted runs have nodes"
     job = record.job
+    # A node of `ThisHost`, which looks at or stores outputs alone, counts as one, and no range need allow that.
+    if "--nodes" in argv and verb == "prepare":
+        job = job.resized(int(argv[argv.index("--nodes") + 1]))
     work: dict[str, tuple[Callable[[], dict[str, Any]], Path]] = {
         "prepare": (lambda: prepare(job, folder, node_rank, apart="--apart" in argv), folder.prepared(node_rank)),
         "check": (lambda: check_outputs(job.inputs, as_here(folder)), folder.stored(node_rank)),

@@ -21,6 +21,7 @@ class Attempt:
     """One launch of all workers.
 
     nodes: their names, in order of node rank. cores, gpus: what the run held, of all nodes; None in records of earlier versions.
+    world_size: its workers. reason: why it was made, in words: "start", "node b was lost". None in records of earlier versions.
     exit_codes: rank -> exit code as a shell gives it (128+n for signal n); ranks still running are absent.
     """
 
@@ -32,6 +33,8 @@ class Attempt:
     gpus: int | None = None
     exit_codes: Mapping[str, int] = field(default_factory=dict)
     cause: str | None = None
+    world_size: int | None = None
+    reason: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, as `run.json` has them."""
@@ -58,6 +61,7 @@ class RunRecord:
     times: UTC, ISO 8601 with milliseconds.
     git: commit, branch, dirty and repository_uri of the source directory, where it lies in a git repository.
     owner: pid, host and boot id of the process that looks after the run.
+    size: of an elastic run, "nodes 3 of 2..4", and what is to become of that; of one that has ended, as it was last.
     scratch_dir: a folder outside the run's that its end removes.
     exit_code: what `paceline run` exits with; None until the end.
     warnings: sentences on what is no failure, and may not be what was meant: workers that each trained alone, a disk that
@@ -90,6 +94,7 @@ class RunRecord:
     scratch_dir: str | None = None
     waiting_for: str | None = None
     attempts: tuple[Attempt, ...] = ()
+    size: str | None = None
     exit_code: int | None = None
     failure: FailureReport | None = None
     canceled_by: str | None = None

@@ -13,9 +13,11 @@ from paceline.runs.containers import remove_containers
 from paceline.supervisor.in_containers import wrapped
 from paceline.supervisor.logs import make_logs
 from paceline.supervisor.prepare import remove_on_nodes
+from paceline.supervisor.resize import ResizeWatch
 from paceline.supervisor.supervision import Outcome, Supervision
 from paceline.supervisor.watch import WorkerWatch
 from paceline.system import processes
+from paceline.targets.base import Elastic
 
 
 def run_attempt(run: Supervision, number: int) -> Outcome:
@@ -45,10 +47,11 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
         run.wake,
         shells=shells,
         stop=run.stop_reason,
-        on_running=lambda: run.to(states.RUNNING),
+        on_running=lambda: _note_running(run),
         keeps_limits=run.seen is not None and run.seen.is_shared,
         warn=run.warn,
         note_hang=run.note_hang,
+        resize=_resize_watch(run, launch),
     )
     all_ended = False
     try:
@@ -61,6 +64,26 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
         remove_on_nodes(run)
 
 
+def _note_running(run: Supervision) -> None:
+    run.has_run = True
+    run.to(states.RUNNING)
+
+
+def _resize_watch(run: Supervision, launch: Launch) -> ResizeWatch | None:
+    """What looks for more nodes; None where the run is not elastic."""
+    target: object = run.target
+    nodes = run.nodes
+    if run.job.node_range is None or nodes is None or not isinstance(target, Elastic):
+        return None
+    return ResizeWatch(
+        launch,
+        nodes,
+        run.elastic_s,
+        more=lambda: target.nodes_to_be_had(run.job, run.folder.path, nodes),
+        note=run.note_growth,
+    )
+
+
 def _launch(run: Supervision, number: int) -> Launch:
     assert run.nodes is not None
     assert run.seen is not None
@@ -71,7 +94,7 @@ def _launch(run: Supervision, number: int) -> Launch:
             f"({run.folder.secrets.name}). Submit the run again: paceline rerun {run.record.run_id}."
         )
     return Launch(
-        job=run.job.with_values(run.secrets),
+        job=run.sized.with_values(run.secrets),
         run_id=run.record.run_id,
         experiment=run.record.experiment,
         workspace_name=workspace.parent.name if workspace.name == ".paceline" else workspace.name,

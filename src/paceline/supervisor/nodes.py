@@ -60,8 +60,11 @@ def on_nodes(
         "clean": folder.cleaned,
     }[verb]
     results = {rank: result(rank) for rank in node_ranks}
-    # Tells a node to make the workers' folder itself, of the snapshot that was sent.
-    apart = () if seen.is_shared else ("--apart",)
+    # Apart, a node makes the workers' folder itself, of the snapshot that was sent.
+    options = [
+        *([] if seen.is_shared else ["--apart"]),
+        *(["--nodes", str(len(nodes.nodes))] if run.job.node_range else []),
+    ]
     running: dict[tuple[int, int], int] = {}
     ends: dict[int, int] = {}
     wake.heed(nodes)
@@ -70,7 +73,7 @@ def on_nodes(
             # A result of an earlier attempt would pass for that of a process which was killed now.
             path.unlink(missing_ok=True)
             command = Command(
-                argv=(seen.python, "-m", "paceline.node", verb, str(seen.run_dir), str(rank), *apart),
+                argv=(seen.python, "-m", "paceline.node", verb, str(seen.run_dir), str(rank), *options),
                 environment={"PYTHONPATH": str(seen.library_dir)},
                 node_rank=rank,
                 log=RunFolder(seen.run_dir).prepare_log(rank),

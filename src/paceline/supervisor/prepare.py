@@ -39,7 +39,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
     """
     assert run.target is not None
     run.to(states.QUEUED, owner=run.owner())
-    nodes = run.target.wait_for_nodes(run.job, run.folder.path, run.waiting)
+    nodes = run.target.wait_for_nodes(run.wanted, run.folder.path, run.waiting)
     if nodes is None:
         return Outcome(stopped=run.stop_reason() or "cancel")
     # From here on `give_nodes_back` gives them back, whatever fails below.
@@ -51,7 +51,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
             work_dir.make(run.folder)
     except (TargetError, EngineError) as error:
         cause = "data" if isinstance(error, TransferError) else "node_lost" if nodes.lost() else "prepare"
-        return Outcome(failure=FailureReport(cause=cause, message=str(error)))
+        return Outcome(failure=FailureReport(cause=cause, message=str(error)), lost=len(nodes.lost()))
     except (UserError, TransferError) as error:
         # What the job names on this machine is not there to be sent.
         cause = "environment" if isinstance(error, EnvironmentSpecError) else "data"
@@ -60,7 +60,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
         return Outcome(failure=_report(run.record, error))
     done, run.prepared = _prepare(run, nodes, run.seen)
     if done.failure is not None or done.stopped is not None:
-        return Outcome(failure=done.failure, stopped=done.stopped)
+        return Outcome(failure=done.failure, stopped=done.stopped, lost=len(nodes.lost()))
     if run.seen.is_shared:
         unlink_inputs(run.job, run.folder)  # of an attempt on other nodes
         link_inputs(run.job, run.prepared[0], run.folder.work)
@@ -74,7 +74,7 @@ def clean_nodes(run: Supervision) -> None:
     if nodes is None or seen is None or nodes.shell(0) is None or nodes.lost():
         return
     if run.job.environment.docker_image or run.job.inputs:
-        done = on_nodes(run, "clean", range(run.job.node_count), nodes, seen)
+        done = on_nodes(run, "clean", range(len(nodes.nodes)), nodes, seen)
         if done.failure is not None:
             say(done.failure.message)
 
@@ -103,7 +103,7 @@ def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOut
 
     On nodes elsewhere there is more to do: an Open MPI is found there, and the workers' folder made where it is not shared.
     """
-    job, is_here = run.job, nodes.shell(0) is None
+    job, is_here = run.sized, nodes.shell(0) is None
     needs_more = not is_here and (job.launcher == "mpi" or not seen.is_shared)
     if not (needs_more or job.environment.needs_build or job.environment.docker_image or job.inputs):
         return NodeOutcome(), (NodeSetup(python=job.environment.python or seen.python),) * job.node_count

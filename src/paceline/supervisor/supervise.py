@@ -37,6 +37,13 @@ from paceline.system import processes
 from paceline.system.files import read_json
 from paceline.targets import target_of_run
 
+#: Causes of an attempt's end that are no restart of an elastic run's.
+_OF_NODES = frozenset({*NODES_GONE, "resized"})
+#: After a growth that brought no node, the next one comes no sooner, and each time twice as late.
+_IN_VAIN_S = 60.0
+#: So often in a row may the nodes of an elastic run be lost before all of its workers have begun.
+_FRUITLESS = 10
+
 
 def supervise(folder: RunFolder) -> None:
     """See the run of this folder to its end. The caller holds the run's lock. Never raises once the record can be read."""
@@ -68,12 +75,15 @@ def _attempts(run: Supervision) -> Outcome:
     """
     run.note_preemption()
     number = len(run.record.attempts)  # not 0 where the engine has put the job back into its queue
+    tried, fruitless, failure = _tried(run.record), 0, None
     # The engine starts a job again that it has interrupted; the run may have no attempt left by then.
-    if number > run.job.max_restarts and number:
+    if tried > run.job.max_restarts and number:
         return Outcome(failure=_interrupted(run.record))
-    tried, failure = number, None
+    if number:
+        run.reason = "preempted"
     while True:
         tried += 1
+        run.has_run = False
         try:
             outcome = hold_nodes(run) if run.nodes is None else None
         except (TargetError, EngineError) as error:
@@ -87,14 +97,53 @@ def _attempts(run: Supervision) -> Outcome:
             _take_up_event_files(run, number)
             shorten_logs(run.folder, number, run.job.world_size)
             run.close_attempt(outcome)
+        if run.job.node_range:
+            # Nodes that go before their workers have all begun may never do: so often in a row, and the run has failed.
+            fruitless = 0 if run.has_run else fruitless + 1
+            if _goes_on(run, outcome) and fruitless < _FRUITLESS:
+                tried -= 1
+                run.reason = _reason(run, outcome)
+                say(f"{run.reason}. Starting the next attempt.")
+                give_nodes_back(run)
+                continue
         failure = outcome.failure
         if failure is None or not is_retried(failure, run.job) or tried > run.job.max_restarts:
             return outcome
         say(f"attempt {tried} failed ({failure.cause}): {failure.message} Starting the next.")
+        run.reason = f"restart after {failure.cause}"
         if failure.cause in NODES_GONE or (run.nodes is not None and run.nodes.lost()):
             give_nodes_back(run)
         elif failure.cause == "port" and run.nodes is not None:
             run.nodes.renew_ports()  # on the same nodes: the run keeps its turn
+
+
+def _tried(record: RunRecord) -> int:
+    """The attempts so far that count against `max_restarts`: of an elastic run none that ended for its nodes."""
+    elastic = record.job is not None and record.job.node_range is not None
+    return sum(not (elastic and attempt.cause in _OF_NODES) for attempt in record.attempts)
+
+
+def _goes_on(run: Supervision, outcome: Outcome) -> bool:
+    """True if an elastic run goes on with other nodes after this, which is no restart; notes with how many at most."""
+    lost = outcome.failure is not None and outcome.failure.cause in NODES_GONE
+    if outcome.stopped is not None or not (lost or outcome.resized):
+        return False
+    if outcome.resized and len(run.record.attempts) > 1:
+        # What was to be had was gone, or is none after all: not so soon again.
+        *_, before, last = run.record.attempts
+        in_vain = before.cause == "resized" and len(last.nodes) <= len(before.nodes)
+        run.elastic_s = max(2 * run.elastic_s, _IN_VAIN_S) if in_vain else run.job.elastic_seconds
+    if run.nodes is not None:
+        # This machine's stand-ins are never gone. One that counts as lost is back with the next growth.
+        is_here = run.nodes.shell(0) is None
+        run.most = len(run.nodes.nodes) - max(1, outcome.lost) if lost and is_here else None
+    return True
+
+
+def _reason(run: Supervision, outcome: Outcome) -> str:
+    if outcome.resized or outcome.failure is None:
+        return "more nodes"
+    return outcome.failure.message.rstrip(".")
 
 
 def _take_up_event_files(run: Supervision, number: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.job.job import Job
 from paceline.job.plan import Launch, NodeSetup, RemotePaths
+from paceline.job.sizes import range_text
 from paceline.runs import remote_status, states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
@@ -28,17 +29,22 @@ class Outcome:
     """The end of an attempt.
 
     stopped: the reason why it was stopped from outside, "cancel" or "time_limit"; stalled: what its ranks then waited for.
+    lost: how many of its nodes were lost. resized: its workers have ended at a checkpoint, for the run to go on with more nodes.
     """
 
     exit_codes: dict[str, int] = field(default_factory=dict)
     failure: FailureReport | None = None
     stopped: str | None = None
     stalled: str | None = None
+    lost: int = 0
+    resized: bool = False
 
 
 class Supervision:
     """One run, from its queue to its end.
 
+    most: as many nodes an elastic run may be given for now; None for as many as its job allows.
+    reason: why the next attempt is made, in words.
     target: None until it has been found. nodes, seen, prepared: what the run holds at the moment.
     held: what is kept for it until it ends: an environment, the views of its data.
     left_out: {"name": ..., "why": ...} of what is no file of the run's, once its workers have ended.
@@ -59,7 +65,23 @@ class Supervision:
         self.prepared: tuple[NodeSetup, ...] = ()
         self.held = contextlib.ExitStack()
         self.left_out: list[dict[str, str]] = []
+        self.most: int | None = None
+        #: From an attempt's start to its growth; longer after one that brought no more nodes than there were.
+        self.elastic_s: float = self.job.elastic_seconds
+        #: Whether all workers of the attempt have begun.
+        self.has_run = False
+        self.reason = "start"
         self._deadline: float | None = None
+
+    @property
+    def wanted(self) -> Job:
+        """The job as its target is asked for nodes."""
+        return self.job if self.most is None else self.job.at_most(self.most)
+
+    @property
+    def sized(self) -> Job:
+        """The job of an attempt on the nodes that are held."""
+        return self.job if self.nodes is None or not self.job.node_range else self.job.resized(len(self.nodes.nodes))
 
     # --- the record
 
@@ -86,6 +108,11 @@ class Supervision:
         self.record = dataclasses.replace(self.record, hang=hang)
         store.write(self.folder, self.record)
 
+    def note_growth(self, text: str) -> None:
+        """Note that an elastic run will go on with more nodes."""
+        self.record = dataclasses.replace(self.record, size=f"{self.record.size}, {text}")
+        store.write(self.folder, self.record)
+
     def owner(self) -> dict[str, Any]:
         """The run's owner for its record: this process, and the engine's job that it is in, which readers elsewhere ask for."""
         engine = {name: self.record.owner[name] for name in ("engine", "job_id") if name in self.record.owner}
@@ -100,20 +127,26 @@ class Supervision:
             started_utc=now,
             nodes=tuple(node.name for node in launch.nodes),
             # Here a run may use all cores, and its place in the queue counts one for each worker.
-            cores=min(cores, self.job.world_size) if self.record.target == LOCAL else cores,
+            cores=min(cores, launch.job.world_size) if self.record.target == LOCAL else cores,
             gpus=sum(len(node.gpus) for node in launch.nodes),
+            world_size=launch.job.world_size,
+            reason=self.reason,
         )
+        size = f"nodes {len(launch.nodes)} of {range_text(*self.job.node_range)}" if self.job.node_range else None
         self.to(
             states.STARTING,
             attempts=(*self.record.attempts, attempt),
             started_utc=self.record.started_utc or now,
+            size=size,
         )
 
     def close_attempt(self, outcome: Outcome) -> None:
         """Note the attempt's end, unless that of the last one is noted already."""
         if not self.record.attempts or self.record.attempts[-1].ended_utc is not None:
             return
-        cause = outcome.failure.cause if outcome.failure else outcome.stopped
+        cause = (
+            outcome.failure.cause if outcome.failure else outcome.stopped or ("resized" if outcome.resized else None)
+        )
         self._change_last_attempt(ended_utc=utc_now(), exit_codes=outcome.exit_codes, cause=cause)
 
     def note_preemption(self) -> None:

@@ -28,7 +28,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.profile import RunProfile
 from paceline.runs.stacks import RunStacks
 from paceline.supervisor.diagnosis.evidence import stalled_text
-from paceline.supervisor.diagnosis.findings import Findings, may_have_lost_a_node, report
+from paceline.supervisor.diagnosis.findings import Findings, lost_nodes, may_have_lost_a_node, report
 from paceline.supervisor.disks import DiskWatch
 from paceline.supervisor.execute import ExecCommands
 from paceline.supervisor.hangs import HangWatch, hang_text
@@ -36,8 +36,10 @@ from paceline.supervisor.in_containers import left_its_container
 from paceline.supervisor.loads import LoadWatch
 from paceline.supervisor.logs import LogWatch, say
 from paceline.supervisor.looks import Looks
+from paceline.supervisor.resize import ResizeWatch
 from paceline.supervisor.signals import Wake
 from paceline.supervisor.supervision import Outcome
+from paceline.system.elastic import EXIT_RESIZE
 from paceline.system.files import read_json
 from paceline.targets import Nodes
 
@@ -52,6 +54,8 @@ _LAUNCHER_S = 5.0
 _KILL_S = 10.0
 #: How much later than the nodes' silence lasts a lost one is still waited for, from the first failure on.
 _NOTICE_S = 3.0
+#: An elastic run goes on without a lost node, of which the others have most often been told by no more than silence.
+_LOST_GRACE_S = 10.0
 #: How long a look at the workers may take before a run's end by its time limit.
 _LAST_LOOK_S = 5.0
 #: How long, and how often a second, a rank that holds up the others is sampled, once.
@@ -63,7 +67,7 @@ class WorkerWatch:
 
     shells: the environment of each node under what the commands set. stop: asked at each tick for a reason to end them;
     on_running: called once all workers are there. keeps_limits: as in `LogWatch`. warn: called with what whoever looks at
-    the run is to know.
+    the run is to know. resize: looks for more nodes, of an elastic run.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class WorkerWatch:
         keeps_limits: bool = True,
         warn: Callable[[str], None] = lambda text: None,
         note_hang: Callable[[Mapping[str, Any] | None], None] = lambda hang: None,
+        resize: ResizeWatch | None = None,
     ) -> None:
         self._launch, self._folder, self._nodes, self._wake = launch, folder, nodes, wake
         self._shells, self._stop, self._on_running, self._warn = shells, stop, on_running, warn
@@ -100,6 +105,7 @@ class WorkerWatch:
         self._looks = Looks(launch, folder, nodes, shells, self._about)
         self._hangs = HangWatch(launch, folder, self._looks, note_hang)
         self._exec = ExecCommands(launch, folder, nodes, shells, self._is_there, self._looks)
+        self._resize = resize
         self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
         self._loads = LoadWatch(nodes, folder, launch, lambda: self._pids, self._look_where)
         # The kernel counts its kills for memory since it was started: what came before is not this attempt's.
@@ -128,15 +134,19 @@ class WorkerWatch:
                 self._wait_for_losses()
         if (slow := self._loads.pace().end_text) is not None:
             self._warn(slow)
+        lost, resized = 0, False
         if failure is None and stopped is None:
-            failure = self._hangs.failure or report(self._findings())
+            findings = self._findings()
+            failure, lost = self._hangs.failure or report(findings), len(lost_nodes(findings))
+            resized = bool(failure and failure.exit_code == EXIT_RESIZE and self._resize and self._resize.requested)
+            failure = None if resized else failure
         for path in self._folder.held(self._launch.attempt):
             path.unlink(missing_ok=True)
         codes = {str(rank): code for rank, code in sorted(self._exit_codes.items())}
         stalled = stalled_text(self._folder.stalled(self._launch.attempt)) if stopped else None
         if self._stood is not None:
             stalled = f"{stalled} {self._stood}" if stalled else f"At its end: {self._stood}"
-        return Outcome(exit_codes=codes, failure=failure, stopped=stopped, stalled=stalled)
+        return Outcome(exit_codes=codes, failure=failure, stopped=stopped, stalled=stalled, lost=lost, resized=resized)
 
     # --- starting
 
@@ -180,6 +190,8 @@ class WorkerWatch:
             self._looks.look()
             if self._running:
                 self._hangs.look()
+                if self._resize is not None:
+                    self._resize.look()
             if self._hangs.failure is not None:
                 self._end_gracefully()
                 return None
@@ -293,12 +305,15 @@ class WorkerWatch:
         if not living and self._has_launcher and self._launcher_code is None and not self._pids:
             for started in self._started:
                 self._nodes.signal(started.pid, started.command.node_rank, signal.SIGTERM)
-        deadline = time.monotonic() + self._launch.job.grace_period_seconds
+        grace_s = self._launch.job.grace_period_seconds
+        if self._lost and self._launch.job.node_range:
+            grace_s = min(grace_s, _LOST_GRACE_S)
+        deadline = time.monotonic() + grace_s
         while self._living() and time.monotonic() < deadline:
             self._wake.sleep(_TICK_S / 2)
             self._look()
         if left := self._living():
-            say(f"ranks {left} did not end within {self._launch.job.grace_period_seconds:g} s of SIGTERM: killed")
+            say(f"ranks {left} did not end within {grace_s:g} s of SIGTERM: killed")
         # mpirun ends by itself after its workers, and then removes its own sockets and files; but it is not waited for for ever.
         deadline = time.monotonic() + (_LAUNCHER_S if not left else 0.0)
         while self._has_launcher and self._launcher_code is None and time.monotonic() < deadline:

@@ -3,13 +3,14 @@
 Target    what a job asks of the machines, the queue, the supervisor's start: for the submitting program
 Nodes     the machines that a run holds: for its supervisor, wherever that runs
 
-What more a target may do is in five protocols, each whole or not there (the conformance suite looks):
+What more a target may do is in six protocols, each whole or not there (the conformance suite looks):
 
 EarlyStart    a supervisor is loaded while the job is looked at
 Queued        an engine has a queue, and runs the supervisor in its job
 Alike         an engine takes many runs at once that differ in nothing that it is told
 Controlling   an engine looks after a sweep, by a small job of its own
 Examined      `paceline compute` and the doctor may ask it
+Elastic       it gives a run as many nodes as there are, from a minimum to a maximum
 
 Some members are looked for by themselves: OPTIONS and settings of a kind that can be configured, login of one that asks for
 a password, script_python(links) of one whose nodes have interpreters of their own; see docs/compute.md. And of nodes:
@@ -239,5 +240,15 @@ class Examined(Protocol):
         """
 
 
+@runtime_checkable
+class Elastic(Protocol):
+    """A target for elastic runs. Its `wait_for_nodes` takes a job with a `node_range`, and returns once as many nodes of it are
+    held as can be had now. It waits for no more than the fewest."""
+
+    def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
+        """How many nodes the run would be given if it gave back those that it holds, and asked anew: `nodes` and what is free
+        beside them. Asked every second by the supervisor, so it does not block; what it tells may be some seconds old."""
+
+
 #: What a target may do beyond `Target`.
-PARTS: tuple[type, ...] = (EarlyStart, Queued, Alike, Controlling, Examined)
+PARTS: tuple[type, ...] = (EarlyStart, Queued, Alike, Controlling, Examined, Elastic)

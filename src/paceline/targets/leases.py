@@ -122,6 +122,15 @@ class Queue:
                 return {"ahead": ahead, "holders": holders}
         return {"granted": ticket["granted"]}
 
+    def has_room(self, ticket: Ticket, others: Sequence[Ticket], all_cores: int, all_gpus: Sequence[str]) -> bool:
+        """True if the run could be given what its ticket asks for now, whatever it holds. Nothing is written or taken."""
+        holders = [other for other in others if other["granted"] is not None]
+        # Somebody who waits would be served first.
+        return (
+            len(holders) == len(others)
+            and self._fit(dict(ticket, port_count=0), holders, all_cores, all_gpus) is not None
+        )
+
     def _fit(
         self, ticket: Ticket, holders: List[Ticket], all_cores: int, all_gpus: Sequence[str]
     ) -> Optional[Dict[str, Any]]:

@@ -19,7 +19,7 @@ from paceline.remote.agent.gpus import devices
 from paceline.system.processes import core_count
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
-from paceline.targets.local_leases import Lease, LocalQueue, leases_dir
+from paceline.targets.local_leases import Lease, LocalDemand, LocalQueue, leases_dir
 from paceline.targets.local_nodes import LocalNodes
 
 _ADDRESS = "127.0.0.1"
@@ -34,16 +34,19 @@ class LocalTarget:
         self._cores = core_count()
 
     def check(self, job: Job) -> None:
-        if job.use_gpu and job.world_size > len(devices()):
+        workers = job.resized(job.least_nodes).world_size
+        if job.use_gpu and workers > len(devices()):
             count = len(devices())
             raise TargetError(
-                f"use_gpu=True with {job.world_size} workers, one GPU each, but target 'local' has {count or 'no'} "
+                f"use_gpu=True with {workers} workers, one GPU each, but target 'local' has {count or 'no'} "
                 f"GPU{'' if count == 1 else 's'}. "
                 f"{f'Ask for at most {count} workers' if count else 'Set use_gpu=False'}, or choose another target."
             )
 
     def preview(self, job: Job) -> Preview:
         gpus = devices()[: job.world_size] if job.use_gpu else ()
+        if job.node_range and job.use_gpu:
+            job = job.resized(max(job.least_nodes, min(job.node_count, len(gpus) // job.process_count_per_node)))
         return Preview(nodes=self._nodes(job, gpus), ports=preview_ports(job))
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
@@ -51,29 +54,35 @@ class LocalTarget:
         supervisors.load(run_dir, library_dir, python, supervisors.FOR_THIS_MACHINE)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        size = job.world_size
-        gpus = size if job.use_gpu else 0
+        # An elastic run stands in the queue for the fewest nodes, and takes more if there are more when its turn has come.
+        fewest = self._demand(job.resized(job.least_nodes))
         self._queue(job).enqueue(
-            run_dir, cores=min(size, self._cores), gpus=gpus, ports=port_count(job), gpu_share=job.gpu_share
+            run_dir, cores=fewest.cores, gpus=fewest.gpus, ports=port_count(job), gpu_share=job.gpu_share
         )
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         queue, pause = self._queue(job), _POLL_S
+        demands = self._demands(job, job.least_nodes) if job.node_range else ()
         while True:
             try:
-                found = queue.try_grant(run_dir)
+                found = queue.try_grant(run_dir, demands)
             except LookupError:
                 self.enqueue(job, run_dir)  # it had nodes, and has given them back
                 continue
             if isinstance(found, Lease):
                 give_back = functools.partial(self.release, run_dir)
                 new_ports = functools.partial(queue.renew_ports, run_dir)
-                return LocalNodes(self._nodes(job, found.gpus), found.ports, give_back, new_ports)
+                nodes = self._nodes(job.resized(found.nodes) if job.node_range else job, found.gpus)
+                return LocalNodes(nodes, found.ports, give_back, new_ports)
             if waiting(_waits_for(found)):
                 return None
             time.sleep(pause)
             # Only the next in line has to be quick.
             pause = min(pause * 1.1, _SLOWEST_POLL_S if len(found) > 1 else 4 * _POLL_S)
+
+    def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
+        held = len(nodes.nodes)
+        return max(held, self._queue(job).most_nodes(run_dir, self._demands(job, held + 1)))
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         return supervisors.start(run_dir, lock_fd, library_dir, python)
@@ -81,6 +90,14 @@ class LocalTarget:
     def release(self, run_dir: Path) -> None:
         supervisors.drop(run_dir)
         LocalQueue(leases_dir(), self._cores, ()).release(run_dir)
+
+    def _demands(self, job: Job, least: int) -> list[LocalDemand]:
+        """What the job asks for from all of its nodes down to so many."""
+        return [self._demand(job.resized(count)) for count in range(job.node_count, least - 1, -1)]
+
+    def _demand(self, job: Job) -> LocalDemand:
+        size = job.world_size
+        return LocalDemand(nodes=job.node_count, cores=min(size, self._cores), gpus=size if job.use_gpu else 0)
 
     def _queue(self, job: Job) -> LocalQueue:
         # nvidia-smi takes a second on some machines: asked only for a run that wants a GPU.

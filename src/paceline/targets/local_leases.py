@@ -12,9 +12,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import PacelineError, TargetError
 from paceline.remote.agent import machine
@@ -32,11 +33,21 @@ _GUARD_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """A run's share of a machine."""
+    """A run's share of a machine. nodes: for how many it is enough, of those that an elastic run has asked for."""
 
+    nodes: int = 1
     cores: int
     gpus: tuple[str, ...]
     ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalDemand:
+    """What a run asks of a machine for so many nodes."""
+
+    nodes: int
+    cores: int
+    gpus: int
 
 
 def leases_dir() -> Path:
@@ -99,19 +110,44 @@ class LocalQueue:
             }
             self._queue.write(ticket)
 
-    def try_grant(self, run_dir: Path) -> Lease | list[str]:
+    def try_grant(self, run_dir: Path, demands: Sequence[LocalDemand] = ()) -> Lease | list[str]:
         """The run's lease, if it is its turn and there is room; else the ids of the runs that it waits for.
+
+        demands: what it takes in place of what its ticket says, the largest first; it waits for the last.
 
         Raises:
             LookupError: the run has no ticket.
         """
         with self._locked():
             mine, others = self._split(run_dir)
-            found = self._queue.grant(mine, others, self._cores, self._gpus)
+            found: dict[str, Any] = {}
+            for demand in demands or (None,):
+                if demand is not None and mine["granted"] is None:
+                    mine |= _asked(demand)
+                at_once = demand is not None and demand is not demands[-1]
+                found = self._queue.grant(mine, others, self._cores, self._gpus, at_once)
+                if "granted" in found:
+                    break
         if "granted" not in found:
             return [other["run_id"] for other in found["ahead"] or found["holders"]]
         granted = found["granted"]
-        return Lease(cores=mine["cores"], gpus=tuple(granted["gpus"]), ports=tuple(granted["ports"]))
+        return Lease(
+            nodes=mine.get("nodes", 1), cores=mine["cores"], gpus=tuple(granted["gpus"]), ports=tuple(granted["ports"])
+        )
+
+    def most_nodes(self, run_dir: Path, demands: Sequence[LocalDemand]) -> int:
+        """The nodes of the first of these demands, the largest first, for which there would be room if the run gave back what
+        it holds; 0 where there is none.
+
+        Raises:
+            LookupError: the run has no ticket.
+        """
+        with self._locked():
+            mine, others = self._split(run_dir)
+            for demand in demands:
+                if self._queue.has_room({**mine, **_asked(demand)}, others, self._cores, self._gpus):
+                    return demand.nodes
+        return 0
 
     def renew_ports(self, run_dir: Path) -> tuple[int, ...]:
         """Lease the run other ports than those it holds, in which it keeps its turn.
@@ -163,6 +199,10 @@ class LocalQueue:
                 yield
         except locks.LockHeldError as error:
             raise TargetError(f"this machine's leases can't be read: {error}") from error
+
+
+def _asked(demand: LocalDemand) -> dict[str, int]:
+    return {"nodes": demand.nodes, "cores": demand.cores, "gpu_count": demand.gpus}
 
 
 def _is_looked_after(ticket: Ticket) -> bool:

@@ -175,12 +175,16 @@ def _of(data: Mapping[str, Any], stamp: _Stamp) -> IndexEntry:
         created_utc=str(data.get("created_utc") or ""),
         started_utc=data.get("started_utc"),
         ended_utc=data.get("ended_utc"),
-        size=sys.intern(f"{job['node_count']}×{job['process_count_per_node']}" if job else ""),
+        size=sys.intern(f"{_nodes(job)}×{job['process_count_per_node']}" if job else ""),
         attempts=len(data.get("attempts") or ()),
         why=str(failure.get("message") or data.get("waiting_for") or "")[:300],
         parent=data.get("parent_run_id"),
         record_stamp=stamp,
     )
+
+
+def _nodes(job: Mapping[str, Any]) -> str:
+    return "..".join(map(str, job.get("node_range") or [job["node_count"]]))
 
 
 def _read_notes(entry: IndexEntry, folder: RunFolder, stamp: _Stamp) -> None:

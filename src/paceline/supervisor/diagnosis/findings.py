@@ -139,11 +139,12 @@ def may_have_lost_a_node(found: Findings) -> bool:
 
 def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:
     """The report of a node that went, unless a worker had failed by itself before: not for a peer that was gone."""
-    if not found.lost or any(end.error is not None and not end.stopped and not end.is_victim for end in ends):
+    lost = lost_nodes(found)
+    if not lost or any(end.error is not None and not end.stopped and not end.is_victim for end in ends):
         return None
-    node_rank, how = min(found.lost.items())
+    node_rank, how = min(lost.items())
     name = found.launch.nodes[node_rank].name
-    ranks = [place.rank for place in found.launch.places if place.node_rank in found.lost]
+    ranks = [place.rank for place in found.launch.places if place.node_rank in lost]
     return FailureReport(
         cause="node_lost",
         message=f"Node {name} was lost, with rank{'s' if len(ranks) > 1 else ''} "
@@ -153,6 +154,27 @@ def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
         node=name,
         see=logs_command(found.launch.run_id),
     )
+
+
+def lost_nodes(found: Findings) -> Mapping[int, str]:
+    """Nodes that were lost, and how that was noticed. A stand-in on this machine can't be lost; for an elastic run, which can
+    be tried here so, one counts as lost whose workers were all killed by SIGKILL, and not for memory."""
+    launch = found.launch
+    if found.lost or not found.is_here or launch.job.node_range is None or len(launch.nodes) == 1:
+        return found.lost
+    killed = {
+        end.rank: end.ended_at or 0.0
+        for end in found.ends()
+        if end.exit_code == 128 + signal.SIGKILL and end.error is None and not end.stopped
+    }
+    ranks = {node.node_rank: [p.rank for p in launch.places if p.node_rank == node.node_rank] for node in launch.nodes}
+    gone = [node for node, its in ranks.items() if all(rank in killed for rank in its)]
+    if not gone or found.is_oom():
+        return found.lost
+    if len(gone) == len(ranks):
+        # A launcher that has lost one may kill all others.
+        gone = [min(gone, key=lambda node: min(killed[rank] for rank in ranks[node]))]
+    return dict.fromkeys(gone, "all its workers were killed by SIGKILL")
 
 
 def _not_started(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.errors import PacelineError, TargetError
@@ -72,7 +72,8 @@ _AGENT = (
 class Allocation:
     """A job's allocation, read from the batch step's environment.
 
-    cores: of each node. here: the node that the batch step is on.
+    cores: of each node. here: the node that the batch step is on. owners: node -> number of the job that has it, where that is
+    another than job_id: of an elastic run.
     """
 
     job_id: str
@@ -80,6 +81,18 @@ class Allocation:
     cores: tuple[int, ...]
     here: str
     restarts: int = 0
+    owners: Mapping[str, str] = field(default_factory=dict)
+
+    def extended(self, names: Sequence[str], job_id: str, cores: int) -> Allocation:
+        """This allocation with the nodes of another job."""
+        more = [name for name in names if name not in self.nodes]
+        # One that this job has lost may come back with the other.
+        return replace(
+            self,
+            nodes=(*self.nodes, *more),
+            cores=(*self.cores, *[cores] * len(more)),
+            owners=dict.fromkeys(names, job_id),
+        )
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Allocation:
@@ -121,7 +134,7 @@ def open_nodes(
         LinkError: a node can't be had; the message names it.
         TargetError: no network that all of them are in, or no srun where that is to start workers.
     """
-    names = allocation.nodes[: job.node_count]
+    names = allocation.nodes if job.node_range else allocation.nodes[: job.node_count]
     links = _open_all(
         {name: link_words(allocation, name) for name in names},
         step_environment(os.environ),
@@ -129,10 +142,14 @@ def open_nodes(
         waiting,
         limit_s,
         settings.silence_s,
+        least=job.least_nodes,
     )
     if links is None:
         return None
     try:
+        _close_all(links[job.node_count :])
+        links = links[: job.node_count]
+        names = tuple(link.name for link in links)
         nodes = _nodes(allocation, names, [link.hello for link in links], settings, job)
         ports = tuple(links[0].free_ports(port_count(job)))
         return AgentNodes(
@@ -152,7 +169,8 @@ def link_words(allocation: Allocation, node: str, *, python: str | None = None) 
     """The command line that becomes the agent of a node."""
     agent = [python or sys.executable, "-S", "-c", _AGENT]
     # The batch step runs on the first node already, so its agent is a child of this process and needs no step.
-    return agent if node == allocation.here else [*srun_words(allocation.job_id, node), *agent]
+    job_id = allocation.owners.get(node, allocation.job_id)
+    return agent if node == allocation.here else [*srun_words(job_id, node), *agent]
 
 
 def srun_words(job_id: str, node: str) -> list[str]:
@@ -189,14 +207,21 @@ def _open_all(
     waiting: Waiting,
     limit_s: float,
     silence_s: float,
+    *,
+    least: int,
 ) -> list[Link] | None:
-    """A link to each node, opened at once; None if told to give up, and then none is left open."""
+    """A link to each node, opened at once; None if told to give up, and then none is left open.
+
+    least: with so many of them a run would do, whose others are waited for no longer than `AGAIN_S` more.
+    """
     found: dict[str, Link] = {}
+    # Held for the moment in which it is decided with which links to go on; each that comes later is closed.
+    is_over, deciding = threading.Event(), threading.Lock()
     errors: dict[str, PacelineError] = {}
 
     def open_one(name: str) -> None:
         try:
-            found[name] = Link.open(
+            link = Link.open(
                 commands[name],
                 name=name,
                 library_dir=library_dir,
@@ -208,13 +233,20 @@ def _open_all(
             )
         except PacelineError as error:
             errors[name] = error
+            return
+        with deciding:
+            is_late = is_over.is_set()
+            if not is_late:
+                found[name] = link
+        if is_late:
+            link.close()  # nobody waits for this node any more
 
     # One thread a node writes one key of `found` or `errors`. The threads are daemons: a srun that never answers
     # must not keep this process alive.
     threads = [threading.Thread(target=open_one, args=(name,), daemon=True) for name in commands]
     for thread in threads:
         thread.start()
-    gives_up, began = False, time.monotonic()
+    gives_up, began, enough_at = False, time.monotonic(), float("inf")
     while any(thread.is_alive() for thread in threads) and not gives_up:
         left = [name for name in commands if name not in found and name not in errors]
         gives_up = waiting(_starts_on(left, time.monotonic() - began))
@@ -222,6 +254,14 @@ def _open_all(
         deadline = time.monotonic() + 0.1
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        if least <= len(found) < len(commands):
+            enough_at = min(enough_at, time.monotonic())
+            if time.monotonic() - enough_at > AGAIN_S:
+                break
+    if not gives_up and least < len(commands) and least <= len(found):
+        with deciding:
+            is_over.set()
+        return [found[name] for name in commands if name in found]
     # All nodes or none. A thread that is still opening is left behind: its link ends with this process.
     if gives_up or errors:
         for thread in threads:
@@ -258,13 +298,14 @@ def _nodes(
     allocation: Allocation, names: Sequence[str], hellos: Sequence[Hello], settings: SlurmSettings, job: Job
 ) -> tuple[Node, ...]:
     places = common_addresses(names, hellos, settings.interface)
+    cores = dict(zip(allocation.nodes, allocation.cores, strict=True))
     return tuple(
         Node(
             node_rank=rank,
             name=name,
             address=address,
             # An agent is not bound to its cores; what the job was given counts.
-            cores=max(1, allocation.cores[rank] or hello.cores),
+            cores=max(1, cores.get(name) or hello.cores),
             gpus=hello.gpus if job.use_gpu else (),
             interface=interface,
         )

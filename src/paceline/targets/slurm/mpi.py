@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from paceline.errors import TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Starter, places
+from paceline.job.sizes import range_text
 from paceline.targets.slurm.scheduler import CommandResult, Scheduler
 from paceline.targets.slurm.settings import SlurmSettings
 
@@ -30,6 +31,11 @@ def check_srun(job: Job, settings: SlurmSettings, scheduler: Scheduler, title: s
     """
     if not uses_srun(job, settings):
         return
+    if job.node_range is not None:
+        raise TargetError(
+            f"node_count={range_text(*job.node_range)}: {title} has mpi={settings.mpi!r}, and what srun starts is of one job, "
+            "while an elastic run's nodes come from several. Set mpi='mpirun', or choose another backend, or one number."
+        )
     if job.environment.docker_image is not None:
         raise TargetError(
             f"{title} has mpi={settings.mpi!r}, which starts no workers in containers "

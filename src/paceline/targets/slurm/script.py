@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 from paceline.errors import TargetError
@@ -28,7 +28,21 @@ trap 'kill -TERM $controller' TERM
 while kill -0 $controller 2>/dev/null; do wait $controller; code=$?; done
 exit $code
 """
+# squeue fails for a job that is forgotten, and while the controller is away: a quarter of an hour of that is the end, too.
+_EXTENSION = """\
+failed=0
+while sleep 15; do
+  if state=$(squeue -h -j {job_id} -o %T 2>/dev/null); then failed=0; else failed=$((failed + 1)); state=RUNNING; fi
+  [ "$failed" -lt 60 ] || exit 0
+  case "$state" in RUNNING|COMPLETING|SUSPENDED) ;; *) exit 0 ;; esac
+done
+"""
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+
+
+def extension_name(run_id: str) -> str:
+    """The name of a job that holds more nodes for a run's."""
+    return f"{job_name(run_id)}-more"
 
 
 def job_name(run_id: str) -> str:
@@ -106,6 +120,25 @@ def controller_text(
     return f"{start}{shlex.quote(python)} -m paceline.sweeps {its_dir} &\n{_CONTROLLER_GOES_ON}"
 
 
+def extension_text(
+    job: Job, settings: SlurmSettings, *, run_id: str, job_id: str, count: int, exclude: Sequence[str]
+) -> str:
+    """The whole script of a job that does nothing: its nodes are for another job, that of an elastic run, and it ends with that.
+
+    count: of nodes at most; one is enough. exclude: nodes that the run has already, on which there may be room for it, too.
+    """
+    own = {**vars(settings), "nodelist": None, "exclude": ",".join([*exclude, *filter(None, [settings.exclude])])}
+    options = [
+        f"--job-name={extension_name(run_id)}",
+        f"--comment=paceline run {run_id}, more nodes",
+        *("--output=/dev/null", "--chdir=/", f"--nodes=1-{count}", f"--ntasks-per-node={max(node_sizes(job))}"),
+        *(f"--cpus-per-task={settings.cpus_per_process}", "--no-kill", "--no-requeue"),
+        *selecting_options(SlurmSettings(**own), _gres(job, settings)),
+    ]
+    lines = ["#!/bin/bash", *(f"#SBATCH {_escaped(option)}" for option in options)]
+    return "\n".join(lines) + "\n" + _EXTENSION.format(job_id=shlex.quote(job_id))
+
+
 def _text(
     options: list[str], settings: SlurmSettings, run_id: str, run_dir: str, library_dir: PurePosixPath, python: str
 ) -> str:
@@ -168,11 +201,14 @@ def _literal(path: PurePosixPath) -> str:
 
 def _options_of_job(job: Job, settings: SlurmSettings) -> Iterator[str]:
     yield "--open-mode=append"
-    yield f"--nodes={job.node_count}"
+    yield f"--nodes={'-'.join(map(str, job.node_range or (job.node_count,)))}"
+    if job.node_range:
+        # A job that has lost a node keeps the others. One that has lost its first, where the supervisor is, is requeued.
+        yield "--no-kill"
     yield f"--ntasks-per-node={max(node_sizes(job))}"
     yield f"--cpus-per-task={settings.cpus_per_process}"
     yield f"--signal=B:USR2@{warning_s(job, settings)}"
-    yield "--requeue" if job.max_restarts else "--no-requeue"
+    yield "--requeue" if job.max_restarts or job.node_range else "--no-requeue"
     yield from selecting_options(settings, _gres(job, settings))
 
 

@@ -22,10 +22,12 @@ from paceline.system import locks
 from paceline.system.files import read_json, write_json
 from paceline.system.library import library_dir as library_dir_of
 from paceline.targets.base import Nodes, Preview, Waiting
+from paceline.targets.lookout import Lookout
 from paceline.targets.options import Option
 from paceline.targets.poll_cache import answers_dir
 from paceline.targets.slurm import submission
 from paceline.targets.slurm.arrays import Array, listed_id
+from paceline.targets.slurm.extension import Extension
 from paceline.targets.slurm.mpi import check_srun, starter
 from paceline.targets.slurm.query import Query
 from paceline.targets.slurm.reasons import has_ended, look_of
@@ -37,8 +39,11 @@ from paceline.targets.status import NodeStatus, SettingError, Status
 
 if TYPE_CHECKING:
     from paceline.runs.passage import Passage
+    from paceline.targets.slurm.allocation import Allocation
     from paceline.targets.slurm.login import Login
 
+#: From one question to Slurm whether an elastic run has more nodes to the next.
+_LOOKOUT_S = 5.0
 _DOWN = ("down", "drain", "fail", "maint", "unk", "error", "no_respond", "not_responding", "power_down", "powered_down")
 
 
@@ -54,6 +59,9 @@ class SlurmTarget:
         self._title = f"compute target {name!r}"
         self._scheduler = Scheduler(self._title, self.settings)
         self._had_nodes = False
+        #: Of an elastic run, for its supervisor: the job that has more nodes for it, and what is known of that.
+        self._extension: Extension | None = None
+        self._lookout: Lookout | None = None
 
     # --- for the submitting program
 
@@ -201,6 +209,8 @@ class SlurmTarget:
     def release(self, run_dir: Path) -> None:
         """Take a job back that could not be handed over. A supervisor's own job ends with it."""
         noted = engine(RunFolder(run_dir))
+        if self._extension is not None:
+            self._extension.cancel()
         if noted.get("job_id") and noted["job_id"] != listed_id(os.environ):
             with contextlib.suppress(TargetError, EngineError):
                 self._scheduler.call(["scancel", str(noted["job_id"])])
@@ -284,14 +294,36 @@ class SlurmTarget:
         try:
             # One that was lost is given a chance, a short one: it may be its agent alone that was killed.
             limit_s = AGAIN_S if self._had_nodes else OPEN_S
+            if job.node_range:
+                allocation = self._extended(allocation, job, folder.run_id)
             nodes = open_nodes(allocation, job, self.settings, library_dir_of(workspace), waiting, limit_s=limit_s)
             self._had_nodes = True
             return nodes
         except LinkError as error:
-            if not job.max_restarts:
+            if not (job.max_restarts or job.node_range):
                 raise
             self._requeue(allocation.job_id, error, waiting)
             return None
+
+    def _extended(self, allocation: Allocation, job: Job, run_id: str) -> Allocation:
+        """The allocation with the nodes of the job that has more of them, if there are some by now."""
+        self._lookout = None
+        if self._extension is None:
+            main_id = listed_id(os.environ) or allocation.job_id
+            inside = replace(self.settings, login=None)
+            self._extension = Extension(self._scheduler, inside, self._title, run_id, main_id)
+        self._extension.begin()
+        cores = self.settings.cpus_per_process * job.process_count_per_node
+        return allocation.extended(self._extension.current(), self._extension.job_id, cores)
+
+    def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
+        extension = self._extension
+        if extension is None:
+            return len(nodes.nodes)
+        if self._lookout is None:
+            held = [node.name for node in nodes.nodes]
+            self._lookout = Lookout(lambda: extension.look(job, held), _LOOKOUT_S)
+        return len(nodes.nodes) + self._lookout.found()
 
     def _requeue(self, job_id: str, error: EngineError, waiting: Waiting) -> None:
         """Put the job back into the queue: this program is ended by that, and another goes on elsewhere.

@@ -32,13 +32,19 @@ _TRY_AGAIN_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostDemand:
-    """A run's demand of each of `count` hosts. key: its place in the order, the same in each attempt."""
+    """A run's demand of each of `count` hosts. more: beyond those, an elastic run takes so many if they are free at once; it
+    waits for none of them. key: its place in the order, the same in each attempt."""
 
     count: int
+    more: int = 0
     cores: int
     gpus: int
     key: str
     run_id: str
+
+    @property
+    def most(self) -> int:
+        return self.count + self.more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +75,10 @@ class Gathering:
             return None
         # One more than needed is not worth a connection as long as those suffice.
         # See the top of the file: first what is free at once, then queues, in one order for everybody.
-        self._opening.open(self._hosts[: self._demand.count])
+        self._opening.open(self._hosts[: self._demand.most])
         self._opening.wait_for_those_alike(_LONGEST_S, _TOGETHER_S)
         held = self._take_at_once(self._fit(), [])
-        if len(held) < self._demand.count:
+        if len(held) < self._demand.most:
             self._opening.open(host for host in self._hosts if host not in self._opening.failures)
             self._opening.wait_for_those_alike(_LONGEST_S, _TOGETHER_S)
             held = self._take_at_once(self._fit(), held)
@@ -82,6 +88,8 @@ class Gathering:
             if queued is None:
                 return None
             held = queued
+            if len(held) < self._demand.most:
+                held = self._take_at_once(self._fit(), held)
         return sorted(held, key=lambda item: self._hosts.index(item.member.host))
 
     # --- who is there
@@ -143,8 +151,8 @@ class Gathering:
         """`held` and what is free now on others, no more than is needed. Never waits."""
         mine = {item.member.host for item in held}
         left = [member for member in members if member.host not in mine]
-        while left and len(held) < self._demand.count:
-            missing = self._demand.count - len(held)
+        while left and len(held) < self._demand.most:
+            missing = self._demand.most - len(held)
             tried, left = left[:missing], left[missing:]
             # A pool is waited for, and may be: each call has the link's own time limit.
             with concurrent.futures.ThreadPoolExecutor(len(tried)) as pool:
@@ -190,7 +198,7 @@ class Gathering:
                 others = [member for member in self._fit() if member not in plan]
                 # Tried without giving up the place in the queue. If it is not enough, the new shares go back at once.
                 found = self._take_at_once(others, held)
-                if len(found) == self._demand.count:
+                if len(found) >= self._demand.count:
                     self._give_back([queued])
                     return found
                 self._give_back([item for item in found if item not in held])

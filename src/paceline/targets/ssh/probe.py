@@ -55,8 +55,9 @@ def look_at(
     with_gpus: bool = False,
     enough: int | None = None,
     more_s: float = 1.0,
+    leave_open: bool = True,
 ) -> list[HostProbe]:
-    """Look at the hosts; their answers, in the order of `hosts`. Leaves the connections open for a little while.
+    """Look at the hosts; their answers, in the order of `hosts`. leave_open: the connections, for a little while.
 
     enough: once so many have answered well, the others have `more_s` left; None waits for all.
 
@@ -72,10 +73,10 @@ def look_at(
 
     def ask(host: SshHost) -> None:
         with slots:
-            look = _ask(ssh, host, python, with_gpus, timeout_s)
+            look = _ask(ssh, host, python, with_gpus, timeout_s, leave_open)
             if (look.failure or "").startswith(PASSING):
                 time.sleep(_AGAIN_S)
-                look = _ask(ssh, host, python, with_gpus, timeout_s)
+                look = _ask(ssh, host, python, with_gpus, timeout_s, leave_open)
         # `found` has one writer for each key, and one reader, who waits for `changed`.
         with changed:
             found[host] = look
@@ -105,8 +106,8 @@ def login(ssh: Ssh, host: SshHost) -> list[str]:
     return [*words, *(["-l", user] if user else []), host.name]
 
 
-def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float) -> HostProbe:
-    command = ssh.words(host, [shlex.join(call.words(python, "look"))], leave_open=True)
+def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float, leave_open: bool) -> HostProbe:
+    command = ssh.words(host, [shlex.join(call.words(python, "look"))], leave_open=leave_open)
     # Files, not pipes: a connection that stays open may keep what it was given.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         stdin.write(call.program(leases.__file__, "answer", "look", {"with_gpus": with_gpus}))

@@ -13,22 +13,29 @@ from typing import Any, ClassVar
 from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, node_sizes, port_count, preview_ports
+from paceline.job.sizes import range_text
 from paceline.remote.addresses import Machine, choose
 from paceline.system.files import read_json
 from paceline.system.library import library_dir
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
+from paceline.targets.lookout import Lookout
 from paceline.targets.options import Option
 from paceline.targets.ssh.failures import MENDED_BY_LOGIN
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.probe import HostProbe, look_at
 from paceline.targets.ssh.settings import KIND, OPTIONS, SshSettings, read_settings
+from paceline.targets.ssh.spare import spare_hosts
 from paceline.targets.status import NodeStatus, Status, Unreachable
 
 log = logging.getLogger(__name__)
 
 #: How long a run that has lost a host waits for one to come back, where too few others are up.
 _PATIENCE_S = 60.0
+#: As long an elastic run, which goes on with few hosts anyhow. torchrun and Horovod wait as long for the fewest.
+_ELASTIC_PATIENCE_S = 600.0
+#: From one look at the hosts that an elastic run does not hold to the next. Each look is a login on each of them.
+_LOOKOUT_S = 10.0
 #: What a supervisor needs for `wait_for_nodes`.
 _LOADED = (__name__, "paceline.remote.link.nodes", "paceline.targets.ssh.allocate")
 
@@ -46,6 +53,9 @@ class SshTarget:
         self.settings = self._set.plain
         self._looks: list[HostProbe] | None = None
         self._gathered = 0
+        #: Of the hosts that a run does not hold; another for each attempt.
+        self._lookout: Lookout | None = None
+        self._machines: set[tuple[str, str]] = set()
 
     def forward_words(self, node: str, socket_path: str, port: int) -> list[str]:
         """The command line that leads a socket of this machine on to a port of the node of this name.
@@ -62,12 +72,13 @@ class SshTarget:
 
     def check(self, job: Job) -> None:
         hosts = self._set.hosts
-        if job.node_count > len(hosts):
+        least = job.least_nodes
+        if least > len(hosts):
             raise TargetError(
-                f"node_count={job.node_count}, but compute target {self.name!r} has {len(hosts)} "
+                f"node_count={range_text(least, job.node_count)}, but compute target {self.name!r} has {len(hosts)} "
                 f"host{'' if len(hosts) == 1 else 's'} ({_names(hosts)}). Ask for at most {len(hosts)}, or add hosts."
             )
-        looks = self._looks = self._look(with_gpus=job.use_gpu, enough=job.node_count)
+        looks = self._looks = self._look(with_gpus=job.use_gpu, enough=least)
         reasons = {look.host: look.failure for look in looks if look.failure is not None}
         down = dict(reasons)
         gpus = max(node_sizes(job)) if job.use_gpu else 0
@@ -77,12 +88,12 @@ class SshTarget:
                 reasons[look.host] = (
                     f"it has {has or 'no'} GPU{'' if has == 1 else 's'}, and the job asks for {gpus}, one for each worker there"
                 )
-        if len(hosts) - len(reasons) < job.node_count:
+        if len(hosts) - len(reasons) < least:
             from paceline.targets.ssh.allocate import too_few
 
             # Hosts that do not answer may be all that is wrong; else there is nothing to wait for.
             failed = EngineError if down else TargetError
-            raise failed(f"compute target {self.name!r}: {too_few(job.node_count, hosts, reasons)}")
+            raise failed(f"compute target {self.name!r}: {too_few(least, hosts, reasons)}")
         for host, why in down.items():
             log.warning("compute target %r: host %s is left out: %s", self.name, host.name, why)
 
@@ -125,7 +136,8 @@ class SshTarget:
 
         per_node = max(node_sizes(job))
         demand = HostDemand(
-            count=job.node_count,
+            count=job.least_nodes,
+            more=job.node_count - job.least_nodes,
             cores=per_node,
             gpus=per_node if job.use_gpu else 0,
             key=_key(run_dir),
@@ -138,13 +150,15 @@ class SshTarget:
             folder=self._set.folder,
         )
         # At first somebody waits at a terminal. Later a host that was lost may be starting again.
-        patience_s = _PATIENCE_S if self._gathered else 0.0
+        patience_s = (_ELASTIC_PATIENCE_S if job.node_range else _PATIENCE_S) if self._gathered else 0.0
         self._gathered += 1
         held: list[HeldHosts] | None = None
         try:
             held = Gathering(opening, self._set.hosts, demand, patience_s).gather(waiting)
             if held is None:
                 return None
+            job = job.resized(len(held))
+            self._lookout, self._machines = None, {item.member.identity for item in held}
             nodes = self._nodes(job, held)
             ports = tuple(held[0].member.link.free_ports(port_count(job)))
         except EngineError as error:
@@ -160,6 +174,12 @@ class SshTarget:
             opening.close(but=[item.member for item in held or ()])
         links = [item.member.link for item in held]
         return AgentNodes(links, nodes, ports, folder=self._set.folder, python=self.script_python(links))
+
+    def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
+        if self._lookout is None:
+            held, machines = {node.name for node in nodes.nodes}, self._machines
+            self._lookout = Lookout(lambda: spare_hosts(self._set, job, held, machines), _LOOKOUT_S)
+        return len(nodes.nodes) + self._lookout.found()
 
     def script_python(self, links: Sequence[Any]) -> str | None:
         """The interpreter of scripts that name none; None for the agents' own."""

@@ -1,0 +1,48 @@
+"""How many nodes a job asks for: one number, or a range for one that is elastic."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from paceline.errors import JobError
+
+#: Written between the fewest and the most nodes.
+_BETWEEN = ".."
+_RANGE = re.compile(r"(\d+)(?:\.\.(\d+))?", re.ASCII)
+
+
+def node_range(given: Any) -> tuple[int, int]:
+    """The fewest and the most nodes that `node_count` stands for: 3, (2, 4), [2, 4] or "2..4".
+
+    Raises:
+        JobError: it is none of these, or its ends are the wrong way round; the message names it.
+    """
+    ends = given
+    if isinstance(given, str):
+        found = _RANGE.fullmatch(given)
+        ends = (int(found[1]), int(found[2] or found[1])) if found else None
+    elif isinstance(given, int):
+        ends = (given, given)
+    ok = isinstance(ends, (tuple, list)) and len(ends) == 2
+    if not ok or not all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
+        raise JobError(
+            f"node_count={given!r} is neither an integer of 1 or more nor two of them, the fewest and the most nodes. "
+            "Write node_count=4, or node_count=(2, 4)."
+        )
+    least, most = ends
+    shown = repr(given) if isinstance(given, int) else range_text(least, most)
+    if least < 1:
+        raise JobError(
+            f"node_count={shown} is not an integer of 1 or more."
+            if isinstance(given, int)
+            else f"node_count={shown}: a run has at least one node. Write {range_text(1, max(1, most))}."
+        )
+    if least > most:
+        raise JobError(f"node_count={shown}: the fewest nodes come first. Write {range_text(most, least)}.")
+    return least, most
+
+
+def range_text(least: int, most: int) -> str:
+    """The numbers as the command line has them: "2..4", or "2"."""
+    return f"{least}{_BETWEEN}{most}" if least != most else str(least)

@@ -1,0 +1,64 @@
+"""Looks for more nodes while an attempt of an elastic run is under way, and asks its workers to end at their next checkpoint
+once there are some (docs/decisions/0018-elastic.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+
+from paceline.job.plan import Launch
+from paceline.launchers.environment import resize_request
+from paceline.supervisor.logs import say
+from paceline.system.files import write_whole
+from paceline.targets import Nodes
+
+#: Between two questions whether there are more nodes. The target's answer may be some seconds old.
+_LOOK_S = 1.0
+
+
+class ResizeWatch:
+    """The growth of one attempt. not_before_s: from its start on. more: how many nodes the run could have by now, those that
+    it has included; a question that does not block. note: told in words once the workers were asked."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        nodes: Nodes,
+        not_before_s: float,
+        more: Callable[[], int],
+        note: Callable[[str], None],
+    ) -> None:
+        self._launch, self._nodes, self._more, self._note = launch, nodes, more, note
+        self._next = time.monotonic() + not_before_s
+        self._most = launch.job.node_range[1] if launch.job.node_range else launch.job.node_count
+        #: How many nodes the workers were told of; 0 as long as they were told nothing.
+        self.requested = 0
+
+    def look(self) -> None:
+        """Ask the workers to end if there are more nodes, and it is late enough."""
+        now = time.monotonic()
+        if self.requested or len(self._launch.nodes) >= self._most or now < self._next:
+            return
+        self._next = now + _LOOK_S
+        found = min(self._more(), self._most)
+        if found > len(self._launch.nodes):
+            self._ask(found)
+
+    def _ask(self, count: int) -> None:
+        self.requested = count
+        here = len(self._launch.nodes)
+        say(f"{count} nodes are to be had, and the run has {here}: asked the workers to end at their next checkpoint")
+        path, text = resize_request(self._launch), json.dumps({"nodes": count})
+        put: Callable[[int, str, bytes], None] | None = getattr(self._nodes, "put", None)
+        if put is None:
+            # Nodes that see the supervisor's folders have its scratch folder, too.
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, text)
+        else:
+            for node in self._launch.nodes:
+                with contextlib.suppress(OSError):  # one that is lost ends the attempt anyhow
+                    put(node.node_rank, str(path), text.encode())
+        self._note(f"goes on with {count} nodes after its next checkpoint")
