@@ -262,6 +262,7 @@ LAUNCHES = {
             ),
         ),
     ),
+    "elastic": make_launch(make_job(node_count=(1, 2), distributed_backend="gloo")),
     "ps": make_launch(make_job(distributed_backend="ps", worker_count=2, parameter_server_count=1)),
 }
 

@@ -69,7 +69,7 @@ def prepare(tmp_path):
                 is_shared=is_shared,
             )
             wake = SimpleNamespace(heed=lambda nodes: None, sleep=lambda seconds: None)
-            run = SimpleNamespace(folder=folder, wake=wake)
+            run = SimpleNamespace(folder=folder, wake=wake, job=make_job())
             return on_nodes(run, "prepare", [0, 1], Failing(folder, lost), seen).failure
 
     return run

@@ -1,4 +1,4 @@
-"""What a target may do beyond the least: five parts, each whole or not there."""
+"""What a target may do beyond the least: six parts, each whole or not there."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import inspect
 
 import pytest
 
-from paceline.targets.base import PARTS, Alike, Controlling, EarlyStart, Examined, Queued
+from paceline.targets.base import PARTS, Alike, Controlling, EarlyStart, Elastic, Examined, Queued
 from paceline.targets.kinds import OWN, kind_class
 from paceline.testing.failing import missing_members
 from tests.targets.toy import ToyTarget
 
 #: kind -> its parts.
 HAS = {
-    "local": {EarlyStart, Examined},
-    "ssh": {EarlyStart, Examined},
-    "slurm": {Queued, Alike, Controlling, Examined},
-    "ray": {Queued, Controlling, Examined},
+    "local": {EarlyStart, Elastic, Examined},
+    "ssh": {EarlyStart, Elastic, Examined},
+    "slurm": {Queued, Alike, Controlling, Elastic, Examined},
+    "ray": {Queued, Controlling, Elastic, Examined},
 }
 
 

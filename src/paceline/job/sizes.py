@@ -31,16 +31,21 @@ def node_range(given: Any) -> tuple[int, int]:
             "Write node_count=4, or node_count=(2, 4)."
         )
     least, most = ends
-    shown = repr(given) if isinstance(given, int) else range_text(least, most)
+    shown = repr(tuple(given)) if isinstance(given, list) else given if isinstance(given, str) else repr(given)
     if least < 1:
         raise JobError(
             f"node_count={shown} is not an integer of 1 or more."
             if isinstance(given, int)
-            else f"node_count={shown}: a run has at least one node. Write {range_text(1, max(1, most))}."
+            else f"node_count={shown}: a run has at least one node. Write {_as_given(given, 1, max(1, most))}."
         )
     if least > most:
-        raise JobError(f"node_count={shown}: the fewest nodes come first. Write {range_text(most, least)}.")
+        raise JobError(f"node_count={shown}: the fewest nodes come first. Write {_as_given(given, most, least)}.")
     return least, most
+
+
+def _as_given(given: object, least: int, most: int) -> str:
+    """A range in the form of what was given, for a message."""
+    return range_text(least, most) if isinstance(given, str) else f"({least}, {most})"
 
 
 def range_text(least: int, most: int) -> str:

@@ -63,9 +63,21 @@ class RayNodes(AgentNodes):
     """Nodes whose end Ray tells too, perhaps before their link does."""
 
     holding: Holding
+    #: Addresses of those that were lost by the time they were given back.
+    gone: frozenset[str] = frozenset()
 
     def lost(self) -> dict[int, str]:
         return {**self.holding.lost(), **super().lost()}
+
+    def spare(self) -> int:
+        """How many more nodes an elastic run could have."""
+        self.holding.lost()  # takes in what the driver has said
+        return self.holding.spare
+
+    def close(self) -> None:
+        if not self.gone:
+            self.gone = frozenset(self.nodes[rank].address for rank in self.lost())
+        super().close()
 
 
 def open_links(

@@ -6,11 +6,14 @@ input, and says what becomes of it by lines of JSON on standard output. It ends,
 input does or has another line: so it never outlives its supervisor.
 
     {"bundles": [{"CPU": 2}, ...], "name": ..., "port": ..., "token": ...}      asked for; with "host" where the
-                                                                             nodes are to connect to another machine
+                                                                             nodes are to connect to another machine;
+                                                                             with "least" where so many of the bundles
+                                                                             are enough, "avoid" then has addresses
 
     {"is": "connected", "python": ..., "version": ...}
     {"is": "waiting", "nodes": [{"name", "node_id", "total", "free"}, ...]}      every second, until it is placed
-    {"is": "placed"}
+    {"is": "placed", "count": 3}                                                how many bundles
+    {"is": "spare", "count": 1}                                                 with "least": nodes that could have one more
     {"is": "ended", "rank": 1, "why": ...}                                      a node's task has ended
     {"is": "failed", "why": ...}                                                all is over
 
@@ -31,6 +34,12 @@ import time
 from typing import Any
 
 _WAIT_S = 1.0
+#: What was given back a moment ago is free in Ray's eyes only after a while: so long more nodes than now are waited for.
+_SETTLE_S = 3.0
+#: Chosen nodes that have not given their bundles by then are taken, or gone.
+_PLACE_S = 5.0
+#: So long a node that was lost may pass for alive: Ray's own health checks take a minute.
+_AVOID_S = 90.0
 #: Of what `import ray` loads, a quarter of its time that nothing here has a use for.
 _LOADED_ON_USE = ("requests", "jsonschema")
 
@@ -102,24 +111,17 @@ class Driver:
         self._request = request
         self._say = say
         self._group: Any = None
+        self._begun = time.monotonic()
+        self._spare = 0
 
     def run(self) -> None:
         """Hold what is asked for; returns when all of it has ended."""
-        bundles = self._request["bundles"]
-        groups = importlib.import_module("ray.util.placement_group")
-        self._group = groups.placement_group(bundles, strategy="STRICT_SPREAD", name=self._request["name"])
-        begun = told = time.monotonic()
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         host = self._request.get("host") or self._ray.util.get_node_ip_address()
         task = self._ray.remote(hold)
-        # Ray's own wait takes whole seconds alone.
-        while not self._group.wait(0):
-            now = time.monotonic()
-            time.sleep(0.005 if now - begun < _WAIT_S else 0.2)
-            if now - told > _WAIT_S:
-                told = now
-                self._say({"is": "waiting", "nodes": self._nodes()})
-        self._say({"is": "placed"})
+        bundles = self._place_some() if "least" in self._request else self._place(self._request["bundles"])
+        assert bundles is not None, "without a limit of time it comes back with its bundles"
+        self._say({"is": "placed", "count": len(bundles)})
         ranks = {}
         for rank, bundle in enumerate(bundles):
             others = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
@@ -136,6 +138,7 @@ class Driver:
             ranks[reference] = rank
         homes = self._ray.util.placement_group_table(self._group)["bundles_to_node_id"]
         while ranks:
+            self._tell_spare(set(homes.values()))
             for reference in self._ray.wait(list(ranks), timeout=_WAIT_S)[0]:
                 self._say({"is": "ended", "rank": ranks.pop(reference), "why": self._why(reference)})
             # A task that had not come to its node yet waits for ever where that dies: Ray looks for another node.
@@ -144,6 +147,66 @@ class Driver:
                 if homes[rank] not in alive:
                     del ranks[reference]
                     self._say({"is": "ended", "rank": rank, "why": f"Ray says: node {homes[rank][:12]} is dead"})
+
+    def _place(self, bundles: list[dict[str, float]], limit_s: float | None = None) -> list[dict[str, float]] | None:
+        """The bundles once they are placed; None, with the group removed, after `limit_s`."""
+        groups = importlib.import_module("ray.util.placement_group")
+        self._group = groups.placement_group(bundles, strategy="STRICT_SPREAD", name=self._request["name"])
+        begun = told = time.monotonic()
+        # Ray's own wait takes whole seconds alone.
+        while not self._group.wait(0):
+            now = time.monotonic()
+            time.sleep(0.005 if now - begun < _WAIT_S else 0.2)
+            if limit_s is not None and now - begun > limit_s:
+                self._ray.util.remove_placement_group(self._group)
+                self._group = None
+                return None
+            if now - told > _WAIT_S:
+                told = now
+                self._say({"is": "waiting", "nodes": self._nodes()})
+        return bundles
+
+    def _place_some(self) -> list[dict[str, float]]:
+        """As many bundles as there are nodes for now, `least` of them at least, once they are placed.
+
+        Each is bound to a node that was chosen here, for Ray would choose among those that it has not noticed to be lost, too.
+        """
+        wanted, least = self._request["bundles"], self._request["least"]
+        since = told = time.monotonic()
+        while True:
+            found, now = self._holding(wanted[0]), time.monotonic()
+            if len(found) >= len(wanted) or (len(found) >= least and now - since > _SETTLE_S):
+                bundles = [{**bundle, f"node:{address}": 0.001} for bundle, address in zip(wanted, found, strict=False)]
+                if (placed := self._place(bundles, _PLACE_S)) is not None:
+                    return placed
+                since = time.monotonic()
+            elif now - since > _SETTLE_S and len(found) < least:
+                # In Ray's queue: a cluster that grows hears of it there.
+                if (placed := self._place(wanted[:least], 2 * _PLACE_S)) is not None:
+                    return placed
+                since = time.monotonic() - _SETTLE_S
+            elif now - told > _WAIT_S:
+                told = now
+                self._say({"is": "waiting", "nodes": self._nodes()})
+            time.sleep(0.2)
+
+    def _holding(self, bundle: dict[str, float], but: Any = ()) -> list[str]:
+        """Addresses of the nodes that have room for a bundle; without those of these numbers, and those to be avoided."""
+        avoid = self._request.get("avoid", []) if time.monotonic() - self._begun < _AVOID_S else []
+        return [
+            node["address"]
+            for node in self._nodes()
+            if node["address"] not in avoid
+            and node["node_id"] not in but
+            and all((node["free"] or node["total"]).get(name, 0.0) >= amount - 1e-4 for name, amount in bundle.items())
+        ]
+
+    def _tell_spare(self, homes: Any) -> None:
+        if "least" in self._request:
+            count = len(self._holding(self._request["bundles"][0], homes))
+            if count != self._spare:
+                self._spare = count
+                self._say({"is": "spare", "count": count})
 
     def close(self) -> None:
         """Give everything back."""
@@ -167,6 +230,7 @@ class Driver:
             {
                 "node_id": node["NodeID"],
                 "name": node.get("NodeName") or node["NodeManagerAddress"],
+                "address": node["NodeManagerAddress"],
                 "total": node["Resources"],
                 "free": free.get(node["NodeID"], {} if free else None),
             }

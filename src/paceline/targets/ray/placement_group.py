@@ -34,7 +34,8 @@ class GroupRequest:
     ray_python: an interpreter that has Ray. python: for scripts that name none; where that is None, `submitter` if all
     nodes have it, else Ray's own. patience_s: how long to wait where the cluster, as it is, can't hold it; None for
     ever, for clusters that grow. silence_s: as in `Link.open`. address: this node's, as the others know
-    it; "" where Ray alone knows.
+    it; "" where Ray alone knows. least: so many of the demand's nodes are enough for an elastic run; avoid: addresses of
+    nodes that it has just lost.
     """
 
     demand: ClusterDemand
@@ -48,6 +49,13 @@ class GroupRequest:
     is_shared: bool
     silence_s: float
     address: str = ""
+    least: int | None = None
+    avoid: tuple[str, ...] = ()
+
+    @property
+    def needed(self) -> ClusterDemand:
+        """What is waited for."""
+        return self.demand if self.least is None else ClusterDemand(bundles=self.demand.bundles[: self.least])
 
 
 class LostError(EngineError):
@@ -63,6 +71,9 @@ class Holding:
         self._lost: dict[int, str] = {}
         self._failed: str | None = None
         self._placed = False
+        self._count = len(asked.demand.bundles)
+        #: Nodes beside those that are held which an elastic run could have.
+        self.spare = 0
         self._closed = False
         self._text = "waits for Ray"
         self._too_large_since: float | None = None
@@ -86,7 +97,8 @@ class Holding:
             LostError: a node has died again. EngineError: Ray can't be asked. TargetError: the cluster can't hold the run.
         """
         placed_at: float | None = None
-        while len(self._reception.taken) < len(self._asked.demand.bundles):
+        # How many there are, of an elastic run, is known once they are placed.
+        while len(self._reception.taken) < self._count or (self._asked.least is not None and not self._placed):
             # Cleared before the events are read: news that come meanwhile set it again, and the wait below ends at once.
             self._news.clear()
             self._hear()
@@ -100,7 +112,7 @@ class Holding:
                 placed_at = placed_at or time.monotonic()
                 if time.monotonic() - placed_at > _TASK_S:
                     raise EngineError(
-                        f"Ray has placed the run on {len(self._asked.demand.bundles)} nodes, but after {_TASK_S:g} s only "
+                        f"Ray has placed the run on {self._count} nodes, but after {_TASK_S:g} s only "
                         f"{len(self._reception.taken)} have connected to this one. Can the nodes reach each other on all ports?"
                     )
             elif self._is_too_large():
@@ -116,7 +128,7 @@ class Holding:
         if self._closed:
             return {}
         if self._failed is not None and not self._lost:
-            return dict.fromkeys(range(len(self._asked.demand.bundles)), self._failed)
+            return dict.fromkeys(range(self._count), self._failed)
         return dict(self._lost)
 
     def close(self) -> None:
@@ -139,6 +151,7 @@ class Holding:
             "port": self._reception.port,
             "token": self._reception.token,
             **({"host": self._reception.host} if self._reception.host else {}),
+            **({"least": asked.least, "avoid": list(asked.avoid)} if asked.least is not None else {}),
         }
         driver.tell(json.dumps(request).encode())
         return driver
@@ -162,8 +175,8 @@ class Holding:
         what = event.get("is")
         if what == "waiting":
             nodes = [NodeResources.from_json(data) for data in event["nodes"]]
-            self._text = waits_for(self._asked.demand, nodes)
-            why = too_large(self._asked.demand, nodes)
+            self._text = waits_for(self._asked.needed, nodes)
+            why = too_large(self._asked.needed, nodes)
             if why is None:
                 self._too_large_since = None
             else:
@@ -172,7 +185,10 @@ class Holding:
                 self._too_large_since = self._too_large_since or time.monotonic()
         elif what == "placed":
             self._placed = True
+            self._count = int(event.get("count", self._count))
             self._text = "waits for its nodes to connect"
+        elif what == "spare":
+            self.spare = int(event["count"])
         elif what == "ended":
             self._lost.setdefault(int(event["rank"]), str(event["why"]))
         elif what == "failed":

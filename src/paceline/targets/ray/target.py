@@ -38,10 +38,13 @@ from paceline.targets.status import NodeStatus, Status
 if TYPE_CHECKING:
     from paceline.remote.link import Link
     from paceline.runs.passage import Passage
+    from paceline.targets.ray.allocate import RayNodes
 
 _PREFIX = "paceline-"
 #: Who has canceled a run whose job was stopped: Ray does not know whom it has obeyed.
 _BY_RAY = "Ray (ray job stop)"
+#: So long Ray may take a lost node for alive: its own health checks take a minute.
+_AVOID_S = 90.0
 #: How much longer than the workers' grace period Ray leaves a job that it stops (3 s, if it is not told).
 _STOP_S = 20
 #: Ray's word for why a job has failed -> cause of the run's failure. ray/dashboard/modules/job/common.py, JobErrorType
@@ -61,12 +64,15 @@ class RayTarget:
     def __init__(self, name: str = "ray", settings: Mapping[str, Any] = {}) -> None:
         self.settings: RaySettings = read_settings(name, settings)
         self._client = RayClient(self.settings)
+        #: What the run holds, or held last; and addresses of nodes that it has lost -> when.
+        self._held: RayNodes | None = None
+        self._avoided: dict[str, float] = {}
 
     # The submitting machine
 
     def check(self, job: Job) -> None:
         nodes = [node for node in self._client.nodes() if node.is_alive]
-        demand = demand_of(job, self.settings)
+        demand = demand_of(job.resized(job.least_nodes), self.settings)
         if not self.settings.autoscaling and (why := too_large(demand, [_resources(node) for node in nodes])):
             raise TargetError(
                 f"compute target {self.settings.name!r}: {why}. Ask for less, or set autoscaling if the cluster grows."
@@ -78,7 +84,8 @@ class RayTarget:
         # First those that can hold a bundle: they are the likely ones.
         alive.sort(key=lambda node: not ClusterDemand(bundles=demand.bundles[:1]).fits([node.total]))
         nodes = []
-        for rank, bundle in enumerate(demand.bundles):
+        count = max(job.least_nodes, min(job.node_count, len(alive))) if job.node_range else job.node_count
+        for rank, bundle in enumerate(demand.bundles[:count]):
             name = alive[rank].name if rank < len(alive) else f"ray-{rank}"
             gpus = tuple(str(number) for number in range(int(bundle.get("GPU", 0))))
             nodes.append(Node(node_rank=rank, name=name, address=name, cores=_cores(bundle), gpus=gpus))
@@ -211,9 +218,29 @@ class RayTarget:
     # The supervisor's side, inside the cluster
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
-        return self._gather(demand_of(job, self.settings), run_dir.name, port_count(job), waiting)
+        now = time.monotonic()
+        if self._held is not None:
+            self._avoided |= dict.fromkeys(self._held.gone, now)
+        avoid = tuple(address for address, when in self._avoided.items() if now - when < _AVOID_S)
+        least = job.least_nodes if job.node_range else None
+        self._held = self._gather(
+            demand_of(job, self.settings), run_dir.name, port_count(job), waiting, least=least, avoid=avoid
+        )
+        return self._held
 
-    def _gather(self, demand: ClusterDemand, run_id: str, ports: int, waiting: Waiting) -> Nodes | None:
+    def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
+        return len(nodes.nodes) + (self._held.spare() if self._held is not None else 0)
+
+    def _gather(
+        self,
+        demand: ClusterDemand,
+        run_id: str,
+        ports: int,
+        waiting: Waiting,
+        *,
+        least: int | None = None,
+        avoid: tuple[str, ...] = (),
+    ) -> RayNodes | None:
         from paceline.targets.ray.allocate import gather
         from paceline.targets.ray.placement_group import GroupRequest
 
@@ -236,6 +263,8 @@ class RayTarget:
             patience_s=None if settings.autoscaling else settings.patience_s,
             is_shared=settings.is_shared,
             silence_s=settings.silence_s,
+            least=least,
+            avoid=avoid,
         )
         return gather(asked, ports, waiting)
 
