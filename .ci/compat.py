@@ -44,7 +44,7 @@ COLUMNS = {
     "PipelineParallel, products": (
         r"parallel/test_on_ranks\.py::.*\[((pipeline|stages|mutations_cut|kinds|families)\..*-2|pipeline\..*-4)\]"
     ),
-    "TensorParallel": r"parallel/test_on_ranks\.py::.*\[tensor\..*-2\]",
+    "TensorParallel": r"parallel/test_on_ranks\.py::.*\[(tensor|context|experts)\..*-2\]",
     "checkpoints": r"parallel/test_on_ranks\.py::.*\[checkpoint\..*-2\]",
     "`mpi`": r"torch_mpi/(test_group\.py::.*\[3-|test_models\.py::.*\[2-ranks|test_(backend|world)\.py::)",
     "Horovod": r"horovod/test_on_gloo\.py::|horovod/test_on_ranks\.py::.*\[3-",

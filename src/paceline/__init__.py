@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from paceline.job.secret_values import secret
     from paceline.models.model import Model
     from paceline.parallel.api import parallelize
-    from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel, TensorParallel
+    from paceline.parallel.strategy import (
+        ContextParallel,
+        DataParallel,
+        ExpertParallel,
+        FullyShard,
+        PipelineParallel,
+        TensorParallel,
+    )
     from paceline.pipelines.data import PipelineData, PipelineParameter
     from paceline.pipelines.pipeline import Pipeline
     from paceline.pipelines.pipeline_run import PipelineRun
@@ -64,7 +71,14 @@ _HOMES = {
     "paceline.job.job": ("Job",),
     "paceline.models.model": ("Model",),
     "paceline.parallel.api": ("parallelize",),
-    "paceline.parallel.strategy": ("DataParallel", "FullyShard", "PipelineParallel", "TensorParallel"),
+    "paceline.parallel.strategy": (
+        "ContextParallel",
+        "DataParallel",
+        "ExpertParallel",
+        "FullyShard",
+        "PipelineParallel",
+        "TensorParallel",
+    ),
     "paceline.pipelines.data": ("PipelineData", "PipelineParameter"),
     "paceline.pipelines.pipeline": ("Pipeline",),
     "paceline.pipelines.pipeline_run": ("PipelineRun",),
@@ -99,6 +113,7 @@ _HOMES = {
 __all__ = [
     "ASHA",
     "Bandit",
+    "ContextParallel",
     "DataParallel",
     "DataReference",
     "Dataset",
@@ -106,6 +121,7 @@ __all__ = [
     "Environment",
     "Estimator",
     "Experiment",
+    "ExpertParallel",
     "FailureReport",
     "FullyShard",
     "Hyperband",

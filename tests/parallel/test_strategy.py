@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel, Strategy, TensorParallel, resolve
+from paceline.parallel.strategy import (
+    ContextParallel,
+    DataParallel,
+    ExpertParallel,
+    FullyShard,
+    PipelineParallel,
+    Strategy,
+    TensorParallel,
+    resolve,
+)
 from tests.helpers import run_python
 
 
@@ -43,6 +52,13 @@ def test_sizes_multiply_to_the_world(strategy: Any, size: int, sizes: tuple[int,
         (DataParallel() @ PipelineParallel(2), 3, ["a multiple of 2", "data ? x pipe 2"]),
         (DataParallel() @ PipelineParallel(), 4, ["leaves the sizes of data and pipe open"]),
         (DataParallel(batch_norm="local") @ FullyShard(2), 2, ["batch_norm is local and sync"]),
+        (ContextParallel(2) @ TensorParallel(2), 4, ["ContextParallel @ TensorParallel is not built", "FullyShard()"]),
+        (
+            FullyShard(2) @ ExpertParallel(2),
+            4,
+            ["ExpertParallel @ FullyShard is not built", "goes with DataParallel()"],
+        ),
+        (ContextParallel(3), 4, ["ContextParallel(3)", "context 3", "there are 4"]),
         (DataParallel, 2, ["write DataParallel()"]),
         ("data", 2, ["'data'", "DataParallel()", "'auto'"]),
         (None, 1, ["strategy=None"]),

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from paceline.parallel.large.empty import empty
     from paceline.parallel.large.values import initialise
     from paceline.parallel.strategy import (
+        ContextParallel,
         DataParallel,
+        ExpertParallel,
         FullyShard,
         Layout,
         PipelineParallel,
@@ -41,7 +43,9 @@ _HOMES = {
     "paceline.parallel.large.empty": ("empty",),
     "paceline.parallel.large.values": ("initialise",),
     "paceline.parallel.strategy": (
+        "ContextParallel",
         "DataParallel",
+        "ExpertParallel",
         "FullyShard",
         "Layout",
         "PipelineParallel",
@@ -54,7 +58,9 @@ _HOMES = {
 
 __all__ = [
     "CheckpointError",
+    "ContextParallel",
     "DataParallel",
+    "ExpertParallel",
     "FullyShard",
     "Layout",
     "Microbatch",

@@ -4,7 +4,7 @@
     2  choose the layout         strategy.resolve      or auto.choose
     3  same model everywhere     same_model            checked, then made equal
     4  batch normalisation       normalization         over all replicas
-    5  cut                       pipeline / tensor     stages, or layers
+    5  cut                       pipeline / tensor     stages, or layers; context, experts
     6  replicate or shard        core.Plain            DDP, FSDP2
     7  hand over the optimizer   optimizers.adopt      by original name, with the first executor
 
@@ -66,7 +66,8 @@ def parallelize(
     loader: a DataLoader whose batch_size is that of all workers together, or any iterable of global batches.
     loss: (output, target) -> the mean over the rows. None takes the model's own: it is given the whole batch, labels too, and
         returns the loss (0-dim), a dict or an object with `loss`, or a tuple that begins with it.
-    strategy: DataParallel(), FullyShard(), PipelineParallel(), TensorParallel(), some of them joined by @, or "auto".
+    strategy: DataParallel(), FullyShard(), PipelineParallel(), TensorParallel(), ContextParallel(), ExpertParallel(), some of
+        them joined by @, or "auto".
     microbatches: each batch is computed in so many parts, and the gradients are summed.
     clip_norm: the largest norm of all gradients together.
     loss_weight: target -> what the loss is the mean over, such as the number of tokens that count; None: the rows.
@@ -245,6 +246,7 @@ def _build(
     from paceline.parallel.tensor.names import fold
 
     notes: list[str] = []
+    summed: list[Any] = []
     if layout.tensor > 1:
         from paceline.parallel.tensor import cutting
 
@@ -253,6 +255,15 @@ def _build(
         loss = None if micro is None else partial(_weighted_loss, task, micro)
         applied = cutting.apply(task.model, world, layout.plan, ties.find(task.model), micro, loss)
         notes = applied.lines
+    if layout.context > 1:
+        from paceline.parallel.context import cutting as context
+
+        notes += context.apply(task.model, world)
+    if layout.expert > 1:
+        from paceline.parallel.experts import spread
+
+        lines, summed = spread.apply(task.model, world)
+        notes += lines
     from paceline.parallel.replicas.core import Plain
 
     if again is not None:
@@ -260,7 +271,7 @@ def _build(
         notes = [*notes, f"computed again in the backward pass: {', '.join(fold(recompute(task.model, again)))}"]
     if layout.shard == 1:
         give_memory(world.device, task.model)
-    return Plain(task, world, find_unused=find_unused, notes=notes)
+    return Plain(task, world, find_unused=find_unused, notes=notes, summed=summed)
 
 
 def _weighted_loss(task: Task, micro: Microbatch, output: Any) -> Any:

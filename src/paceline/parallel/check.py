@@ -270,6 +270,17 @@ def _verdict(par: ParallelHandle, found: _Result, plain: _Result, apart: dict[st
 def _question(par: ParallelHandle) -> str:
     if par.world.replicas > 1 and par.world.layout.batch_norm == "local":
         return "With batch_norm='local' each replica normalises by its own rows: 'sync' is what equals one process."
+    if par.world.layout.context > 1:
+        return (
+            "In a block, do places of a sequence meet outside of F.scaled_dot_product_attention (an attention written by hand, "
+            "MultiheadAttention with need_weights=True, attn_implementation='eager', a convolution, a mean), or does it count "
+            "its places itself? Compute positions and masks before the first block, and let attention alone mix places."
+        )
+    if par.world.layout.expert > 1:
+        return (
+            "Does a mixture of experts add something to the sum of its experts' outputs (a shared expert, its input), or change "
+            "that sum? Do so behind the module that holds the experts."
+        )
     return "Does the model draw random numbers other than dropout's, or keep state between calls?"
 
 

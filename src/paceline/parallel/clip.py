@@ -7,13 +7,13 @@ the direction of the step, and a tensor that two stages hold would count twice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel.exchange import gather
+from paceline.parallel.full_tensor import axes_of
 from paceline.parallel.mesh import World
 from paceline.parallel.reduce import local
 
@@ -59,28 +59,20 @@ class Clipper:
 
 def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
     """The names that this rank's stage counts: a tied tensor counts in the first stage that holds it."""
-    group = world.group("pipe")
+    group = world.group(world.holder_axis)
     if group is None:
         return set(params)
-    held = gather(list(params), group)
+    # Of a parameter that is in parts over these ranks each counts its own.
+    whole = [name for name, param in params.items() if world.holder_axis not in axes_of(param)]
+    held = gather(whole, group)
     # All stages make the same list, so a copy of a tied parameter counts in exactly one of them.
-    earlier = {name for names in held[: world.coordinate("pipe")] for name in names}
+    earlier = {name for names in held[: world.coordinate(world.holder_axis)] for name in names}
     return set(params) - earlier
 
 
 def _counts_here(grad: Tensor, world: World) -> bool:
     """True if this rank adds its part: every shard does; of equal copies along an axis only the first one."""
-    split: set[str] = set()
-    placements: Any = getattr(grad, "placements", None)
-    if placements is not None:
-        mesh: Any = grad.device_mesh  # type: ignore[attr-defined]
-        names = mesh.mesh_dim_names or ()
-        for axis, placement in zip(names, placements, strict=True):
-            assert not placement.is_partial(), "gradients are summed before they are clipped"
-            # A tensor that is cut along two axes of the mesh has a placement (`_StridedShard`) which says no to
-            # `is_shard()`.
-            if not placement.is_replicate():
-                split.add(axis)
+    split = axes_of(grad)
     return all(world.coordinate(axis) == 0 for axis in ("shard", "tensor") if axis not in split)
 
 

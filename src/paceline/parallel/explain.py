@@ -99,7 +99,7 @@ def _forecasts(par: Any) -> tuple[dict[str, Forecast], list[str]]:
         except Exception as error:
             # What is told of other layouts must not end a training.
             return {}, [f"  other layouts: not forecast ({type(error).__name__}: {str(error).partition(chr(10))[0]})"]
-    found = all_forecasts(par.measured, par.world.size, task.microbatches, task.at_once)
+    found = all_forecasts(par.measured, par.world.size, task.microbatches, task.at_once, par.world.layout)
     link = par.measured.bandwidth_bytes_s / 1e9
     return {name: one for name, (_, one) in found.items()}, [
         f"   * is used, - needs more memory than there is; of the worker with the most, with {link:.2g} GB/s between workers",
@@ -176,6 +176,15 @@ def _traffic_lines(executor: Any, layout: Any) -> list[str]:
         sent = 2 * (layout.data - 1) / layout.data * whole / layout.shard
         lines.append(
             f"  data {layout.data}: each worker sends about {_bytes(sent)} a step (2 (n - 1) / n of its gradients)"
+        )
+    if layout.context > 1:
+        lines.append(
+            f"  context {layout.context}: each worker is sent the keys and values of all others for each attention, their "
+            "gradients back, and once the gradients of all parameters"
+        )
+    if layout.expert > 1:
+        lines.append(
+            f"  expert {layout.expert}: one sum over a mixture's output, forward, and one over its input, backward"
         )
     if layout.tensor > 1:
         lines.append(

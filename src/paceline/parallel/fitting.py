@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from paceline.parallel.errors import ParallelError
+from paceline.torch_private import BatchNorm
 
 if TYPE_CHECKING:
     from paceline.parallel.strategy import Layout
@@ -36,12 +37,19 @@ def check_fits(model: nn.Module, optimizer: torch.optim.Optimizer | None, layout
                     f"{name} is complex, and torch's DistributedDataParallel adds up real gradients alone. Use FullyShard(), "
                     "TensorParallel() or PipelineParallel(), or keep it as two real parameters."
                 )
-    if layout.tensor > 1:
+    if layout.context > 1:
+        for name, module in model.named_modules():
+            if isinstance(module, BatchNorm):
+                raise ParallelError(
+                    f"{name or 'the model'} normalises over a batch, and under {layout} each worker has a part of each sequence. "
+                    "Use LayerNorm or GroupNorm over features, or DataParallel()."
+                )
+    if layout.tensor > 1 or layout.context > 1 or layout.expert > 1:
         for name, module in model.named_modules():
             if is_compiled(module):
                 raise ParallelError(
-                    f"{name or 'the model'} is compiled, and what was compiled doesn't compute with the parts that "
-                    "TensorParallel() makes of its layers. Give parallelize the model as it was before torch.compile, or use "
+                    f"{name or 'the model'} is compiled, and what was compiled doesn't compute with the parts that {layout} "
+                    "makes of it. Give parallelize the model as it was before torch.compile, or use "
                     "DataParallel() or FullyShard()."
                 )
     if layout.tensor > 1 or layout.shard > 1:

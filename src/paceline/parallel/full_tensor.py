@@ -24,3 +24,18 @@ def whole(tensor: Any) -> Any:
         return tensor.full_tensor()
     finally:
         _TORCHS.setLevel(level)
+
+
+def axes_of(tensor: Any) -> set[str]:
+    """The axes of the mesh along which it is in parts."""
+    split: set[str] = set()
+    placements: Any = getattr(tensor, "placements", None)
+    if placements is not None:
+        names = tensor.device_mesh.mesh_dim_names or ()
+        for axis, placement in zip(names, placements, strict=True):
+            assert not placement.is_partial(), "it has to be summed first"
+            # A tensor that is cut along two axes of the mesh has a placement (`_StridedShard`) which says no to
+            # `is_shard()`.
+            if not placement.is_replicate():
+                split.add(axis)
+    return split

@@ -1,6 +1,6 @@
 """This process's place in the world: torch.distributed started or joined, the device, and the groups of the mesh.
 
-    axes, outermost first        pipe  data  shard  tensor
+    axes, outermost first        pipe  data  shard  context  expert  tensor
 
 Ranks of one tensor group are neighbours, so that what talks most is closest. Loaded on use: it imports torch.
 """
@@ -24,7 +24,9 @@ from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import from_first
 from paceline.parallel.strategy import Layout
 
-AXES = ("pipe", "data", "shard", "tensor")
+AXES = ("pipe", "data", "shard", "context", "expert", "tensor")
+#: Axes that the mesh has only where they are used: torch makes a group for each axis, however short.
+_RARE = ("context", "expert")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,8 @@ class WorldPlace:
 class World:
     """This process among all, and the groups that its layout makes.
 
-    mesh: with the axes of `AXES`; None in a world of one, where there may be no process group at all.
+    mesh: with the axes of `AXES`, context and expert only where they are used.
+        None in a world of one, where there may be no process group at all.
     store: what the ranks leave messages in, or None in a world of one.
     """
 
@@ -81,9 +84,19 @@ class World:
         return self.group("data", "shard")
 
     @property
+    def gradient_group(self) -> Any:
+        """The ranks over which gradients are summed: other rows, or other parts of their sequences."""
+        return self.group("data", "shard", "context")
+
+    @property
     def model_group(self) -> Any:
         """The ranks that together hold one copy of all parameters."""
-        return self.group("pipe", "shard", "tensor")
+        return self.group("pipe", "shard", "expert", "tensor")
+
+    @property
+    def holder_axis(self) -> str:
+        """The axis along which a rank may lack a whole parameter that others have: stages, or workers with other experts."""
+        return "expert" if self.layout.expert > 1 else "pipe"
 
 
 def coordinates(layout: Layout, rank: int) -> dict[str, int]:
@@ -138,7 +151,7 @@ def build(place: WorldPlace, layout: Layout) -> World:
 
 
 #: What was made for the world's process group of now: shape -> mesh and groups. Making them takes many messages.
-_made: dict[tuple[int, ...], Any] = {}
+_made: dict[tuple[tuple[str, int], ...], Any] = {}
 _made_for: Any = None
 
 
@@ -146,20 +159,21 @@ def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[Any, dict[froze
     global _made_for
     from torch.distributed.device_mesh import init_device_mesh
 
-    shape = tuple(int(getattr(layout, axis)) for axis in AXES)
+    axes = tuple(axis for axis in AXES if axis not in _RARE or getattr(layout, axis) > 1)
+    shape = tuple((axis, int(getattr(layout, axis))) for axis in axes)
     # A script may end its process group and make another one; meshes and groups of the first one are dead then.
     if _made_for is not dist.group.WORLD:
         _made.clear()
         _made_for = dist.group.WORLD
     if shape not in _made:
-        mesh = init_device_mesh(place.device.type, shape, mesh_dim_names=AXES)
-        active = {axis for axis, extent in zip(AXES, shape, strict=True) if extent > 1}
+        mesh = init_device_mesh(place.device.type, tuple(extent for _, extent in shape), mesh_dim_names=axes)
+        active = {axis for axis, extent in shape if extent > 1}
         groups: dict[frozenset[str], Any] = {frozenset({axis}): mesh.get_group(axis) for axis in active}
         # Axes that have all ranks are the world's own group; each further group costs connections between all of its
         # ranks.
         groups.setdefault(frozenset(active), dist.group.WORLD)
-        for axes in (("data", "shard"), ("pipe", "shard", "tensor")):
-            wanted = frozenset(axes) & active
+        for together in (("data", "shard"), ("data", "shard", "context"), ("pipe", "shard", "expert", "tensor")):
+            wanted = frozenset(together) & active
             # Every rank comes here with the same layout, so all make the same groups in the same order, which torch
             # requires.
             if wanted and wanted not in groups:

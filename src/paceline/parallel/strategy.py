@@ -111,6 +111,41 @@ class TensorParallel(_Part):
             object.__setattr__(self, "plan", dict(self.plan))
 
 
+@dataclass(frozen=True)
+class ContextParallel(_Part):
+    """Every worker has the whole model and a part of each sequence; attention gets the keys and values of all of them.
+
+    size: the number of parts. Goes with DataParallel and FullyShard.
+    dim: the dimension of the blocks' input [rows, sequence, features] that is the sequence.
+    lists: names of the lists of blocks (nn.ModuleList, nn.Sequential) from whose first block to the last the sequence is in
+        parts; None takes the model's outermost lists.
+    """
+
+    size: int | None = None
+    dim: int = 1
+    lists: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check_size("ContextParallel", "size", self.size)
+        if not isinstance(self.dim, int) or isinstance(self.dim, bool) or self.dim < 0:
+            raise ParallelError(f"ContextParallel(dim={self.dim!r}): the number of a dimension, 0 or more.")
+        if self.lists is not None:
+            object.__setattr__(self, "lists", _names("ContextParallel", "lists", self.lists))
+
+
+@dataclass(frozen=True)
+class ExpertParallel(_Part):
+    """Every worker has some of the experts of each mixture of experts, and the whole of all else.
+
+    size: the number of parts. Goes with DataParallel.
+    """
+
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_size("ExpertParallel", "size", self.size)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
     """Several ways at once: what `a @ b` gives."""
@@ -140,17 +175,21 @@ class Layout:
     shard: int = 1
     pipe: int = 1
     tensor: int = 1
+    context: int = 1
+    expert: int = 1
     schedule: str = "1f1b"
     cut: tuple[str, ...] | None = None
     chunks: int = 1
     plan: Mapping[str, str] | None = field(default=None, hash=False)
     units: tuple[str, ...] | None = None
     batch_norm: str = "sync"
+    context_dim: int = 1
+    context_lists: tuple[str, ...] | None = None
 
     @property
     def size(self) -> int:
         """How many workers it is for."""
-        return self.data * self.shard * self.pipe * self.tensor
+        return self.data * self.shard * self.pipe * self.tensor * self.context * self.expert
 
     @property
     def replicas(self) -> int:
@@ -158,7 +197,7 @@ class Layout:
         return self.data * self.shard
 
     def __str__(self) -> str:
-        sizes = {"data": self.data, "shard": self.shard, "pipe": self.pipe, "tensor": self.tensor}
+        sizes = {axis: int(getattr(self, axis)) for axis in _AXES.values()}
         return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one worker"
 
 
@@ -171,8 +210,8 @@ def parts_of(strategy: object) -> tuple[_Part, ...]:
     if isinstance(strategy, type) and issubclass(strategy, _Part):
         raise ParallelError(f"strategy={strategy.__name__}: that is the class; write {strategy.__name__}().")
     raise ParallelError(
-        f"strategy={strategy!r} is none. Give DataParallel(), FullyShard(), PipelineParallel(), TensorParallel(), some of them "
-        "joined by @, such as DataParallel(2) @ PipelineParallel(2), or 'auto'."
+        f"strategy={strategy!r} is none. Give {', '.join(f'{kind.__name__}()' for kind in _AXES)}, some of them joined by @, "
+        "such as DataParallel(2) @ PipelineParallel(2), or 'auto'."
     )
 
 
@@ -183,6 +222,7 @@ def resolve(strategy: object, world_size: int) -> Layout:
         ParallelError: the sizes don't multiply to the world's, or more than one was left out.
     """
     parts = parts_of(strategy)
+    _check_together(parts)
     sizes = {_axis(part): _size(part) for part in parts}
     open_axes = [axis for axis, size in sizes.items() if size is None]
     product = 1
@@ -218,10 +258,32 @@ def resolve(strategy: object, world_size: int) -> Layout:
             values["plan"] = part.plan
         elif isinstance(part, FullyShard):
             values["units"] = part.units
+        elif isinstance(part, ContextParallel):
+            values |= {"context_dim": part.dim, "context_lists": part.lists}
     return Layout(**values)
 
 
-_AXES: dict[type, str] = {DataParallel: "data", FullyShard: "shard", PipelineParallel: "pipe", TensorParallel: "tensor"}
+_AXES: dict[type, str] = {
+    DataParallel: "data",
+    FullyShard: "shard",
+    PipelineParallel: "pipe",
+    TensorParallel: "tensor",
+    ContextParallel: "context",
+    ExpertParallel: "expert",
+}
+#: What these can be joined with.
+_WITH: dict[type, tuple[type, ...]] = {ContextParallel: (DataParallel, FullyShard), ExpertParallel: (DataParallel,)}
+
+
+def _check_together(parts: tuple[_Part, ...]) -> None:
+    for part in parts:
+        for other in parts:
+            allowed = _WITH.get(type(part))
+            if allowed is not None and other is not part and not isinstance(other, allowed):
+                raise ParallelError(
+                    f"{type(part).__name__} @ {type(other).__name__} is not built. {type(part).__name__} goes with "
+                    f"{' and '.join(f'{kind.__name__}()' for kind in allowed)}."
+                )
 
 
 def _axis(part: _Part) -> str:

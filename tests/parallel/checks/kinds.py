@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 
-from tests.parallel.kinds.kind import LAYOUTS, Kind, alone, judged
+from tests.parallel.kinds.kind import LAYOUTS, RARE, Kind, alone, judged
 from tests.parallel.kinds.plain import KINDS
 from tests.parallel.world import Ranks
 
@@ -52,6 +52,9 @@ SHORT = {
     "data@pipe": ("own-gradient", "own-loss-dict", "loss-reads-all-parameters"),
     "shard@pipe": ("loss-reads-parameter",),
     "data@tensor": ("own-loss-sum",),
+    "context": ("transformer", "tower", "conv-batch"),
+    "expert": ("experts", "mixture", "tower"),
+    "data@expert": ("mixture",),
 }
 
 
@@ -60,15 +63,17 @@ def check_models_of_torchs_own_parts(ranks: Ranks) -> None:
 
 
 def check_all_models_of_torchs_own_parts(ranks: Ranks) -> None:
-    assert_right(ranks, KINDS)
+    assert_right(ranks, KINDS, SHORT, whole=True)
 
 
-def assert_right(ranks: Ranks, kinds: Mapping[str, Kind], short: Mapping[str, Iterable[str]] | None = None) -> None:
-    """short: layout -> the kinds that it has; None: all."""
+def assert_right(
+    ranks: Ranks, kinds: Mapping[str, Kind], short: Mapping[str, Iterable[str]], *, whole: bool = False
+) -> None:
+    """short: layout -> the kinds that it has. whole: all kinds, but on those layouts that are for some alone."""
+    chosen = {name: set(kinds if whole and name not in RARE else short.get(name, ())) for name in LAYOUTS}
     # A name that is written wrongly would leave its kind out without a word.
-    chosen = {layout: set(kinds if short is None else short.get(layout, ())) for layout in LAYOUTS}
     assert not set().union(*chosen.values()) - set(kinds)
-    assert short is None or set(short) <= set(LAYOUTS)
+    assert set(short) <= set(LAYOUTS)
     wrong = []
     for name, kind in kinds.items():
         layouts = [layout for layout, (size, _) in LAYOUTS.items() if size == ranks.size and name in chosen[layout]]

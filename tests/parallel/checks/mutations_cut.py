@@ -10,14 +10,29 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel, training
+from paceline.parallel import (
+    ContextParallel,
+    DataParallel,
+    ExpertParallel,
+    FullyShard,
+    ParallelError,
+    PipelineParallel,
+    TensorParallel,
+    steady,
+    training,
+)
+from paceline.parallel.context.sequence import Places
+from paceline.parallel.experts import spread
 from paceline.parallel.pipeline.programs import Programs
 from paceline.parallel.pipeline.ties import StageTies
 from paceline.parallel.reduce import local
-from paceline.parallel.tensor import cutting
+from paceline.parallel.replicas import core
+from paceline.parallel.tensor import cutting, pieces
+from tests.parallel.checks.experts import MIXED
 from tests.parallel.checks.mutations import LIMITS, assert_seen
 from tests.parallel.equality import alone, assert_equal, batches, sgd, together
-from tests.parallel.models import CASES, Mlp, Transformer
+from tests.parallel.models import CASES, SHALLOW, Case, Mlp, Transformer, token_loss
+from tests.parallel.tensor.models import WORDS, Fused, Tokens
 from tests.parallel.world import Ranks
 
 SIZES = (2,)
@@ -112,3 +127,117 @@ def check_a_tensor_group_draws_the_same_numbers(ranks: Ranks) -> None:
     streams = training.Streams
     assert uncut(streams)
     assert not uncut(lambda **options: streams(**(options | {"replica": ranks.rank})))
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + torch.rand_like(x))
+
+
+class Changed(nn.Module):
+    """Reads what the loop sets, and draws numbers if it is to."""
+
+    alpha = 1.0
+
+    def __init__(self, case: Case, noise: bool) -> None:
+        super().__init__()
+        self.inner, self.noise = case.make(), Noise() if noise else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.noise(self.inner(x)) * self.alpha
+
+
+#: Each strategy, and a model that it cuts.
+EVERY = (
+    (DataParallel(), "transformer_untied"),
+    (FullyShard(), "transformer_untied"),
+    (PipelineParallel(), "transformer_untied"),
+    (TensorParallel(), "transformer_untied"),
+    (ContextParallel(), "transformer_untied"),
+    (ExpertParallel(), "mixed"),
+)
+MODELS = {"transformer_untied": SHALLOW["transformer_untied"], "mixed": MIXED}
+
+
+def _changed(name: str, strategy: Any, *, noise: bool = False, stale: bool = False, check: str = "off") -> list[float]:
+    case = MODELS[name]
+    torch.manual_seed(5)
+    model = Changed(case, noise).double()
+    given = batches(case, torch.float64, (8, 8))
+    options = {"loss": case.loss, "microbatches": 2, "check": check}
+    par = paceline.parallelize(model, sgd(model), given, strategy=strategy, **options)
+    step = par.executor.train_step
+
+    def with_first(micros: Any) -> Tensor:
+        model.alpha = 1.0
+        return step(micros)
+
+    if stale:
+        par.executor.train_step = with_first  # type: ignore[method-assign]
+    losses = []
+    for number, batch in enumerate(given):
+        model.alpha = 1.0 + number
+        losses.append(float(par.step(batch)))
+    return losses
+
+
+def check_a_stale_attribute_is_seen_in_each_strategy(ranks: Ranks) -> None:
+    for name, case in MODELS.items():
+        torch.manual_seed(5)
+        model = Changed(case, noise=False).double()
+        optimizer, one = sgd(model), []
+        for number, (x, y) in enumerate(batches(case, torch.float64, (8, 8))):
+            model.alpha = 1.0 + number
+            optimizer.zero_grad()
+            loss = case.loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            one.append(float(loss.detach()))
+        for strategy in (own for own, of in EVERY if of == name):
+            assert _changed(name, strategy) == pytest.approx(one, abs=1e-12), strategy
+            assert abs(_changed(name, strategy, stale=True)[-1] - one[-1]) > 1e-3, strategy
+
+
+def check_another_random_number_is_seen_in_each_strategy(ranks: Ranks) -> None:
+    """In the comparison before the first step all draw the same; one rank draws another here."""
+    other = steady._like(0.25 if ranks.rank else 0.5)
+    for strategy, name in EVERY:
+        _changed(name, strategy, noise=True, check="first")
+        change = mock.patch.dict(steady._FIXED, {"aten.rand_like": other})
+        with change, pytest.raises(ParallelError, match="before the first step"):
+            _changed(name, strategy, noise=True, check="first")
+
+
+def check_what_a_sequence_in_parts_needs(ranks: Ranks) -> None:
+    def own_alone(self: Places, whole: Tensor, dim: int) -> Tensor:
+        return self.take(whole, dim)
+
+    strategy = ContextParallel()
+    assert_seen("transformer_tied", strategy, mock.patch.object(Places, "scatter_sum", own_alone))
+    assert_seen("transformer_tied", strategy, mock.patch.object(core, "sum_gradients", return_value=None))
+    places = Places.take
+    shifted = mock.patch.object(Places, "take", lambda self, x, dim: places(self, x.roll(1, dim), dim))
+    assert_seen("transformer_tied", strategy, shifted)
+
+
+def check_what_spread_experts_need(ranks: Ranks) -> None:
+    strategy, mixed = ExpertParallel(), {"mixed": MIXED}
+    with mock.patch.dict(CASES, mixed):
+        copy = mock.patch.object(spread._Copy, "backward", staticmethod(lambda ctx, *grads: (None, *grads)))
+        assert_seen("mixed", strategy, copy)
+        assert_seen("mixed", strategy, mock.patch.object(core, "sum_gradients", return_value=None))
+        once_more = mock.patch.object(spread, "_shared", lambda tensor, count: tensor)
+        assert_seen("mixed", strategy, once_more)
+
+
+def check_pieces_that_are_not_dealt(ranks: Ranks) -> None:
+    def trained() -> None:
+        torch.manual_seed(5)
+        model = Tokens(Fused()).double()
+        given = [(torch.randint(0, WORDS, (4, 8)), torch.randint(0, WORDS, (4, 8)))]
+        paceline.parallelize(model, sgd(model), given, loss=token_loss, strategy=TensorParallel())
+
+    trained()
+    change = mock.patch.object(pieces, "_exchanged", lambda own, *how, **back: own)
+    with change, pytest.raises(ParallelError, match="is not the plain one"):
+        trained()

@@ -15,7 +15,15 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import paceline
-from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel
+from paceline.parallel import (
+    ContextParallel,
+    DataParallel,
+    ExpertParallel,
+    FullyShard,
+    ParallelError,
+    PipelineParallel,
+    TensorParallel,
+)
 
 STEPS = 3
 ROWS = 8
@@ -32,7 +40,14 @@ LAYOUTS: dict[str, tuple[int, Any]] = {
     "data@pipe": (4, DataParallel(2) @ PipelineParallel(2)),
     "shard@pipe": (4, FullyShard(2) @ PipelineParallel(2)),
     "data@tensor": (4, DataParallel(2) @ TensorParallel(2)),
+    "context": (2, ContextParallel()),
+    "expert": (2, ExpertParallel()),
+    "data@context": (4, DataParallel(2) @ ContextParallel(2)),
+    "shard@context": (4, FullyShard(2) @ ContextParallel(2)),
+    "data@expert": (4, DataParallel(2) @ ExpertParallel(2)),
 }
+#: Those for sequences or mixtures alone: of other kinds there is nothing to be said.
+RARE = {"context", "expert", "data@context", "shard@context", "data@expert"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -517,6 +517,42 @@ class Experts(nn.Module):
         return x + out
 
 
+class Mixture(nn.Module):
+    """A mixture that gives the sum of its experts' outputs, and what its router thinks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 4)
+        self.experts = nn.ModuleList([Mixer() for _ in range(4)])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.router(x)
+        gates, chosen = logits.softmax(-1).topk(2)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            row, place = torch.where(chosen == number)
+            out = out.index_add(0, row, expert(x[row]) * gates[row, place, None])
+        return out, logits
+
+
+class Mixed(nn.Module):
+    """Blocks of mixtures beside an expert for all rows, and a loss for the routers among the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.blocks = nn.ModuleList([Mixture() for _ in range(3)])
+        self.shared = nn.ModuleList([Mixer() for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, found = torch.tanh(self.first(x)), []
+        for block, shared in zip(self.blocks, self.shared, strict=True):
+            out, logits = block(x)
+            x = x + torch.tanh(out + shared(x))
+            found.append(logits.square().mean(-1, keepdim=True))
+        return self.last(x) * (1 + 0.1 * torch.stack(found).sum(0))
+
+
 class OwnWeights(nn.Module):
     """A loss that learns."""
 
@@ -673,7 +709,14 @@ LEFT = r"the loss reads .* at .*plain\.py.*, which a call of the model has left 
 WITH_PARTS = r"the loss reads .* of the model itself at .*plain\.py"
 
 KINDS: dict[str, Kind] = {
-    "tower": Kind(make=Tower, batch=vectors),
+    "tower": Kind(
+        make=Tower,
+        batch=vectors,
+        refused={
+            "context": r"on context 2 the model can't compute the first rows .*plain\.py:",
+            "expert": "finds no experts in Tower: .*named 'experts'",
+        },
+    ),
     "sequential": Kind(make=sequential, batch=vectors),
     "lstm": Kind(make=lambda: Recurrent(nn.LSTM), batch=series),
     "gru": Kind(make=lambda: Recurrent(nn.GRU), batch=series),
@@ -728,7 +771,9 @@ KINDS: dict[str, Kind] = {
     ),
     "spectral-norm": Kind(make=lambda: Normed(parametrizations.spectral_norm), batch=vectors),
     "lists": Kind(make=Lists, batch=vectors),
-    "conv-batch": Kind(make=lambda: Convolved("batch"), batch=images),
+    "conv-batch": Kind(
+        make=lambda: Convolved("batch"), batch=images, refused={"context": "normalises over a batch.* Use LayerNorm"}
+    ),
     "conv-group": Kind(make=lambda: Convolved("group"), batch=images),
     "conv-instance": Kind(make=lambda: Convolved("instance"), batch=images),
     "unet": Kind(make=Unet, batch=images, refused={"tensor": WHOLE}),
@@ -745,7 +790,14 @@ KINDS: dict[str, Kind] = {
         loss=None,
         refused=dict.fromkeys(("data", "shard", "pipe", "tensor"), SUM),
     ),
-    "experts": Kind(make=lambda: Tower(Experts), batch=vectors),
+    "experts": Kind(
+        make=lambda: Tower(Experts),
+        batch=vectors,
+        refused={
+            "expert": r"before the first step.* Does a mixture of experts add something .*\(a shared expert, its input\)"
+        },
+    ),
+    "mixture": Kind(make=Mixed, batch=vectors),
     "loss-reads-aux": Kind(
         make=lambda: Tower(_AuxBlock), batch=vectors, loss_of=with_aux, refused={"pipe": LEFT, "tensor": WITH_PARTS}
     ),

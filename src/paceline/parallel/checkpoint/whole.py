@@ -18,7 +18,7 @@ def full_state_dict(held: HeldState, world: World) -> dict[str, Tensor]:
     """Every name -> the whole tensor, on the CPU, detached; tied names share one tensor. Called on all ranks."""
     own = {name: _whole(tensor.detach()) for name, tensor in held.model_tensors().items()}
     names = held.first_names()
-    group = world.group("pipe")
+    group = world.group(world.holder_axis)
     if group is not None:
         names = {name: first for of_stage in gather(names, group) for name, first in of_stage.items()}
         own = _from_stages(own, group, world.device)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.experts.found import expert_parameters
 from paceline.parallel.forecast.predict import Measured
 from paceline.parallel.large.stand_ins import stand_ins
 from paceline.parallel.pipeline.costs import measure
@@ -88,6 +89,7 @@ def _about(
         optimizer_factor=factor,
         optimizer_s_a_byte=seconds,
         cut_share=matrices / whole,
+        expert_share=sum(map(_size, expert_parameters(model))) / whole,
         bandwidth_bytes_s=bandwidth_bytes_s,
         reason=reason,
     )

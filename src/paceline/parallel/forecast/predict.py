@@ -6,7 +6,8 @@ For d replicas, s shards, p stages, t tensor parts, M microbatches in groups of 
               + (2 (d - 1) / d G / s + 3 M (s - 1) / s W) / bandwidth + optimizer
     memory    W + G + optimizer, of this worker's part, + activations that are kept + with shards the blocks put together
     sent      data: 2 (d - 1) / d G / s    shard: 3 M (s - 1) / s W    pipe: 2 M live bytes at each end of a stage
-              tensor: for each block four sums of what goes into it, 2 (t - 1) / t each
+              tensor: for each block four sums of what goes into it, 2 (t - 1) / t each; expert: the same of a block with experts
+              context: for each block keys, values and their gradients, (c - 1) / c each, and gradients as data does
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from typing import Any
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.pipeline.cut import Block, find_cuts
 from paceline.parallel.pipeline.timeline import bubble, in_flight, simulate
-from paceline.parallel.strategy import DataParallel, FullyShard, Layout, PipelineParallel, TensorParallel, resolve
+from paceline.parallel.strategy import (
+    ContextParallel,
+    DataParallel,
+    ExpertParallel,
+    FullyShard,
+    Layout,
+    PipelineParallel,
+    TensorParallel,
+    resolve,
+)
 
 #: FSDP2 holds the block that computes, the one that comes next, what is received of it, the gradients of a whole block and
 #: their message. Measured on CPUs: 5.4 to 5.8 blocks.
@@ -34,7 +44,8 @@ class Measured:
     small: the same blocks for a part of the rows, which take more time a row; None: time goes with the rows.
     trained_share: of the parameters' bytes, those that get gradients. unit_bytes: of the largest block of FullyShard.
     optimizer_factor: numbers of state for each parameter. optimizer_s_a_byte: of a step, for each byte of trained parameters.
-    cut_share: of the parameters' bytes, those that TensorParallel could cut. reason: why no pipeline can be; "" if one can.
+    cut_share: of the parameters' bytes, those that TensorParallel could cut. expert_share: those of experts.
+    reason: why no pipeline can be; "" if one can.
     """
 
     rows: int
@@ -47,6 +58,7 @@ class Measured:
     optimizer_factor: int = 2
     optimizer_s_a_byte: float = 0.0
     cut_share: float = 0.0
+    expert_share: float = 0.0
     bandwidth_bytes_s: float = 2e9
     reason: str = ""
 
@@ -118,20 +130,22 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
     if layout.pipe > 1:
         return _piped(measured, blocks, layout, microbatches, at_once, name)
     whole = float(sum(dict(pair for block in blocks for pair in block.parameters).values()))
-    part = 1.0 - measured.cut_share * (1 - 1 / layout.tensor)
+    part = 1.0 - measured.cut_share * (1 - 1 / layout.tensor) - measured.expert_share * (1 - 1 / layout.expert)
     weights = whole * part / layout.shard
     gradients = weights * measured.trained_share
-    compute_s = sum(block.cost_s for block in blocks) * (part if layout.tensor > 1 else 1.0)
+    compute_s = sum(block.cost_s for block in blocks) * part / layout.context
     sent = _replicas(measured, whole * part, layout, microbatches)
-    if layout.tensor > 1:
-        sums = 4 * sum(block.live_bytes for block in blocks)
-        sent += microbatches * sums * 2 * (layout.tensor - 1) / layout.tensor
+    live = microbatches * sum(block.live_bytes for block in blocks)
+    sums = layout.tensor * layout.expert
+    # Four sums of what goes into a block; or its keys, values and their gradients once.
+    sent += live * 4 * (2 * (sums - 1) / sums + (layout.context - 1) / layout.context)
+    sent += 2 * (layout.context - 1) / layout.context * gradients
     return Forecast(
         name=name,
         parameter_bytes=weights,
         gradient_bytes=gradients,
         optimizer_bytes=gradients * measured.optimizer_factor,
-        activation_bytes=sum(block.activation_bytes for block in blocks),
+        activation_bytes=sum(block.activation_bytes for block in blocks) / layout.context,
         together_bytes=WHOLE_BLOCKS * measured.unit_bytes * part if layout.shard > 1 else 0.0,
         step_s=microbatches * compute_s + sent / bandwidth + gradients * measured.optimizer_s_a_byte,
         sent_bytes=sent,
@@ -208,10 +222,25 @@ def _piped(
     )
 
 
-def all_forecasts(measured: Measured, workers: int, microbatches: int, at_once: int) -> dict[str, tuple[Any, Forecast]]:
-    """Name -> strategy and forecast, of every layout for so many workers."""
+def all_forecasts(
+    measured: Measured, workers: int, microbatches: int, at_once: int, used: Layout | None = None
+) -> dict[str, tuple[Any, Forecast]]:
+    """Name -> strategy and forecast, of every layout for so many workers.
+
+    used: that in use, which is among them with parts of sequences or experts too; others with these are not.
+    """
     found = {}
-    for strategy in candidates(workers):
+    strategies = candidates(workers)
+    if used is not None and max(used.context, used.expert) > 1:
+        kinds: dict[Any, int] = {
+            DataParallel: used.data,
+            FullyShard: used.shard,
+            ContextParallel: used.context,
+            ExpertParallel: used.expert,
+        }
+        parts = [kind(size) for kind, size in kinds.items() if size > 1]
+        strategies.append(parts[0] if len(parts) == 1 else parts[0] @ parts[1])
+    for strategy in strategies:
         name = _shown(strategy)
         found[name] = strategy, forecast(measured, resolve(strategy, workers), microbatches, at_once, name)
     return found
@@ -238,6 +267,8 @@ def name_of_layout(layout: Layout) -> str:
         "FullyShard": layout.shard,
         "PipelineParallel": layout.pipe,
         "TensorParallel": layout.tensor,
+        "ContextParallel": layout.context,
+        "ExpertParallel": layout.expert,
     }
     return name_of({kind: size for kind, size in sizes.items() if size > 1})
 

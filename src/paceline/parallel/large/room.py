@@ -8,6 +8,7 @@ from torch import nn
 from paceline.parallel.auto import available_bytes
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
+from paceline.parallel.experts.found import expert_parameters
 from paceline.parallel.forecast.measure import state_numbers
 from paceline.parallel.forecast.predict import shown_bytes
 from paceline.parallel.mesh import World
@@ -26,7 +27,9 @@ def refuse_too_large(
     trained = sum(param.nbytes for param in params if param.requires_grad)
     layout = world.layout
     parts = layout.shard * layout.pipe * layout.tensor
-    needed = (whole + trained * (1 + state_numbers(optimizer, world.device))) / parts
+    experts = sum(param.nbytes for param in expert_parameters(model)) / max(whole, 1)
+    share = (1 - experts * (1 - 1 / layout.expert)) / parts
+    needed = (whole + trained * (1 + state_numbers(optimizer, world.device))) * share
     free = memory_bytes or available_bytes(world.device)
     least = int(free) if world.size == 1 else int(min(gather(int(free))))
     if needed <= least:

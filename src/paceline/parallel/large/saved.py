@@ -17,7 +17,7 @@ from paceline.parallel.checkpoint.folder import Saving, sync_file
 from paceline.parallel.checkpoint.state import HeldState
 from paceline.parallel.checkpoint.store import attempt, from_rank_0, gather_all, hold, on_rank_0, raise_agreed
 from paceline.parallel.errors import CheckpointError
-from paceline.parallel.full_tensor import whole
+from paceline.parallel.full_tensor import axes_of, whole
 from paceline.parallel.large.safetensors import INDEX, SINGLE, Writer, type_name
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _roots(par: ParallelHandle, held: HeldState) -> dict[str, int]:
     """Of the tensors that this rank holds, which rank writes each; those that an earlier stage writes are left out."""
     world: World = par.world
     about = {name: tensor.numel() * tensor.element_size() for name, tensor in held.model_tensors().items()}
-    stages = gather_all((world.coordinate("pipe"), about), world)
+    stages = gather_all((world.coordinate(world.holder_axis), about), world)
     writer: dict[str, int] = {}
     done: dict[int, int] = dict.fromkeys(range(world.size), 0)
     stage_of: dict[str, int] = {}
@@ -126,5 +126,7 @@ def _roots(par: ParallelHandle, held: HeldState) -> dict[str, int]:
         least = min(ranks, key=lambda rank: done[rank])
         writer[name] = least
         done[least] += size
-    here = world.coordinate("pipe")
-    return {name: writer[name] for name in about if stage_of[name] == here}
+    here = world.coordinate(world.holder_axis)
+    # To put one together that is in parts over these ranks, all of them are needed.
+    parted = {name for name, tensor in held.model_tensors().items() if world.holder_axis in axes_of(tensor)}
+    return {name: writer[name] for name in about if stage_of[name] == here or name in parted}

@@ -4,7 +4,7 @@
     one process                -
     data                       DistributedDataParallel, while the backward pass goes on; in the first step afterwards
     shard, data x shard        FSDP2
-    data x tensor              `reduce.sum_gradients`, afterwards
+    data x tensor, context     `reduce.sum_gradients`, afterwards
 
 The first step of DDP runs without it: it shows which parameters are not used, which DDP has to know beforehand.
 Loaded on use: it imports torch.
@@ -41,6 +41,7 @@ class Plain:
     find_unused: whether a step may leave parameters without a gradient, and others than the first step's; None goes by
         the first step.
     notes: what `explain` says of how the layers were cut.
+    summed: parameters of which each worker with other experts has a part of the gradient.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class Plain:
         *,
         find_unused: bool | None = None,
         notes: Sequence[str] = (),
+        summed: Sequence[nn.Parameter] = (),
     ) -> None:
+        self._summed = tuple(summed)
         self.notes = tuple(notes)
         self._task = task
         self._world = world
@@ -64,7 +67,9 @@ class Plain:
 
             shard.shard_stage(self._module, world)
             self._used = Used(self._module, world, find_unused)
-        uses_ddp = not self._is_sharded and world.layout.data > 1 and world.layout.tensor == 1
+        # With workers that have parts of the model, or of each sequence, there is more to sum, or in other groups.
+        is_plain = max(world.layout.tensor, world.layout.context, world.layout.expert) == 1
+        uses_ddp = not self._is_sharded and world.layout.data > 1 and is_plain
         self._ddp = _Replicated(self._module, world, find_unused) if uses_ddp and self._trained() else None
 
     @property
@@ -99,7 +104,9 @@ class Plain:
                     self._used.watch()
                 # A loss without a gradient: all is frozen, or this replica has no rows.
                 if loss.requires_grad:
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    # Each worker of a sequence has the loss of all of it, and their gradients are summed.
+                    whole = loss / self._world.layout.context if self._world.layout.context > 1 else loss
+                    whole.backward()  # type: ignore[no-untyped-call]
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
         return total
@@ -132,10 +139,12 @@ class Plain:
             # summed here.
             self._used.finish()
             sum_gradients(shard.left_whole(self._module), group)
+            sum_gradients(self._trained(), self._world.group("context"))
         elif self._ddp is not None:
             self._ddp.finish()
         else:
-            sum_gradients(self._trained(), group)
+            sum_gradients(self._trained(), self._world.gradient_group)
+            sum_gradients(self._summed, self._world.group("expert"))
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
         total: Tensor | None = None

@@ -1,0 +1,1 @@
+"""Sequences in parts, one on each worker."""

@@ -1,0 +1,1 @@
+"""Experts of a mixture, some on each worker."""

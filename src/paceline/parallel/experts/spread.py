@@ -1,0 +1,254 @@
+"""The experts of each mixture spread over the workers. Loaded on use: it imports torch.
+
+All workers of a group have the same rows. Each computes its own experts for them, and the sum of what all experts give is put
+together by one message; a second one, in the backward pass, sums the gradients of what goes into the mixture.
+
+    kind      experts                                        each worker has
+    a list    an nn.ModuleList named `experts`               some of its modules; the others give zeros here
+    fused     parameters [experts, ...] in one module of     its part of each parameter (DTensor), and calls
+              transformers: (hidden, top_k_index, weights)   with those indices alone that are its own
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.experts.found import FUSED, LIST, is_fused, list_of
+from paceline.parallel.mesh import World
+from paceline.parallel.pytree import map_tensors, tensors_in
+
+
+def apply(model: nn.Module, world: World) -> tuple[list[str], list[nn.Parameter]]:
+    """Leave this rank its own experts, in place: that in words, and the parameters of whose gradients it will have a part.
+
+    Raises:
+        ParallelError: there are no experts, or the workers do not divide them.
+    """
+    lines: list[str] = []
+    summed: list[nn.Parameter] = []
+    for name, module in list(model.named_modules()):
+        if isinstance(module, InParts):
+            raise ParallelError(
+                f"ExpertParallel(): the experts of {name or 'the model'} are spread already. Give parallelize a model that it "
+                "was not given before."
+            )
+        listed = list_of(module)
+        if is_fused(module):
+            count = len(next(module.parameters()))
+            _check(name, count, world)
+            _spread_fused(module, world)
+        elif listed is not None:
+            count = len(listed)
+            _check(f"{name}.{LIST}".lstrip("."), count, world)
+            summed += _spread_list(module, listed, world)
+        else:
+            continue
+        lines.append(f"{name or 'the model'}: {count // world.layout.expert} of its {count} experts on each worker")
+    if not lines:
+        raise ParallelError(
+            f"ExpertParallel({world.layout.expert}) finds no experts in {type(model).__name__}: neither an nn.ModuleList named "
+            f"{LIST!r} nor experts of transformers (a module called with {', '.join(FUSED)}). Name the list so, or use another "
+            "strategy."
+        )
+    return lines, summed
+
+
+def _check(name: str, count: int, world: World) -> None:
+    if count % world.layout.expert:
+        raise ParallelError(
+            f"ExpertParallel({world.layout.expert}): {name} has {count} experts, which {world.layout.expert} workers do not "
+            "divide."
+        )
+
+
+def _spread_list(mixture: nn.Module, experts: nn.ModuleList, world: World) -> list[nn.Parameter]:
+    own = len(experts) // world.layout.expert
+    first = world.coordinate("expert") * own
+    for index in range(len(experts)):
+        if not first <= index < first + own:
+            experts[index] = Elsewhere()
+    group = world.group("expert")
+    mixture.__class__ = _class_of(type(mixture), _summed)
+    held: Any = mixture
+    held._paceline_group = _Held(group)
+    among = {id(param) for param in experts.parameters()}
+    return [param for param in mixture.parameters() if id(param) not in among]
+
+
+class Elsewhere(nn.Module):
+    """In the place of an expert that another worker has: its part of the sum is 0 here."""
+
+    def forward(self, given: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return torch.zeros_like(given)
+
+
+def _spread_fused(experts: nn.Module, world: World) -> None:
+    mesh = world.mesh["expert"]
+    for name, param in list(experts._parameters.items()):
+        assert param is not None
+        value = distribute_tensor(param, mesh, [Shard(0)])
+        experts.register_parameter(name, nn.Parameter(value, requires_grad=param.requires_grad))
+        count = param.shape[0]
+    own = count // mesh.size()
+    for name, number in list(vars(experts).items()):
+        if type(number) is int and number == count and "expert" in name:
+            setattr(experts, name, own)
+    experts.__class__ = _class_of(type(experts), _of_indices)
+    held: Any = experts
+    held._paceline_group = _Held(world.group("expert"), own * world.coordinate("expert"), own)
+
+
+class _Held:
+    """What a mixture has to know of the other workers; copies of a model share it."""
+
+    def __init__(self, group: Any, first: int = 0, own: int = 0) -> None:
+        self.group, self.first, self.own = group, first, own
+
+    def __deepcopy__(self, memo: Any) -> _Held:
+        return self
+
+
+def _summed(kind: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    group = self._paceline_group.group
+    args, kwargs, copied = _copied((args, kwargs), group)
+    with _same_numbers_after(self.training):
+        output = kind.forward(self, *args, **kwargs)
+    first = next(iter(tensors_in(output)), None)
+
+    def together(tensor: Tensor) -> Tensor:
+        if tensor is first:
+            return _sum(tensor, copied, group)
+        # Each worker computes it alike, from all rows: a router's numbers. Their gradients are summed with the experts'.
+        shared: Tensor = _shared(tensor, dist.get_world_size(group))
+        return shared
+
+    return map_tensors(output, together)
+
+
+def _of_indices(kind: Any, self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
+    held = self._paceline_group
+    (hidden, weights), _, copied = _copied(((hidden_states, top_k_weights), {}), held.group)
+    is_own = (top_k_index >= held.first) & (top_k_index < held.first + held.own)
+    # One more than the last is how transformers says that an expert is not here.
+    index = torch.where(is_own, top_k_index - held.first, held.own)
+    weights = torch.where(is_own, weights, torch.zeros_like(weights))
+    with _local(self), _same_numbers_after(self.training):
+        output = kind.forward(self, hidden, index, weights)
+    return _sum(output, copied, held.group)
+
+
+@contextlib.contextmanager
+def _local(module: nn.Module) -> Iterator[None]:
+    """This rank's parts in the places of the parameters."""
+    held: dict[str, Any] = module._parameters
+    before = dict(held)
+    try:
+        for name, param in before.items():
+            held[name] = param.to_local()
+        yield
+    finally:
+        held.update(before)
+
+
+@contextlib.contextmanager
+def _same_numbers_after(training: bool) -> Iterator[None]:
+    """Each worker's experts may draw as they like: behind the mixture all workers draw the same again."""
+    seed = int(torch.randint(2**62, ())) if training else None
+    try:
+        yield
+    finally:
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+            if torch.cuda.is_available():
+                torch.cuda.manual_seed(seed)
+
+
+def _copied(given: Any, group: Any) -> tuple[Any, Any, tuple[Tensor, ...]]:
+    """The same arguments, the gradients of which are summed over the group."""
+    learning = [tensor for tensor in tensors_in(given) if tensor.requires_grad]
+    if not learning or not torch.is_grad_enabled():
+        return (*given, ())
+    apply: Any = _Copy.apply
+    copies = apply(group, *learning)
+    by_id = {id(tensor): copy for tensor, copy in zip(learning, copies, strict=True)}
+    args, kwargs = map_tensors(given, lambda tensor: by_id.get(id(tensor), tensor))
+    return args, kwargs, copies
+
+
+def _sum(part: Tensor, copied: tuple[Tensor, ...], group: Any) -> Tensor:
+    for tensor in copied:
+        # Nothing, but a way back: a worker none of whose experts were asked takes part in the backward pass's message.
+        part = part + tensor.flatten()[:0].sum().to(part.dtype)
+    apply: Any = _Sum.apply
+    whole: Tensor = apply(part, group)
+    return whole
+
+
+def _shared(tensor: Tensor, count: int) -> Tensor:
+    apply: Any = _Shared.apply
+    shared: Tensor = apply(tensor, count) if tensor.requires_grad else tensor
+    return shared
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: Any, *tensors: Tensor) -> Any:
+        ctx.group = group
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        summed = [grad.contiguous().clone() for grad in grads]
+        for grad in summed:
+            dist.all_reduce(grad, group=ctx.group)
+        return None, *summed
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
+        whole = part.contiguous().clone()
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0], None
+
+
+class _Shared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, count: int) -> Tensor:
+        ctx.count = count
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0] / ctx.count, None
+
+
+class InParts:
+    """Mixed into the class of a mixture whose experts are spread."""
+
+
+_classes: dict[tuple[type, Any], type] = {}
+
+
+def _class_of(kind: type, forward_of: Any) -> type:
+    if (kind, forward_of) not in _classes:
+
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return forward_of(kind, self, *args, **kwargs)
+
+        made = type(kind.__name__, (InParts, kind), {"forward": forward, "__module__": kind.__module__})
+        made.__qualname__ = kind.__qualname__
+        _classes[kind, forward_of] = made
+    return _classes[kind, forward_of]
