@@ -27,7 +27,7 @@ def test_exceptions_are_in_one_place():
 def test_the_strategies_are_beside_what_takes_them():
     combined = {name for name in parallel.__all__ if hasattr(getattr(parallel, name), "__matmul__")}
     strategies = combined - {"Strategy"}
-    assert len(strategies) == 4
+    assert len(strategies) == 6
     assert strategies <= set(paceline.__all__)
 
 

@@ -35,7 +35,7 @@ def apply(model: nn.Module, world: World) -> tuple[list[str], list[nn.Parameter]
     lines: list[str] = []
     summed: list[nn.Parameter] = []
     for name, module in list(model.named_modules()):
-        if isinstance(module, InParts):
+        if isinstance(module, Spread):
             raise ParallelError(
                 f"ExpertParallel(): the experts of {name or 'the model'} are spread already. Give parallelize a model that it "
                 "was not given before."
@@ -235,7 +235,7 @@ class _Shared(torch.autograd.Function):
         return grads[0] / ctx.count, None
 
 
-class InParts:
+class Spread:
     """Mixed into the class of a mixture whose experts are spread."""
 
 
@@ -248,7 +248,7 @@ def _class_of(kind: type, forward_of: Any) -> type:
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             return forward_of(kind, self, *args, **kwargs)
 
-        made = type(kind.__name__, (InParts, kind), {"forward": forward, "__module__": kind.__module__})
+        made = type(kind.__name__, (Spread, kind), {"forward": forward, "__module__": kind.__module__})
         made.__qualname__ = kind.__qualname__
         _classes[kind, forward_of] = made
     return _classes[kind, forward_of]
