@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import textwrap
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,11 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = (README, *sorted(ROOT.glob("README.*.md")), ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
 
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: An optional comment above, and the fence, with what it is indented by in a list.
+_FENCE = re.compile(
+    r"(?:^[ ]*<!-- (?P<note>[^\n]*?) -->\n\s*?)?^(?P<indent>[ ]*)```(?P<info>[^`\n]*)\n(?P<text>.*?)^[ ]*```[ ]*$",
+    re.MULTILINE | re.DOTALL,
+)
 _HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 #: Where a link leads.
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -21,15 +26,30 @@ _CODE = re.compile(r"`([^`]+)`")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of code."""
+    """A fenced block of code.
+
+    note: the comment above it, `<!-- not run: it needs a cluster -->` for one.
+    line: where it begins in its page.
+    """
 
     language: str
     text: str
+    note: str = ""
+    line: int = field(default=0, compare=False)
 
 
 def blocks(page: Path, language: str | None = None) -> list[Block]:
     """The page's blocks of code, of one language or of all."""
-    found = [Block(match[1], match[2]) for match in _FENCE.finditer(page.read_text())]
+    text = page.read_text()
+    found = [
+        Block(
+            match["info"].strip(),
+            textwrap.dedent(match["text"]),
+            match["note"] or "",
+            text.count("\n", 0, match.start("info")) + 1,
+        )
+        for match in _FENCE.finditer(text)
+    ]
     return [block for block in found if language in (None, block.language)]
 
 

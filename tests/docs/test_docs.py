@@ -43,6 +43,7 @@ from tests.docs.pages import (
     section,
     tables,
 )
+from tests.docs.printed import assert_printed
 from tests.engines import hosts
 from tests.engines.conftest import require_engine
 from tests.helpers import make_job, make_launch, make_record, make_run
@@ -207,34 +208,6 @@ def test_every_python_and_toml_block_can_be_read(page: Path) -> None:
         compile(block.text, str(page), "exec")
     for block in blocks(page, "toml"):
         tomllib.loads(block.text)
-
-
-def assert_printed(said: list[str], printed: str) -> None:
-    lines = [line.strip() for line in printed.splitlines()]
-    for line in said:
-        if line.strip() in ("", "...") or re.fullmatch(rf"(-- )?({'|'.join(states.ALL)})", line):
-            continue
-        pattern = as_pattern(line.strip())
-        if lost := re.match(r"(rank \d+) lost its connection", line):
-            # Where the others take longer to fail for it, on a machine with much to do, they are ended instead.
-            pattern += f"|{lost[1]} was ended by Paceline because of it\\."
-        assert any(re.fullmatch(pattern, other) for other in lines), f"{line!r} is not in:\n{printed}"
-
-
-def as_pattern(line: str) -> str:
-    parts = []
-    for word in re.split(r"(\.\.\.|_\d{10}_[0-9a-f]{8}|(?<= in )[\d.]+ s|\d[\d.,]*)", line):
-        if word == "...":
-            parts.append(".*")
-        elif re.fullmatch(r"_\d{10}_[0-9a-f]{8}", word):
-            parts.append(r"_\d{10}_[0-9a-f]{8}")
-        elif re.fullmatch(r"[\d.]+ s", word):
-            parts.append(r"[\d.]+ (s|min \d+ s)")
-        elif word[:1].isdigit():
-            parts.append(r"\d[\d.,]*")
-        else:
-            parts.append(re.escape(word))
-    return "".join(parts)
 
 
 # --- the worker's environment

@@ -59,6 +59,7 @@ def test_the_site_comes_in_the_order_in_which_somebody_needs_it() -> None:
         "Watch",
         "When it fails",
         "When it hangs",
+        "When it is slow",
         "Coming from",
         "Reference",
         "Decisions",

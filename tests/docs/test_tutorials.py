@@ -17,7 +17,8 @@ from paceline.errors import LauncherError
 from paceline.launchers.mpi import find_open_mpi
 from tests.conftest import IS_PROOF
 from tests.docs.pages import ROOT, blocks
-from tests.docs.test_docs import assert_printed, assert_prints_what_it_says
+from tests.docs.printed import assert_printed
+from tests.docs.test_docs import assert_prints_what_it_says
 from tests.docs.test_translations import TRANSLATIONS
 from tests.engines.conftest import require_engine
 

@@ -1,0 +1,36 @@
+"""What a page shows as printed, compared with what was printed."""
+
+from __future__ import annotations
+
+import re
+
+from paceline.runs import states
+
+
+def assert_printed(said: list[str], printed: str) -> None:
+    """Numbers and ids may differ, "..." stands for anything, and a state may be too short to be seen. Words may not."""
+    lines = [line.strip() for line in printed.splitlines()]
+    for line in said:
+        if line.strip() in ("", "...") or re.fullmatch(rf"(-- )?({'|'.join(states.ALL)})", line):
+            continue
+        pattern = as_pattern(line.strip())
+        if lost := re.match(r"(rank \d+) lost its connection", line):
+            # Where the others take longer to fail for it, on a machine with much to do, they are ended instead.
+            pattern += f"|{lost[1]} was ended by Paceline because of it\\."
+        assert any(re.fullmatch(pattern, other) for other in lines), f"{line!r} is not in:\n{printed}"
+
+
+def as_pattern(line: str) -> str:
+    parts = []
+    for word in re.split(r"(\.\.\.|_\d{10}_[0-9a-f]{8}|(?<= in )[\d.]+ s|\d[\d.,]*)", line):
+        if word == "...":
+            parts.append(".*")
+        elif re.fullmatch(r"_\d{10}_[0-9a-f]{8}", word):
+            parts.append(r"_\d{10}_[0-9a-f]{8}")
+        elif re.fullmatch(r"[\d.]+ s", word):
+            parts.append(r"[\d.]+ (s|min \d+ s)")
+        elif word[:1].isdigit():
+            parts.append(r"\d[\d.,]*")
+        else:
+            parts.append(re.escape(word))
+    return "".join(parts)

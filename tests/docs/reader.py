@@ -1,0 +1,172 @@
+"""Somebody who types a page, block after block, in a folder of their own.
+
+page ── blocks ──> kind_of ──┬─ FILE ───── written
+                             ├─ PYTHON ─── executed in this process, one namespace for the page
+                             ├─ CONSOLE ── a shell for each command, which leaves the next one its variables and its folder
+                             └─ CHECKED ── parsed, bound; `compute add` and the plan of `run` are made all the same
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import os
+import shlex
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.docs import checking
+from tests.docs.kinds import Kind, exit_code, kind_of, name_of, typed
+from tests.docs.pages import Block, blocks
+from tests.docs.printed import assert_printed
+
+_TIMEOUT_S = 300
+#: A command, and then what the next one goes on with.
+_SHELL = 'eval "$1"; code=$?; { pwd; env -0; } > "$2"; exit $code'
+
+
+@dataclass
+class Scene:
+    """What a page supposes to be there.
+
+    names: that its Python blocks find.
+    instead: what stands in its blocks -> what stands for it here, such as a folder outside of the test's.
+    elsewhere: what stands in a block -> the test that runs it, in the page's place.
+    by: of a page whose Python blocks are one script, what runs it: `python`, or `paceline run -j 2 --backend gloo`.
+    before: lines before that script.
+    """
+
+    folder: Path
+    names: dict[str, Any] = field(default_factory=dict)
+    instead: dict[str, str] = field(default_factory=dict)
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    by: str = ""
+    before: str = ""
+
+
+class Reader:
+    """Types the blocks of one page."""
+
+    def __init__(self, page: Path, scene: Scene) -> None:
+        self._page = page
+        self._scene = scene
+        self._names = {"__name__": "__main__", **scene.names}
+        self._directory = str(scene.folder)
+        # What is installed with this interpreter is what the reader has.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._environment = {**os.environ, "PATH": path}
+        #: What each command of a console block has printed.
+        self.printed: list[str] = []
+
+    def read(self) -> None:
+        """Every block, in the page's order.
+
+        Raises:
+            AssertionError: a block is wrong: where it is, and why.
+        """
+        found = [self._put_instead(block) for block in blocks(self._page)]
+        found = [block for block in found if not any(word in block.text for word in self._scene.elsewhere)]
+        if self._scene.by:
+            text = [block.text for block in found if kind_of(block) is Kind.PYTHON]
+            script = self._scene.folder / "blocks_of_the_page.py"
+            script.write_text("\n".join([self._scene.before, *text]))
+            self._type(f"{self._scene.by} {script.name}", [], 0)
+        with _nothing_stays_imported(self._scene.folder):
+            for block in found:
+                try:
+                    self._read(block)
+                except Exception as error:
+                    why = error if isinstance(error, AssertionError) else traceback.format_exc()
+                    raise AssertionError(f"{self._page.name}, the block at line {block.line}: {why}") from None
+
+    def _put_instead(self, block: Block) -> Block:
+        text = block.text
+        for word, other in self._scene.instead.items():
+            text = text.replace(word, other)
+        return Block(block.language, text, block.note, block.line)
+
+    def _read(self, block: Block) -> None:
+        kind = kind_of(block)
+        if kind is Kind.FILE:
+            path = self._scene.folder / str(name_of(block))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+        elif kind is Kind.PYTHON and not self._scene.by:
+            self._execute(block)
+        elif kind is Kind.CONSOLE:
+            for command, said in typed(block):
+                self._type(command, said, exit_code(block))
+        elif kind is Kind.CHECKED and block.language == "python":
+            checking.check_python(block.text, dict(self._names))
+        elif kind is Kind.CHECKED:
+            for command, _ in typed(block):
+                self._check(command)
+
+    def _execute(self, block: Block) -> None:
+        """Statement by statement; what a `print` has in a comment behind it is what it has to print."""
+        # With the page's own lines in a traceback.
+        lines = ["", *[""] * block.line, *block.text.splitlines()]
+        for statement in ast.increment_lineno(ast.parse(block.text), block.line).body:
+            code = compile(ast.Module([statement], []), str(self._page), "exec", dont_inherit=True)
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(code, self._names)
+            _, hash_sign, said = lines[statement.end_lineno or 0].partition("  # ")
+            if hash_sign and ast.unparse(statement).startswith("print("):
+                assert_printed([said], printed.getvalue())
+
+    def _type(self, command: str, said: list[str], code: int) -> None:
+        state = self._scene.folder / ".state_of_the_shell"
+        done = subprocess.run(
+            ["bash", "-c", _SHELL, "bash", command, str(state)],
+            cwd=self._directory,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == code, f"$ {command}\nexit code {done.returncode}\n{done.stdout}"
+        self._directory, _, variables = state.read_text().partition("\n")
+        self._environment = dict(one.split("=", 1) for one in variables.split("\0") if one)
+        assert_printed(said, done.stdout)
+        self.printed.append(done.stdout)
+
+    def _check(self, command: str) -> None:
+        """Parse it; add the target that it adds, and make the plan of the run that it starts, as if it were for this machine."""
+        words = checking.parse_command(command)
+        if words[:3] == ["paceline", "compute", "add"] and "--help" not in words:
+            self._type(shlex.join([*words, "--no-check"]), [], 0)
+        elif words[:2] in (["paceline", "run"], ["paceline", "submit"]):
+            for place, word in enumerate(words):
+                if word == "--compute":
+                    words[place + 1] = "local"
+            gpus = "PACELINE_GPUS=0,1,2,3,4,5,6,7 " if "--gpu" in words else ""
+            self._type(gpus + shlex.join([*words[:2], "--dry-run", *words[2:]]), [], 0)
+
+
+@contextlib.contextmanager
+def _nothing_stays_imported(folder: Path) -> Iterator[None]:
+    """What a page does to the imports of this process ends with it."""
+    modules, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
+    variables = dict(os.environ)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:], sys.meta_path[:] = path, finders
+        for name in set(sys.modules) - modules:
+            file = getattr(sys.modules[name], "__file__", None) or ""
+            if name.partition(".")[0] in ("azureml", "horovod") or file.startswith(str(folder)):
+                del sys.modules[name]
+        for name in set(os.environ) - set(variables):
+            del os.environ[name]
+        os.environ.update(variables)

@@ -1,0 +1,232 @@
+"""Every block of every page is run, or looked up as far as it can be, or says that it is output."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.runs import read, states
+from paceline.runs.record import RunRecord
+from paceline.services import store
+from paceline.services.service import Service
+from paceline.workspace import Workspace
+from tests.docs.checking import check_python
+from tests.docs.conftest import lacking
+from tests.docs.kinds import HOW, Kind, kind_of, name_of, typed
+from tests.docs.pages import PAGES, ROOT, Block, blocks
+from tests.docs.reader import Reader, Scene
+from tests.docs.scenes import SCENES
+from tests.docs.test_translations import TRANSLATIONS
+from tests.helpers import write_tree
+
+#: Pages, or folders of pages -> the test that runs their blocks in this one's place.
+ELSEWHERE = {
+    "tutorials": "test_the_notebook_runs_from_top_to_end_and_prints_what_it_says",
+    "reference-architecture.md": "test_the_example_trains_on_two_nodes_and_a_second_run_goes_on_from_its_checkpoints",
+}
+ALL = (*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md")
+#: A translation's blocks are those of its English page.
+READ = [
+    page
+    for page in ALL
+    if page not in TRANSLATIONS
+    and not {page.name, page.parent.name} & set(ELSEWHERE)
+    and any(block.language in ("python", "console") for block in blocks(page))
+]
+
+by_name = {"ids": lambda page: str(page.relative_to(ROOT))}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", READ, **by_name)
+def test_the_blocks_of_a_page_work(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking(needs_of(page))
+    scene = Scene(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    if page.stem in SCENES:
+        SCENES[page.stem](scene, monkeypatch)
+    reader = Reader(page, scene)
+    try:
+        reader.read()
+        failed = [
+            record.run_id for record in ended(Workspace(tmp_path / ".paceline")) if record.status == states.FAILED
+        ]
+        assert not failed, f"{page.name}: a run that a block has submitted has failed"
+    finally:
+        end_what_is_left(Workspace(tmp_path / ".paceline"))
+    if page.stem == "concepts":  # "The loss is the same, to the last digit that is shown"
+        assert len({re.search(r"loss ([\d.]+)", text)[1] for text in reader.printed}) == 1
+
+
+def needs_of(page: Path) -> set[str]:
+    """The packages, and "Open MPI", that a page's blocks use."""
+    text = "".join(block.text for block in blocks(page) if block.language in ("python", "console"))
+    packages = {"torch", "tensorflow", "transformers", "joblib", "horovod"}
+    found = {
+        name for name in packages if re.search(rf"^ *(?:import|from) {name}\b|^\$ {name}run\b", text, re.MULTILINE)
+    }
+    if found & {"horovod"} or re.search(r"--backend mpi|collectives\.start|init_process_group\(\"mpi\"", text):
+        found |= {"Open MPI"}
+    return found - {"horovod"}
+
+
+def ended(workspace: Workspace) -> list[RunRecord]:
+    """The records of the page's runs, once they have ended."""
+    for record in read.all_records(workspace.runs_dir):
+        workspace.get_run(record.run_id).wait_for_completion(raise_on_error=False)
+    return list(read.all_records(workspace.runs_dir))
+
+
+def end_what_is_left(workspace: Workspace) -> None:
+    """No service and no run of the page goes on after it."""
+    for folder in store.all_folders(workspace.path):
+        Service(workspace, folder.name).delete()
+    for record in read.all_records(workspace.runs_dir):
+        run = workspace.get_run(record.run_id)
+        if run.status not in states.TERMINAL:
+            run.cancel()
+            run.wait_for_completion()
+
+
+# --- no block is left out
+
+
+@pytest.mark.parametrize("page", ALL, **by_name)
+def test_every_block_of_a_page_has_a_way_to_be_run_or_says_that_it_is_output(page: Path) -> None:
+    found = blocks(page)
+    assert page.read_text().count("```") == 2 * len(found), (
+        f"a fence that is not closed, or has more than a word. {HOW}"
+    )
+    for block in found:
+        try:
+            kind = kind_of(block)
+        except AssertionError as error:
+            raise AssertionError(f"{page.name}, the block at line {block.line}: {error}") from None
+        if kind is Kind.FILE:
+            # A file that nothing uses would be a way around being run.
+            others = "".join(other.text for other in found if other is not block)
+            name = Path(str(name_of(block)))
+            assert re.search(rf"\b{re.escape(name.stem)}\b", others), f"{page.name}:{block.line}: nothing uses {name}"
+
+
+def test_what_pages_leave_to_other_tests_is_there() -> None:
+    known = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    of_scenes = [name for maker in SCENES.values() for name in re.findall(r"\"(test_\w+)\"", inspect.getsource(maker))]
+    assert of_scenes
+    assert [name for name in (*of_scenes, *ELSEWHERE.values()) if f"def {name}(" not in known] == []
+    assert set(SCENES) <= {page.stem for page in READ}
+
+
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [
+        (Block("", "printed\n"), "a block of the language ''"),
+        (Block("text", "paceline status\n"), "is a command, and nobody would see that it works"),
+        (Block("text", "paceline statsu RUN\n"), "is a command"),
+        (Block("console", "paceline status\n"), "begins with `$ `"),
+        (Block("python", "a\n", "not run:"), "the comment 'not run:' above a block"),
+    ],
+    ids=["no language", "a command as text", "a form of no verb", "no prompt", "no reason"],
+)
+def test_a_block_that_nothing_is_known_to_do_with_is_refused_with_what_to_write(block: Block, why: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(why)) as caught:
+        kind_of(block)
+    assert "what it prints below it" in str(caught.value)
+
+
+def test_a_page_is_cut_into_its_blocks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Page\n\n```python\n# a.py\n1\n```\n\n<!-- not run: it wants a cluster -->\n```console\n$ paceline x \\\n    --y\n"
+        "done\n$ z\n```\n\n- in a list\n\n  ```text\n  $ is no command here\n  ```\n"
+    )
+    file, commands, text = blocks(page)
+    assert (kind_of(file), name_of(file), file.line) == (Kind.FILE, "a.py", 3)
+    assert kind_of(commands) is Kind.CHECKED
+    assert typed(commands) == [("paceline x \\\n    --y", ["done"]), ("z", [])]
+    assert (text.language, text.text) == ("text", "$ is no command here\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("```python\nprint('a')  # b\n```", "'b' is not in"),
+        ("```python\nvalue = 1\n```\n\n```python\nvalu\n```", "NameError: name 'valu' is not defined"),
+        ("```console\n$ echo one\ntwo\n```", "'two' is not in"),
+        ("```console\n$ false\n```", "exit code 1"),
+        ("<!-- exits with 3 -->\n```console\n$ true\n```", "exit code 0"),
+        ("<!-- not run: why -->\n```console\n$ paceline logs --folow\n```", "No such option: --folow"),
+        ("<!-- not run: why -->\n```console\n$ paceline run train.py -j 2x4 --compute x\n```", "--backend"),
+        ("<!-- not run: why -->\n```console\n$ paceline compute add x --kind ssh --hots a\n```", "--hots"),
+        ("<!-- not run: why -->\n```console\n$ nosuch\n```", "how to check 'nosuch'"),
+        ("<!-- not run: why -->\n```console\n$ pip install 'paceline[nosuch]'\n```", "no extra nosuch"),
+        ("<!-- not run: why -->\n```python\nimport paceline\npaceline.Estimatr()\n```", "no 'Estimatr'"),
+    ],
+)
+def test_a_block_that_is_wrong_fails_with_its_place(text: str, why: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n{text}\n")
+    write_tree(tmp_path, {"train.py": ""})
+    with pytest.raises(AssertionError, match=re.escape(why)) as caught:
+        Reader(page, Scene(tmp_path)).read()
+    assert "page.md, the block at line" in str(caught.value)
+
+
+def test_a_shell_s_variables_and_folder_and_the_page_s_names_go_on_to_the_next_block(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```text\n# deep/a.txt\nx\n```\n\n```console\n$ export A=1\n$ cd deep\n$ echo $A; ls\n1\na.txt\n```\n\n"
+        "```python\nimport json\n```\n\n```python\nprint(json.dumps(2))  # 2\n```\n"
+    )
+    reader = Reader(page, Scene(tmp_path))
+    reader.read()
+    assert reader.printed[-1] == "1\na.txt\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import paceline as pl\npl.Workspace.from_config().get_rnu('a')", "line 2: Workspace has no 'get_rnu'"),
+        ("from paceline import Sweeep", "line 1: "),
+        ("import paceline.serverless", "line 1: "),
+        ("import paceline as pl\npl.Estimator('src', entry_scrip='a.py')", "unexpected keyword argument 'entry_scrip'"),
+        ("from paceline import Workspace\nfor name in Workspace.from_config(1, 2, 3): pass", "too many positional"),
+        ("def go():\n    return nowhere", "line 2: 'nowhere' is not there"),
+        ("import paceline as pl\npl.Workspace.from_config().get_run('a').cancl()", "Run has no 'cancl'"),
+    ],
+)
+def test_python_that_is_not_run_is_looked_up(text: str, why: str) -> None:
+    with pytest.raises(AssertionError, match=re.escape(why)):
+        check_python(text, {})
+
+
+def test_python_that_is_right_passes_unrun() -> None:
+    every = """
+import json, paceline as pl
+from torch import nn
+
+class Net(nn.Module):
+    size: int = 3
+
+    def forward(self, x, *rest, **named):
+        return [y * self.size for y in rest if y] + sorted(named, key=lambda name: (name, x))
+
+with open("a") as file, pl.Workspace.from_config() as other:
+    pass
+try:
+    est = pl.Estimator("src", entry_script="train.py", **json.load(file))
+except (OSError, pl.errors.UserError) as error:
+    raise SystemExit(str(error)) from error
+run = exp.submit(est, tags={"a": Net()})
+run.folder.path, run.get_metrics()["loss"][-1], {a: b for a, b in run.tags.items()}
+global_, *others = run.id.split("_")
+others += [global_]
+if (found := run.failure) is not None:
+    print(f"{found.message!r:>10}")
+"""
+    check_python(every, {"exp": paceline.Experiment.__new__(paceline.Experiment)})
