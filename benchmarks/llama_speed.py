@@ -34,7 +34,7 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "100m": Size(width=640, wide=1728, depth=12, heads=10, words=32000, length=64, rows=8),
+    "100m": Size(width=640, wide=1728, depth=12, heads=8, words=32000, length=64, rows=8),
     "small": Size(width=128, wide=344, depth=4, heads=4, words=512, length=32, rows=8),
 }
 STRATEGIES = ("data", "shard", "pipeline", "tensor")

@@ -248,13 +248,14 @@ def _build(
     notes: list[str] = []
     summed: list[Any] = []
     if layout.tensor > 1:
+        from paceline.parallel.batches.microbatches import first_rows
         from paceline.parallel.tensor import cutting
 
         batch = sample()
         micro = None if batch is None and layout.plan is not None else _first_micro(task, world, batch)
-        loss = None if micro is None else partial(_weighted_loss, task, micro)
-        applied = cutting.apply(task.model, world, layout.plan, ties.find(task.model), micro, loss)
-        notes = applied.lines
+        few = None if micro is None else first_rows(batch, task, world, cutting.ROWS)
+        plan, tied, loss = layout.plan, ties.find(task.model), partial(_weighted_loss, task)
+        notes = cutting.apply(task.model, world, plan, tied, micro, loss, few).lines
     if layout.context > 1:
         from paceline.parallel.context import cutting as context
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import paceline
 from paceline.parallel import DataParallel, FullyShard, ParallelError, TensorParallel
+from paceline.parallel.reduce import local
 from paceline.parallel.tensor import cutting as tensor
 from tests.parallel.equality import adamw, alone, assert_equal, batches, made, sgd, together, whole
 from tests.parallel.models import CASES, SHALLOW, Case, Transformer, on, plain_tokens, token_loss
@@ -53,6 +54,10 @@ def check_each_rank_holds_its_part_alone(ranks: Any) -> None:
     sizes = {name: tensor.size for name, tensor in local_sizes(par).items()}
     assert sizes["blocks.0.up.weight"] * ranks.size == 16 * 64
     assert sizes["blocks.0.q.weight"] * ranks.size == 16 * 16
+    for param in par.executor.named_parameters().values():
+        # A view would keep the whole in memory.
+        part = local(param.detach())
+        assert part.untyped_storage().nbytes() == part.nbytes
     everyone: list[Any] = [None] * ranks.size
     dist.all_gather_object(everyone, sizes["tok.weight"])
     assert sum(everyone) == 17 * 16, "a vocabulary that the ranks don't divide is spread all the same"
@@ -241,3 +246,21 @@ def check_the_plan_is_that_of_the_first_rank(ranks: Any) -> None:
         trained(CASES["mlp"], TensorParallel())
     with pytest.raises(ParallelError, match="is the name of no module"):
         trained(CASES["mlp"], TensorParallel(plan={"nowhere": "colwise"}))
+
+
+class AtLeast(nn.Module):
+    """Computes batches of four rows or more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = CASES["transformer_untied"].make()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        assert len(tokens) >= 4
+        return self.inner(tokens)
+
+
+def check_a_model_that_can_not_compute_few_rows_is_cut_by_all_of_them(ranks: Any) -> None:
+    case = Case(name="at least", make=AtLeast, batch=plain_tokens, loss=token_loss)
+    options: dict[str, Any] = {"rows": (8,), "optimizer": sgd}
+    assert_equal(alone(case, **options), together(case, TensorParallel(), **options), loss=FLOAT64, gradient=FLOAT64)

@@ -121,6 +121,15 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
     return micros
 
 
+def first_rows(batch: Any, task: Task, world: World, rows: int) -> Microbatch:
+    """At most so many rows of a batch, the first of this rank's, as if they were all."""
+    data = batch.data if isinstance(batch, (OwnBatch, GlobalBatch)) else batch
+    parts = Rows(split(data, task))
+    count = min(rows, parts.count)
+    args, kwargs, target = unwrap(move(parts.take(0, count), world.device))
+    return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64), 0, count)
+
+
 def split(batch: Any, task: Task) -> Parts:
     """The batch's parts.
 

@@ -94,7 +94,7 @@ def _spread_fused(experts: nn.Module, world: World) -> None:
     mesh = world.mesh["expert"]
     for name, param in list(experts._parameters.items()):
         assert param is not None
-        value = distribute_tensor(param, mesh, [Shard(0)])
+        value = distribute_tensor(param, mesh, [Shard(0)], src_data_rank=None)
         experts.register_parameter(name, nn.Parameter(value, requires_grad=param.requires_grad))
         count = param.shape[0]
     own = count // mesh.size()

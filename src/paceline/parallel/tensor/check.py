@@ -13,10 +13,12 @@ from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError, told
 from paceline.parallel.exchange import gather
 from paceline.parallel.failure.watch import is_communication
-from paceline.parallel.full_tensor import whole
+from paceline.parallel.full_tensor import is_part, whole
+from paceline.parallel.large.parts import region_of, slices
 from paceline.parallel.loss_reads import LossReads, attributes_of
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import derive
+from paceline.parallel.reduce import local
 from paceline.parallel.reentrant import checkpoints_opened
 from paceline.parallel.tensor.groups import undisturbed
 from paceline.parallel.tracing.others import GENERATORS
@@ -97,12 +99,14 @@ class LossCheck:
             with self._reads:
                 self._reads.may_read(output, self._sample.target, self._sample.weight)
                 total = self._loss(output)
-            return _Pass(outputs=[("", whole(total.detach()))], gradients=gradients_of(self._model, total))
+            reads = self._reads.state or self._reads.left
+            gradients = gradients_of(self._model, total) if reads else {}
+            return _Pass(outputs=[("", whole(total.detach()))], gradients=gradients)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pass:
-    """outputs: (module, its output), in order; "" is the model itself. gradients: of the parameters, whole, by name."""
+    """outputs: (module, its output), in order; "" is the model itself. gradients: of the parameters, by name."""
 
     outputs: list[tuple[str, Tensor]]
     gradients: Mapping[str, Tensor | None]
@@ -129,7 +133,9 @@ def _pass(model: nn.Module, sample: Microbatch, most_numbers: int | None) -> _Pa
 
 
 def gradients_of(model: nn.Module, total: Any, most_numbers: int | None = None) -> dict[str, Tensor | None]:
-    """The gradient of this number by each parameter that learns, whole, by name. Hooks that step an optimizer are not called.
+    """The gradient of this number by each parameter that learns, by name, in parts where the parameter is.
+
+    Hooks that step an optimizer are not called.
 
     most_numbers: of parameters with more than that there are none.
     """
@@ -139,7 +145,7 @@ def gradients_of(model: nn.Module, total: Any, most_numbers: int | None = None) 
     if not named or not isinstance(total, Tensor) or not total.requires_grad:
         return {name: None for name, _ in named}
     grads = torch.autograd.grad(total, [param for _, param in named], allow_unused=True)
-    return {name: None if grad is None else whole(grad) for (name, _), grad in zip(named, grads, strict=True)}
+    return {name: grad for (name, _), grad in zip(named, grads, strict=True)}
 
 
 def _differentiable(output: Any) -> Iterable[Tensor]:
@@ -167,9 +173,18 @@ def _first_difference(expected: _Pass, found: _Pass) -> str:
         if grad is None or other is None:
             if (grad is None) != (other is None):
                 return f"the parameter {name!r} has {'a' if grad is None else 'no'} gradient"
-        elif text := _difference(grad, other, least_scale=largest * 1e-3):
+        elif text := _difference(*_as_held(grad, other), least_scale=largest * 1e-3):
             return f"the gradient of {name!r} {text}"
     return ""
+
+
+def _as_held(plain: Tensor, other: Any) -> tuple[Tensor, Tensor]:
+    """Both as this rank has the second one: to put it together would take as many messages as there are parameters."""
+    if not is_part(other):
+        return plain, other
+    if any(placement.is_partial() for placement in other.placements):
+        return plain, whole(other)
+    return plain[slices(region_of(other))], local(other)
 
 
 def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0) -> str:

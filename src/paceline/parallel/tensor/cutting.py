@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,15 +24,17 @@ from paceline.parallel.large.parts import give_memory, region_of, slices
 from paceline.parallel.large.stand_ins import stand_in, stand_ins
 from paceline.parallel.mesh import World
 from paceline.parallel.rank0 import decide
-from paceline.parallel.reduce import local
+from paceline.parallel.reduce import anywhere, local
 from paceline.parallel.tensor.check import LossCheck, verify
-from paceline.parallel.tensor.groups import Group
+from paceline.parallel.tensor.groups import Group, undisturbed
 from paceline.parallel.tensor.layers import cut_turned, is_turned
 from paceline.parallel.tensor.names import fold
 from paceline.parallel.tensor.pieces import deal
 from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
 from paceline.torch_private import keep_masks_apart
 
+#: Of a microbatch, for the trials and for the comparison behind them; all of them where a model can't compute so few.
+ROWS = 2
 #: Of a model without values only the gradients of parameters with at most so many numbers are compared.
 SMALL = 2**16
 
@@ -70,14 +73,16 @@ def apply(
     plan: Mapping[str, str] | None,
     ties: Sequence[tuple[str, ...]],
     sample: Microbatch | None = None,
-    loss: Callable[[Any], Any] | None = None,
+    loss: Callable[[Microbatch, Any], Any] | None = None,
+    few: Microbatch | None = None,
 ) -> Applied:
     """Cut the model in place, and say what was cut. Tied tensors stay tied. Called on all ranks, before any sharding.
 
     plan: pattern of a module's name -> placement; None finds one, for which `sample` is needed.
     ties: as from `ties.find(model)`.
-    sample: a few rows; with it, outputs and all gradients are compared with the plain model's, which is copied for it.
-    loss: output -> the loss of these rows, of which it is seen whether it reads tensors of the model itself.
+    sample: some rows; with them, outputs and all gradients are compared with the plain model's, which is copied for it.
+    loss: sample and output -> the loss, of which it is seen whether it reads tensors of the model itself.
+    few: fewer rows, which take the sample's place if the model can compute them.
 
     Raises:
         ParallelError: a pattern that matches nothing, a layer that can't be cut, tied tensors that are cut differently,
@@ -85,6 +90,10 @@ def apply(
     """
     parts = world.extent("tensor")
     empty = {name: param for name, param in model.named_parameters() if param.is_meta}
+    with stand_ins(model, world.device):
+        # All ranks take the same rows, or their messages would be of different sizes.
+        if few is not None and not anywhere(not _computes(model, few), world):
+            sample = few
     run = _runner(model, sample)
     # What the cut model is compared with. Before the trials, for they leave on rank 0's model what a call leaves, and all ranks
     # have to agree on whether it can be copied.
@@ -93,7 +102,7 @@ def apply(
         with stand_ins(model, world.device):
             plain = _copied(model, keep=empty.keys())
             # Of a model without values the numbers that stand in are gone afterwards.
-            losses = LossCheck(model, sample, loss) if loss is not None and not empty else None
+            losses = LossCheck(model, sample, partial(loss, sample)) if loss is not None and not empty else None
 
     def find() -> TensorPlan:
         if plan is not None:
@@ -161,7 +170,9 @@ def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) 
         if is_turned(modules[name]):
             cut_turned(modules[name], mesh, placement, name in keeps, name in takes)
         else:
-            parallelize_module(modules[name], mesh, _style(modules[name], placement, name in keeps, name in takes))
+            style = _style(modules[name], placement, name in keeps, name in takes)
+            # All ranks have the same values already: each takes its own part, and none is sent.
+            parallelize_module(modules[name], mesh, style, src_data_rank=None)
         if name in pieces:
             deal(modules[name], pieces[name], mesh.get_group())
         if name in plan.changed or (copies and name not in keeps):
@@ -236,6 +247,16 @@ def _way(model: nn.Module, plan: TensorPlan, name: str) -> str:
         isinstance(module, nn.Embedding) or is_turned(module)
     )
     return "by rows" if by_rows else "by columns"
+
+
+def _computes(model: nn.Module, rows: Microbatch) -> bool:
+    """Say if the model can compute these rows. It is left as it was."""
+    try:
+        with undisturbed(model), torch.no_grad():
+            model(*rows.args, **rows.kwargs)
+    except Exception:
+        return False
+    return True
 
 
 def _runner(model: nn.Module, sample: Microbatch | None) -> Callable[[], Any] | None:

@@ -48,7 +48,7 @@ def cut_turned(module: nn.Module, mesh: Any, placement: str, keeps: bool, takes:
 
     def partition(name: str, layer: nn.Module, mesh: Any) -> None:
         for own, param in list(layer.named_parameters(recurse=False)):
-            value = distribute_tensor(param, mesh, [cuts[own]])
+            value = distribute_tensor(param, mesh, [cuts[own]], src_data_rank=None)
             layer.register_parameter(own, nn.Parameter(value, requires_grad=param.requires_grad))
 
     def take(layer: nn.Module, args: Any, mesh: Any) -> Any:

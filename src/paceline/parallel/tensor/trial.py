@@ -56,6 +56,10 @@ def try_groups(model: nn.Module, run: Callable[[], Any], groups: Sequence[Group]
             verdicts.append(Verdict(group=group, reason=reason))
         else:
             kinds.setdefault(_kind(modules, group), []).append(group)
+    # Most models can be cut as they stand: then one trial shows it for all kinds.
+    first = [replace(group, pieces=_pieces(modules, group, parts)) for alike in kinds.values() for group in alike]
+    if len(kinds) > 1 and not _try(model, modules, run, first, parts, ()):
+        return [*verdicts, *(Verdict(group=group) for group in first)]
     for alike in kinds.values():
         verdicts += _try_alike(model, modules, run, alike, parts)
     return verdicts
