@@ -45,7 +45,7 @@ def paths_of(folder: RunFolder) -> list[str]:
     base = f"/runs/{folder.run_id}"
     names = ["outputs/x.svg", "outputs/page.html", "outputs/a%20%3Cb%3E%20%3F%23%252e.txt", "outputs/%FF.csv"]
     return [
-        *("/", "/?q=script&state=Failed", "/?tag=%3Cscript%3E", "/models", "/services", "/compute", "/compute/live"),
+        *("/", "/?q=script&state=Failed", "/?tag=%3Cscript%3E", "/models", "/services", "/compute"),
         *(base, f"{base}/head", f"{base}/files", f"{base}/details", f"{base}/others"),
         *(f"{base}/look/{name}" for name in names),
         *(f"/compare?run={folder.run_id}", f"/compare?run={folder.run_id}x"),
@@ -278,8 +278,11 @@ def test_a_sweep_s_table_and_pictures(place: Place) -> None:
         status = trial.status if trial.status in states.TERMINAL else states.COMPLETED
         add_trial(sweep, trial.number, trial.values, trial.curve, status, chosen=trial.chosen, metric=SPEC.metric)
     client = place.client()
-    for path in (f"/runs/{sweep.run_id}/sweep", f"/runs/{sweep.run_id}/sweep/part"):
+    for path in (f"/runs/{sweep.run_id}/sweep", f"/runs/{sweep.run_id}/sweep/live"):
         text = client.get(path, headers=PAGE).text
+        if path.endswith("live"):
+            # Of a sweep that has ended the stream ends, too.
+            text = json.loads(re.findall(r"^data: (.*)$", text, re.M)[1])["html"]
         page = Elements(text)
         assert page.runs == []
         assert "<svg onload" not in text

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -14,40 +12,7 @@ from paceline.runs.folder import RunFolder
 from paceline.ui.curves import CurveStore
 from paceline.ui.feed import TAIL, RunFeed, RunFeeds
 from tests.ui.conftest import Place, log_values, say
-
-PATIENCE_S = 60.0
-
-
-class Watcher:
-    """A page: what it was told so far."""
-
-    def __init__(self, stream: AsyncIterator[bytes]) -> None:
-        self.stream = stream
-        self.told: list[tuple[str, Any]] = []
-        self.place = ""
-
-    async def until(self, wanted: Callable[[str, Any], bool]) -> Any:
-        """Read on to the first event of this kind; what it says."""
-
-        async def look() -> Any:
-            async for data in self.stream:
-                for block in data.decode().split("\n\n"):
-                    fields = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line and line[0] != ":")
-                    if "event" in fields:
-                        self.place = fields.get("id", self.place)
-                        value = json.loads(fields["data"])
-                        self.told.append((fields["event"], value))
-                        if wanted(fields["event"], value):
-                            return value
-            raise AssertionError(f"the stream has ended: {self.told}")
-
-        return await asyncio.wait_for(look(), PATIENCE_S)
-
-    async def line(self, text: str) -> Any:
-        return await self.until(lambda event, value: event == "log" and any(text in line[2] for line in value["lines"]))
-
-    def lines(self) -> list[str]:
-        return [line[2] for event, value in self.told if event == "log" for line in value["lines"]]
+from tests.ui.streams import PATIENCE_S, Watcher
 
 
 def watched(place: Place, does: Callable[[RunFeeds], Awaitable[None]]) -> None:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from paceline.ui.feed import RunFeeds
 from paceline.ui.guard import Guard
 from paceline.ui.index import Index
 from paceline.ui.latest import LatestValues
+from paceline.ui.pieces import PieceStreams
 from paceline.ui.token import Token
 from paceline.ui.views import actions, compare, listing, places, run, sweep
 
@@ -49,6 +51,10 @@ class Heading:
 
 class _Static(StaticFiles):
     """The page's own files, below a folder whose name changes with them."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        shared = render.SHARED.get(path)
+        return super().lookup_path(path) if shared is None else (str(shared), shared.stat())
 
     async def get_response(self, path: str, scope: Any) -> Response:
         response = await super().get_response(path.partition("/")[2], scope)
@@ -75,19 +81,26 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         Route("/services", places.services),
         Route("/services/{name}", places.service),
         Route("/compute", places.compute),
-        Route("/compute/live", places.compute_live),
+        Route("/live/models", places.models_live),
+        Route("/live/models/{name}/{version:int}", places.model_live),
+        Route("/live/services", places.services_live),
+        Route("/live/services/{name}", places.service_live),
+        Route("/live/compute", places.compute_live),
         Route("/runs/{run_id}", run.page),
         Route("/runs/{run_id}/live", run.live),
         Route("/runs/{run_id}/head", run.head),
+        Route("/runs/{run_id}/head/live", run.head_live),
         Route("/runs/{run_id}/curves", run.curves),
         Route("/runs/{run_id}/others", run.others),
         Route("/runs/{run_id}/log", run.log),
         Route("/runs/{run_id}/files", run.files),
+        Route("/runs/{run_id}/files/live", run.files_live),
         Route("/runs/{run_id}/details", run.details),
+        Route("/runs/{run_id}/details/live", run.details_live),
         Route("/runs/{run_id}/look/{name:path}", run.look),
         Route("/runs/{run_id}/file/{name:path}", run.file),
         Route("/runs/{run_id}/sweep", sweep.page),
-        Route("/runs/{run_id}/sweep/part", sweep.part),
+        Route("/runs/{run_id}/sweep/live", sweep.live),
         Route("/runs/{run_id}/cancel", actions.cancel, methods=["POST"]),
         Route("/runs/{run_id}/rerun", actions.rerun, methods=["POST"]),
         Route("/runs/{run_id}/tag", actions.tag, methods=["POST"]),
@@ -110,6 +123,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
     app.state.index = Index(workspace_dir / "runs")
     app.state.latest = LatestValues(workspace_dir / "runs")
     app.state.feeds = RunFeeds(workspace_dir / "runs", curves)
+    app.state.pieces = PieceStreams()
     name = workspace_dir.parent.name if workspace_dir.name == ".paceline" else workspace_dir.name
     app.state.ui = Heading(str(workspace_dir), name, config.read_only)
     return app

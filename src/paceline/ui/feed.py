@@ -4,6 +4,7 @@
     log       lines of the workers
     points    values of metrics
     other     rows, tables or images were logged
+    side      the supervisor has said something, or a node that prepares
 
 A feed begins with its first watcher and ends with its last one, or with the run.
 """
@@ -65,6 +66,7 @@ class RunFeed:
         self._epoch = os.urandom(4).hex()
         self._sent: dict[Key, int] = {}
         self._others = 0
+        self._side_bytes = 0
         self._is_over = False
         #: Of many watchers that come at once, the first begins.
         self._beginning = asyncio.Lock()
@@ -175,7 +177,7 @@ class RunFeed:
                 queue.put_nowait(None)
 
     def _events(self, record: RunRecord) -> list[bytes]:
-        return [*self._log_events(record), *self._point_events(record)]
+        return [*self._log_events(record), *self._point_events(record), *self._side_events(record)]
 
     def _log_events(self, record: RunRecord) -> list[bytes]:
         assert self._follower is not None, "it was made at the start"
@@ -190,6 +192,17 @@ class RunFeed:
             self._number += 1
             self._lines.append((self._number, line_data))
         return [message("log", {"lines": [*fresh], "left_out": max(0, came - TAIL)}, self._place)]
+
+    def _side_events(self, record: RunRecord) -> list[bytes]:
+        nodes = record.job.node_count if record.job else 1
+        size = 0
+        for path in (self.folder.driver_log, *map(self.folder.prepare_log, range(nodes))):
+            with contextlib.suppress(OSError):
+                size += path.stat().st_size
+        if size == self._side_bytes:
+            return []
+        self._side_bytes = size
+        return [message("side", {})]
 
     def _point_events(self, record: RunRecord) -> list[bytes]:
         with self._curves.open(self.folder) as curves:

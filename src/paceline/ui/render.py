@@ -21,9 +21,12 @@ from paceline.runs import states
 from paceline.runs.follow import duration_text
 from paceline.runs.metrics import json_safe
 from paceline.runs.visible import visible
+from paceline.sweeps.pictures import page as pictures
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
+#: Files of others that pages need: name -> where it lies.
+SHARED = {path.name: path for path in (pictures.SCRIPT, pictures.STYLE)}
 
 #: State -> (class of its colour, sign): the sign says it where nobody sees colours.
 _SIGNS = {
@@ -40,7 +43,7 @@ _SIGNS = {
 def static_version() -> str:
     """Stands in the addresses of the page's own files, which a browser may keep for ever therefore."""
     digest = hashlib.sha256()
-    for path in sorted(STATIC.iterdir()):
+    for path in (*sorted(STATIC.iterdir()), *SHARED.values()):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:10]
 
@@ -51,24 +54,20 @@ def root_of(path: str) -> str:
 
 
 def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-    """A page of this template. Every template has `root`, the way to the top, and `ui`, what the server shows of itself."""
+    """A page of this template."""
+    return HTMLResponse(text(request, template, **values), status)
+
+
+def text(request: Request, template: str, **values: Any) -> str:
+    """A page, or a piece of one. Every template has `root`, the way to the top from the request's path, and `ui`, what the server
+    shows of itself."""
     root = root_of(request.scope["path"])
-    text = (
-        _templates()
-        .get_template(template)
-        .render(
-            root=root,
-            static=f"{root}static/{static_version()}/",
-            ui=request.app.state.ui,
-            form_key=request.app.state.token.form_key(),
-            **values,
-        )
-    )
-    return HTMLResponse(text, status)
+    values |= {"root": root, "static": f"{root}static/{static_version()}/", "ui": request.app.state.ui}
+    return _templates().get_template(template).render(form_key=request.app.state.token.form_key(), **values)
 
 
 def part(template: str, **values: Any) -> str:
-    """A piece of a page, for one that is open already."""
+    """A piece of a page, without what `text` adds."""
     return _templates().get_template(template).render(**values)
 
 

@@ -76,6 +76,8 @@ def serve(config: UiConfig) -> int:
     if config.socket:
         # Started through ssh: its end is seen by nothing else than this.
         threading.Thread(target=_end_with_input, daemon=True).start()
+    # While a long log is read on a thread, the loop must not wait five milliseconds for each packet that it sends.
+    sys.setswitchinterval(0.0005)
     # What was imported stays; looking through it again and again takes time and touches memory.
     gc.freeze()
     try:

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.runs import states
@@ -23,8 +24,22 @@ PAGE = "sweep.html"
 TABLE = "importance.csv"
 
 
-def sketched(title: str, spec: SweepSpec, trials: Sequence[Trial]) -> Sketch:
-    """What there is to be drawn of these trials; what can't be is among its remarks."""
+@dataclass(frozen=True)
+class Shares:
+    """How much each hyperparameter matters, by metric, and why something of that is left out."""
+
+    found: tuple[tuple[str, tuple[Importance, ...]], ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+def sketched(title: str, spec: SweepSpec, trials: Sequence[Trial], known: Shares | None = None) -> Sketch:
+    """What there is to be drawn of these trials; what can't be is among its remarks. known: the `shares` of an earlier look."""
+    judged = shares(spec, trials) if known is None else known
+    return sketch(title, spec, trials, judged.found, judged.remarks)
+
+
+def shares(spec: SweepSpec, trials: Sequence[Trial]) -> Shares:
+    """The importance of hyperparameters among these trials; with many, it takes seconds."""
     found: list[tuple[str, tuple[Importance, ...]]] = []
     remarks: list[str] = []
     # What a failed trial has logged is not trusted.
@@ -40,11 +55,11 @@ def sketched(title: str, spec: SweepSpec, trials: Sequence[Trial]) -> Sketch:
         elif lacking := missing():
             remarks.append(lacking)
             break
-        elif shares := importances(valued, spec.space):
-            found.append((metric, shares))
+        elif of_metric := importances(valued, spec.space):
+            found.append((metric, of_metric))
         else:
             remarks.append(f"Importance{of} is left out: all trials came to the same value.")
-    return sketch(title, spec, trials, found, remarks)
+    return Shares(tuple(found), tuple(remarks))
 
 
 def into(folder: Path, drawn: Sketch) -> list[str]:

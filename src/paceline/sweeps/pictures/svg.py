@@ -56,7 +56,10 @@ def parallel(columns: Sequence[Column], lines: Sequence[Line]) -> str:
         ]
         parts.append(_text(x, _TOP - 14, column.name, "name", "middle"))
         # What the mouse is drawn over to choose a part of the axis.
-        parts.append(f'<rect class="brush" data-axis="{n}" x="{x - 10:.1f}" y="{_TOP}" width="20" height="{_HEIGHT}"/>')
+        parts.append(
+            f'<rect class="brush" data-axis="{n}" data-name="{escape(visible(column.name))}" x="{x - 10:.1f}" y="{_TOP}" '
+            f'width="20" height="{_HEIGHT}"/>'
+        )
     if any(place is None for line in lines for place in line.places):
         parts.append(_text(8, bottom + _NONE + 4, "no value", "tick", "start"))
     return _svg(width, bottom + _BOTTOM, "parallel dense" if len(lines) > DENSE else "parallel", parts)

@@ -2,6 +2,7 @@
 "use strict";
 import { follow, localTimes, parsed, root } from "./ui.js";
 
+const address = `${root}live${location.search}`;
 const body = document.getElementById("rows"), compare = document.getElementById("compare");
 
 function chosen() { return body.querySelectorAll("input[name=run]:checked"); }
@@ -14,7 +15,7 @@ function choose() {
 function change({ order, rows, total, first }) {
   const there = new Map(Array.from(body.rows, row => [row.dataset.run, row]));
   for (const [id, html] of Object.entries(rows)) {
-    const fresh = parsed(html).querySelector("tr"), old = there.get(id);
+    const fresh = parsed(html, address).querySelector("tr"), old = there.get(id);
     localTimes(fresh);
     if (old) {
       const plain = row => row.textContent.replace(/\s+/g, " ");
@@ -55,5 +56,5 @@ window.addEventListener("pageshow", () => {
   for (const field of document.querySelector(".filters").elements) field.disabled = false;
   choose();
 });
-follow(`${root}live${location.search}`, { rows: change });
+follow(address, { rows: change });
 choose();

@@ -65,13 +65,8 @@ export class Log {
     for (const name of ["of", "rank", "attempt"]) document.getElementById(`log-${name}`)?.addEventListener("change", ask);
     document.getElementById("log-earlier").addEventListener("click", () => { this.last = Math.min(20000, this.last * 4); this.ask(true); });
     this.follow.addEventListener("change", () => this.toEnd());
-    // A controller has no workers: what it says itself is shown, and asked for anew while it goes on.
+    // A controller has no workers: what it says itself is shown.
     if (this.asked.of !== "workers") ask();
-    setInterval(() => {
-      const { of, search } = this.asked;
-      const goesOn = document.getElementById("head").dataset.terminal === "0";
-      if (of !== "workers" && !search && goesOn && this.follow.checked && !document.hidden) ask();
-    }, 3000);
     this.box.addEventListener("scroll", () => {
       const isAtEnd = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 30;
       if (!this.isScrolling && this.follow.checked !== isAtEnd) this.follow.checked = isAtEnd;
@@ -91,6 +86,12 @@ export class Log {
     if (reset) this.clear();
     if (leftOut) this.rule(`${leftOut} lines are passed over here; they are in the run's files`);
     this.add(lines);
+  }
+
+  /** The supervisor has said something, or a node that prepares. */
+  sideCame() {
+    const { of, search } = this.asked;
+    if (of !== "workers" && !search && this.follow.checked) this.ask();
   }
 
   async ask(isSame = false) {

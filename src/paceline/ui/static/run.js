@@ -1,9 +1,8 @@
 // A run: its curves and its log, live.
 "use strict";
-import { part } from "./ui.js";
+import { follow, part, swap } from "./ui.js";
 import { Board } from "./charts.js";
 import { Log } from "./log.js";
-import { followRun } from "./head.js";
 
 const metrics = document.getElementById("metrics");
 let shown = 0, asking = 0;
@@ -13,11 +12,26 @@ async function others(count) {
   shown = count;
   clearTimeout(asking);
   asking = setTimeout(async () => {
-    const made = await part(metrics.dataset.curves.replace(/curves$/, "others"));
+    const made = await part(`${runPage}/others`);
     if (!made) { shown = 0; return; }
     document.getElementById("others-body").replaceChildren(made);
     document.getElementById("others").hidden = false;
   }, 200);
+}
+
+const runPage = metrics.dataset.curves.replace(/\/curves$/, "");
+let known = "";
+
+/** The top of the page anew where the state is another one than that which stands there. */
+async function stateIs(state) {
+  const now = JSON.stringify(state), isShown = known === "" && state.status === document.getElementById("head").dataset.status;
+  if (known !== now && !isShown) {
+    const made = await part(`${runPage}/head`);
+    if (made) swap(document.querySelector("[data-piece=head]"), () => made);
+  }
+  known = now;
+  const label = document.getElementById("chart-attempts-label");
+  if (label && state.attempts > 1) label.hidden = false;
 }
 
 const board = new Board({
@@ -28,12 +42,10 @@ board.keep();
 const log = new Log();
 // The stream begins once the curves are there: what it tells goes behind them.
 await board.load(null);
-followRun({
+follow(`${runPage}/live`, {
   log: lines => log.came(lines),
   points: points => board.told(points),
   other: ({ count }) => others(count),
-  state: state => {
-    const label = document.getElementById("chart-attempts-label");
-    if (label && state.attempts > 1) label.hidden = false;
-  },
+  side: () => log.sideCame(),
+  state: stateIs,
 });

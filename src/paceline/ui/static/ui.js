@@ -40,10 +40,14 @@ function tick() {
   }
 }
 
-/** Parse HTML that this server has made, all of whose texts it has escaped. Scripts in it would not run. */
-export function parsed(html) {
-  const made = document.createElement("template");
+/** Parse HTML that this server has made, all of whose texts it has escaped; its addresses are relative to `address`, which it came
+ *  from. Scripts in it would not run. */
+export function parsed(html, address) {
+  const made = document.createElement("template"), base = new URL(address, location.href);
   made.innerHTML = html;
+  for (const name of ["href", "src", "action"]) {
+    for (const one of made.content.querySelectorAll(`[${name}]`)) one.setAttribute(name, new URL(one.getAttribute(name), base).href);
+  }
   return made.content;
 }
 
@@ -51,8 +55,33 @@ export function parsed(html) {
 export async function part(address) {
   try {
     const answer = await fetch(address, { headers: { accept: "text/html" } });
-    return answer.ok ? parsed(await answer.text()) : null;
+    return answer.ok ? parsed(await answer.text(), address) : null;
   } catch { return null; }
+}
+
+/** Replace what is in an element; where somebody types there, or `isBusy`, as soon as that is over. What is open, checked, focused or
+ *  scrolled stays so. */
+export function swap(place, make, done, isBusy) {
+  clearTimeout(place.waiting);
+  const active = place.contains(document.activeElement) ? document.activeElement : null;
+  const types = active && /^(INPUT|SELECT|TEXTAREA)$/.test(active.tagName) && active.type !== "checkbox";
+  if (types || isBusy?.()) {
+    place.waiting = setTimeout(() => swap(place, make, done, isBusy), 500);
+    return;
+  }
+  const each = selector => Array.from(place.querySelectorAll(selector)), canFocus = "a[href], button, input, select, summary, [tabindex]";
+  const name = one => [one.tagName, one.href, one.name, one.value, one.textContent].join("|");
+  const at = each(canFocus).indexOf(active), open = each("details").map(one => one.open);
+  const checked = new Set(each(":checked").map(name)), scrolled = each(".scroll, pre").map(one => [one.scrollLeft, one.scrollTop]);
+  const made = make();
+  localTimes(made);
+  place.replaceChildren(made);
+  each("details").forEach((one, number) => { if (number in open) one.open = open[number]; });
+  each(".scroll, pre").forEach((one, number) => { if (number in scrolled) [one.scrollLeft, one.scrollTop] = scrolled[number]; });
+  each("input[type=checkbox]").forEach(one => { one.checked ||= checked.has(name(one)); });
+  if (active) (each(canFocus).find(one => name(one) === name(active)) || each(canFocus)[at])?.focus({ preventScroll: true });
+  tick();
+  done?.();
 }
 
 export async function json(address) {
@@ -62,9 +91,10 @@ export async function json(address) {
   return value;
 }
 
-/** Follow a stream of events. It rests while nobody looks at the tab, and begins again by itself when the server was away. */
-export function follow(address, handlers) {
-  let source = null, isOver = false, place = "", retry = 0;
+/** Follow a stream of events. It rests while nobody looks at the tab, and begins again by itself when the server was away.
+ *  seen: what the page has already, as the stream says it. */
+export function follow(address, handlers, seen = "") {
+  let source = null, isOver = false, place = seen, retry = 0;
   const shown = document.getElementById("connection");
   function say(text) { shown.hidden = !text; shown.textContent = text; }
   function open() {

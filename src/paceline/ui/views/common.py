@@ -102,8 +102,10 @@ class EventStream(Response):
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
             await self._stream.aclose()
+        if isinstance(ends[0], Exception) and not isinstance(ends[0], OSError):
+            raise ends[0]
         with contextlib.suppress(OSError):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -119,6 +121,11 @@ class EventStream(Response):
 
 def events(request: Request, stream: AsyncGenerator[bytes, None]) -> EventStream:
     return EventStream(stream, request.app.state.closing)
+
+
+def place_of(request: Request) -> str:
+    """What this watcher of a stream has seen already, as the stream itself has said it."""
+    return request.headers.get("last-event-id") or request.query_params.get("place", "")
 
 
 def as_json(value: Any) -> Response:

@@ -1,9 +1,10 @@
-"""Models, services and compute targets."""
+"""Models, services and compute targets: pages of one piece each, which follow what they show."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,77 +13,122 @@ from starlette.responses import Response
 
 from paceline.models import described
 from paceline.models.model import Model
-from paceline.services import log as service_log
+from paceline.runs.logs import last_lines
+from paceline.runs.visible import visible
 from paceline.services import read as services_read
 from paceline.services import store as services_store
 from paceline.targets import configured
 from paceline.targets.looks import look_at_all
 from paceline.ui import render
+from paceline.ui.index import Index, IndexEntry
+from paceline.ui.pieces import Piece, Seen, stamp_of
+from paceline.ui.views.common import events, place_of
 from paceline.workspace import Workspace
 
 #: A target's answer holds so long: an engine must not be asked for each who looks.
 _FRESH_S = 10.0
 _LIMIT_S = 8.0
 _LOG_LINES = 200
+#: Runs that are named below a target.
+_MOST_RUNS = 50
+
+#: Finds what one of these pages shows, by the request that asks for it.
+_Find = Callable[[Request], dict[str, Any]]
 
 
 async def models(request: Request) -> Response:
-    workspace = _workspace(request)
+    return await _page(request, "models", _models)
 
-    def read_them() -> list[dict[str, Any]]:
-        return [described.summary(model) for model in Model.list(workspace)]
 
-    found = await asyncio.to_thread(read_them)
-    by_name: dict[str, list[dict[str, Any]]] = {}
-    for one in found:
-        by_name.setdefault(one["name"], []).append(one)
-    return render.page(request, "models.html", models=by_name)
+async def models_live(request: Request) -> Response:
+    return _live(request, "models", _models)
 
 
 async def model(request: Request) -> Response:
-    workspace = _workspace(request)
-    name, version = request.path_params["name"], request.path_params["version"]
+    return await _page(request, "model", _model)
 
-    def read_it() -> dict[str, Any]:
-        return described.details(Model(workspace, name, version=version))
 
-    return render.page(request, "model.html", model=await asyncio.to_thread(read_it))
+async def model_live(request: Request) -> Response:
+    return _live(request, "model", _model)
 
 
 async def services(request: Request) -> Response:
-    directory: Path = request.app.state.workspace_dir
-    found = await asyncio.to_thread(lambda: [*services_read.all_records(directory)])
+    return await _page(request, "services", _services)
 
-    def models_of(record: Any) -> list[str]:
-        return _models_of(directory, record)
 
-    return render.page(request, "services.html", services=[(record, models_of(record)) for record in found])
+async def services_live(request: Request) -> Response:
+    return _live(request, "services", _services)
 
 
 async def service(request: Request) -> Response:
-    directory: Path = request.app.state.workspace_dir
-    folder = services_store.folder_of(directory, request.path_params["name"])
+    return await _page(request, "service", _service)
 
-    def read_it() -> dict[str, Any]:
-        record = services_read.record(folder)
-        return {
-            "service": record,
-            "revisions": list(reversed(services_store.revisions(folder))),
-            "log": service_log.last_lines(folder, _LOG_LINES),
-        }
 
-    return render.page(request, "service.html", **await asyncio.to_thread(read_it))
+async def service_live(request: Request) -> Response:
+    return _live(request, "service", _service)
 
 
 async def compute(request: Request) -> Response:
-    """The page at once; what the targets say comes by a request of its own, for an engine may take seconds."""
+    """The page at once; what the targets say comes by its stream, for an engine may take seconds."""
     names = await asyncio.to_thread(configured.names, request.app.state.workspace_dir)
-    return render.page(request, "compute.html", names=names)
+    return render.page(request, "compute.html", names=names, stamp="")
 
 
 async def compute_live(request: Request) -> Response:
-    found = await asyncio.to_thread(_looks, request.app.state)
-    return render.page(request, "compute_part.html", targets=found)
+    return _live(request, "compute", _targets)
+
+
+async def _page(request: Request, name: str, find: _Find) -> Response:
+    found = await asyncio.to_thread(find, request)
+    return render.page(request, f"{name}.html", stamp=stamp_of(found), **found)
+
+
+def _live(request: Request, name: str, find: _Find) -> Response:
+    def look() -> Seen:
+        found = find(request)
+        piece = Piece(stamp_of(found), lambda: render.text(request, f"{name}_part.html", **found))
+        return Seen({"main": piece})
+
+    streams = request.app.state.pieces
+    return events(request, streams.follow(request.url.path, lambda: look, place_of(request)))
+
+
+def _models(request: Request) -> dict[str, Any]:
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for one in Model.list(_workspace(request)):
+        by_name.setdefault(one.name, []).append(described.summary(one))
+    return {"models": by_name}
+
+
+def _model(request: Request) -> dict[str, Any]:
+    name, version = request.path_params["name"], request.path_params["version"]
+    return {"model": described.details(Model(_workspace(request), name, version=version))}
+
+
+def _services(request: Request) -> dict[str, Any]:
+    directory: Path = request.app.state.workspace_dir
+    return {"services": [(record, _models_of(directory, record)) for record in services_read.all_records(directory)]}
+
+
+def _service(request: Request) -> dict[str, Any]:
+    folder = services_store.folder_of(request.app.state.workspace_dir, request.path_params["name"])
+    return {
+        "service": services_read.record(folder),
+        "revisions": list(reversed(services_store.revisions(folder))),
+        "log": "\n".join(visible(line) for line in last_lines(folder.log, _LOG_LINES, window=1 << 18)),
+    }
+
+
+def _targets(request: Request) -> dict[str, Any]:
+    state = request.app.state
+    index: Index = state.index
+    index.refresh()
+    going: dict[str, list[IndexEntry]] = {}
+    # Those that came first stand first, as in a queue; a sweep's place is that of its trials.
+    for entry in reversed(index.entries()):
+        if not entry.is_terminal and entry.kind == "script":
+            going.setdefault(entry.target, []).append(entry)
+    return {"targets": _looks(state), "going": going, "most": _MOST_RUNS}
 
 
 def _looks(state: Any) -> list[Any]:

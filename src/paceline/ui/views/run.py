@@ -21,7 +21,9 @@ from paceline.ui import files as run_files
 from paceline.ui import render, run_page
 from paceline.ui.curves import CurveStore
 from paceline.ui.feed import line_json
-from paceline.ui.views.common import as_json, events, file_name, folder_of, number, pixels, whole, window
+from paceline.ui.pieces import stamp_of
+from paceline.ui.views import side
+from paceline.ui.views.common import as_json, events, file_name, folder_of, number, pixels, place_of, whole, window
 
 #: Lines that a page asks for at once, and that a search gives.
 _MOST_LINES, _MOST_FOUND = 20_000, 2_000
@@ -48,10 +50,14 @@ async def head(request: Request) -> Response:
     return render.page(request, "run_head.html", tab="run", **found)
 
 
+async def head_live(request: Request) -> Response:
+    """The top of the page of one file."""
+    return side.live(request, "files", None)
+
+
 async def live(request: Request) -> Response:
     feed = request.app.state.feeds.of(folder_of(request).run_id)
-    place = request.headers.get("last-event-id") or request.query_params.get("place", "")
-    return events(request, feed.watch(place))
+    return events(request, feed.watch(place_of(request)))
 
 
 async def curves(request: Request) -> Response:
@@ -122,18 +128,19 @@ async def log(request: Request) -> Response:
 
 
 async def files(request: Request) -> Response:
-    folder = folder_of(request)
-    found = await asyncio.to_thread(run_page.head, folder)
-    listed = await asyncio.to_thread(run_files.listed, folder)
-    total = sum(file.size for file in listed)
-    return render.page(request, "run_files.html", tab="files", files=listed, total=total, **found)
+    return await side.page(request, "files", _files)
+
+
+async def files_live(request: Request) -> Response:
+    return side.live(request, "files", _files)
 
 
 async def look(request: Request) -> Response:
     folder = folder_of(request)
     found = await asyncio.to_thread(run_page.head, folder)
     seen = await asyncio.to_thread(run_files.look, folder, file_name(request, "look"))
-    return render.page(request, "run_look.html", tab="files", seen=seen, **found)
+    place = f"head:{stamp_of(found)}"
+    return render.page(request, "run_look.html", tab="files", seen=seen, place=place, **found)
 
 
 async def file(request: Request) -> Response:
@@ -141,10 +148,16 @@ async def file(request: Request) -> Response:
 
 
 async def details(request: Request) -> Response:
-    folder = folder_of(request)
-    found = await asyncio.to_thread(run_page.head, folder)
-    more = await asyncio.to_thread(run_page.details, folder, found["record"])
-    return render.page(request, "run_details.html", tab="details", **found, **more)
+    return await side.page(request, "details", run_page.details)
+
+
+async def details_live(request: Request) -> Response:
+    return side.live(request, "details", run_page.details)
+
+
+def _files(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+    listed = run_files.listed(folder)
+    return {"files": listed, "total": sum(file.size for file in listed)}
 
 
 def _read_on(curves: CurveStore, folder: RunFolder) -> None:

@@ -10,47 +10,75 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.runs.folder import RunFolder
-from paceline.sweeps import children, results
+from paceline.sweeps import results
 from paceline.sweeps.live import table
-from paceline.sweeps.live.board import Standing
+from paceline.sweeps.live.board import Board, Standing
 from paceline.sweeps.pictures import draw, svg
-from paceline.sweeps.pictures.sketch import Sketch
-from paceline.sweeps.spec import SweepSpec
 from paceline.ui import render, run_page
-from paceline.ui.views.common import folder_of
+from paceline.ui.pieces import Look, Piece, Seen, stamp_of
+from paceline.ui.views import side
+from paceline.ui.views.common import events, folder_of, place_of
 
 #: Trials in the table.
 _ROWS = 500
+#: Between two looks: pictures that change more often nobody reads.
+_LOOK_S = 2.0
 
 
 async def page(request: Request) -> Response:
     folder = folder_of(request)
-    found = await asyncio.to_thread(run_page.head, folder)
-    if found["record"].sweep is None:
-        raise HTTPException(404, f"run {folder.run_id} is no sweep; its kind is {found['record'].kind}.")
-    board = await asyncio.to_thread(_board, request.app.state, folder, found["record"])
-    return render.page(request, "sweep.html", tab="sweep", **found, **board)
+
+    def read_it() -> tuple[dict[str, Any], dict[str, Any], str]:
+        head = run_page.head(folder)
+        if head["record"].sweep is None:
+            raise HTTPException(404, f"run {folder.run_id} is no sweep; its kind is {head['record'].kind}.")
+        standing = Board(folder).look()
+        return head, _shown(request.app.state, standing), f"head:{stamp_of(head)},sweep:{_stamp(standing)}"
+
+    head, shown, place = await asyncio.to_thread(read_it)
+    return render.page(request, "run_sweep.html", tab="sweep", place=place, **head, **shown)
 
 
-async def part(request: Request) -> Response:
-    """The table and the pictures anew."""
-    folder = folder_of(request)
-    found = await asyncio.to_thread(run_page.head, folder)
-    board = await asyncio.to_thread(_board, request.app.state, folder, found["record"])
-    return render.page(request, "sweep_part.html", tab="sweep", **found, **board)
+async def live(request: Request) -> Response:
+    """The head, the table and the pictures, as trials go on."""
+    folder, state = folder_of(request), request.app.state
+
+    def begin() -> Look:
+        # Kept between the looks: it reads on where the last one has ended.
+        board = Board(folder)
+
+        def look() -> Seen:
+            head, standing = run_page.head(folder), board.look()
+            piece = Piece(
+                _stamp(standing),
+                lambda: render.text(request, "run_sweep_part.html", **head, **_shown(state, standing)),
+            )
+            pieces = {"head": side.head_piece(request, "sweep", head), "sweep": piece}
+            return Seen(pieces, is_over=standing.record.is_terminal)
+
+        return look
+
+    return events(request, state.pieces.follow(request.url.path, begin, place_of(request), _LOOK_S))
 
 
-def _board(state: Any, folder: RunFolder, record: Any) -> dict[str, Any]:
-    spec = SweepSpec.from_json(record.sweep)
-    trials = children.trials(folder, spec)
-    sketch = _sketch(state, folder, spec, trials)
+def _stamp(standing: Standing) -> str:
+    """Changes when anything is shown otherwise; not with the time that running trials have taken by now."""
+    trials = [
+        (trial.number, trial.shown, len(trial.curve), *map(len, trial.further), trial.started_utc)
+        for trial in standing.trials
+    ]
+    return stamp_of(standing.record, trials)
+
+
+def _shown(state: Any, standing: Standing) -> dict[str, Any]:
+    spec, trials = standing.spec, standing.trials
+    sketch = draw.sketched(f"Sweep {standing.record.run_id}", spec, trials, _shares(state, standing))
     rows = results.rows(trials, spec)
     columns = [column for column in results.column_names(rows, spec) if column not in ("trial", "run_id", "status")]
     order = {trial.number: place for place, trial in enumerate(results.best_trials(trials, spec))}
     rows.sort(key=lambda row: (order.get(row["trial"], len(order)), -row["trial"]))
     return {
-        "lines": table.lines(Standing(record=record, spec=spec, trials=tuple(trials))),
+        "lines": table.lines(standing),
         "columns": columns,
         "rows": rows[:_ROWS],
         "more": max(0, len(rows) - _ROWS),
@@ -62,16 +90,15 @@ def _board(state: Any, folder: RunFolder, record: Any) -> dict[str, Any]:
     }
 
 
-def _sketch(state: Any, folder: RunFolder, spec: SweepSpec, trials: list[Any]) -> Sketch:
-    """The pictures; the importance, which takes a forest some seconds, once for each number of trials that have ended."""
-    kept: dict[Any, Sketch] = state.__dict__.setdefault("sketches", {})
-    ended = sum(trial.is_over for trial in trials)
-    key = (folder.run_id, ended, tuple(len(trial.curve) for trial in trials))
-    if key not in kept:
-        for other in [other for other in kept if other[0] == folder.run_id] or [*kept][:-8]:
+def _shares(state: Any, standing: Standing) -> draw.Shares:
+    """The importance of hyperparameters, which takes a forest some seconds: once for each number of trials that have ended."""
+    kept: dict[tuple[str, int], draw.Shares] = state.__dict__.setdefault("shares", {})
+    run_id, ended = standing.record.run_id, sum(trial.is_over for trial in standing.trials)
+    if (run_id, ended) not in kept:
+        for other in [other for other in kept if other[0] == run_id] or [*kept][:-8]:
             del kept[other]
-        kept[key] = draw.sketched(f"Sweep {folder.run_id}", spec, trials)
-    return kept[key]
+        kept[run_id, ended] = draw.shares(standing.spec, [trial for trial in standing.trials if trial.is_over])
+    return kept[run_id, ended]
 
 
 def _short(place: float | None) -> float | None:

@@ -1,0 +1,130 @@
+"""Pieces of pages that follow what they show: one look at the files serves all who watch, and a piece is made and sent only where
+it has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import html
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from paceline.errors import PacelineError
+from paceline.runs.visible import visible
+from paceline.ui.feed import message
+
+#: Between two looks: so long, and so many times as long as the last one took, lest a large registry keep a core busy.
+_LOOK_S = 1.0
+_REST = 10.0
+_SILENCE_S = 15.0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """stamp: another one whenever what is shown has changed. make: the piece as HTML, in which addresses are relative to the
+    stream's own."""
+
+    stamp: str
+    make: Callable[[], str]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a look has found: pieces by name. is_over: nothing will change any more."""
+
+    pieces: Mapping[str, Piece]
+    is_over: bool = False
+
+    @property
+    def place(self) -> str:
+        """Says which pieces somebody has seen: "head:1f..,files:9a.."."""
+        return ",".join(f"{name}:{piece.stamp}" for name, piece in self.pieces.items())
+
+
+Look: TypeAlias = Callable[[], Seen]
+
+
+def stamp_of(*values: Any) -> str:
+    """A short text for values that have a `repr` of their own, such as records."""
+    return hashlib.sha256(repr(values).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+class _Watched:
+    """One page's pieces, for all who watch it."""
+
+    def __init__(self, begin: Callable[[], Look], look_s: float) -> None:
+        self.watchers = 0
+        self._begin, self._look_s = begin, look_s
+        self._look: Look | None = None
+        self._lock = asyncio.Lock()
+        self._next = 0.0
+        self._seen = Seen({})
+        self._made: dict[str, tuple[str, str]] = {}
+
+    async def now(self) -> Seen:
+        async with self._lock:
+            if (began := time.monotonic()) >= self._next:
+                self._seen = await asyncio.to_thread(self._safely)
+                ended = time.monotonic()
+                self._next = ended + max(self._look_s, _REST * (ended - began))
+        return self._seen
+
+    async def html(self, name: str, piece: Piece) -> str:
+        async with self._lock:
+            if self._made.get(name, ("",))[0] != piece.stamp:
+                self._made[name] = (piece.stamp, await asyncio.to_thread(piece.make))
+            return self._made[name][1]
+
+    def _safely(self) -> Seen:
+        try:
+            if self._look is None:
+                self._look = self._begin()
+            return self._look()
+        # What is shown was removed, or can't be read now: that is said in the place of all pieces, and looked at again.
+        except (PacelineError, OSError) as error:
+            text = visible(str(error), lines=True)
+            gone = Piece(stamp_of(text), lambda: f'<p class="box failure">{html.escape(text)}</p>')
+            return Seen(dict.fromkeys(self._seen.pieces, gone) or {"main": gone})
+
+
+class PieceStreams:
+    """The streams of all pages that are made of pieces. Used on the event loop alone."""
+
+    def __init__(self) -> None:
+        self._watched: dict[str, _Watched] = {}
+
+    async def follow(
+        self, key: str, begin: Callable[[], Look], place: str, look_s: float | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Events `part` with a piece's `name` and `html`, for each that differs from what stands in `place`.
+
+        key: of the page; all who give the same share its looks. begin: makes what looks, for the first of them.
+        """
+        look_s = _LOOK_S if look_s is None else look_s
+        watched = self._watched.setdefault(key, _Watched(begin, look_s))
+        watched.watchers += 1
+        known = dict(part.split(":", 1) for part in place.split(",") if ":" in part)
+        spoke = time.monotonic()
+        try:
+            yield b"retry: 1000\n\n"
+            while True:
+                seen = await watched.now()
+                for name, piece in seen.pieces.items():
+                    if known.get(name) == piece.stamp:
+                        continue
+                    data = {"name": name, "html": await watched.html(name, piece)}
+                    known[name], spoke = piece.stamp, time.monotonic()
+                    yield message("part", data, ",".join(f"{one}:{stamp}" for one, stamp in known.items()))
+                if seen.is_over:
+                    yield message("end", {})
+                    return
+                if time.monotonic() - spoke > _SILENCE_S:
+                    spoke = time.monotonic()
+                    yield b": still here\n\n"
+                await asyncio.sleep(look_s)
+        finally:
+            watched.watchers -= 1
+            if not watched.watchers and self._watched.get(key) is watched:
+                del self._watched[key]

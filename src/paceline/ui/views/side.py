@@ -1,0 +1,54 @@
+"""A run's pages beside its curves: the head and one piece, both of which follow the run until it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
+from paceline.ui import render, run_page
+from paceline.ui.pieces import Piece, Seen, stamp_of
+from paceline.ui.views.common import events, folder_of, place_of
+
+#: What a piece's template shows of a run.
+Find = Callable[[RunFolder, RunRecord], dict[str, Any]]
+
+
+async def page(request: Request, name: str, find: Find) -> Response:
+    """The page `run_<name>.html` around the piece `run_<name>_part.html`."""
+    folder = folder_of(request)
+
+    def read_it() -> tuple[dict[str, Any], dict[str, Any]]:
+        head = run_page.head(folder)
+        return head, find(folder, head["record"])
+
+    head, found = await asyncio.to_thread(read_it)
+    place = f"head:{stamp_of(head)},{name}:{stamp_of(found)}"
+    return render.page(request, f"run_{name}.html", tab=name, place=place, **head, **found)
+
+
+def live(request: Request, name: str, find: Find | None) -> Response:
+    """The same two as they change; the head alone where there is no `find`."""
+    folder = folder_of(request)
+
+    def look() -> Seen:
+        head = run_page.head(folder)
+        pieces = {"head": head_piece(request, name, head)}
+        if find is not None:
+            found = find(folder, head["record"])
+            template = f"run_{name}_part.html"
+            pieces[name] = Piece(stamp_of(found), lambda: render.text(request, template, **head, **found))
+        return Seen(pieces, is_over=head["record"].is_terminal)
+
+    streams = request.app.state.pieces
+    return events(request, streams.follow(request.url.path, lambda: look, place_of(request)))
+
+
+def head_piece(request: Request, tab: str, head: dict[str, Any]) -> Piece:
+    """The top of a run's page."""
+    return Piece(stamp_of(head), lambda: render.text(request, "run_head.html", tab=tab, **head))
