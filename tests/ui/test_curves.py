@@ -7,8 +7,11 @@ import math
 import random
 from pathlib import Path
 
+import pytest
+
 from paceline.runs import series
 from paceline.runs.metrics import MetricLog
+from paceline.ui import curves as curves_module
 from paceline.ui.curves import CurveStore, Key, RunCurves, thinned
 from tests.ui.conftest import HOSTILE, Place, log_values
 
@@ -35,6 +38,39 @@ def test_the_numbers_are_those_that_were_logged(place: Place) -> None:
             assert list(curve.times) == list(found.times)
             assert curve.has_steps == (found.steps[0] is not None)
     assert curves.cuts(Key("loss", 0, 1)) == []
+
+
+@pytest.mark.parametrize("names", [1, 3, 12])
+@pytest.mark.parametrize("has_times", [False, True])
+def test_lines_of_every_shape_give_the_numbers_that_the_json_parser_gives(
+    place: Place, names: int, has_times: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that some pieces are all plain, and some are not.
+    monkeypatch.setattr(curves_module, "_CHUNK", 1 << 12)
+    folder, drawn = place.run(), random.Random(names)
+    log = MetricLog(folder.metric_log(0))
+    for step in range(3000):
+        name = f"metric {drawn.randrange(names)}"
+        value = drawn.choice([drawn.random(), -drawn.random() * 1e-200, step, math.nan, -math.inf, 1e300])
+        log.scalar(name, value, step if names == 1 else drawn.choice([None, step]), drawn.choice([None, 5.25]))
+        if step % 400 == 200:
+            log.scalar(name, drawn.choice(["warm", True, None]), step)
+            log.other("list", name, [1, 2.5])
+    log.close()
+    with open(folder.metric_log(0), "a") as file:
+        file.write('{"name":"metric 0","value":1-2,"time":1.0}\n{"name":"metric 0","value":7,"time":1.0,"step":9}\n')
+    curves = RunCurves(folder, has_times=has_times)
+    curves.look()
+    found = series.read(folder.metrics)
+    assert set(found) == {key.name for key in curves.curves}
+    for key, curve in curves.curves.items():
+        plain = [
+            (v, t) for v, t in zip(found[key.name].values, found[key.name].times, strict=True) if type(v) is not str
+        ]
+        assert repr([*curve.ys]) == repr([float(value) for value, _ in plain if value is not None])
+        assert [*curve.times] == [time for value, time in plain if value is not None and has_times]
+        if names == 1 and not curve.has_steps:
+            assert curve.xs("step", 0.0) == range(len(curve.ys))
 
 
 def test_only_what_is_new_is_read_and_a_torn_line_waits_for_its_end(place: Place) -> None:
