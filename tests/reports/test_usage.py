@@ -13,6 +13,7 @@ import pytest
 from paceline.reports.usage import of_run, summed
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricLog
 from paceline.runs.record import Attempt
 from tests.helpers import make_job, make_run
 
@@ -80,3 +81,36 @@ def test_they_are_summed_by_user_and_week(tmp_path: Path) -> None:
         (one.name, one.runs)
         for one in summed(runs_dir, "target", since=dt.datetime.fromisoformat(at(0).replace("Z", "+00:00")))
     ] == [("lab", 3)]
+
+
+def test_what_gpus_did_not_do_and_what_waited_for_data(tmp_path: Path) -> None:
+    folder = ended(
+        tmp_path, 1, states.COMPLETED, attempt(1, 1, 2, "node_lost", cores=8, gpus=2), attempt(2, 2, 4, cores=8, gpus=2)
+    )
+    lines = [{"time_utc": at(hour), "status": status} for status, hour in (("Preparing", 0), ("Starting", 1))]
+    folder.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    # Two inputs on one node, one on another that was ready before: half an hour is what both have waited.
+    inputs = [{"node_rank": 0, "fetch_s": 600}, {"node_rank": 0, "fetch_s": 1200}, {"node_rank": 1, "fetch_s": 60}, {}]
+    folder.data.write_text(json.dumps({"inputs": inputs}))
+    log = MetricLog(folder.node_log(0))
+    begin = dt.datetime.fromisoformat(at(0).replace("Z", "+00:00")).timestamp()
+    # In the attempt that is lost as a whole; then a quarter and a half of the time, seen more often in the beginning.
+    for hour, first, second in ((1.5, 0, 0), (2.1, 100, 50), (2.2, 100, 50), (2.5, 100, 50), (3.0, 0, 50), (9.0, 0, 0)):
+        for name, busy in (
+            ("gpu0_percent", first),
+            ("gpu1_percent", second),
+            ("cpu_percent", 3),
+            ("gpu0_memory_gib", 70),
+        ):
+            log.scalar(name, float(busy), int(begin + hour * 3600))
+    log.close()
+    found = of_run(folder, read.record(folder))
+    assert found.idle_gpu_hours == pytest.approx(2 * 0.5 + 2 * 0.5)
+    assert (found.data_gpu_hours, found.preparing_gpu_hours) == pytest.approx((0.5 * 2, 0.5 * 2))
+    assert found.lost_gpu_hours == pytest.approx(2 + 2 + 2)
+    assert found.lost_core_hours == pytest.approx((1 + 1) * 8)
+    # Of more GPUs than it held nobody knows which were its own.
+    one = ended(tmp_path, 2, states.COMPLETED, attempt(1, 1, 4, cores=8, gpus=1))
+    one.metrics.mkdir(parents=True, exist_ok=True)
+    one.node_log(0).write_bytes(folder.node_log(0).read_bytes())
+    assert of_run(one, read.record(one)).idle_gpu_hours == 0

@@ -197,6 +197,11 @@ def test_every_view_in_a_browser_with_real_runs(cli: Cli, page: Any) -> None:
         page.problems.clear()  # the browser itself says that there was a 401
         _every_view(session, good=good, pair=pair, bad=bad, sweep=sweep)
         _keyboard(session, good)
+        _sweep(page, f"{session.base}/runs/{sweep}/sweep", is_live=True)
+        alone = page.context.new_page()
+        _sweep(alone, (cli.run_folder(sweep) / "outputs" / "sweep.html").as_uri(), is_live=False)
+        alone.close()
+        _piece_behind_a_proxy(session)
         _live(session, live, outputs)
         _killed_and_started_again(session, outputs)
         _actions(session, good, live)
@@ -306,6 +311,42 @@ def _keyboard(session: Session, good: str) -> None:
     assert page.locator("#log .line").count() == 1
 
 
+def _sweep(page: Any, address: str, *, is_live: bool) -> None:
+    """The pictures on the page, and those in the file that was drawn at the sweep's end."""
+    page.goto(address)
+    brush = page.locator(".brush[role=slider]").first
+    rows = page.locator("tr.trial:visible")
+    assert rows.count() == 4
+    # By keys: the lower end goes up over the two smaller learning rates, and back.
+    brush.focus()
+    for _ in range(11):
+        page.keyboard.press("ArrowUp")
+    assert rows.count() == 2
+    assert brush.get_attribute("aria-valuetext") == "55 to 100 % of the axis, 2 of 4 trials"
+    page.keyboard.press("Shift+PageDown")
+    assert rows.count() == 1
+    page.keyboard.press("Escape")
+    assert rows.count() == 4
+    # By the mouse: over the lower third; a click shows all again.
+    box = brush.bounding_box()
+    x, bottom = box["x"] + box["width"] / 2, box["y"] + box["height"]
+    page.mouse.move(x, bottom - 1)
+    page.mouse.down()
+    page.mouse.move(x, bottom - box["height"] / 3, steps=3)
+    page.mouse.up()
+    assert rows.count() == 2
+    page.mouse.click(x, bottom - 20)
+    assert rows.count() == 4
+    # A trial lights up wherever it is drawn.
+    rows.first.hover()
+    assert page.locator(".on").count() == 3
+    sort = page.locator("#trials th, table.trials th", has_text="lr").first
+    sort.locator("button").click()
+    assert sort.get_attribute("aria-sort") == "ascending"
+    values = [float(row.split("\t")[7 if is_live else 2]) for row in rows.all_inner_texts()]
+    assert values == sorted(values)
+
+
 def _live(session: Session, live: str, outputs: Path) -> None:
     page = session.page
     session.open("/")
@@ -317,6 +358,18 @@ def _live(session: Session, live: str, outputs: Path) -> None:
     (outputs / "go").touch()
     session.wait_drawn("loss", 4)
     page.wait_for_selector("#log .line:has-text('said 1')")
+
+
+def _piece_behind_a_proxy(session: Session) -> None:
+    """What is told anew leads to the same places as the page itself, below whatever path that lies."""
+    page, below = session.page, "/user/me/proxy/7223"
+    page.route(f"**{below}/**", lambda route: route.continue_(url=route.request.url.replace(below, "")))
+    session.open(f"{below}/models")
+    session.cli("model", "alias", "digits:1", "champion")
+    page.wait_for_selector(".alias:has-text('champion')")
+    for link in page.locator("[data-piece] a").all():
+        assert link.evaluate("a => a.href").startswith(f"{session.base}{below}/")
+    page.unroute(f"**{below}/**")
 
 
 def _killed_and_started_again(session: Session, outputs: Path) -> None:

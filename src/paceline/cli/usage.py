@@ -46,7 +46,19 @@ def usage(
     if not found:
         print(f"No runs in {runs_dir.parent} hold cores or GPUs{' since then' if since else ''}.")
         return 0
-    header = (by.upper(), "RUNS", "CORE-HOURS", "LOST", "GPU-HOURS", "LOST", "FAILED", "CANCELED", "PREPARING")
+    header = (
+        by.upper(),
+        "RUNS",
+        "CORE-HOURS",
+        "LOST",
+        "GPU-HOURS",
+        "LOST",
+        "FAILED",
+        "CANCELED",
+        "PREPARING",
+        "DATA",
+        "IDLE",
+    )
     print_table(header, [_row(one) for one in (*found, *([total] if len(found) > 1 else []))])
     return 0
 
@@ -55,7 +67,8 @@ def _row(one: usages.Usage) -> tuple[str, ...]:
     # Of a workspace without GPUs, shares of cores say where the time went.
     kind = "gpu" if one.gpu_hours else "core"
     held = getattr(one, f"{kind}_hours")
-    shares = [_share(getattr(one, f"{why}_{kind}_hours"), held) for why in ("failed", "canceled", "preparing")]
+    shares = [_share(getattr(one, f"{why}_{kind}_hours"), held) for why in ("failed", "canceled", "preparing", "data")]
+    shares.append(_share(one.idle_gpu_hours, one.gpu_hours) if one.idle_gpu_hours else "-")
     return (
         one.name,
         str(one.runs),

@@ -128,6 +128,7 @@ def _input(
 
     records, here, is_carried = came.stores_dir, came.reference(reference), came.is_carried(reference)
     cache = DataCache()
+    began = time.monotonic()
     ranks = [place.rank for place in places(job) if place.node_rank == node_rank]
     fetched = fetch(
         here,
@@ -163,5 +164,6 @@ def _input(
         "bytes": fetched.bytes,
         "fetched_bytes": fetched.fetched_bytes,
         "content": content,
+        "fetch_s": round(time.monotonic() - began, 3),
     }
     return Path(fetched.path), told

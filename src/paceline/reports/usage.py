@@ -3,8 +3,9 @@
 A run uses what it holds, busy or not: from its nodes on, through all attempts, to their end. So cores times hours, not
 processor time. What is lost has a cause each, and no hour counts twice:
 
-    Preparing            attempt 1, failed          attempt 2, completed
-    |-- data, packages --|------- failed -----------|------- of use ------|
+    Preparing              attempt 1, failed          attempt 2, completed
+    |-- packages -- data --|------- failed -----------|------- of use ------|
+                                                      |- idle -| of its GPUs
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.reports.idle import gpu_looks, idle_hours
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, RunRecord, duration_s, parse_utc
+from paceline.system.files import read_json
 
 #: By what usage may be summed up.
 KEYS: dict[str, Callable[[RunRecord], str]] = {
@@ -35,7 +38,8 @@ class Usage:
     """What some runs have held, in hours of one core or of one GPU.
 
     failed_*: in attempts that failed or were interrupted, also of runs that completed in another. canceled_*: in attempts that
-    somebody ended. preparing_*: while nodes were held, and packages were installed or data was fetched.
+    somebody ended. preparing_*: while nodes were held, and packages were installed. data_*: the same, and data was fetched.
+    idle_gpu_hours: in which no kernel ran on a GPU, of attempts that were not lost as a whole.
     """
 
     name: str
@@ -48,14 +52,18 @@ class Usage:
     canceled_gpu_hours: float = 0.0
     preparing_core_hours: float = 0.0
     preparing_gpu_hours: float = 0.0
+    data_core_hours: float = 0.0
+    data_gpu_hours: float = 0.0
+    idle_gpu_hours: float = 0.0
 
     @property
     def lost_core_hours(self) -> float:
-        return self.failed_core_hours + self.canceled_core_hours + self.preparing_core_hours
+        return self.failed_core_hours + self.canceled_core_hours + self.preparing_core_hours + self.data_core_hours
 
     @property
     def lost_gpu_hours(self) -> float:
-        return self.failed_gpu_hours + self.canceled_gpu_hours + self.preparing_gpu_hours
+        waited = self.preparing_gpu_hours + self.data_gpu_hours + self.idle_gpu_hours
+        return self.failed_gpu_hours + self.canceled_gpu_hours + waited
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; what was lost in all as well."""
@@ -92,21 +100,31 @@ def of_run(folder: RunFolder, record: RunRecord) -> Usage:
     sums: dict[str, float] = defaultdict(float)
     size = record.job.world_size if record.job else 1
 
+    def gpus_of(attempt: Attempt) -> int:
+        return attempt.gpus if attempt.gpus is not None else (size if record.job and record.job.use_gpu else 0)
+
     def add(hours: float, attempt: Attempt, lost: str | None) -> None:
         # Attempts of earlier versions do not say what they held: a core a process is the least that it was.
         cores = attempt.cores if attempt.cores is not None else size
-        gpus = attempt.gpus if attempt.gpus is not None else (size if record.job and record.job.use_gpu else 0)
-        for kind, count in (("core", cores), ("gpu", gpus)):
+        for kind, count in (("core", cores), ("gpu", gpus_of(attempt))):
             sums[f"{kind}_hours"] += hours * count
             if lost is not None:
                 sums[f"{lost}_{kind}_hours"] += hours * count
 
+    looks = gpu_looks(folder) if any(map(gpus_of, record.attempts)) else {}
     for attempt in record.attempts:
         # An attempt whose end nobody wrote down ended with its run at the latest.
-        hours = (duration_s(attempt.started_utc, attempt.ended_utc or record.ended_utc) or 0.0) / 3600
-        add(hours, attempt, _lost(record, attempt))
+        took_s = duration_s(attempt.started_utc, attempt.ended_utc or record.ended_utc) or 0.0
+        lost = _lost(record, attempt)
+        add(took_s / 3600, attempt, lost)
+        if lost is None:
+            began_s = parse_utc(attempt.started_utc).timestamp()
+            sums["idle_gpu_hours"] += idle_hours(looks, began_s, began_s + took_s, gpus_of(attempt))
     if record.attempts:
-        add(_preparing_s(folder, record) / 3600, record.attempts[0], "preparing")
+        preparing_s = _preparing_s(folder)
+        data_s = min(preparing_s, _fetching_s(folder))
+        add((preparing_s - data_s) / 3600, record.attempts[0], "preparing")
+        add(data_s / 3600, record.attempts[0], "data")
     return Usage(name=record.run_id, runs=1, **sums)
 
 
@@ -119,7 +137,7 @@ def _lost(record: RunRecord, attempt: Attempt) -> str | None:
     return None
 
 
-def _preparing_s(folder: RunFolder, record: RunRecord) -> float:
+def _preparing_s(folder: RunFolder) -> float:
     """Seconds in which the run held nodes and its workers had not been started."""
     total, since = 0.0, None
     for time, status in _events(folder):
@@ -127,6 +145,15 @@ def _preparing_s(folder: RunFolder, record: RunRecord) -> float:
             total += max(0.0, (time - since).total_seconds())
         since = time if status == states.PREPARING else None
     return total
+
+
+def _fetching_s(folder: RunFolder) -> float:
+    """Seconds that inputs took on the node where they took longest: the others wait for it."""
+    told = read_json(folder.data)
+    by_node: dict[Any, float] = defaultdict(float)
+    for one in (told.get("inputs") if isinstance(told, dict) else None) or ():
+        by_node[one.get("node_rank")] += one.get("fetch_s") or 0.0
+    return max(by_node.values(), default=0.0)
 
 
 def _events(folder: RunFolder) -> Iterator[tuple[dt.datetime, str]]:

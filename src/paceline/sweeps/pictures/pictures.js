@@ -71,7 +71,9 @@ class Axis {
 
   at(event) {
     const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(this.svg.getScreenCTM().inverse());
-    return Math.min(1, Math.max(0, 1 - (point.y - this.top) / this.height));
+    const part = 1 - (point.y - this.top) / this.height;
+    // Beside an end its last trial is meant, too, which lies on it.
+    return part < 0.02 ? 0 : part > 0.98 ? 1 : part;
   }
 
   set(range) {

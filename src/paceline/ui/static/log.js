@@ -113,7 +113,7 @@ export class Log {
     if (isSame) this.box.scrollTop = 0;
   }
 
-  clear() { this.box.replaceChildren(); this.bars.clear(); this.colours.clear(); this.attempt = 0; }
+  clear() { this.box.replaceChildren(); this.box.classList.add("short"); this.bars.clear(); this.colours.clear(); this.attempt = 0; }
 
   rule(text) {
     const rule = document.createElement("div");
@@ -147,6 +147,8 @@ export class Log {
       made.append(line);
     }
     this.box.append(made);
+    // A few lines need no tall box; of a tall one its reader may choose the height.
+    this.box.classList.toggle("short", this.box.childElementCount < 18);
     while (this.box.childElementCount > Math.max(MOST_LINES, this.last)) this.box.firstElementChild.remove();
     this.toEnd();
   }
