@@ -365,7 +365,7 @@ def _piece_behind_a_proxy(session: Session) -> None:
     page, below = session.page, "/user/me/proxy/7223"
     page.route(f"**{below}/**", lambda route: route.continue_(url=route.request.url.replace(below, "")))
     session.open(f"{below}/models")
-    session.cli("model", "alias", "digits:1", "champion")
+    session.cli("model", "alias", "digits", "champion", "1")
     page.wait_for_selector(".alias:has-text('champion')")
     for link in page.locator("[data-piece] a").all():
         assert link.evaluate("a => a.href").startswith(f"{session.base}{below}/")

@@ -16,7 +16,7 @@ from paceline.services import store as services_store
 from paceline.services.folder import ServiceFolder
 from paceline.services.record import ServiceRecord
 from paceline.ui import pieces
-from paceline.ui.pieces import Look, Piece, PieceStreams, Seen
+from paceline.ui.pieces import Look, PagePiece, PiecesSeen, PieceStreams
 from paceline.ui.token import Token
 from paceline.ui.views import places, sweep
 from paceline.workspace import Workspace
@@ -42,12 +42,15 @@ def test_one_look_serves_all_and_each_is_told_what_he_has_not_seen() -> None:
     looks, made = [], []
 
     def begin() -> Look:
-        def look() -> Seen:
+        def look() -> PiecesSeen:
             looks.append(1)
             if not shown:
                 raise RunNotFoundError(f"no run {HOSTILE}")
-            return Seen(
-                {name: Piece(text, lambda text=text: made.append(text) or f"<p>{text}") for name, text in shown.items()}
+            return PiecesSeen(
+                {
+                    name: PagePiece(text, lambda text=text: made.append(text) or f"<p>{text}")
+                    for name, text in shown.items()
+                }
             )
 
         return look

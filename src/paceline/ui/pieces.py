@@ -22,7 +22,7 @@ _SILENCE_S = 15.0
 
 
 @dataclass(frozen=True)
-class Piece:
+class PagePiece:
     """stamp: another one whenever what is shown has changed. make: the piece as HTML, in which addresses are relative to the
     stream's own."""
 
@@ -31,10 +31,10 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Seen:
+class PiecesSeen:
     """What a look has found: pieces by name. is_over: nothing will change any more."""
 
-    pieces: Mapping[str, Piece]
+    pieces: Mapping[str, PagePiece]
     is_over: bool = False
 
     @property
@@ -43,7 +43,7 @@ class Seen:
         return ",".join(f"{name}:{piece.stamp}" for name, piece in self.pieces.items())
 
 
-Look: TypeAlias = Callable[[], Seen]
+Look: TypeAlias = Callable[[], PiecesSeen]
 
 
 def stamp_of(*values: Any) -> str:
@@ -60,10 +60,10 @@ class _Watched:
         self._look: Look | None = None
         self._lock = asyncio.Lock()
         self._next = 0.0
-        self._seen = Seen({})
+        self._seen = PiecesSeen({})
         self._made: dict[str, tuple[str, str]] = {}
 
-    async def now(self) -> Seen:
+    async def now(self) -> PiecesSeen:
         async with self._lock:
             if (began := time.monotonic()) >= self._next:
                 self._seen = await asyncio.to_thread(self._safely)
@@ -71,13 +71,13 @@ class _Watched:
                 self._next = ended + max(self._look_s, _REST * (ended - began))
         return self._seen
 
-    async def html(self, name: str, piece: Piece) -> str:
+    async def html(self, name: str, piece: PagePiece) -> str:
         async with self._lock:
             if self._made.get(name, ("",))[0] != piece.stamp:
                 self._made[name] = (piece.stamp, await asyncio.to_thread(piece.make))
             return self._made[name][1]
 
-    def _safely(self) -> Seen:
+    def _safely(self) -> PiecesSeen:
         try:
             if self._look is None:
                 self._look = self._begin()
@@ -85,8 +85,8 @@ class _Watched:
         # What is shown was removed, or can't be read now: that is said in the place of all pieces, and looked at again.
         except (PacelineError, OSError) as error:
             text = visible(str(error), lines=True)
-            gone = Piece(stamp_of(text), lambda: f'<p class="box failure">{html.escape(text)}</p>')
-            return Seen(dict.fromkeys(self._seen.pieces, gone) or {"main": gone})
+            gone = PagePiece(stamp_of(text), lambda: f'<p class="box failure">{html.escape(text)}</p>')
+            return PiecesSeen(dict.fromkeys(self._seen.pieces, gone) or {"main": gone})
 
 
 class PieceStreams:

@@ -21,7 +21,7 @@ from paceline.targets import configured
 from paceline.targets.looks import look_at_all
 from paceline.ui import render
 from paceline.ui.index import Index, IndexEntry
-from paceline.ui.pieces import Piece, Seen, stamp_of
+from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views.common import events, place_of
 from paceline.workspace import Workspace
 
@@ -84,10 +84,10 @@ async def _page(request: Request, name: str, find: _Find) -> Response:
 
 
 def _live(request: Request, name: str, find: _Find) -> Response:
-    def look() -> Seen:
+    def look() -> PiecesSeen:
         found = find(request)
-        piece = Piece(stamp_of(found), lambda: render.text(request, f"{name}_part.html", **found))
-        return Seen({"main": piece})
+        piece = PagePiece(stamp_of(found), lambda: render.text(request, f"{name}_part.html", **found))
+        return PiecesSeen({"main": piece})
 
     streams = request.app.state.pieces
     return events(request, streams.follow(request.url.path, lambda: look, place_of(request)))

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.ui import render, run_page
-from paceline.ui.pieces import Piece, Seen, stamp_of
+from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views.common import events, folder_of, place_of
 
 #: What a piece's template shows of a run.
@@ -36,19 +36,19 @@ def live(request: Request, name: str, find: Find | None) -> Response:
     """The same two as they change; the head alone where there is no `find`."""
     folder = folder_of(request)
 
-    def look() -> Seen:
+    def look() -> PiecesSeen:
         head = run_page.head(folder)
         pieces = {"head": head_piece(request, name, head)}
         if find is not None:
             found = find(folder, head["record"])
             template = f"run_{name}_part.html"
-            pieces[name] = Piece(stamp_of(found), lambda: render.text(request, template, **head, **found))
-        return Seen(pieces, is_over=head["record"].is_terminal)
+            pieces[name] = PagePiece(stamp_of(found), lambda: render.text(request, template, **head, **found))
+        return PiecesSeen(pieces, is_over=head["record"].is_terminal)
 
     streams = request.app.state.pieces
     return events(request, streams.follow(request.url.path, lambda: look, place_of(request)))
 
 
-def head_piece(request: Request, tab: str, head: dict[str, Any]) -> Piece:
+def head_piece(request: Request, tab: str, head: dict[str, Any]) -> PagePiece:
     """The top of a run's page."""
-    return Piece(stamp_of(head), lambda: render.text(request, "run_head.html", tab=tab, **head))
+    return PagePiece(stamp_of(head), lambda: render.text(request, "run_head.html", tab=tab, **head))

@@ -15,7 +15,7 @@ from paceline.sweeps.live import table
 from paceline.sweeps.live.board import Board, Standing
 from paceline.sweeps.pictures import draw, svg
 from paceline.ui import render, run_page
-from paceline.ui.pieces import Look, Piece, Seen, stamp_of
+from paceline.ui.pieces import Look, PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views import side
 from paceline.ui.views.common import events, folder_of, place_of
 
@@ -47,14 +47,14 @@ async def live(request: Request) -> Response:
         # Kept between the looks: it reads on where the last one has ended.
         board = Board(folder)
 
-        def look() -> Seen:
+        def look() -> PiecesSeen:
             head, standing = run_page.head(folder), board.look()
-            piece = Piece(
+            piece = PagePiece(
                 _stamp(standing),
                 lambda: render.text(request, "run_sweep_part.html", **head, **_shown(state, standing)),
             )
             pieces = {"head": side.head_piece(request, "sweep", head), "sweep": piece}
-            return Seen(pieces, is_over=standing.record.is_terminal)
+            return PiecesSeen(pieces, is_over=standing.record.is_terminal)
 
         return look
 
