@@ -29,7 +29,7 @@ from paceline.errors import CheckpointError, UserError
 #: As in the format's own library.
 _MOST_HEADER_BYTES = 100_000_000
 _NAME = re.compile(r"checkpoint_(\d+)(?:\.part_(\d+)_of_(\d+)\.(\w+))?\.safetensors")
-_SAVING = re.compile(r"\.checkpoint_.+\.saving-[0-9a-f]{8}")
+_SAVING = re.compile(r"\..+\.safetensors\.saving-[0-9a-f]{8}")
 _LOCKED_WITHIN_S = 10.0
 #: In the format's free part: what a state has beside its arrays.
 _STATE = "paceline.state"
@@ -94,37 +94,48 @@ def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
     return found
 
 
-def write(folder: Path, part: CheckpointPart, told: Any, plain: Sequence[arrays.DenseArray]) -> None:
-    """Write one file, and return once it is on the disk under its name.
+def write(folder: Path, part: CheckpointPart, told: Any, dense: Sequence[arrays.DenseArray]) -> None:
+    """Write one file of a checkpoint, and return once it is on the disk under its name.
 
     Raises:
         OSError: it can't be written; what had the name before is there still.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / part.name, told, dense)
+
+
+def write_file(path: Path, told: Any, dense: Sequence[arrays.DenseArray], *, durable: bool = True) -> None:
+    """Write a file, which has its name once it is whole. durable: return once it is on the disk; else a power cut may lose it.
+
+    Raises:
+        OSError: it can't be written; what had the name before is there still.
+    """
     header: dict[str, Any] = {"__metadata__": {_STATE: json.dumps(told), "format": "pt"}}
     offset = 0
-    for one in plain:
+    for one in dense:
         header[one.name] = {"dtype": one.dtype, "shape": one.shape, "data_offsets": [offset, offset + one.size]}
         offset += one.size
     text = json.dumps(header, separators=(",", ":")).encode()
     # Readers map the file, and want numbers to begin at a multiple of 8.
     text += b" " * (-len(text) % 8)
-    beside = folder / f".{part.name}.saving-{secrets.token_hex(4)}"
+    beside = path.with_name(f".{path.name}.saving-{secrets.token_hex(4)}")
     try:
         with open(beside, "xb") as file:
             # Held while somebody writes, and let go by the kernel however the process ends.
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write(len(text).to_bytes(8, "little") + text)
-            for one in plain:
+            for one in dense:
                 file.write(one.data)
             file.flush()
-            os.fsync(file.fileno())
-            os.rename(beside, folder / part.name)
+            if durable:
+                os.fsync(file.fileno())
+            os.rename(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
             beside.unlink()
         raise
-    _sync(folder)
+    if durable:
+        _sync(path.parent)
 
 
 class CheckpointFile:

@@ -91,3 +91,11 @@ def test_a_killed_rank_of_an_elastic_script_is_named_not_the_one_that_lost_it(la
     assert (run.failure.cause, run.failure.rank, run.failure.signal) == ("killed", 1, "SIGKILL")
     [(victim, what)] = run.failure.victims
     assert (victim, "rank 1 was lost, and MPI can't go on" in what) == (0, True)
+
+
+def test_a_restarted_elastic_script_goes_on_from_its_last_commit(lab: Lab) -> None:
+    """Over Gloo too, though a world over MPI can't be made again in the process that has lost a rank."""
+    once = ELASTIC.replace("state.batch == 3:", "state.batch == 3 and os.environ['PACELINE_ATTEMPT'] == '1':")
+    begin = "    keep(state.batch)\n"
+    run = lab.complete(once.replace("def train(state):\n", f"def train(state):\n{begin}"), max_restarts=1, **WORLD)
+    assert [seen(run, rank) for rank in range(2)] == [2, 2]

@@ -40,6 +40,59 @@ def check_32_a_failed_collective_goes_back_to_the_last_commit(hvd):
     assert resets == [True]
 
 
+def check_32_another_process_goes_on_from_the_last_commit(hvd):
+    import itertools
+    import os
+    import shutil
+    import tempfile
+
+    from paceline.compat.horovod.common import kept_commits
+
+    folder = hvd.broadcast_object(tempfile.mkdtemp(), name="folder")
+    os.environ[kept_commits.VARIABLE] = os.path.join(folder, "commit")
+
+    def training(weight):
+        """What a new process would begin with; it fails after the second commit."""
+        kept_commits._numbers = itertools.count()
+        model = linear(weight + hvd.rank())
+        optimizer = torch.optim.SGD(model.parameters(), lr=weight, momentum=0.9)
+        sampler = hvd.elastic.ElasticSampler(range(20), shuffle=False)
+        state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, batch=0, lock=None)
+        resets = []
+        state.register_reset_callbacks([lambda: resets.append(state.batch)])
+
+        @hvd.elastic.run
+        def train(state):
+            begin = state.batch, model.weight.item(), optimizer.param_groups[0]["lr"], list(sampler)
+            while state.batch < 2:
+                optimizer.zero_grad()
+                model(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+                sampler.record_batch(0, 1)
+                state.batch += 1
+                state.lock = hvd  # a module: nothing that can be kept
+                state.commit()
+            state.batch, model.weight.data = 9, torch.zeros(1, 1)
+            return begin
+
+        return train(state), resets, optimizer.state_dict()["state"][0]["momentum_buffer"].item()
+
+    try:
+        begin, resets, momentum = training(1.0)
+        assert (begin[:2], resets) == ((0, 1.0), [])
+        again, resets, same = training(5.0)
+        assert again[0] == 2
+        assert again[1:3] == (pytest.approx(1.0 - 1.0 - 1.9), 1.0), "rank 0's, with its learning rate"
+        assert again[3] == list(range(20))[2 * hvd.size() + hvd.rank() :: hvd.size()][: len(again[3])]
+        assert (resets, same) == ([2], momentum)
+        hvd.barrier()
+        assert len(os.listdir(folder)) == 1
+    finally:
+        del os.environ[kept_commits.VARIABLE]
+        hvd.barrier()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def check_32_new_hosts_interrupt_without_going_back(hvd):
     from horovod.common.elastic import notification_manager
 

@@ -118,7 +118,7 @@ def test_what_ranks_print_is_shown(capsys):
         ({"func": print, "args": "data"}, "args='data' is no tuple of arguments"),
         ({"func": print, "num_proc": 0}, "num_proc=0 must be a whole number"),
         ({"func": print, "num_proc": "2"}, "num_proc='2' must be a whole number"),
-        ({"func": print, "min_num_proc": 1}, "elastic jobs"),
+        ({"func": print, "min_num_proc": 2}, "--min-np 2, -np 1: they have to grow"),
         ({"func": print, "use_gloo": True, "use_mpi": True}, "choose one of them"),
         ({"func": print, "hosts": "localhost:1", "hostfile": "f"}, "give one of them"),
         ({"func": print, "num_proc": 2, "hosts": "localhost:1"}, "needs as many slots"),

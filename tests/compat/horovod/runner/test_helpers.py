@@ -51,8 +51,8 @@ def test_a_launcher_hears_which_rank_failed():
     words = [sys.executable, "-c", "import os, sys; sys.exit(7 * (os.environ['HOROVOD_RANK'] == '1'))"]
     with pytest.raises(RunFailedError, match=r"rank 1 on .* failed first: its process ended with exit code 7"):
         launch._run(args(num_proc=2, command=words))
-    with pytest.raises(UserError, match="elastic jobs"):
-        launch._run(args(min_num_proc=1, command=words))
+    with pytest.raises(UserError, match="they have to grow"):
+        launch._run(args(min_num_proc=2, command=words))
 
 
 def test_a_launcher_runs_a_function():

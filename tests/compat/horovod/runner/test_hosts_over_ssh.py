@@ -94,6 +94,37 @@ def test_a_rank_that_fails_on_the_other_host_is_named_with_it(tmp_path):
     assert done.stderr.splitlines()[-1] == "horovodrun: rank 1 on paceline-two failed first: ValueError: mine"
 
 
+ELASTIC = """
+import os, signal, socket
+import horovod.torch as hvd
+
+hvd.init()
+state = hvd.elastic.TorchState(batch=0, seen=[])
+
+@hvd.elastic.run
+def train(state):
+    while state.batch < 4:
+        if state.batch == 2 and socket.gethostname() == "paceline-two":
+            os.kill(os.getppid(), signal.SIGKILL)
+        state.seen = [*state.seen, hvd.allgather_object(hvd.rank())]
+        state.batch += 1
+        state.commit()
+
+train(state)
+print(socket.gethostname(), hvd.size(), state.seen, flush=True)
+"""
+
+
+def test_an_elastic_job_goes_on_without_a_host_that_is_lost(tmp_path):
+    (tmp_path / "train.py").write_text(ELASTIC)
+    words = ["-np", "2", "--min-np", "1", "-H", "10.78.0.2:1,localhost:1", sys.executable, "train.py"]
+    done = on_two_hosts(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    # The state was on the lost host's rank 0 as well: what is left has it.
+    assert done.stdout.splitlines() == ["[0]<stdout>:paceline-one 1 [[0, 1], [0, 1], [0], [0]]"]
+    assert "is gone" in done.stderr
+
+
 def test_a_host_that_refuses_us_is_named_with_what_ssh_says(tmp_path):
     done = on_two_hosts(tmp_path, "-p", "9", "--gloo", "-np", "2", "-H", "localhost:1,10.78.0.2:1", "true")
     assert done.returncode == 1

@@ -69,6 +69,13 @@ class KerasState(ObjectState):
         self._save_variables()
         super().sync()
 
+    def kept(self) -> dict[str, Any] | None:
+        return {**(super().kept() or {}), "variables": self._arrays}
+
+    def take_kept(self, kept: dict[str, Any]) -> None:
+        self._arrays = kept["variables"]
+        super().take_kept(kept)
+
     def _variables(self) -> list[Any]:
         return [*self.model.weights, *optimizer_variables(self.optimizer)]
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from paceline.collectives.errors import CollectivesError
+from paceline.compat.horovod.common import objects
 from paceline.compat.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from paceline.compat.horovod.common.kept_commits import KeptCommits, base_of
+from paceline.system import elastic
 
 T = TypeVar("T")
 
@@ -52,6 +56,8 @@ class State(Kept):
         self._last_update: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []
         self._commits = 0
+        #: Where commits outlive this process, while `run` has the state.
+        self._kept_commits: KeptCommits | None = None
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
         """Call these after each new start of the engine, before the state is spread."""
@@ -78,6 +84,7 @@ class State(Kept):
         # Before the question, whose answer may lead out of the loop: what was done up to here is saved by then.
         self.save()
         self._commits += 1
+        self._keep()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -86,6 +93,8 @@ class State(Kept):
         Raises:
             HostsUpdatedInterrupt: they have; on every rank.
         """
+        if elastic.is_resize_requested():
+            self.on_hosts_updated(time.time(), MIXED)
         last, seen = self._last_update, NO_UPDATE
         while self._updates:
             timestamp, update = self._updates.pop(0)
@@ -96,6 +105,18 @@ class State(Kept):
         before, self._last_update, everything = self._bcast_object((self._last_update, last, seen))
         if self._last_update > before:
             raise HostsUpdatedInterrupt(everything == REMOVED)
+
+    def kept(self) -> dict[str, Any] | None:
+        """What was saved last, as dicts, lists, numbers, texts and arrays, by parts; None where a subclass can't say."""
+        return None
+
+    def take_kept(self, kept: dict[str, Any]) -> None:
+        """Take for saved what `kept` gave in another process; `restore` goes back to it."""
+        raise NotImplementedError
+
+    def _keep(self) -> None:
+        if self._kept_commits is not None and (kept := self.kept()) is not None:
+            self._kept_commits.save(kept)
 
 
 class ObjectState(State):
@@ -118,6 +139,13 @@ class ObjectState(State):
             self._saved_state = self._bcast_object(self._saved_state)
             self._set_attrs()
 
+    def kept(self) -> dict[str, Any] | None:
+        return {"values": self._saved_state}
+
+    def take_kept(self, kept: dict[str, Any]) -> None:
+        # What the script has now and had not then, or could not be kept, stays as the script has made it.
+        self._saved_state |= {name: value for name, value in kept["values"].items() if name in self._saved_state}
+
     def _set_attrs(self) -> None:
         for name, value in self._saved_state.items():
             setattr(self, name, value)
@@ -134,7 +162,7 @@ class NotificationManager:
         self._listeners: list[Listener] = []
 
     def init(self) -> None:
-        """Do nothing: there is no service to connect to. Paceline starts an attempt anew where hosts have changed."""
+        """Do nothing: there is no service to connect to. Who starts the ranks leaves a file where hosts have changed."""
 
     def register_listener(self, listener: Listener) -> None:
         if listener not in self._listeners:
@@ -164,7 +192,11 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
         notification_manager.register_listener(state)
         is_new, skip_sync, restores, commits = True, False, 0, state._commits
         last: Exception | None = None
+        base = base_of()
+        state._kept_commits = None if base is None else KeptCommits(base)
         try:
+            if state._kept_commits is not None:
+                _go_on(state, state._kept_commits)
             while True:
                 try:
                     # In the first round the engine runs already, started by the script's own `init`.
@@ -186,12 +218,39 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
                     state.restore()
                     skip_sync, last = False, error
                 except HostsUpdatedInterrupt as change:
+                    if elastic.REQUEST_VARIABLE in os.environ:
+                        _leave(state)
                     skip_sync, last = change.skip_sync, change
                 is_new = False
         finally:
             notification_manager.remove_listener(state)
+            state._kept_commits = None
 
     return wrapper
+
+
+def _go_on(state: State, commits: KeptCommits) -> None:
+    """Give the state of the first rank what an earlier attempt has committed last; `sync` gives it to the others."""
+    found = commits.load() if state._rank() == 0 else None
+    if found is not None:
+        state.take_kept(found)
+        state.restore()
+    # All ranks count on from there, and adapt to how many they are now.
+    is_found, commits.number = state._bcast_object((found is not None, commits.number))
+    if is_found:
+        state.on_reset()
+
+
+def _leave(state: State) -> None:
+    """End this process, once the present state is kept: who has started it starts others, as many as there are hosts for."""
+    if state._kept_commits is None:
+        return
+    # The script may have asked for news of hosts without a commit; what it has done since then is to count.
+    state.save()
+    state._keep()
+    # No rank leaves before all have written: the first one that leaves ends the others.
+    objects.allgather_object(None, name="elastic_kept")
+    raise SystemExit(elastic.EXIT_RESIZE)
 
 
 def _reset(reset: Callable[[], object], why: Exception | None) -> None:

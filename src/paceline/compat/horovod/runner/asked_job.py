@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.horovod.runner import hosts as host_lists
 from paceline.compat.horovod.runner import start
-from paceline.compat.horovod.runner.hosts import Slot
+from paceline.compat.horovod.runner.hosts import Host, Slot
 from paceline.compat.horovod.runner.ranks import RankOutcome
 from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.compat.horovod.runner.discovery import HostWatch
+    from paceline.compat.horovod.runner.elastic_driver import ElasticLimits
 
 #: As long as Horovod's own launcher waits.
 _START_TIMEOUT_S = 30.0
@@ -66,15 +71,20 @@ def transport_of(*, gloo: bool, mpi: bool) -> str:
     """
     # --gloo is taken at its word. Whether there is a torch is for the ranks to say, whose interpreter may be another one.
     if gloo or not (mpi or start.has_mpi()):
-        from importlib.util import find_spec
-
-        if not gloo and find_spec("torch") is None:
+        if not gloo and not has_torch():
             raise UserError(
                 "there is no Open MPI, and no torch with its Gloo, for the ranks to talk over. "
                 "Install one: pip install 'paceline[mpi]'."
             )
         return "gloo"
     return "mpi"
+
+
+def has_torch() -> bool:
+    """True if torch, and with it Gloo, is installed beside this process."""
+    from importlib.util import find_spec
+
+    return find_spec("torch") is not None
 
 
 def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
@@ -100,15 +110,47 @@ def start_timeout_s(given: float | None, environ: Mapping[str, str] = os.environ
     return float(text)
 
 
-def refuse_elastic(*given: object) -> None:
-    """Say what to do instead of an elastic job.
+def elastic_limits(options: Any, np: int) -> ElasticLimits | None:
+    """What the options say of an elastic job; None where they ask for none.
 
     Raises:
-        UserError: any of these options was given.
+        UserError: numbers that contradict each other.
     """
-    if any(value is not None for value in given):
+    from paceline.compat.horovod.runner.elastic_driver import ElasticLimits
+
+    given = (options.min_np, options.max_np, options.host_discovery_script, options.slots, options.elastic_timeout)
+    if all(value is None for value in (*given, options.reset_limit, options.blacklist_cooldown_range)):
+        return None
+    least, most = options.min_np or np, options.max_np
+    if not least <= np <= (np if most is None else most):
+        told = f"--min-np {least}, -np {np}" + ("" if most is None else f", --max-np {most}")
+        raise UserError(f"{told}: they have to grow in this order. -np is the number of ranks to start with.")
+    cooldown = options.blacklist_cooldown_range
+    if cooldown is not None and not 1 <= cooldown[0] <= cooldown[1]:
         raise UserError(
-            "elastic jobs (--min-np, --max-np, --host-discovery-script and their settings) can't be had here: ranks neither "
-            "join nor leave a running job. Start it with `paceline run --backend mpi --max-restarts 3`: the next attempt "
-            "goes on from the script's checkpoints; or give -np alone."
+            f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: seconds, the smaller number first, from 1 on."
         )
+    wait_s = 600.0 if options.elastic_timeout is None else float(options.elastic_timeout)
+    return ElasticLimits(start=np, least=least, most=most, wait_s=wait_s, resets=options.reset_limit)
+
+
+def elastic_hosts(options: Any, np: int) -> HostWatch:
+    """The hosts of an elastic job, which are asked for from now on. Without any, all ranks are on this machine.
+
+    Raises:
+        UserError: the hosts can't be read, or the script does not work.
+    """
+    from paceline.compat.horovod.runner.discovery import HostWatch, from_script
+
+    if options.host_discovery_script:
+        ask = from_script(os.path.abspath(options.host_discovery_script), options.slots)
+    else:
+        named = None
+        if options.hosts or options.hostfile:
+            named = host_lists.parse(options.hosts) if options.hosts else host_lists.read(options.hostfile)
+        fixed = named or [host_lists.Host(name="localhost", slots=options.max_np or np)]
+
+        def ask() -> list[Host]:
+            return fixed
+
+    return HostWatch(ask, options.blacklist_cooldown_range)

@@ -8,7 +8,9 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from paceline.errors import RunFailedError, UserError
@@ -48,20 +50,20 @@ def run(
     """The results of `func(*args, **kwargs)` on `num_proc` ranks (1), in order of rank.
 
     func, args and results cross by cloudpickle: a function of the main program or of a notebook works. What the ranks
-    print is shown with their prefix. hosts, output_filename and the like are those of `horovodrun`. network_interface, np: old
+    print is shown with their prefix. With min_num_proc or host_discovery_script the job is elastic; the results are those of the
+    last attempt's ranks. hosts, output_filename and the like are those of `horovodrun`. network_interface, np: old
     names of network_interfaces and num_proc. disable_cache: nothing is cached here.
 
     Raises:
         RunFailedError: a rank raised an exception or ended otherwise, or could not be started. The message has the rank
             and its traceback; `__cause__` is the exception itself where it could be sent. Also a RuntimeError.
-        UserError: a wrong argument, or one of an elastic job; func or its arguments can't be pickled. Also a ValueError.
+        UserError: a wrong argument; func or its arguments can't be pickled. Also a ValueError.
     """
     from paceline.compat.horovod.runner import asked_job, settings, start
     from paceline.compat.horovod.runner.driver import RanksDriver, RanksJob
+    from paceline.compat.horovod.runner.elastic_driver import ElasticDriver
     from paceline.compat.horovod.runner.output import Output
 
-    elastic = (min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script, min_np, max_np)
-    asked_job.refuse_elastic(*elastic)
     if use_gloo and use_mpi:
         raise UserError("use_gloo=True and use_mpi=True: choose one of them.")
     if hosts is not None and hostfile is not None:
@@ -70,14 +72,28 @@ def run(
         warnings.warn("network_interface is the old name of network_interfaces.", DeprecationWarning, stacklevel=2)
     names = network_interfaces or network_interface or ()
     interfaces = names if isinstance(names, str) else ",".join(names)
-    places = asked_job.slots_of(_ranks(num_proc, np), hosts, hostfile)
+    count = _ranks(num_proc, np)
+    options = SimpleNamespace(
+        min_np=min_num_proc or min_np,
+        max_np=max_num_proc or max_np,
+        host_discovery_script=host_discovery_script,
+        slots=slots,
+        elastic_timeout=None,
+        reset_limit=reset_limit,
+        blacklist_cooldown_range=cooldown_range,
+        hosts=hosts,
+        hostfile=hostfile,
+    )
+    limits = asked_job.elastic_limits(options, count)
+    places = asked_job.slots_of(count, hosts, hostfile) if limits is None else []
+    is_gloo = bool(use_gloo) or (limits is not None and not use_mpi and asked_job.has_torch())
     job = RanksJob(
         argv=(executable or sys.executable, _TASK),
         slots=tuple(places),
         # The interfaces last: what the call says stands over GLOO_SOCKET_IFNAME in this process's environment.
         environment=asked_job.environment_of(os.environ) | settings.of_interfaces(interfaces),
         payload=_payload(func, args, dict(kwargs or {})),
-        transport=asked_job.transport_of(gloo=bool(use_gloo), mpi=bool(use_mpi)),
+        transport=asked_job.transport_of(gloo=is_gloo, mpi=bool(use_mpi)),
         ssh=start.SshStart(port=ssh_port, identity_file=ssh_identity_file),
         start_timeout_s=asked_job.start_timeout_s(start_timeout),
         interfaces=interfaces or None,
@@ -88,7 +104,14 @@ def run(
     # Through sys.stdout: in a notebook that is the cell, where descriptor 1 may be the server's log.
     output = Output(len(places), folder=output_filename, to_streams=True)
     try:
-        outcome = RanksDriver(job, output).run()
+        if limits is None:
+            outcome = RanksDriver(job, output).run()
+        else:
+            watch = asked_job.elastic_hosts(options, count)
+            try:
+                outcome = ElasticDriver(lambda slots: replace(job, slots=slots), output, watch, limits).run()
+            finally:
+                watch.close()
     finally:
         output.close()
     # As Python itself answers Ctrl-C; the driver had its own handler in place while the job ran.

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -62,10 +62,25 @@ class RanksJob:
     verbose: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class ElasticPart:
+    """What a job is that may go on with other hosts. commits: files of the attempt before, for rank 0.
+
+    have_changed: True once there are other hosts than the job has; asked several times a second.
+    """
+
+    commits: Mapping[str, bytes]
+    have_changed: Callable[[], bool]
+
+
 class RanksDriver:
     """Runs one job. `run` returns when nothing of it is left."""
 
-    def __init__(self, job: RanksJob, output: Output) -> None:
+    def __init__(self, job: RanksJob, output: Output, elastic: ElasticPart | None = None) -> None:
+        self._elastic = elastic
+        #: Whether the ranks were told that there are other hosts.
+        self.is_asked_to_change = False
+        self._kept_at = 0.0
         self._job, self._output = job, output
         self._ranks = [RankEnd(host=slot.host) for slot in job.slots]
         self._is_here = start.are_here(job.slots)
@@ -250,10 +265,17 @@ class RanksDriver:
                         "payload_bytes": len(job.payload),
                         # On another host these paths would be somebody else's folders.
                         "scratch": [self._kept, self._scratch] if self._is_here else [],
+                        **({} if self._elastic is None else {"commits": list(self._commits_for(slot.rank))}),
                     },
                 )
                 if job.payload:
                     place.connection.send_bytes(job.payload)
+                for content in self._commits_for(slot.rank).values():
+                    place.connection.send_bytes(content)
+
+    def _commits_for(self, rank: int) -> Mapping[str, bytes]:
+        # The first rank gives its state to all others.
+        return self._elastic.commits if self._elastic is not None and rank == 0 else {}
 
     # --- watching
 
@@ -264,6 +286,12 @@ class RanksDriver:
             self._look(_TICK_S)
             if self._signal is not None:
                 return None
+            if self._elastic is not None and not self.is_asked_to_change and self._elastic.have_changed():
+                self.is_asked_to_change = True
+                for place in self._ranks:
+                    if place.connection is not None and place.exit_code is None:
+                        with contextlib.suppress(OSError):
+                            wire.send(place.connection, {"hosts": True})
             if failed_at is None and any(place.exit_code for place in self._ranks):
                 failed_at = time.monotonic()
             # Others get a moment to report theirs: what failed first may be reported last.
@@ -294,6 +322,7 @@ class RanksDriver:
             if place.exit_code is None:
                 # The process beside the rank has gone without a word, or its host.
                 # 137 is what a shell says of a process that SIGKILL has ended.
+                place.is_lost = True
                 self._ended(rank, 137, {"exception": f"the process beside it on host {place.host} is gone"})
             return
         mark, content = data[:1], data[1:]
@@ -303,6 +332,13 @@ class RanksDriver:
             self._output.write(rank, "stderr", content)
         elif mark == b"r":
             place.result += content
+        elif mark == b"c":
+            name = content[8:].decode()
+            place.sizes[name], place.commits[name] = int.from_bytes(content[:8], "little"), bytearray()
+        elif mark == b"k":
+            # The newest name is the one that is on its way; names come in order.
+            place.commits[next(reversed(place.commits))] += content
+            self._kept_at = time.monotonic()
         elif mark == b"E":
             end = json.loads(content)
             self._ended(rank, end["exit_code"], end["error"])
@@ -333,7 +369,10 @@ class RanksDriver:
                 with contextlib.suppress(OSError):
                     wire.send(place.connection, word)
         deadline = time.monotonic() + _GRACE_S
-        while any(p.stopped and p.exit_code is None for p in self._ranks) and time.monotonic() < deadline:
+        # A large commit may take longer; as long as some of it comes, it is waited for.
+        while any(p.stopped and p.exit_code is None for p in self._ranks) and (
+            time.monotonic() < max(deadline, self._kept_at + _GRACE_S)
+        ):
             self._look(_TICK_S)
             # After half of the time, a rank that has taken no notice of SIGINT is sent SIGTERM.
             if word != {"end": True} and time.monotonic() > deadline - _GRACE_S / 2:

@@ -8,27 +8,31 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.compat.horovod._version import __version__
 from paceline.compat.horovod.runner import launcher_arguments as arguments
 from paceline.compat.horovod.runner import options as command_line
 from paceline.compat.horovod.runner import settings, start
 from paceline.compat.horovod.runner.asked_job import (
+    elastic_hosts,
+    elastic_limits,
     environment_of,
-    refuse_elastic,
+    has_torch,
     slots_of,
     start_timeout_s,
     transport_of,
     why,
 )
 from paceline.compat.horovod.runner.driver import RanksDriver, RanksJob
+from paceline.compat.horovod.runner.hosts import Slot
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankOutcome
 from paceline.errors import PacelineError, RunFailedError, UserError
 from paceline.system import processes
 
-_ELASTIC = ("min_np", "max_np", "host_discovery_script", "slots", "elastic_timeout", "reset_limit")
+if TYPE_CHECKING:
+    from paceline.compat.horovod.runner.elastic_driver import ElasticLimits
 
 
 def run_commandline() -> None:
@@ -104,12 +108,23 @@ def _run(args: Any) -> list[Any] | None:
 
 def _driven(options: Namespace) -> RankOutcome:
     """Run the job that the options describe, and return its outcome."""
-    job = _job(options)
+    limits = _checked(options)
+    job = None if limits is not None else _job(options, slots_of(options.np, options.hosts, options.hostfile))
     for line in settings.without_meaning(options):
         print(f"horovodrun: without effect here: {line}.", file=sys.stderr)
-    output = Output(len(job.slots), folder=options.output_filename, timestamps=options.prefix_timestamp)
+    ranks = 0 if job is None else len(job.slots)
+    output = Output(ranks, folder=options.output_filename, timestamps=options.prefix_timestamp)
     try:
-        return RanksDriver(job, output).run()
+        if job is not None:
+            return RanksDriver(job, output).run()
+        assert limits is not None
+        from paceline.compat.horovod.runner.elastic_driver import ElasticDriver
+
+        watch = elastic_hosts(options, options.np)
+        try:
+            return ElasticDriver(lambda slots: _job(options, slots), output, watch, limits).run()
+        finally:
+            watch.close()
     finally:
         output.close()
 
@@ -117,11 +132,15 @@ def _driven(options: Namespace) -> RankOutcome:
 def _function(args: Any, options: Namespace) -> list[Any]:
     from paceline.compat.horovod.runner.call import run
 
-    # Here, for `run` is handed none of these and could not refuse them.
-    refuse_elastic(*(getattr(options, name) for name in _ELASTIC), options.blacklist_cooldown_range)
     return run(
         args.run_func,
         num_proc=options.np,
+        min_num_proc=options.min_np,
+        max_num_proc=options.max_np,
+        slots=options.slots,
+        reset_limit=options.reset_limit,
+        cooldown_range=options.blacklist_cooldown_range,
+        host_discovery_script=options.host_discovery_script,
         hosts=options.hosts,
         hostfile=options.hostfile,
         start_timeout=options.start_timeout,
@@ -137,8 +156,12 @@ def _function(args: Any, options: Namespace) -> list[Any]:
     )
 
 
-def _job(options: Namespace) -> RanksJob:
-    refuse_elastic(*(getattr(options, name) for name in _ELASTIC), options.blacklist_cooldown_range)
+def _checked(options: Namespace) -> ElasticLimits | None:
+    """What is said of an elastic job, once the options are looked at.
+
+    Raises:
+        UserError: the job can't be run as it is.
+    """
     if options.jsrun:
         raise UserError("--jsrun is not supported. Inside an LSF job, name the hosts with -H and leave --jsrun out.")
     if options.np is None:
@@ -149,12 +172,17 @@ def _job(options: Namespace) -> RanksJob:
         )
     if options.ssh_identity_file and not os.path.isfile(options.ssh_identity_file):
         raise UserError(f"--ssh-identity-file {options.ssh_identity_file!r} is no file. Name the private key.")
-    slots = slots_of(options.np, options.hosts, options.hostfile)
+    return elastic_limits(options, options.np)
+
+
+def _job(options: Namespace, slots: Sequence[Slot]) -> RanksJob:
+    is_elastic = elastic_limits(options, options.np) is not None
     return RanksJob(
         argv=tuple(options.command),
         slots=tuple(slots),
         environment=environment_of(os.environ) | settings.variables(options),
-        transport=transport_of(gloo=options.gloo, mpi=options.mpi),
+        # Where a host is lost, mpirun ends all ranks, and what they have committed with them.
+        transport=transport_of(gloo=options.gloo or (is_elastic and not options.mpi and has_torch()), mpi=options.mpi),
         ssh=start.SshStart(port=options.ssh_port, identity_file=options.ssh_identity_file),
         start_timeout_s=start_timeout_s(options.start_timeout),
         interfaces=options.network_interfaces,

@@ -9,6 +9,7 @@ import select
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 
 from paceline.errors import UserError
@@ -33,8 +34,16 @@ class Output:
         self._parts: dict[tuple[int, str], bytes] = {}
         self._last: dict[int, deque[str]] = {rank: deque(maxlen=_LAST_LINES) for rank in range(size)}
         self._files: dict[tuple[int, str], io.FileIO] = {}
+        self._folder = folder
         if folder is not None:
-            self._open(Path(folder), size)
+            self._open(Path(folder), range(size), size)
+
+    def grow(self, size: int) -> None:
+        """Take so many ranks from now on; those that were there before go on in their files."""
+        new = [rank for rank in range(size) if rank not in self._last]
+        self._last |= {rank: deque(maxlen=_LAST_LINES) for rank in new}
+        if self._folder is not None and new:
+            self._open(Path(self._folder), new, size)
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
         """stream: "stdout" or "stderr".
@@ -71,11 +80,11 @@ class Output:
             file.close()
         self._files.clear()
 
-    def _open(self, folder: Path, size: int) -> None:
+    def _open(self, folder: Path, ranks: Iterable[int], size: int) -> None:
         # rank.07 of 16, so that a listing of the folder is in the order of the ranks.
         width = len(str(size - 1))
         try:
-            for rank in range(size):
+            for rank in ranks:
                 place = folder / f"rank.{rank:0{width}}"
                 place.mkdir(parents=True, exist_ok=True)
                 for stream in ("stdout", "stderr"):

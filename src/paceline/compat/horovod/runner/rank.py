@@ -36,6 +36,8 @@ from paceline.compat.horovod.runner.rank_command import python_command, with_nam
 from paceline.system import processes  # noqa: E402
 
 _GRACE_S = 5.0
+#: Commits of elastic state begin so, in the rank's folder (`common.kept_commits`).
+_COMMIT = "commit"
 #: How long pipes may stay open after the program's end: something that it started may hold them.
 _PIPES_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -65,6 +67,7 @@ def main(argv: list[str]) -> int:
         if "argv" not in start:
             return 1  # the job ends before it has begun: another rank did not come up
         payload = connection.recv_bytes() if start["payload_bytes"] else b""
+        commits = {name: connection.recv_bytes() for name in start.get("commits") or ()}
     except (OSError, EOFError) as error:
         print(f"rank {rank}: {error or 'horovodrun has gone'}", file=sys.stderr)
         return 1
@@ -74,6 +77,10 @@ def main(argv: list[str]) -> int:
     # If `run` raises, nobody else may be left to remove the folders.
     is_deserted = True
     try:
+        for name, content in commits.items():
+            with open(os.path.join(scratch, os.path.basename(name)), "wb") as file:
+                file.write(content)
+        del commits
         is_deserted = _Rank(connection, key, rank, start, payload, scratch).run()
     finally:
         # The last ones to leave clean up for a driver that can't.
@@ -92,6 +99,7 @@ class _Rank:
         self._deserted = False
         self._process: subprocess.Popen[bytes] | None = None
         self._result = os.path.join(scratch, "result")
+        self._request = os.path.join(scratch, "more_hosts")
         if payload:
             with open(os.path.join(scratch, "call"), "wb") as file:
                 file.write(payload)
@@ -121,8 +129,9 @@ class _Rank:
         deadline = time.monotonic() + _PIPES_S
         for thread in pumps:
             thread.join(max(0.0, deadline - time.monotonic()))
-        # The result first, for the driver takes the end for this rank's last word.
+        # These first, for the driver takes the end for this rank's last word.
         self._send_result()
+        self._send_commits()
         self._tell_end(128 - code if code < 0 else code, self._error())
         return self._deserted
 
@@ -130,6 +139,10 @@ class _Rank:
         # HOME, USER and the like are those of this host; all else comes from the driver.
         environment = {name: value for name, value in os.environ.items() if wire.is_of_host(name)}
         environment |= {**self._start["environment"], "HOROVODRUN_SCRATCH": self._scratch}
+        if "commits" in self._start:
+            environment["HOROVOD_ELASTIC"] = "1"
+            environment["HOROVODRUN_COMMITS"] = os.path.join(self._scratch, _COMMIT)
+            environment["PACELINE_ELASTIC_REQUEST"] = self._request
         # Made on each host of what the launcher has brought there, so that it crosses no connection that others may read.
         environment[secret.VARIABLE] = secret.tag(self._key, "ranks", b"").hex()
         environment |= {name: value for name, value in os.environ.items() if name.startswith(_LAUNCHERS)}
@@ -165,6 +178,9 @@ class _Rank:
                 # To the program alone, as SIGTERM is: its helpers are for itself to end.
                 if message.get("interrupt") and self._process is not None:
                     processes.send(self._process.pid, signal.SIGINT)
+                if message.get("hosts"):
+                    with open(self._request, "wb"):
+                        pass
                 if message.get("end"):
                     # In a thread, as it sleeps: meanwhile this one has to notice if the driver goes away.
                     threading.Thread(target=self._end, daemon=True).start()
@@ -185,6 +201,19 @@ class _Rank:
             with open(self._result, "rb") as file:
                 while piece := file.read(wire.PIECE_BYTES * 16):
                     self._send(b"r" + piece)
+
+    def _send_commits(self) -> None:
+        """What the program has committed last; a program that has ended well needs no other."""
+        if "commits" not in self._start or (self._process is not None and self._process.returncode == 0):
+            return
+        for name in sorted(os.listdir(self._scratch)):
+            # What it was given itself, and has not replaced, the driver has.
+            if not name.startswith(_COMMIT) or name in self._start["commits"]:
+                continue
+            with open(os.path.join(self._scratch, name), "rb") as file:
+                self._send(b"c" + os.fstat(file.fileno()).st_size.to_bytes(8, "little") + name.encode())
+                while piece := file.read(wire.PIECE_BYTES * 16):
+                    self._send(b"k" + piece)
 
     def _error(self) -> "dict[str, Any] | None":
         try:

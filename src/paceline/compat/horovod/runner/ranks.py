@@ -22,12 +22,19 @@ class RankEnd:
     error: dict[str, Any] | None = None
     ended_at: float | None = None
     result: bytearray = field(default_factory=bytearray)
+    #: Name -> content of what it has committed, in an elastic job; and how long each will be.
+    commits: dict[str, bytearray] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     stopped: bool = False
+    is_lost: bool = False
 
 
 @dataclass
 class RankOutcome:
-    """The end of a job. problem: why it could not be started; stopped_by: the signal that this process was sent."""
+    """The end of a job; of an elastic one, of its last attempt.
+
+    problem: why it could not be started; stopped_by: the signal that this process was sent.
+    """
 
     ranks: list[RankEnd]
     problem: str | None = None

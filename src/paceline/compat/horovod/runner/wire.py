@@ -3,11 +3,14 @@
 Both sides prove that they know the key before anything is said (multiprocessing.connection's challenge). Then:
 
     rank      hello {rank, host, pid, port}        port: one that is free there
-    driver    start {argv, environment, directory, payload_bytes, scratch}, then the payload if there is one
-                                                   scratch: folders to remove when the driver is gone
+    driver    start {argv, environment, directory, payload_bytes, scratch, commits}, then the payload if there is one, and
+              the content of each commit           scratch: folders to remove when the driver is gone
+                                                   commits: names of files, in elastic jobs; else missing
     rank      o<bytes>  e<bytes>                   pieces of standard output and error, as often as there are any
     rank      r<bytes>                             pieces of a function's result
+    rank      c<number of bytes, 8><name>          a file that the next attempt goes on from, then k<bytes> of it
     rank      end {exit_code, error, time}         the last word
+    driver    {"hosts": true}                      there are other hosts: the program is to end at its next commit
     driver    {"end": true} or {"interrupt": true} at any time; a closed connection means the same as "end", at once
 """
 

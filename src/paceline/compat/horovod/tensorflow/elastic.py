@@ -56,6 +56,13 @@ class TensorFlowState(ObjectState):
         self._save_variables()
         super().sync()
 
+    def kept(self) -> dict[str, Any] | None:
+        return {**(super().kept() or {}), "variables": self._values}
+
+    def take_kept(self, kept: dict[str, Any]) -> None:
+        self._values = kept["variables"]
+        super().take_kept(kept)
+
     def _save_variables(self) -> None:
         self._values = self._read()
 

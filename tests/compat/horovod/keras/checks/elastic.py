@@ -18,6 +18,30 @@ def optimizer_values(optimizer):
     return [np.array(v.numpy()) for v in (variables() if callable(variables) else variables)]
 
 
+def check_32_another_process_takes_what_was_kept(hvd, keras):
+    """By way of what a commit keeps of it; the files are tried with torch."""
+    from paceline.checkpoint.values import put_together, taken_apart
+
+    def made(value):
+        model = linear(keras, value)
+        model.compile(optimizer=keras.optimizers.SGD(0.5, momentum=0.5), loss=lambda y, p: -p * y)
+        return hvd.elastic.KerasState(model, batch=int(value), epoch=0)
+
+    state = made(3.0)
+    state.model.fit(np.ones((2, 1)), np.ones((2, 1)), batch_size=1, verbose=0)
+    state.save()
+    told, arrays = taken_apart(state.kept())
+    other = made(1.0)
+    other.take_kept(put_together(told, lambda name, of: arrays[name]))
+    other.restore()
+    assert other.batch == 3
+    for ours, theirs in zip(
+        optimizer_values(other.model.optimizer), optimizer_values(state.model.optimizer), strict=True
+    ):
+        assert np.array_equal(ours, theirs)
+    assert np.array_equal(other.model.get_weights()[0], state.model.get_weights()[0])
+
+
 def check_32_a_failure_goes_back_to_the_commit_and_starts_from_rank_0(hvd, keras):
     model = linear(keras, 1.0 + hvd.rank())
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5)), loss=lambda y, p: -p * y)

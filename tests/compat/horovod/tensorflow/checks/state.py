@@ -126,6 +126,14 @@ def check_elastic_state_is_spread_saved_and_restored(hvd):
     assert (v.numpy().tolist(), state.batch) == ([3.0], 7)
 
 
+def check_elastic_state_goes_to_another_process(hvd):
+    state = hvd.elastic.TensorFlowState([tf.Variable([1.0, 2.0])], batch=4)
+    other = hvd.elastic.TensorFlowState([tf.Variable([0.0, 0.0])], batch=0)
+    other.take_kept(state.kept())
+    other.restore()
+    assert (other.variables[0].numpy().tolist(), other.batch) == ([1.0, 2.0], 4)
+
+
 def check_elastic_state_of_a_session(hvd):
     with tf.Graph().as_default():
         variable = tf.compat.v1.get_variable("of_session", initializer=float(hvd.rank() + 1), use_resource=True)

@@ -52,6 +52,17 @@ class TorchState(ObjectState):
         for handler in self._handlers.values():
             handler.reset()
 
+    def kept(self) -> dict[str, Any] | None:
+        # A handler of the user's own may keep what it has saved in its own way.
+        saved = {name: handler.__dict__.get("_saved") for name, handler in self._handlers.items()}
+        return {**(super().kept() or {}), "handlers": saved}
+
+    def take_kept(self, kept: dict[str, Any]) -> None:
+        for name, saved in kept["handlers"].items():
+            if name in self._handlers and saved is not None:
+                self._handlers[name]._saved = saved
+        super().take_kept(kept)
+
     def __setattr__(self, name: str, value: Any) -> None:
         # By way of `__dict__`, as the constructor sets attributes before there are handlers.
         if name in self.__dict__.get("_handlers", ()):
@@ -61,6 +72,8 @@ class TorchState(ObjectState):
 
 class StateHandler(Kept):
     """Saves, restores and spreads one value. Subclasses can be registered for other types; they are saved at once."""
+
+    _saved: Any
 
     def __init__(self, value: Any) -> None:
         self.value = value

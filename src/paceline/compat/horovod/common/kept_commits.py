@@ -1,0 +1,115 @@
+"""Commits of elastic state that outlive the processes of the job: what a new attempt goes on from.
+
+    <base>_<n>.of_<host>.safetensors      of the n-th state that the script trains; one file for each host, by its first rank
+
+The base is told by `horovodrun`, whose process beside each rank brings the file to the next attempt; in a run of Paceline that
+can be restarted it lies among the checkpoints. Elsewhere nothing is written, and a commit is a copy in memory, as in Horovod.
+
+Each host writes one, for any of them may be lost with what it has. There is no pickle: values that are neither numbers, texts,
+arrays nor lists and dicts of these start anew, with a warning.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.compat.horovod.common import basics
+from paceline.errors import CheckpointError, UserError
+from paceline.system import elastic
+
+#: Where `horovodrun` has commits written: the beginning of a path.
+VARIABLE = "HOROVODRUN_COMMITS"
+
+_log = logging.getLogger(__name__)
+_numbers = itertools.count()
+
+
+def base_of(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The beginning of the files' paths; None where no other attempt can come."""
+    if told := environment.get(VARIABLE):
+        return told
+    folder = environment.get("PACELINE_CHECKPOINT_DIR")
+    restarts = environment.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if folder and (elastic.MIN_NODES_VARIABLE in environment or restarts not in ("", "0")):
+        return os.path.join(folder, "horovod_commit")
+    return None
+
+
+class KeptCommits:
+    """The commits of one state. number: of the last one, over all attempts."""
+
+    def __init__(self, base: str) -> None:
+        self._base = Path(f"{base}_{next(_numbers)}")
+        self._refused: set[str] = set()
+        self.number = 0
+
+    def load(self) -> dict[str, Any] | None:
+        """The newest commit of earlier attempts, as `State.kept` gave it; None where there is none."""
+        from paceline.checkpoint.files import CheckpointFile
+        from paceline.checkpoint.values import put_together
+
+        found: list[tuple[int, Any]] = []
+        for path in sorted(self._base.parent.glob(f"{self._base.name}.of_*.safetensors")):
+            file = CheckpointFile(path)
+            try:
+                number = dict(file.told["of"])["number"]
+            except (KeyError, TypeError, ValueError) as error:
+                raise CheckpointError(f"{str(path)!r} is no commit of elastic state. Remove it.") from error
+            found.append((int(number), file))
+        if not found:
+            return None
+        self.number, newest = max(found, key=lambda item: item[0])
+        told = put_together(newest.told, newest.array)
+        state: dict[str, Any] = told["state"]
+        return state
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Write one down, if this is the first rank of its host."""
+        self.number += 1
+        if basics.local_rank() != 0:
+            return
+        from paceline.checkpoint.arrays import DenseArray
+        from paceline.checkpoint.files import write_file
+        from paceline.checkpoint.values import taken_apart
+
+        told, arrays = taken_apart({"number": self.number, "state": {}})
+        parts: list[Any] = []
+        for name, value in state.items():
+            inner = self._plain(name, value)
+            parts.append([name, inner[0]])
+            arrays |= inner[1]
+        told["of"] = [["number", self.number], ["state", {"$": "dict", "of": parts}]]
+        dense = [DenseArray(name, array, copy=False) for name, array in arrays.items()]
+        host = "".join(letter if letter.isalnum() else "-" for letter in os.uname().nodename)
+        # Not synced: it has to outlive this process, not a power cut, and a commit may come after every batch.
+        write_file(self._base.with_name(f"{self._base.name}.of_{host}.safetensors"), told, dense, durable=False)
+
+    def _plain(self, name: str, value: Any) -> tuple[Any, dict[str, Any]]:
+        """One part of the state, without what can't be kept of it."""
+        from paceline.checkpoint.values import taken_apart
+
+        def arrays_of(told_value: Any, where: str) -> tuple[Any, dict[str, Any]]:
+            # The name before all of them, so that no two parts have an array of one name.
+            told, arrays = taken_apart({where: told_value})
+            return told["of"][0][1], arrays
+
+        if not isinstance(value, dict):
+            return arrays_of(value, name)
+        pairs: list[Any] = []
+        arrays: dict[str, Any] = {}
+        for key, item in value.items():
+            try:
+                told, found = arrays_of(item, f"{name}.{key}")
+            except UserError as error:
+                if key not in self._refused:
+                    self._refused.add(key)
+                    _log.warning("state.%s starts anew where the job is restarted: %s", key, error)
+                continue
+            pairs.append([key, told])
+            arrays |= found
+        return {"$": "dict", "of": pairs}, arrays

@@ -1,0 +1,156 @@
+"""An elastic job of `horovodrun`: attempts with as many ranks as there are hosts for, each going on from the last commit.
+
+    hosts -> ranks start -> a rank is killed, or a host is lost     the others end; those hosts that are left
+                         -> there are other hosts                   the ranks end at their next commit, with EXIT_RESIZE
+                         -> all end with 0                          done
+
+What ranks have committed comes to this process when they end, and goes to the first rank of the next attempt.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from paceline.compat.horovod.runner import hosts as host_lists
+from paceline.compat.horovod.runner.asked_job import why
+from paceline.compat.horovod.runner.discovery import HostWatch
+from paceline.compat.horovod.runner.driver import ElasticPart, RanksDriver, RanksJob
+from paceline.compat.horovod.runner.hosts import Host, Slot
+from paceline.compat.horovod.runner.output import Output
+from paceline.compat.horovod.runner.ranks import RankOutcome
+from paceline.errors import RunFailedError
+from paceline.system.elastic import EXIT_RESIZE
+
+_TICK_S = 0.1
+#: So many attempts may fail in a row without a commit in between, where nothing else says how many. A guess.
+_FAILURES_WITHOUT_COMMIT = 3
+_DEFAULT_WAIT_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticLimits:
+    """start, least, most: numbers of ranks: to start with, to go on with, and at most (None: as many as there are slots).
+
+    wait_s: for enough hosts. resets: so many attempts more than the first; None without limit.
+    """
+
+    start: int
+    least: int
+    most: int | None = None
+    wait_s: float = _DEFAULT_WAIT_S
+    resets: int | None = None
+
+
+class ElasticDriver:
+    """Runs attempts until one ends well, or none can be started any more.
+
+    job: makes the job of an attempt from its slots. Its outcome is that of the last attempt.
+    """
+
+    def __init__(
+        self, job: Callable[[tuple[Slot, ...]], RanksJob], output: Output, watch: HostWatch, limits: ElasticLimits
+    ) -> None:
+        self._job, self._output, self._watch, self._limits = job, output, watch, limits
+        self._commits: dict[str, bytes] = {}
+
+    def run(self) -> RankOutcome:
+        """See the job through.
+
+        Raises:
+            RunFailedError: there are not enough hosts for too long.
+            UserError, LauncherError: it can't be started as it is.
+        """
+        resets = failures = 0
+        while True:
+            try:
+                hosts = self._await_hosts(self._limits.start if resets == 0 else self._limits.least)
+            except KeyboardInterrupt:
+                return RankOutcome([], None, signal.SIGINT)
+            slots = tuple(host_lists.slots(hosts, self._ranks_on(hosts)))
+            self._output.grow(len(slots))
+            driver = RanksDriver(
+                self._job(slots),
+                self._output,
+                ElasticPart(commits=self._commits, have_changed=partial(self._have_changed, slots)),
+            )
+            outcome = driver.run()
+            if outcome.stopped_by is not None or all(rank.exit_code == 0 for rank in outcome.ranks):
+                return outcome
+            has_committed = self._take_commits(outcome)
+            is_change = driver.is_asked_to_change and any(rank.exit_code == EXIT_RESIZE for rank in outcome.ranks)
+            failures = 0 if has_committed or is_change else failures + 1
+            if is_change:
+                what = "there are other hosts"
+            else:
+                what = outcome.problem or (why(outcome) or (0, 0, "the ranks have ended"))[2]
+                self._leave_out(outcome)
+            resets += 1
+            if failures >= _FAILURES_WITHOUT_COMMIT or (
+                self._limits.resets is not None and resets > self._limits.resets
+            ):
+                return outcome
+            print(f"horovodrun: {what.rstrip('.')}. Going on from the last commit.", file=sys.stderr)
+
+    def _ranks_on(self, hosts: Sequence[Host]) -> int:
+        free = sum(host.slots for host in hosts)
+        return free if self._limits.most is None else min(free, self._limits.most)
+
+    def _await_hosts(self, ranks: int) -> list[Host]:
+        deadline = time.monotonic() + self._limits.wait_s
+        while True:
+            hosts = self._watch.usable()
+            if sum(host.slots for host in hosts) >= ranks:
+                return hosts
+            if time.monotonic() > deadline:
+                found = ", ".join(f"{host.name}:{host.slots}" for host in hosts) or "none"
+                reason = f" {self._watch.error}" if self._watch.error else ""
+                raise RunFailedError(
+                    f"{ranks} slots were not there within --elastic-timeout {self._limits.wait_s:g} s; the hosts that can be "
+                    f"used are {found}. Those on which a rank has failed are left out (--blacklist-cooldown-range).{reason}"
+                )
+            time.sleep(_TICK_S)
+
+    def _have_changed(self, slots: Sequence[Slot]) -> bool:
+        """True if there are hosts for more ranks, or a host that has some was taken away."""
+        hosts = self._watch.usable()
+        usable = {host.name: host.slots for host in hosts}
+        taken = {slot.host: slot.local_size for slot in slots}
+        are_gone = any(usable.get(name, 0) < count for name, count in taken.items())
+        ranks = self._ranks_on(hosts)
+        # Where too few are left it goes on: the ranks that there are do what they can.
+        return ranks >= self._limits.least and (are_gone or ranks > len(slots))
+
+    def _take_commits(self, outcome: RankOutcome) -> bool:
+        """Keep what has come whole, in place of what the attempt began with; True if there was any."""
+        found: dict[str, bytes] = {}
+        for number, rank in enumerate(outcome.ranks):
+            for name, content in rank.commits.items():
+                if len(content) == rank.sizes[name]:
+                    # Another name: the next attempt may write one of the same host, which must not be taken for this one.
+                    found[f"{_state_of(name)}.of_before-{number}.safetensors"] = bytes(content)
+                rank.commits[name] = bytearray()
+        # An attempt goes on from the newest, so whatever it has committed is newer than what it was given.
+        states = set(map(_state_of, found))
+        self._commits = {name: data for name, data in self._commits.items() if _state_of(name) not in states} | found
+        return bool(found)
+
+    def _leave_out(self, outcome: RankOutcome) -> None:
+        """Start no rank again on a host that is gone or could not be reached; where a rank has failed, if others are enough."""
+        lost = {rank.host for rank in outcome.ranks if rank.is_lost or rank.connection is None}
+        failed = why(outcome)
+        if not lost and failed is not None:
+            host = outcome.ranks[failed[0]].host
+            left = [one for one in self._watch.usable() if one.name != host]
+            if sum(one.slots for one in left) >= self._limits.least:
+                lost = {host}
+        for name in lost:
+            self._watch.failed(name)
+
+
+def _state_of(name: str) -> str:
+    return name.partition(".of_")[0]
