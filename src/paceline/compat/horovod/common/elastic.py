@@ -238,6 +238,8 @@ def _go_on(state: State, commits: KeptCommits) -> None:
     # All ranks count on from there, and adapt to how many they are now.
     is_found, commits.number = state._bcast_object((found is not None, commits.number))
     if is_found:
+        # First: in Horovod, whose processes go on, all ranks have the committed state when the callbacks look at it.
+        state.sync()
         state.on_reset()
 
 
