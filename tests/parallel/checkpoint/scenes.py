@@ -2,6 +2,7 @@
 
 python scenes.py <folder> killed        rank 1 is killed while it writes; the others can't go on
 python scenes.py <folder> after         the former checkpoint is loaded, and another one saved
+python scenes.py <folder> sizes <n> <attempt>   n steps of each layout from its last checkpoint; then it is asked to end
 python scenes.py <folder> epoch <n>     n batches of the epoch (0: all that are left) from the last checkpoint
 """
 
@@ -111,11 +112,61 @@ def epoch(folder: Path, count: str) -> None:
     (folder / f"seen_{par.world_size}_{par.rank}.json").write_text(json.dumps(seen))
 
 
+def sizes(folder: Path, count: str, attempt: str) -> None:
+    """Train over epochs whose number of samples no batch divides, and end as a worker of an elastic run that is to grow."""
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import paceline
+    from paceline.parallel import DataParallel, FullyShard, PipelineParallel
+
+    kinds = {"data": DataParallel, "shard": FullyShard, "pipe": PipelineParallel}
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(SAMPLES, 6, generator=draw, dtype=torch.float64)
+    data = TensorDataset(x, x.sum(1, keepdim=True).sin())
+
+    def build(kind: str) -> Any:
+        # Another attempt begins with other weights: what is not in the checkpoint would be seen.
+        torch.manual_seed(int(attempt))
+        layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())]
+        model = nn.Sequential(*layers, nn.Linear(6, 1)).double()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        loader = DataLoader(data, batch_size=BATCH, shuffle=True)
+        return paceline.parallelize(
+            model, optimizer, loader, loss=nn.functional.mse_loss, strategy=kinds[kind](), microbatches=4, seed=3
+        )
+
+    request = folder / f"request_{attempt}"
+    os.environ["PACELINE_ELASTIC_REQUEST"] = str(request)
+    made = {kind: build(kind) for kind in kinds}
+    codes = set()
+    for kind, par in made.items():
+        os.environ["PACELINE_CHECKPOINT_DIR"] = str(folder / kind)
+        assert par.load() == (attempt != "1")
+        losses: list[float] = []
+        try:
+            while len(losses) < int(count):
+                for batch in par.epoch(par.progress.epoch):
+                    losses.append(float(par.step(batch)))
+                    if len(losses) == int(count):
+                        request.touch()
+                    assert par.save(every=1000) is None
+        except SystemExit as end:
+            codes.add(end.code)
+        if par.rank == 0:
+            (folder / f"losses_{kind}_{attempt}.json").write_text(json.dumps(losses))
+        torch.distributed.barrier() if torch.distributed.is_initialized() else None
+        request.unlink(missing_ok=True)
+        torch.distributed.barrier() if torch.distributed.is_initialized() else None
+    assert codes == {79}
+
+
 def main(folder: Path, scene: str, *arguments: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    {"killed": killed, "after": after, "epoch": epoch}[scene](folder, *arguments)
+    {"killed": killed, "after": after, "epoch": epoch, "sizes": sizes}[scene](folder, *arguments)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
 

@@ -42,6 +42,30 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_former_checkpoint(tmp_p
     assert not [name for name in os.listdir(tmp_path) if ".saving-" in name or ".former" in name]
 
 
+def test_the_loss_with_three_changes_of_size_is_that_without(tmp_path: Path) -> None:
+    """DataParallel, FullyShard and a pipeline, over the ends of epochs; in float64, with AdamW."""
+    losses = []
+    for name, attempts in (("changing", ((2, 5), (4, 6), (1, 4), (2, 5))), ("steady", ((1, 20),))):
+        folder = tmp_path / name
+        folder.mkdir()
+        for number, (size, steps) in enumerate(attempts, 1):
+            assert_well(run(size, folder, "sizes", str(steps), str(number)))
+        losses.append(
+            {
+                kind: [
+                    loss
+                    for number in range(1, len(attempts) + 1)
+                    for loss in json.loads((folder / f"losses_{kind}_{number}.json").read_text())
+                ]
+                for kind in ("data", "shard", "pipe")
+            }
+        )
+    changing, steady = losses
+    for kind, expected in steady.items():
+        assert len(changing[kind]) == len(expected) == 20
+        assert changing[kind] == pytest.approx(expected, abs=1e-10, rel=0), kind
+
+
 def test_an_epoch_that_goes_on_with_other_numbers_of_workers_sees_every_sample_once(tmp_path: Path) -> None:
     for size, batches in ((2, 2), (4, 3), (1, 0)):
         assert_well(run(size, tmp_path, "epoch", str(batches)))

@@ -14,6 +14,7 @@ All functions are called on all ranks; the errors they raise are the same on eac
 from __future__ import annotations
 
 import io
+import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from paceline.checkpoint import leaving
 from paceline.parallel.checkpoint import folder as folders
 from paceline.parallel.checkpoint.background import RECORD, Background, reason
 from paceline.parallel.checkpoint.folder import Saving
@@ -41,6 +43,7 @@ from paceline.parallel.checkpoint.whole import full_state_dict as _full_state_di
 from paceline.parallel.errors import CheckpointError, ParallelError
 from paceline.parallel.exchange import NotPlainError, gather
 from paceline.parallel.mesh import World
+from paceline.system.elastic import REQUEST_VARIABLE
 
 if TYPE_CHECKING:
     from paceline.parallel.handle import ParallelHandle
@@ -53,21 +56,39 @@ _background: WeakKeyDictionary[ParallelHandle, Background] = WeakKeyDictionary()
 
 
 def save(
-    par: ParallelHandle, path: str | Path | None = None, *, asynchronous: bool = False, schedulers: Sequence[Any] = ()
-) -> Path:
+    par: ParallelHandle,
+    path: str | Path | None = None,
+    *,
+    asynchronous: bool = False,
+    schedulers: Sequence[Any] = (),
+    every: int | None = None,
+) -> Path | None:
     """The path of the checkpoint, which is complete when this returns; with `asynchronous`, when `wait` does.
+
+    Where an elastic run is to go on with more nodes, the process ends once the checkpoint is complete; and where this process was
+    sent SIGTERM since `every` was first given.
 
     path: a folder that is made, or replaced once the new one is complete; it has to be on a file system that all ranks
         share. None: `step_<n>` in the folder that PACELINE_CHECKPOINT_DIR names, n being the steps done.
     asynchronous: copy what is to be written and go on training; one save at a time, the next one waits for it and
         raises its error.
     schedulers: learning-rate schedulers, or anything else with `state_dict` and `load_state_dict`.
+    every: called after each step, write only where this number divides the steps done, and where the process is asked to end;
+        None is returned otherwise.
 
     Raises:
-        ParallelError: no path, or something else lies there.
+        ParallelError: every is no whole number from 1 on; no path, or something else lies there.
         CheckpointError: it can't be written; a checkpoint that had the path before is there still.
     """
     world = par.world
+    if every is not None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ParallelError(f"every={every!r}: it is a whole number of steps from 1 on.")
+        leaving.listen(saves=True)
+    # Rank 0's look for all: the others may be asked a moment later.
+    asked = from_rank_0(world, leaving.asked()) if every is not None or REQUEST_VARIABLE in os.environ else None
+    if every is not None and asked is None and par.progress.steps % every:
+        return None
     wait(par)
     par.settle_buffers()
     held = hold(par)
@@ -84,11 +105,13 @@ def save(
     packed = on_rank_0(world, lambda: _pack(record), "") or b""
     saving = on_rank_0(world, lambda: Saving(target.absolute()), f"the checkpoint {str(target)!r} can't be begun")
     folder = Path(from_rank_0(world, str(saving.folder) if saving is not None else ""))
-    job = Background(world, tensors(held), folder, saving, packed, threaded=asynchronous)
+    job = Background(world, tensors(held), folder, saving, packed, threaded=asynchronous and asked is None)
     if job.is_running:
         _background[par] = job
     else:
         raise_agreed(world, job.error)
+    if asked is not None:
+        leaving.leave(asked)
     return target
 
 
