@@ -59,7 +59,7 @@ def run(
             and its traceback; `__cause__` is the exception itself where it could be sent. Also a RuntimeError.
         UserError: a wrong argument; func or its arguments can't be pickled. Also a ValueError.
     """
-    from paceline.compat.horovod.runner import asked_job, settings, start
+    from paceline.compat.horovod.runner import asked_elastic, asked_job, settings, start
     from paceline.compat.horovod.runner.driver import RanksDriver, RanksJob
     from paceline.compat.horovod.runner.elastic_driver import ElasticDriver
     from paceline.compat.horovod.runner.output import Output
@@ -84,7 +84,7 @@ def run(
         hosts=hosts,
         hostfile=hostfile,
     )
-    limits = asked_job.elastic_limits(options, count)
+    limits = asked_elastic.elastic_limits(options, count)
     places = asked_job.slots_of(count, hosts, hostfile) if limits is None else []
     is_gloo = bool(use_gloo) or (limits is not None and not use_mpi and asked_job.has_torch())
     job = RanksJob(
@@ -107,7 +107,7 @@ def run(
         if limits is None:
             outcome = RanksDriver(job, output).run()
         else:
-            watch = asked_job.elastic_hosts(options, count)
+            watch = asked_elastic.elastic_hosts(options, count)
             try:
                 outcome = ElasticDriver(lambda slots: replace(job, slots=slots), output, watch, limits).run()
             finally:

@@ -8,15 +8,14 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.compat.horovod._version import __version__
 from paceline.compat.horovod.runner import launcher_arguments as arguments
 from paceline.compat.horovod.runner import options as command_line
 from paceline.compat.horovod.runner import settings, start
+from paceline.compat.horovod.runner.asked_elastic import elastic_hosts, elastic_limits
 from paceline.compat.horovod.runner.asked_job import (
-    elastic_hosts,
-    elastic_limits,
     environment_of,
     has_torch,
     slots_of,
@@ -25,14 +24,12 @@ from paceline.compat.horovod.runner.asked_job import (
     why,
 )
 from paceline.compat.horovod.runner.driver import RanksDriver, RanksJob
+from paceline.compat.horovod.runner.elastic_driver import ElasticDriver, ElasticLimits
 from paceline.compat.horovod.runner.hosts import Slot
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankOutcome
 from paceline.errors import PacelineError, RunFailedError, UserError
 from paceline.system import processes
-
-if TYPE_CHECKING:
-    from paceline.compat.horovod.runner.elastic_driver import ElasticLimits
 
 
 def run_commandline() -> None:
@@ -118,8 +115,6 @@ def _driven(options: Namespace) -> RankOutcome:
         if job is not None:
             return RanksDriver(job, output).run()
         assert limits is not None
-        from paceline.compat.horovod.runner.elastic_driver import ElasticDriver
-
         watch = elastic_hosts(options, options.np)
         try:
             return ElasticDriver(lambda slots: _job(options, slots), output, watch, limits).run()
