@@ -99,3 +99,32 @@ def test_a_restarted_elastic_script_goes_on_from_its_last_commit(lab: Lab) -> No
     begin = "    keep(state.batch)\n"
     run = lab.complete(once.replace("def train(state):\n", f"def train(state):\n{begin}"), max_restarts=1, **WORLD)
     assert [seen(run, rank) for rank in range(2)] == [2, 2]
+
+
+@pytest.mark.proof
+def test_elastic_training_goes_on_with_fewer_nodes_and_with_more(lab: Lab) -> None:
+    script = (
+        KEEP + "import signal, time\n"
+        "import torch\n"
+        "import horovod.torch as hvd\n"
+        "hvd.init()\n"
+        "@hvd.elastic.run\n"
+        "def train(state):\n"
+        "    while len(state.sizes) < 20 or state.sizes[-1] == 1:\n"
+        "        hvd.allreduce(torch.ones(1), name='step')\n"
+        "        state.sizes = [*state.sizes, hvd.size()]\n"
+        "        if os.environ['PACELINE_ATTEMPT'] == '1' and len(state.sizes) == 5 and hvd.rank() == 1:\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        time.sleep(0.05)\n"
+        "        state.commit()\n"
+        "state = hvd.elastic.TorchState(sizes=[])\n"
+        "train(state)\n"
+        "keep(state.sizes)\n"
+    )
+    world = {"node_count": (1, 2), "elastic_seconds": 3, "distributed_backend": "gloo", "estimator": pl.PyTorch}
+    sizes = seen(lab.complete(script, **world))
+    shrunk, grown = sizes.index(1), len(sizes) - sizes[::-1].index(1)
+    # The other rank may have committed the batch after which one was killed.
+    assert shrunk in (4, 5)
+    assert sizes == [2] * shrunk + [1] * (grown - shrunk) + [2] * (len(sizes) - grown)
+    assert len(sizes) > grown
