@@ -17,7 +17,9 @@ _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] 
 # At the end of the path: that folder may be a site-packages, of which only `paceline` is wanted here.
 sys.path.append(os.path.dirname(_PACKAGE))
 
+import contextlib  # noqa: E402
 import ctypes  # noqa: E402
+import fcntl  # noqa: E402
 import json  # noqa: E402
 import shutil  # noqa: E402
 import signal  # noqa: E402
@@ -38,6 +40,7 @@ from paceline.system import processes  # noqa: E402
 _GRACE_S = 5.0
 #: Commits of elastic state begin so, in the rank's folder (`common.kept_commits`).
 _COMMIT = "commit"
+_LOCK = "lock"
 #: How long pipes may stay open after the program's end: something that it started may hold them.
 _PIPES_S = 1.0
 _PR_SET_PDEATHSIG = 1
@@ -73,7 +76,11 @@ def main(argv: list[str]) -> int:
         return 1
     # On its own host, `horovodrun` removes it, should this process be killed.
     top = next(iter(start["scratch"]), None)
+    _remove_left()
     scratch = tempfile.mkdtemp(prefix=f"horovodrun-rank-{rank}-", dir=top)
+    # Held by this process alone: what it starts must not keep the folder when it is gone.
+    lock = os.open(os.path.join(scratch, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     # If `run` raises, nobody else may be left to remove the folders.
     is_deserted = True
     try:
@@ -87,6 +94,16 @@ def main(argv: list[str]) -> int:
         for folder in (scratch, *(start["scratch"] if is_deserted else ())):
             shutil.rmtree(folder, ignore_errors=True)
     return int(is_deserted)
+
+
+def _remove_left() -> None:
+    """Remove the folders of ranks on this host beside which the process was killed: nobody else may come by there."""
+    top = tempfile.gettempdir()
+    for name in os.listdir(top):
+        if name.startswith("horovodrun-rank-"):
+            with contextlib.suppress(OSError), open(os.path.join(top, name, _LOCK), "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(os.path.join(top, name), ignore_errors=True)
 
 
 class _Rank:
