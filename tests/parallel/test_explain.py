@@ -26,11 +26,16 @@ def test_one_worker_is_explained_by_its_memory() -> None:
         model, torch.optim.SGD(model.parameters()), loss=nn.functional.mse_loss, strategy=DataParallel()
     )
     text = par.explain()
-    assert text.splitlines() == [
+    *lines, last = text.splitlines()
+    assert lines == [
         "Linear on 1 worker: one worker",
         "  parameters: 4.0 MiB, of which this worker holds 4.0 MiB",
         "  memory for parameters, gradients and Adam's two moments: 16.0 MiB on each worker, and the activations of its rows",
     ]
+    assert last.startswith(
+        "  memory: 8.0 MiB are known to be needed here (parameters 4.0 MiB, gradients 4.0 MiB, optimizer 0 B); "
+    )
+    assert last.endswith(("machine's memory)", "control group's limit)"))
 
 
 def test_without_a_pipeline_there_is_no_picture(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from paceline.runs.visible import visible
 from paceline.submit import SourceCopy
 from paceline.submit import submit as submit_job
 from paceline.system.files import read_json
+from paceline.system.sizes import size_text
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -182,6 +183,11 @@ def _table(found: Mapping[str, Any], count: int) -> str:
     else:
         name = visible(found["parameter"])
         lines.append(f"  parameters and buffers within {found['parameters_apart']:.1e}, most in {name}; {limit}")
+    if (memory := found.get("memory")) is not None:
+        lines.append(
+            f"  each worker needs {size_text(memory['needed_bytes'])} and what a step computes, in the script's own type; "
+            f"{size_text(memory['free_bytes'])} are there ({visible(str(memory['limit']))})"
+        )
     if found.get("missing"):
         lines.append(f"  on one side alone: {visible(', '.join(found['missing'][:5]))}")
     lines.append(

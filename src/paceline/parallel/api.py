@@ -205,7 +205,7 @@ def parallelize(
             check_first=check == "first",
             comparison=comparison,
         )
-        par.source = values.source
+        par.source, par.memory_bytes = values.source, memory_bytes
         par.recompute = recompute
         par.limit_bytes = par.limit_bytes or memory_bytes
         # A batch that is taken from an iterator would be missing from the training.

@@ -32,6 +32,7 @@ from paceline.parallel.mesh import WorldPlace
 from paceline.parallel.pipeline.cut import Block
 from paceline.parallel.strategy import DataParallel
 from paceline.parallel.task import Task
+from paceline.system.memory import memory
 
 #: What may be planned with; the rest is for buckets, the allocator's gaps and the loader. A guess.
 USABLE = 0.8
@@ -152,16 +153,8 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     local = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
-    free = [_meminfo()]
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    try:
-        # What version 2 of cgroups writes where there is no limit.
-        if limit.read_text().strip() != "max":
-            free.append(int(limit.read_text()) - int(used.read_text()))
-    except (OSError, ValueError):
-        pass
     # Those are of the machine, which its workers share; this one is the process's own.
-    return min(max(min(free), 0) // local, _left_of_limit())
+    return min(memory().available // local, _left_of_limit())
 
 
 def _left_of_limit() -> int:
@@ -175,18 +168,6 @@ def _left_of_limit() -> int:
     except (OSError, StopIteration):
         return limit
     return max(limit - used, 0)
-
-
-def _meminfo() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            # MemFree leaves out the cache, which the kernel gives back where memory is asked for.
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    # Without /proc (not Linux), half of all memory counts as free.
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def _size(tensor: nn.Parameter) -> int:

@@ -51,6 +51,8 @@ class Comparison:
         self._asked = asked
         self._losses: list[float] = []
         self._first: dict[str, Tensor] = {}
+        #: How much larger the parameters are here than in the script's own type.
+        self._widened = 1.0
         self._narrowest = Narrowest()  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -65,7 +67,9 @@ class Comparison:
     def prepare(self, model: nn.Module) -> None:
         """The model in the type, and with the values, that both runs begin with. Before it is cut."""
         if self._asked.precision == "float64":
+            before = sum(param.nbytes for param in model.parameters())
             model.double()
+            self._widened = sum(param.nbytes for param in model.parameters()) / max(before, 1)
         if self._asked.against is None:
             self._first = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
             return
@@ -139,6 +143,12 @@ class Comparison:
             torch.save(kept, self._asked.folder / VALUES)
         elif done:
             told |= self._compared(self._read(), state)
+        if par.memory is not None:
+            told["memory"] = {
+                "needed_bytes": int(par.memory.needed / self._widened),
+                "free_bytes": par.memory.free + par.memory.parameters,
+                "limit": par.memory.limit,
+            }
         (self._asked.folder / OUTCOME).write_text(json.dumps(told))
 
     def _compared(self, one: Mapping[str, Any], state: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -62,6 +62,11 @@ def explain(par: Any) -> Explanation:
     else:
         lines += [f"  {note}" for note in executor.notes]
         lines += _memory_lines(executor)
+    if (memory := getattr(par, "memory", None)) is not None:
+        lines.append(
+            f"  memory: {_bytes(memory.needed)} are known to be needed here ({memory}); {_bytes(memory.free)} were free beside "
+            f"the parameters ({memory.limit})"
+        )
     lines += _traffic_lines(executor, layout)
     if getattr(par, "compared", ""):
         lines.append(f"  {par.compared}")

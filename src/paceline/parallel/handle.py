@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from paceline.parallel.executor import Executor
+from paceline.parallel.forecast.predict import Measured
 from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.mesh import World
 from paceline.parallel.task import Task
@@ -28,6 +29,8 @@ class ParallelHandle(Protocol):
     optimizer: torch.optim.Optimizer | None
     world: World
     skeleton: Any
+    measured: Measured | None
+    memory: Any
 
     @property
     def progress(self) -> Progressed: ...

@@ -31,6 +31,7 @@ from paceline.parallel.task import Task
 
 if TYPE_CHECKING:
     from paceline.parallel.compared import Comparison
+    from paceline.parallel.memory_plan import MemoryPlan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,9 @@ class Parallel:
         )
         self.watch = FailureWatch(world)
         self._is_stepping = False
+        #: The memory of a worker as the script has named it; what this worker takes and has, None before there is an executor.
+        self.memory_bytes: int | None = None
+        self.memory: MemoryPlan | None = None
         #: What came of the comparison with the plain model before the first step.
         self.compared = "" if check_first else "not compared with the plain model: check='off'"
         #: Where the parameters' values come from, in words; "" where the model had them.
@@ -362,6 +366,7 @@ class Parallel:
             self._kept = KeptTensors(executor.named_parameters())
             self._layers = Layers(self.task.model, executor.module)
             self._executor = executor
+            self._check_memory()
         return self._executor
 
     @property
@@ -373,6 +378,14 @@ class Parallel:
         """Make the replicas' buffers equal where each has followed its own rows (batch_norm="local"): the first one's."""
         if self.world.layout.batch_norm == "local":
             broadcast(list(self.executor.module.buffers()), self.world.replica_group)
+
+    def _check_memory(self) -> None:
+        """Refuse a training for which a worker has no room, before its first step."""
+        from paceline.parallel import memory_plan
+
+        # A batch is not needed for it, and a model without an optimizer is not trained.
+        if self.optimizer is not None:
+            self.memory = memory_plan.check(self, self.memory_bytes)
 
     def _place(self, batch: Any) -> tuple[int, int, int]:
         """Epoch and samples seen after this batch, and steps before it."""

@@ -19,6 +19,7 @@ from paceline.launchers import environment
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
 from paceline.runs.pace import Counted, RunPace, Straggler, is_training, pace_of
+from paceline.supervisor.diagnosis.memory import Sample
 from paceline.system.files import write_json
 
 #: Seconds between two samples; 0 takes none.
@@ -32,17 +33,6 @@ _NOT_KEPT = ("pid", "processes", "age_s", "steps", "data_s", "wait_s")
 _REMEMBERED = 60
 #: Windows by which it is judged now who is slow, how many are kept, and how many of the oldest are then joined by two.
 _RECENT, _MOST, _OLD = 12, 240, 200
-
-
-class Sample:
-    """What was seen at one moment. at_s: seconds since 1970. nodes: node's rank -> its load. ranks: rank -> its worker's."""
-
-    __slots__ = ("at_s", "nodes", "ranks")
-
-    def __init__(
-        self, at_s: float, nodes: Mapping[int, dict[str, float]], ranks: Mapping[int, dict[str, float]]
-    ) -> None:
-        self.at_s, self.nodes, self.ranks = at_s, nodes, ranks
 
 
 class LoadWatch:
@@ -127,7 +117,7 @@ class LoadWatch:
         now, at_s = time.monotonic(), time.time()
         nodes = {node: {name: v for name, v in one.items() if name != "ranks"} for node, one in told.items()}
         ranks = {int(rank): dict(load) for one in told.values() for rank, load in one.get("ranks", {}).items()}
-        sample = Sample(at_s, nodes, ranks)
+        sample = Sample(at_s=at_s, nodes=nodes, ranks=ranks)
         self.samples.append(sample)
         self._count += 1
         self._add_window(ranks, now)

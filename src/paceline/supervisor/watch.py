@@ -386,4 +386,5 @@ class WorkerWatch:
             driver_from=self._driver_from,
             is_oom=lambda: self._nodes.oom_kills() > self._oom_before,
             is_disk_full=self._nodes.is_disk_full,
+            samples=tuple(self._loads.samples),
         )

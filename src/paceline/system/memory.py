@@ -25,6 +25,14 @@ def memory() -> Memory:
     return found
 
 
+def swap_free() -> int:
+    """Bytes of swap that nobody uses; 0 where nothing tells."""
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("SwapFree:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
 def groups() -> list[str]:
     """The folders of the memory control groups that this process is in, the innermost first; of version 2 or 1."""
     found: list[str] = []

@@ -4,6 +4,8 @@ import pytest
 
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.diagnosis.findings import Findings, may_have_lost_a_node, report
+from paceline.supervisor.diagnosis.memory import Sample
+from paceline.system.files import write_json
 from tests.helpers import make_job, make_launch
 from tests.supervisor.diagnosis.test_diagnose import error
 
@@ -109,3 +111,16 @@ def test_an_mpirun_that_ended_well_before_a_rank_was_heard_of_is_no_success(foun
 def test_an_exit_code_beyond_all_signals_is_no_signal(found, code, words):
     # 205: Open MPI 4, one of whose daemons is gone.
     assert words in report(found(exit_codes={0: 0}, launcher_code=code)).message
+
+
+def test_a_worker_without_memory_is_told_with_what_held_it(found):
+    folder = RunFolder(found().folder.path)
+    write_json(folder.memory_plan(1, 1), {"parameters": 4 << 30})
+    seen = Sample(at_s=0.0, nodes={1: {"memory_gib": 60.0, "memory_total_gib": 64.0}}, ranks={1: {"memory_gib": 55.0}})
+    told = report(found(exit_codes={0: 143, 1: 137}, asked={0: 5.0}, is_oom=lambda: True, samples=(seen,)))
+    assert (told.cause, told.rank) == ("memory", 1)
+    assert "killed by SIGKILL, by the kernel for memory" in told.message
+    assert "Rank 1 held 55.0 GiB when it was last seen" in told.message.replace(", when", " when")
+    assert "By parallelize's plan: parameters 4.0 GiB" in told.message
+    # Of another failure nothing of it is said.
+    assert "held" not in report(found(errors={0: WRONG}, samples=(seen,))).message

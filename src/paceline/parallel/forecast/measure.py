@@ -175,10 +175,14 @@ def _buffers_kept(model: nn.Module) -> Any:
                 buffer.copy_(value)
 
 
-def _optimizer(
-    optimizer: torch.optim.Optimizer | None, device: torch.device, numbers: int = _NUMBERS
-) -> tuple[int, float]:
-    """The numbers that it keeps for each parameter, and the seconds of a step for each byte: tried on a parameter of its own."""
+def _optimizer(optimizer: torch.optim.Optimizer | None, device: torch.device) -> tuple[int, float]:
+    """The numbers that it keeps for each parameter, and the seconds of a step for each byte. Two, as Adam's, where it can't be
+    tried."""
+    return _tried(optimizer, device, _NUMBERS) or (2, 0.0)
+
+
+def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, numbers: int) -> tuple[int, float] | None:
+    """The same, tried on a parameter of its own; None where that can't be done."""
     if optimizer is None:
         return 0, 0.0
     param = nn.Parameter(torch.zeros(numbers // 32, 32, device=device))
@@ -199,14 +203,21 @@ def _optimizer(
         state = own.state.get(param, {})
     except Exception:
         # An optimizer of the user's that takes more than parameters and its own defaults.
-        return 2, 0.0
+        return None
     kept = sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.dim())
     return round(kept / param.numel()), best / _size(param)
 
 
 def state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
     """The numbers that it keeps for each parameter."""
-    return _optimizer(optimizer, device, 1024)[0]
+    found = tried_state_numbers(optimizer, device)
+    return 2 if found is None else found
+
+
+def tried_state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int | None:
+    """The same; None where it can't be tried."""
+    found = _tried(optimizer, device, 1024)
+    return None if found is None else found[0]
 
 
 def bandwidth(group: Any, device: torch.device) -> float:

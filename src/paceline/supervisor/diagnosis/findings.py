@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,10 @@ from paceline.runs.logs import last_lines
 from paceline.supervisor.diagnosis.diagnose import WorkerEnd, worker_report
 from paceline.supervisor.diagnosis.evidence import crash_stack, stalled_text
 from paceline.supervisor.diagnosis.hints import with_hints
+from paceline.supervisor.diagnosis.memory import Sample, memory_text
 from paceline.supervisor.diagnosis.ports import find_clash, holder_here
 from paceline.supervisor.in_containers import why_not_started
+from paceline.system.files import read_json
 
 #: Lines at the end of a worker's log in which a port is looked for that its exception does not name.
 _PORT_LINES = 200
@@ -36,6 +39,7 @@ class Findings:
     launcher_code: mpirun's exit code; None without one, or while it runs.
     exit_codes, ended_at, errors: of each rank that has ended, or raised. asked: when a rank was told to end.
     lost: node rank -> how that was noticed. driver_from: where the attempt begins in the driver's log.
+    samples: what nodes and workers took, the newest last.
     """
 
     launch: Launch
@@ -52,6 +56,7 @@ class Findings:
     driver_from: int
     is_oom: Callable[[], bool]
     is_disk_full: Callable[[], bool]
+    samples: Sequence[Sample] = ()
 
     def ends(self) -> list[WorkerEnd]:
         """Each worker's end, as far as it is known."""
@@ -113,10 +118,19 @@ def report(found: Findings) -> FailureReport | None:
         ),
     )
     if failed is not None:
-        return with_hints(failed, launch.job, stalled)
+        return with_hints(_with_memory(failed, found), launch.job, stalled)
     missing = {end.rank for end in ends if end.exit_code is None or end.stopped}
     workers = [place.rank for place in launch.places if place.rank in missing and place.role == "worker"]
     return with_hints(_launcher_report(found, workers), launch.job, stalled) if workers else None
+
+
+def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
+    """The report of a worker that had no memory left, with what held it."""
+    if failed.cause != "memory" or failed.rank is None:
+        return failed
+    plan = read_json(found.folder.memory_plan(found.launch.attempt, failed.rank))
+    text = memory_text(failed.rank, found.samples, {place.rank: place.node_rank for place in found.launch.places}, plan)
+    return dataclasses.replace(failed, message=f"{failed.message} {text}") if text else failed
 
 
 def may_have_lost_a_node(found: Findings) -> bool:

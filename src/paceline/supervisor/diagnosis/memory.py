@@ -1,0 +1,127 @@
+"""What held the memory of a worker that had none left, from the samples before: pure functions.
+
+The kernel ends a process in a moment, and samples are seconds apart: what is told is what was seen last, and when.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+_GIB = 1 << 30
+#: So much more than at first, in so many seconds, is growth; of less the start may be the reason.
+_GROWN, _GROWN_S = 1.3, 20.0
+#: So many times another rank's memory is a rank of its own kind.
+_LARGER = 1.5
+#: This part of a node's memory, held by others than the run, is worth a word.
+_OTHERS = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What was seen at one moment. at_s: seconds since 1970. nodes: node's rank -> its load. ranks: rank -> its worker's; as
+    `paceline.remote.agent.load` has them."""
+
+    at_s: float
+    nodes: Mapping[int, Mapping[str, float]]
+    ranks: Mapping[int, Mapping[str, float]]
+
+
+def memory_text(
+    rank: int,
+    samples: Sequence[Sample],
+    node_ranks: Mapping[int, int],
+    plan: Mapping[str, Any] | None,
+    now_s: float | None = None,
+) -> str:
+    """Sentences on what the rank held, which held most, what it was for, and what to do; "" where nothing was seen.
+
+    node_ranks: rank -> its node's. plan: what `paceline.parallel` had planned with, in bytes. now_s: seconds since 1970.
+    """
+    series = [(sample.at_s, sample.ranks[rank]) for sample in samples if "memory_gib" in sample.ranks.get(rank, {})]
+    said = [text for text in (_held(rank, series, now_s), *_on_node(rank, samples, node_ranks), _planned(plan)) if text]
+    if _growth(series):
+        said.append(
+            "What grows from step to step is kept somewhere: losses with their graph (log loss.item()), a list, a cache."
+        )
+    return " ".join(said)
+
+
+def _held(rank: int, series: Sequence[tuple[float, Mapping[str, float]]], now_s: float | None) -> str:
+    if not series:
+        return ""
+    at_s, last = series[-1]
+    ago = max(0.0, (time.time() if now_s is None else now_s) - at_s)
+    below = int(last.get("processes", 1)) - 1
+    whose = f", with the {below} processes below it" if below > 1 else ", with the process below it" if below else ""
+    text = f"Rank {rank} held {_text(last['memory_gib'])}{whose}"
+    if last.get("gpu_memory_gib"):
+        text += f", and {_text(last['gpu_memory_gib'])} of GPUs"
+    text += f", when it was last seen, {ago:.0f} s ago"
+    if grown := _growth(series):
+        text += f"; it had grown from {_text(grown[1])} in {grown[0]:.0f} s"
+    return f"{text}."
+
+
+def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float, float] | None:
+    """(seconds, GiB at first) where memory has grown all the time; the first samples are of the start."""
+    later = series[len(series) // 3 :]
+    if len(later) < 4 or later[-1][0] - later[0][0] < _GROWN_S:
+        return None
+    values = [load["memory_gib"] for _, load in later]
+    rises = sum(after > before for before, after in pairwise(values))
+    if values[-1] < _GROWN * values[0] or rises < 0.7 * (len(values) - 1):
+        return None
+    return later[-1][0] - later[0][0], values[0]
+
+
+def _on_node(rank: int, samples: Sequence[Sample], node_ranks: Mapping[int, int]) -> list[str]:
+    """The workers of its node together, one that is larger than it, and what is not the run's."""
+    if not samples:
+        return []
+    last, node = samples[-1], node_ranks.get(rank, 0)
+    here = {
+        one: load["memory_gib"]
+        for one, load in last.ranks.items()
+        if node_ranks.get(one) == node and "memory_gib" in load
+    }
+    load = last.nodes.get(node, {})
+    used, total = load.get("memory_gib"), load.get("memory_total_gib")
+    if used is None or not total or not here:
+        return []
+    together = sum(here.values())
+    workers = "the worker" if len(here) == 1 else f"the {len(here)} workers"
+    said = []
+    if len(here) > 1:
+        said.append(
+            f"On its node {workers} held {_text(together)} together, and {_text(used)} of {_text(total)} were in use."
+        )
+    else:
+        said.append(f"On its node {_text(used)} of {_text(total)} were in use.")
+    largest = max(here, key=lambda one: here[one])
+    if largest != rank and here[largest] > _LARGER * here.get(rank, 0.0):
+        said.append(f"Rank {largest} held most of it, {_text(here[largest])}.")
+    if used - together > _OTHERS * total:
+        said.append(f"{_text(used - together)} of that were not this run's.")
+    return said
+
+
+def _planned(plan: Mapping[str, Any] | None) -> str:
+    if not plan:
+        return ""
+    parts = [
+        f"{name} {_text(plan[name] / _GIB)}"
+        for name in ("parameters", "gradients", "optimizer", "activations")
+        if isinstance(plan.get(name), (int, float))
+    ]
+    if not parts:
+        return ""
+    rest = "activations, data" if plan.get("activations") is None else "data"
+    return f"By parallelize's plan: {', '.join(parts)}; the rest is {rest} and what libraries keep."
+
+
+def _text(gib: float) -> str:
+    return f"{gib * 1024:.0f} MiB" if gib < 1 else f"{gib:.1f} GiB"

@@ -1,0 +1,68 @@
+"""What is said of a worker that had no memory left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.supervisor.diagnosis.memory import Sample, memory_text
+
+GIB = 1 << 30
+NODES = {0: 0, 1: 0, 2: 1}
+PLAN = {"parameters": 4 * GIB, "gradients": 4 * GIB, "optimizer": 8 * GIB, "activations": None, "free": 30 * GIB}
+
+
+def samples(of_0: list[float], of_1: float = 3.0, *, used: float = 60.0, **more: Any) -> list[Sample]:
+    """One in five seconds, the last at 1000 s; of two ranks on a node with 64 GiB."""
+    return [
+        Sample(
+            at_s=1000.0 - 5 * (len(of_0) - 1 - number),
+            nodes={0: {"memory_gib": used, "memory_total_gib": 64.0}, 1: {"memory_gib": 1.0, "memory_total_gib": 64.0}},
+            ranks={0: {"memory_gib": held, "processes": 5.0, **more}, 1: {"memory_gib": of_1}, 2: {"memory_gib": 50.0}},
+        )
+        for number, held in enumerate(of_0)
+    ]
+
+
+def test_what_grew_is_told_with_what_it_was_planned_for():
+    held = [2.0, 14.0, 16.0, *(20.0 + 3 * number for number in range(12))]
+    assert memory_text(0, samples(held), NODES, PLAN, now_s=1003.0) == (
+        "Rank 0 held 53.0 GiB, with the 4 processes below it, when it was last seen, 3 s ago; "
+        "it had grown from 26.0 GiB in 45 s. "
+        "On its node the 2 workers held 56.0 GiB together, and 60.0 GiB of 64.0 GiB were in use. "
+        "By parallelize's plan: parameters 4.0 GiB, gradients 4.0 GiB, optimizer 8.0 GiB; the rest is activations, data and what "
+        "libraries keep. "
+        "What grows from step to step is kept somewhere: losses with their graph (log loss.item()), a list, a cache."
+    )
+
+
+def test_one_that_was_ended_for_another_s_sake_says_so():
+    text = memory_text(0, samples([5.0] * 8, of_1=48.0), NODES, None, now_s=1001.0)
+    assert "Rank 1 held most of it, 48.0 GiB." in text
+    assert "grown" not in text
+    # The node of rank 2 is another one.
+    assert "Rank 2" not in text
+
+
+def test_memory_that_is_not_the_run_s_is_told():
+    text = memory_text(0, samples([5.0] * 8), NODES, None, now_s=1001.0)
+    assert "52.0 GiB of that were not this run's." in text
+
+
+def test_a_rise_at_the_start_is_no_growth():
+    held = [1.0, 5.0, 10.0, 14.0, *[15.0] * 12]
+    assert "grown" not in memory_text(0, samples(held), NODES, None, now_s=1001.0)
+
+
+def test_gpus_and_small_numbers():
+    text = memory_text(0, samples([0.25] * 8, gpu_memory_gib=79.0), NODES, {"parameters": GIB // 2}, now_s=1000.0)
+    assert text.startswith(
+        "Rank 0 held 256 MiB, with the 4 processes below it, and 79.0 GiB of GPUs, when it was last seen, 0 s"
+    )
+    assert text.endswith(
+        "By parallelize's plan: parameters 512 MiB; the rest is activations, data and what libraries keep."
+    )
+
+
+def test_of_what_nobody_has_seen_nothing_is_said():
+    assert memory_text(0, [], NODES, None) == ""
+    assert memory_text(0, [], NODES, {"odd": 1}) == ""
