@@ -56,7 +56,9 @@ def test_a_training_that_can_t_fit_is_refused_with_its_numbers(machine) -> None:
 
 def test_with_swap_it_is_a_warning(machine) -> None:
     machine(11 * MIB, swap=2 * MIB)
-    with pytest.warns(UserWarning, match=r"will take about 12.0 MiB .* has 11.0 MiB and 2.0 MiB of swap free"):
+    with pytest.warns(
+        UserWarning, match=r"will take about 12.0 MiB .* has 11.0 MiB and 2.0 MiB of swap free .* may run out"
+    ):
         trained()
     # Swap is not what a control group's limit leaves.
     machine(11 * MIB, swap=2 * MIB, limit="the control group's limit")

@@ -161,6 +161,12 @@ def parallelize(
         }
         # Compared before they are made equal: models of other shapes would fail inside of torch, or hang.
         same_model.check(task, optimizer, place, settings)
+        if optimizer is not None and strategy != "auto" and not values.empty:
+            from paceline.parallel import memory_plan
+
+            memory_plan.refuse_too_large(
+                model, optimizer, strategies.resolve(strategy, place.size), place, memory_bytes
+            )
         same_model.share(model)
         choice = None
         if strategy == "auto":

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.parallel.auto import available_bytes
 from paceline.parallel.errors import ParallelError
@@ -30,6 +30,8 @@ from paceline.system.memory import memory, swap_free
 
 if TYPE_CHECKING:
     from paceline.parallel.handle import ParallelHandle
+    from paceline.parallel.mesh import WorldPlace
+    from paceline.parallel.strategy import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,30 +78,48 @@ def plan(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
         found = forecast(par.measured, par.world.layout, par.task.microbatches, par.task.at_once)
         activations = None if found.reason else int(found.activation_bytes + found.together_bytes)
     coming = trained + max(0, (optimizer or 0) - held)
-    if memory_bytes is not None:
-        free, limit, spare = memory_bytes - own, f"memory_bytes={memory_bytes}", 0
-    elif par.device.type == "cuda":
-        # What torch's allocator keeps and nobody uses is free too.
-        kept = torch.cuda.memory_reserved(par.device) - torch.cuda.memory_allocated(par.device)
-        free, limit, spare = available_bytes(par.device) + kept, "the GPU's memory", 0
-    else:
-        there = memory()
-        sharing = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
-        limit = there.limit if sharing == 1 else f"{there.limit}, shared by {sharing} workers"
-        free, spare = (
-            available_bytes(par.device),
-            swap_free() // sharing if there.limit.startswith("the machine") else 0,
-        )
+    free, limit, spare = _room(par.device, own, memory_bytes)
     return MemoryPlan(
         parameters=own,
         gradients=trained,
         optimizer=optimizer,
         activations=activations,
         coming=coming,
-        free=max(0, free),
+        free=free,
         limit=limit,
         spare=spare,
     )
+
+
+def refuse_too_large(
+    model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout, place: WorldPlace, memory_bytes: int | None
+) -> None:
+    """Nothing where an equal part of parameters, gradients and optimizer fits each worker, of a model that each has whole. Called
+    on all ranks, before the model is copied or cut.
+
+    Raises:
+        ParallelError: as `check`.
+    """
+    params = list(model.parameters())
+    whole = sum(param.nbytes for param in params)
+    trained = sum(param.nbytes for param in params if param.requires_grad)
+    parts = layout.shard * layout.pipe * layout.tensor
+    numbers = tried_state_numbers(optimizer, place.device)
+    gradients, states = trained // parts, None if numbers is None else numbers * trained // parts
+    # What is cut away of the parameters is free then.
+    coming = gradients + max(0, (states or 0) - _held(optimizer)) - (whole - whole // parts)
+    free, limit, spare = _room(place.device, whole, memory_bytes)
+    own = MemoryPlan(
+        parameters=whole // parts,
+        gradients=gradients,
+        optimizer=states,
+        activations=None,
+        coming=max(0, coming),
+        free=free,
+        limit=limit,
+        spare=spare,
+    )
+    _refuse(own, type(model).__name__, layout, place.size)
 
 
 def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
@@ -108,35 +128,57 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
     Raises:
         ParallelError: on every rank, where one has no room for gradients and optimizer: the kernel would end its first step.
     """
-    own = plan(par, memory_bytes)
-    everyone = [asdict(own)] if par.world.size == 1 else gather(asdict(own))
-    plans = [MemoryPlan(**one) for one in everyone]
-    rank = max(range(len(plans)), key=lambda rank: plans[rank].coming - plans[rank].free - plans[rank].spare)
-    worst = plans[rank]
-    if worst.coming > worst.free + worst.spare:
-        raise ParallelError(
-            _text(par, worst, rank, "has to take", worst.coming, "The training would end for want of memory.")
-        )
+    own, world = plan(par, memory_bytes), par.world
+    rank, worst = _refuse(own, par.skeleton.name, world.layout, world.size)
     coming = worst.coming + (worst.activations or 0)
-    if coming > worst.free and par.world.rank == 0:
-        warnings.warn(_text(par, worst, rank, "will take about", coming, "It may run out of memory."), stacklevel=2)
-    _tell(own, par.world.rank)
+    if coming > worst.free and world.rank == 0:
+        told = _text(worst, rank, par.skeleton.name, world.layout, world.size, "will take about", coming)
+        warnings.warn(f"{told} It may run out of memory.", stacklevel=2)
+    _tell(own, world.rank)
     return own
 
 
-def _text(par: ParallelHandle, worst: MemoryPlan, rank: int, verb: str, coming: int, end: str) -> str:
-    layout, size = par.world.layout, par.world.size
-    where = f"rank {rank}" if size > 1 else "the worker"
-    have = shown_bytes(worst.free) + (f" and {shown_bytes(worst.spare)} of swap" if worst.spare else "")
+def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int, MemoryPlan]:
+    """The rank that has the least room, and its plan, if it has enough."""
+    everyone = [asdict(own)] if size == 1 else gather(asdict(own))
+    plans = [MemoryPlan(**one) for one in everyone]
+    rank = max(range(len(plans)), key=lambda rank: plans[rank].coming - plans[rank].free - plans[rank].spare)
+    worst = plans[rank]
+    if worst.coming <= worst.free + worst.spare:
+        return rank, worst
     if size > 1 and layout.shard == layout.pipe == layout.tensor == 1:
         states = worst.parameters + worst.gradients + (worst.optimizer or 0)
         do = f"FullyShard() takes about {shown_bytes(states / size)} on each worker for the same."
     else:
         do = "Use more workers that share the model, or a node with more memory."
+    told = _text(worst, rank, name, layout, size, "has to take", worst.coming)
+    raise ParallelError(
+        f"{told} The training would end for want of memory. {do} Fewer workers on a node leave each more; memory_bytes= says "
+        "what a worker has, if you know better."
+    )
+
+
+def _room(device: torch.device, held: int, memory_bytes: int | None) -> tuple[int, str, int]:
+    """Bytes that this worker may take, what sets that, and swap. held: what it has of the model already."""
+    if memory_bytes is not None:
+        return max(0, memory_bytes - held), f"memory_bytes={memory_bytes}", 0
+    if device.type == "cuda":
+        # What torch's allocator keeps and nobody uses is free too.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return max(0, available_bytes(device) + kept), "the GPU's memory", 0
+    there = memory()
+    sharing = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    limit = there.limit if sharing == 1 else f"{there.limit}, shared by {sharing} workers"
+    spare = swap_free() // sharing if there.limit.startswith("the machine") else 0
+    return max(0, available_bytes(device)), limit, spare
+
+
+def _text(worst: MemoryPlan, rank: int, name: str, layout: Layout, size: int, verb: str, coming: int) -> str:
+    where = f"rank {rank}" if size > 1 else "the worker"
+    have = shown_bytes(worst.free) + (f" and {shown_bytes(worst.spare)} of swap" if worst.spare else "")
     return (
-        f"{par.skeleton.name} as {layout}: {where} {verb} {shown_bytes(coming)} beside its parameters ({worst}), and has {have} "
-        f"free ({worst.limit}). {end} {do} Fewer workers on a node leave each more; memory_bytes= says what a worker has, if you "
-        "know better."
+        f"{name} as {layout}: {where} {verb} {shown_bytes(coming)} beside its parameters ({worst}), and has {have} free "
+        f"({worst.limit})."
     )
 
 

@@ -17,7 +17,11 @@ def samples(of_0: list[float], of_1: float = 3.0, *, used: float = 60.0, **more:
         Sample(
             at_s=1000.0 - 5 * (len(of_0) - 1 - number),
             nodes={0: {"memory_gib": used, "memory_total_gib": 64.0}, 1: {"memory_gib": 1.0, "memory_total_gib": 64.0}},
-            ranks={0: {"memory_gib": held, "processes": 5.0, **more}, 1: {"memory_gib": of_1}, 2: {"memory_gib": 50.0}},
+            ranks={
+                0: {"memory_gib": held, "processes": 5.0, "steps": 9.0, **more},
+                1: {"memory_gib": of_1},
+                2: {"memory_gib": 50.0},
+            },
         )
         for number, held in enumerate(of_0)
     ]
@@ -66,3 +70,20 @@ def test_gpus_and_small_numbers():
 def test_of_what_nobody_has_seen_nothing_is_said():
     assert memory_text(0, [], NODES, None) == ""
     assert memory_text(0, [], NODES, {"odd": 1}) == ""
+
+
+def test_one_that_has_ended_since_the_last_sample_is_not_taken_for_small():
+    *seen, last = samples([5.0] * 8)
+    gone = Sample(at_s=last.at_s, nodes=last.nodes, ranks={1: {"memory_gib": 3.0}})
+    assert "held most of it" not in memory_text(0, [*seen, gone], NODES, None, now_s=1001.0)
+
+
+def test_a_model_that_is_being_made_does_not_grow_from_step_to_step():
+    text = memory_text(0, samples([2.0 + number for number in range(15)], steps=0.0), NODES, None, now_s=1001.0)
+    assert "it had grown from" in text
+    assert "from step to step" not in text
+
+
+def test_where_there_was_room_a_limit_is_the_likelier_reason():
+    text = memory_text(0, samples([5.0] * 8, used=20.0), NODES, None, now_s=1001.0, by_kernel=False)
+    assert "So there was room: a limit of its own (ulimit), or one very large request" in text

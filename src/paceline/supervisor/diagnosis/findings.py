@@ -129,8 +129,11 @@ def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
     if failed.cause != "memory" or failed.rank is None:
         return failed
     plan = read_json(found.folder.memory_plan(found.launch.attempt, failed.rank))
-    text = memory_text(failed.rank, found.samples, {place.rank: place.node_rank for place in found.launch.places}, plan)
-    return dataclasses.replace(failed, message=f"{failed.message} {text}") if text else failed
+    nodes = {place.rank: place.node_rank for place in found.launch.places}
+    text = memory_text(failed.rank, found.samples, nodes, plan, by_kernel=failed.signal is not None)
+    # An exception's line need not end a sentence.
+    message = failed.message if failed.message.endswith((".", "!", "?")) else f"{failed.message}."
+    return dataclasses.replace(failed, message=f"{message} {text}") if text else failed
 
 
 def may_have_lost_a_node(found: Findings) -> bool:

@@ -18,6 +18,8 @@ _GROWN, _GROWN_S = 1.3, 20.0
 _LARGER = 1.5
 #: This part of a node's memory, held by others than the run, is worth a word.
 _OTHERS = 0.3
+#: A node of whose memory less than this was in use had room.
+_ROOM = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +38,22 @@ def memory_text(
     node_ranks: Mapping[int, int],
     plan: Mapping[str, Any] | None,
     now_s: float | None = None,
+    *,
+    by_kernel: bool = True,
 ) -> str:
     """Sentences on what the rank held, which held most, what it was for, and what to do; "" where nothing was seen.
 
     node_ranks: rank -> its node's. plan: what `paceline.parallel` had planned with, in bytes. now_s: seconds since 1970.
+    by_kernel: the kernel has ended it; else a request of its own was refused.
     """
     series = [(sample.at_s, sample.ranks[rank]) for sample in samples if "memory_gib" in sample.ranks.get(rank, {})]
-    said = [text for text in (_held(rank, series, now_s), *_on_node(rank, samples, node_ranks), _planned(plan)) if text]
-    if _growth(series):
+    said = [
+        text
+        for text in (_held(rank, series, now_s), *_on_node(rank, samples, node_ranks, by_kernel), _planned(plan))
+        if text
+    ]
+    # Of one that has made no step yet, it is the model that is being made.
+    if _growth(series) and series[len(series) // 3][1].get("steps", 0.0) > 0:
         said.append(
             "What grows from step to step is kept somewhere: losses with their graph (log loss.item()), a list, a cache."
         )
@@ -78,11 +88,13 @@ def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float,
     return later[-1][0] - later[0][0], values[0]
 
 
-def _on_node(rank: int, samples: Sequence[Sample], node_ranks: Mapping[int, int]) -> list[str]:
+def _on_node(rank: int, samples: Sequence[Sample], node_ranks: Mapping[int, int], by_kernel: bool) -> list[str]:
     """The workers of its node together, one that is larger than it, and what is not the run's."""
-    if not samples:
+    # One that has ended since is in the last sample no more.
+    seen = [sample for sample in samples if "memory_gib" in sample.ranks.get(rank, {})] or samples[-1:]
+    if not seen:
         return []
-    last, node = samples[-1], node_ranks.get(rank, 0)
+    last, node = seen[-1], node_ranks.get(rank, 0)
     here = {
         one: load["memory_gib"]
         for one, load in last.ranks.items()
@@ -104,6 +116,10 @@ def _on_node(rank: int, samples: Sequence[Sample], node_ranks: Mapping[int, int]
     largest = max(here, key=lambda one: here[one])
     if largest != rank and here[largest] > _LARGER * here.get(rank, 0.0):
         said.append(f"Rank {largest} held most of it, {_text(here[largest])}.")
+    if not by_kernel and used < _ROOM * total and not last.ranks.get(rank, {}).get("gpu_memory_gib"):
+        said.append(
+            "So there was room: a limit of its own (ulimit), or one very large request, is the likelier reason."
+        )
     if used - together > _OTHERS * total:
         said.append(f"{_text(used - together)} of that were not this run's.")
     return said
