@@ -25,6 +25,7 @@ from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
 from paceline.parallel.forecast.measure import tried_state_numbers
 from paceline.parallel.forecast.predict import forecast, shown_bytes
+from paceline.parallel.large.room import share_of
 from paceline.parallel.reduce import local
 from paceline.system.memory import memory, swap_free
 
@@ -103,14 +104,14 @@ def refuse_too_large(
     params = list(model.parameters())
     whole = sum(param.nbytes for param in params)
     trained = sum(param.nbytes for param in params if param.requires_grad)
-    parts = layout.shard * layout.pipe * layout.tensor
+    share = share_of(model, layout)
     numbers = tried_state_numbers(optimizer, place.device)
-    gradients, states = trained // parts, None if numbers is None else numbers * trained // parts
+    gradients, states = int(trained * share), None if numbers is None else int(numbers * trained * share)
     # What is cut away of the parameters is free then.
-    coming = gradients + max(0, (states or 0) - _held(optimizer)) - (whole - whole // parts)
+    coming = gradients + max(0, (states or 0) - _held(optimizer)) - int(whole * (1 - share))
     free, limit, spare = _room(place.device, whole, memory_bytes)
     own = MemoryPlan(
-        parameters=whole // parts,
+        parameters=int(whole * share),
         gradients=gradients,
         optimizer=states,
         activations=None,
@@ -146,7 +147,7 @@ def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int,
     worst = plans[rank]
     if worst.coming <= worst.free + worst.spare:
         return rank, worst
-    if size > 1 and layout.shard == layout.pipe == layout.tensor == 1:
+    if size > 1 and layout.shard == layout.pipe == layout.tensor == layout.expert == 1:
         states = worst.parameters + worst.gradients + (worst.optimizer or 0)
         do = f"FullyShard() takes about {shown_bytes(states / size)} on each worker for the same."
     else:

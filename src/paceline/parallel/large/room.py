@@ -12,6 +12,14 @@ from paceline.parallel.experts.found import expert_parameters
 from paceline.parallel.forecast.measure import state_numbers
 from paceline.parallel.forecast.predict import shown_bytes
 from paceline.parallel.mesh import World
+from paceline.parallel.strategy import Layout
+
+
+def share_of(model: nn.Module, layout: Layout) -> float:
+    """The part of the parameters' bytes that each worker keeps, if all keep as much."""
+    whole = sum(param.nbytes for param in model.parameters())
+    experts = sum(param.nbytes for param in expert_parameters(model)) / max(whole, 1)
+    return (1 - experts * (1 - 1 / layout.expert)) / (layout.shard * layout.pipe * layout.tensor)
 
 
 def refuse_too_large(
@@ -26,10 +34,7 @@ def refuse_too_large(
     whole = sum(param.nbytes for param in params)
     trained = sum(param.nbytes for param in params if param.requires_grad)
     layout = world.layout
-    parts = layout.shard * layout.pipe * layout.tensor
-    experts = sum(param.nbytes for param in expert_parameters(model)) / max(whole, 1)
-    share = (1 - experts * (1 - 1 / layout.expert)) / parts
-    needed = (whole + trained * (1 + state_numbers(optimizer, world.device))) * share
+    needed = (whole + trained * (1 + state_numbers(optimizer, world.device))) * share_of(model, layout)
     free = memory_bytes or available_bytes(world.device)
     least = int(free) if world.size == 1 else int(min(gather(int(free))))
     if needed <= least:
