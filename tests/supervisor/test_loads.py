@@ -93,6 +93,7 @@ def test_each_node_has_a_log_of_its_own_and_no_metric_of_the_run_s(tmp_path: Pat
     assert found["ranks"][0]["memory_gib"].values == (1.5,)
     assert "pid" not in found["ranks"][0]
     assert read_loads.last(folder)["nodes"]["1"] == {"name": "node-1", "memory_gib": 2.0}
+    assert read_loads.whole(folder, read_loads.last(folder))["nodes"]["0"]["cpu_percent"] == 55.0
 
 
 def test_a_short_run_asks_nobody_and_nodes_that_can_t_tell_are_left_alone(

@@ -185,7 +185,7 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> int:
         ("Git", _git(found["git"])),
         ("Tags", _tags_text(found["tags"])),
         ("Properties", ", ".join(f"{key}={value}" for key, value in found["properties"].items())),
-        *_load(record, found["load"]),
+        *_load(folder, record, found["load"]),
         ("Attempts", [*map(_attempt, record.attempts)] if len(record.attempts) > 1 else ""),
         ("Models", ", ".join(found["models"])),
         ("Left out", left_out.lines(record, limit=left_out.LIMIT)),
@@ -249,10 +249,13 @@ def _hang(record: RunRecord) -> Sequence[str]:
     return [str(record.hang["text"]), f"all of it: {record.hang['report']}"]
 
 
-def _load(record: RunRecord, sample: dict[str, Any] | None) -> list[tuple[str, str | Sequence[str]]]:
-    """What nodes and workers take, or took last, and how the time of the ranks goes."""
+def _load(folder: RunFolder, record: RunRecord, sample: dict[str, Any] | None) -> list[tuple[str, str | Sequence[str]]]:
+    """What nodes and workers take, or took over the whole run, and how the time of the ranks goes."""
     if sample is None:
         return []
+    is_over = record.is_terminal
+    if is_over:
+        sample = loads.whole(folder, sample)
     head = loads.NODE_HEADER
     nodes = [
         ", ".join(
@@ -266,7 +269,7 @@ def _load(record: RunRecord, sample: dict[str, Any] | None) -> list[tuple[str, s
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     ranks = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     more = [f"and {len(ranks) - 1 - _RANKS} more: paceline top {record.run_id}"] if len(ranks) - 1 > _RANKS else []
-    time = loads.pace_lines(sample, is_over=record.is_terminal)
+    time = loads.pace_lines(sample, is_over=is_over)
     return [("Load", nodes), ("Workers", [*ranks[: _RANKS + 1], *more] if sample["ranks"] else ""), ("Time", time)]
 
 

@@ -49,6 +49,20 @@ def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
     }
 
 
+def whole(folder: RunFolder, sample: Mapping[str, Any]) -> dict[str, Any]:
+    """The last sample with what its nodes and ranks took over the whole run in its place: means, and of memory the most."""
+    found = {**sample}
+    for kind, logs in series(folder).items():
+        found[kind] = {number: {**load} for number, load in sample[kind].items()}
+        for number, values in logs.items():
+            load = found[kind].setdefault(str(number), {})
+            for name, one in values.items():
+                numbers = [value for value in one.values if isinstance(value, (int, float))]
+                if numbers:
+                    load[name] = max(numbers) if "memory" in name else sum(numbers) / len(numbers)
+    return found
+
+
 def node_rows(sample: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """A row for each node, under `NODE_HEADER`."""
     rows: list[tuple[str, ...]] = []

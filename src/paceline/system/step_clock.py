@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: Of the optimizer, of the metric that is logged most; seconds in data, in waiting; since when it is in either, 0 if it is not.
 _RECORD = struct.Struct("<qqdddd")
 _STEPS, _TICKS, _DATA, _WAIT, _DATA_SINCE, _WAIT_SINCE = (8 * place for place in range(6))
+#: Of optimizers and of metrics' names, which may have no end.
+_MOST = 64
 _DOUBLE, _LONG = struct.Struct("<d"), struct.Struct("<q")
 
 
@@ -50,17 +52,18 @@ class StepClock:
         self._main = get_ident()
         self._steps = self._ticks = 0
         self._data_s = self._wait_s = 0.0
-        self._optimizer: int | None = None
-        self._metric: str | None = None
+        self._optimizers: dict[int, int] = {}
+        self._metrics: dict[str, int] = {}
         self._is_inside = False
 
     def step(self, optimizer: object) -> None:
-        """Count a step of an optimizer. Of several, that counts which made the first."""
-        if self._optimizer is None:
-            self._optimizer = id(optimizer)
-        if id(optimizer) == self._optimizer:
-            self._steps += 1
-            _LONG.pack_into(self._memory, _STEPS, self._steps)
+        """Count a step of an optimizer. Of several, the one counts that has made most."""
+        made = self._optimizers.get(id(optimizer), 0) + 1
+        if made > 1 or len(self._optimizers) < _MOST:
+            self._optimizers[id(optimizer)] = made
+        if made > self._steps:
+            self._steps = made
+            _LONG.pack_into(self._memory, _STEPS, made)
 
     @property
     def steps(self) -> int:
@@ -68,12 +71,13 @@ class StepClock:
         return self._steps
 
     def tick(self, metric: str) -> None:
-        """Count a value of a metric. Of several, the one counts that was logged first."""
-        if self._metric is None:
-            self._metric = metric
-        if metric == self._metric:
-            self._ticks += 1
-            _LONG.pack_into(self._memory, _TICKS, self._ticks)
+        """Count a value of a metric. Of several, the one counts that was logged most often."""
+        logged = self._metrics.get(metric, 0) + 1
+        if logged > 1 or len(self._metrics) < _MOST:
+            self._metrics[metric] = logged
+        if logged > self._ticks:
+            self._ticks = logged
+            _LONG.pack_into(self._memory, _TICKS, logged)
 
     def waited(self, seconds: float) -> None:
         """Add time that was spent on waiting for other ranks, measured elsewhere."""

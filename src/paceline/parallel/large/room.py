@@ -17,9 +17,12 @@ from paceline.parallel.strategy import Layout
 
 def share_of(model: nn.Module, layout: Layout) -> float:
     """The part of the parameters' bytes that each worker keeps, if all keep as much."""
+    parts = layout.shard * layout.pipe * layout.tensor
+    if layout.expert == 1:
+        return 1 / parts
     whole = sum(param.nbytes for param in model.parameters())
     experts = sum(param.nbytes for param in expert_parameters(model)) / max(whole, 1)
-    return (1 - experts * (1 - 1 / layout.expert)) / (layout.shard * layout.pipe * layout.tensor)
+    return (1 - experts * (1 - 1 / layout.expert)) / parts
 
 
 def refuse_too_large(
