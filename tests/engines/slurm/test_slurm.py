@@ -26,6 +26,7 @@ from tests.engines.beside import LIMIT, LOUD, STOPS, WAITS, check_exec, check_ha
 from tests.engines.beside_azureml import check_driver
 from tests.engines.conformance import FRESH_S, GRACE_S
 from tests.engines.conftest import require_engine
+from tests.engines.elastic import COUNTS, began_at, wait_for_attempt, wait_for_step
 from tests.engines.lab import (
     KEEP,
     Lab,
@@ -427,6 +428,37 @@ def test_a_lost_node_is_replaced_and_the_run_goes_on(slurm: SlurmLab, lab: Lab):
     assert run.record().attempts[0].cause == "node_lost"
     run.cancel()
     assert wait_for_end(run) == "Canceled"
+    slurm.settle()
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_an_elastic_run_goes_on_with_the_nodes_that_slurm_leaves_it(slurm: SlurmLab, lab: Lab, tmp_path: Path):
+    """A node is lost and comes back, and the job is preempted and gets a smaller allocation."""
+    gate, (here, other) = tmp_path / "gate", slurm.hosts.names
+    run = submit(lab, COUNTS, arguments=[str(gate)], node_count=(1, 2), distributed_backend="gloo", elastic_seconds=1)
+    assert wait_for_attempt(run, 1, 2).nodes == (here, other)
+    wait_for_step(run, 5)
+    slurm.kill_node(other)
+    try:
+        assert wait_for_attempt(run, 2, 1).nodes == (here,)
+        assert slurm.states()[job_id(run)] == "RUNNING", "it has kept what it had left"
+    finally:
+        slurm.boot_node(other)
+    # A second job has brought it, which waited in the queue.
+    assert wait_for_attempt(run, 3, 2, timeout=120).nodes == (here, other)
+    assert sorted(slurm.states().values()).count("RUNNING") == 2
+    wait_for_step(run, began_at(run, 3) + 5)
+
+    urgent = ["--partition=urgent", "--nodes=1", f"--nodelist={here}", "--exclusive", "--output=/dev/null"]
+    slurm.run("sbatch", *urgent, "--wrap=sleep 300")
+    fourth = wait_for_attempt(run, 4, 1, timeout=240)
+    assert (fourth.nodes, fourth.reason) == ((other,), "preempted")
+    assert 5 <= began_at(run, 2) < began_at(run, 3) < began_at(run, 4)
+    gate.touch()
+    assert wait_for_end(run) == "Completed"
+    assert [attempt.cause for attempt in run.record().attempts] == ["node_lost", "resized", "preempted", None]
+    wait_until(lambda: "paceline" not in slurm.run("squeue", "-h", "-o", "%j"), "the second job went with the run")
     slurm.settle()
 
 

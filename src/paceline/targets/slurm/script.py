@@ -131,8 +131,8 @@ def extension_text(
     options = [
         f"--job-name={extension_name(run_id)}",
         f"--comment=paceline run {run_id}, more nodes",
-        *("--output=/dev/null", "--chdir=/", f"--nodes=1-{count}", f"--ntasks-per-node={max(node_sizes(job))}"),
-        *(f"--cpus-per-task={settings.cpus_per_process}", "--no-kill", "--no-requeue"),
+        *("--output=/dev/null", "--chdir=/", f"--nodes=1-{count}", *_cpus_of_node(job, settings)),
+        *("--no-kill", "--no-requeue"),
         *selecting_options(SlurmSettings(**own), _gres(job, settings)),
     ]
     lines = ["#!/bin/bash", *(f"#SBATCH {_escaped(option)}" for option in options)]
@@ -205,11 +205,19 @@ def _options_of_job(job: Job, settings: SlurmSettings) -> Iterator[str]:
     if job.node_range:
         # A job that has lost a node keeps the others. One that has lost its first, where the supervisor is, is requeued.
         yield "--no-kill"
-    yield f"--ntasks-per-node={max(node_sizes(job))}"
-    yield f"--cpus-per-task={settings.cpus_per_process}"
+        yield from _cpus_of_node(job, settings)
+    else:
+        yield f"--ntasks-per-node={max(node_sizes(job))}"
+        yield f"--cpus-per-task={settings.cpus_per_process}"
     yield f"--signal=B:USR2@{warning_s(job, settings)}"
     yield "--requeue" if job.max_restarts or job.node_range else "--no-requeue"
     yield from selecting_options(settings, _gres(job, settings))
+
+
+def _cpus_of_node(job: Job, settings: SlurmSettings) -> Iterator[str]:
+    """The cores of a node as those of one task, where there is a range of nodes: with a number of tasks for each node, Slurm
+    takes that of the fewest nodes for the number of all tasks, and gives no more nodes than that."""
+    yield f"--cpus-per-task={settings.cpus_per_process * max(node_sizes(job))}"
 
 
 def selecting_options(settings: SlurmSettings, gres: str | None) -> Iterator[str]:
