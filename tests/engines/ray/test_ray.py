@@ -22,6 +22,7 @@ from tests.engines.beside import LIMIT, LOUD, STOPS, WAITS, check_exec, check_ha
 from tests.engines.conformance import FRESH_S, GRACE_S
 from tests.engines.conftest import use_mpirun
 from tests.engines.container_lab import words_of
+from tests.engines.elastic import COUNTS, began_at, wait_for_attempt, wait_for_step
 from tests.engines.lab import KEEP, WHEEL, Lab, exit_codes, log_text, seen, wait_for_end
 from tests.engines.local.test_listening import listening
 from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab
@@ -203,6 +204,37 @@ def test_a_node_without_its_raylet_is_a_lost_one(cluster: RayLab, lab: Lab) -> N
     finally:
         cluster.hosts.kill(name)
         cluster.revive(name)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_an_elastic_run_goes_on_with_the_nodes_that_ray_has(cluster: RayLab, plain_lab: Lab) -> None:
+    """A node crashes, which Ray takes for alive for a while, and comes back as another."""
+    gate = cluster.folder / "gate_elastic"
+    gate.unlink(missing_ok=True)
+    run = plain_lab.submit(
+        COUNTS,
+        arguments=[str(gate)],
+        node_count=(1, 3),
+        process_count_per_node=2,
+        distributed_backend="gloo",
+        compute_target="cluster",
+        elastic_seconds=1,
+    )
+    first = wait_for_attempt(run, 1, 6)
+    wait_for_step(run, 5)
+    lost = next(name for name in first.nodes if name != cluster.head)
+    cluster.hosts.kill(lost)
+    try:
+        assert set(wait_for_attempt(run, 2, 4).nodes) == set(first.nodes) - {lost}
+    finally:
+        cluster.revive(lost)
+    third = wait_for_attempt(run, 3, 6, timeout=120)
+    assert (set(third.nodes), third.reason) == (set(first.nodes), "more nodes")
+    assert 5 <= began_at(run, 2) < began_at(run, 3)
+    gate.touch()
+    assert wait_for_end(run) == states.COMPLETED
+    assert [attempt.cause for attempt in run.record().attempts] == ["node_lost", "resized", None]
 
 
 def test_what_the_cluster_can_never_hold_is_refused_before_anything_starts(lab: Lab) -> None:

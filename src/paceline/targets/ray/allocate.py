@@ -63,7 +63,8 @@ class RayNodes(AgentNodes):
     """Nodes whose end Ray tells too, perhaps before their link does."""
 
     holding: Holding
-    #: Addresses of those that were lost by the time they were given back.
+    #: Ray's ids, in order of rank; and of those that were lost by the time they were given back.
+    ids: tuple[str, ...] = ()
     gone: frozenset[str] = frozenset()
 
     def lost(self) -> dict[int, str]:
@@ -76,7 +77,7 @@ class RayNodes(AgentNodes):
 
     def close(self) -> None:
         if not self.gone:
-            self.gone = frozenset(self.nodes[rank].address for rank in self.lost())
+            self.gone = frozenset(self.ids[rank] for rank in self.lost() if rank < len(self.ids))
         super().close()
 
 
@@ -144,5 +145,5 @@ def _nodes(
     on_close: Callable[[], None] = holding.close
     python = script_python(asked.python, asked.submitter, links) or str(taken[0].told["python"])
     found = RayNodes(links, tuple(nodes), port_count, folder=asked.folder, python=python, on_close=on_close)
-    found.holding = holding
+    found.holding, found.ids = holding, tuple(str(taken[rank].told.get("node_id", "")) for rank in sorted(taken))
     return found

@@ -8,7 +8,7 @@ input does or has another line: so it never outlives its supervisor.
     {"bundles": [{"CPU": 2}, ...], "name": ..., "port": ..., "token": ...}      asked for; with "host" where the
                                                                              nodes are to connect to another machine;
                                                                              with "least" where so many of the bundles
-                                                                             are enough, "avoid" then has addresses
+                                                                             are enough, "avoid" then has nodes' ids
 
     {"is": "connected", "python": ..., "version": ...}
     {"is": "waiting", "nodes": [{"name", "node_id", "total", "free"}, ...]}      every second, until it is placed
@@ -76,6 +76,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
         "rank": rank,
         "address": ray.util.get_node_ip_address(),
         "hostname": socket.gethostname(),
+        "node_id": ray.get_runtime_context().get_node_id(),
         "python": sys.executable,
         "gpus": [str(device) for device in devices],
     }
@@ -192,11 +193,12 @@ class Driver:
 
     def _holding(self, bundle: dict[str, float], but: Any = ()) -> list[str]:
         """Addresses of the nodes that have room for a bundle; without those of these numbers, and those to be avoided."""
+        # By number: a lost node that comes back has another.
         avoid = self._request.get("avoid", []) if time.monotonic() - self._begun < _AVOID_S else []
         return [
             node["address"]
             for node in self._nodes()
-            if node["address"] not in avoid
+            if node["node_id"] not in avoid
             and node["node_id"] not in but
             and all((node["free"] or node["total"]).get(name, 0.0) >= amount - 1e-4 for name, amount in bundle.items())
         ]

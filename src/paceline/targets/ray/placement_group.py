@@ -34,8 +34,8 @@ class GroupRequest:
     ray_python: an interpreter that has Ray. python: for scripts that name none; where that is None, `submitter` if all
     nodes have it, else Ray's own. patience_s: how long to wait where the cluster, as it is, can't hold it; None for
     ever, for clusters that grow. silence_s: as in `Link.open`. address: this node's, as the others know
-    it; "" where Ray alone knows. least: so many of the demand's nodes are enough for an elastic run; avoid: addresses of
-    nodes that it has just lost.
+    it; "" where Ray alone knows. least: so many of the demand's nodes are enough for an elastic run; avoid: Ray's
+    ids of nodes that it has just lost.
     """
 
     demand: ClusterDemand

@@ -64,7 +64,7 @@ class RayTarget:
     def __init__(self, name: str = "ray", settings: Mapping[str, Any] = {}) -> None:
         self.settings: RaySettings = read_settings(name, settings)
         self._client = RayClient(self.settings)
-        #: What the run holds, or held last; and addresses of nodes that it has lost -> when.
+        #: What the run holds, or held last; and Ray's ids of nodes that it has lost -> when.
         self._held: RayNodes | None = None
         self._avoided: dict[str, float] = {}
 
@@ -221,7 +221,7 @@ class RayTarget:
         now = time.monotonic()
         if self._held is not None:
             self._avoided |= dict.fromkeys(self._held.gone, now)
-        avoid = tuple(address for address, when in self._avoided.items() if now - when < _AVOID_S)
+        avoid = tuple(node_id for node_id, when in self._avoided.items() if now - when < _AVOID_S)
         least = job.least_nodes if job.node_range else None
         self._held = self._gather(
             demand_of(job, self.settings), run_dir.name, port_count(job), waiting, least=least, avoid=avoid
