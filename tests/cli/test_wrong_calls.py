@@ -33,6 +33,22 @@ WRONG = {
     "a script and a module": (["run", "src/train.py", "-m", "sub.a"], "'src/train.py' and -m sub.a: only one can run."),
     "a module's path": (["run", "-m", "src/train.py"], "entry_module='src/train.py' is no module's name."),
     "no script at all": (["run"], "name what to run: a script (paceline run train.py), a module (paceline run -m"),
+    "nodes the wrong way round": (
+        ["run", "src/train.py", "-j", "4..2x2", "--backend", "gloo"],
+        "-j '4..2x2': the fewest nodes come first. Write -j 2..4x2.",
+    ),
+    "no node at all": (
+        ["run", "src/train.py", "-j", "0..3x1", "--backend", "gloo"],
+        "-j '0..3x1': a run has at least one node. Write -j 1..3x1.",
+    ),
+    "nodes without their processes": (
+        ["run", "src/train.py", "-j", "2..4", "--backend", "gloo"],
+        "-j '2..4' does not say how many processes each node has. Write -j 2..4x1 for one.",
+    ),
+    "servers whose number is fixed, on nodes whose is not": (
+        ["run", "src/train.py", "-j", "2..4x2", "--backend", "ps", "--ps", "1"],
+        "node_count=2..4 with distributed_backend='ps': there the numbers of workers and parameter servers are fixed.",
+    ),
     "torchrun's processes": (
         ["run", "--nproc_per_node", "2", "src/train.py"],
         "No such option: --nproc_per_node, which is torchrun's. Here: -j 2, or -j 2x2 for as many on each of two nodes.",

@@ -13,7 +13,7 @@ from paceline.errors import TargetError
 from paceline.runs.folder import RunFolder
 from paceline.system import locks
 from paceline.targets import local_leases
-from paceline.targets.local_leases import LEASES_VARIABLE, Lease, LocalQueue, leases_dir
+from paceline.targets.local_leases import LEASES_VARIABLE, Lease, LocalDemand, LocalQueue, leases_dir
 from tests.helpers import start_python
 
 
@@ -350,3 +350,33 @@ def test_whoever_holds_the_leases_for_too_long_is_named(tmp_path, monkeypatch):
         queue.release(tmp_path)
     os.close(fd)
     queue.release(tmp_path)
+
+
+# --- elastic runs
+
+
+def test_an_elastic_run_takes_as_many_nodes_as_there_is_room_for(machine):
+    demands = [LocalDemand(nodes=count, cores=count, gpus=0) for count in (4, 3, 2)]
+    machine.submit("other", cores=1)
+    machine.submit("elastic", cores=2)
+    assert is_granted(machine.ask("other"))
+    found = machine.queue.try_grant(machine.run_dir("elastic"), demands)
+    assert (found.nodes, found.cores) == (3, 3)
+    # Asked again it has what it has.
+    assert machine.queue.try_grant(machine.run_dir("elastic"), demands).nodes == 3
+    assert machine.queue.most_nodes(machine.run_dir("elastic"), demands[:1]) == 0
+    machine.release("other")
+    assert machine.queue.most_nodes(machine.run_dir("elastic"), demands[:1]) == 4
+    machine.submit("waits", cores=4)
+    assert not is_granted(machine.ask("waits"))
+    assert machine.queue.most_nodes(machine.run_dir("elastic"), demands[:1]) == 0, "somebody else is served first"
+
+
+def test_an_elastic_run_stands_in_the_queue_for_the_fewest_nodes(machine):
+    demands = [LocalDemand(nodes=count, cores=count, gpus=0) for count in (4, 3, 2)]
+    machine.submit("first", cores=3)
+    machine.submit("elastic", cores=2)
+    assert is_granted(machine.ask("first"))
+    assert machine.queue.try_grant(machine.run_dir("elastic"), demands) == ["first"]
+    machine.release("first")
+    assert machine.queue.try_grant(machine.run_dir("elastic"), demands).nodes == 4

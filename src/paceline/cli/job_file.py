@@ -215,10 +215,13 @@ class _Reader:
             word = self._text(key, node)
         if re.fullmatch(r"[0-9]+", word):
             return int(word)
+        if ".." not in word:
+            what = f"{key}: {word!r} is no number." if word else f"{key} takes {KEYS[key]}."
+            raise self._error(node, what)
         try:
             least, most = node_range(word)
         except JobError as error:
-            raise self._error(node, str(error) if word else f"{key} takes {KEYS[key]}.") from None
+            raise self._error(node, str(error)) from None
         return range_text(least, most)
 
     def _flag(self, key: str, node: Node) -> bool:

@@ -248,7 +248,10 @@ class WorkerWatch:
             self._ended(ended)
             self._exec.ended(ended)
             self._looks.ended(ended)
-        self._lost |= self._nodes.lost()
+        for node_rank, how in self._nodes.lost().items():
+            if node_rank not in self._lost:
+                self._lost[node_rank] = how
+                say(f"node {self._launch.nodes[node_rank].name} is lost: {how}")
         attempt = self._launch.attempt
         for rank in self._places:
             if rank not in self._pids or self._has_launcher:

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from paceline.errors import TargetError
-from paceline.targets.slurm.script import controller_text, sbatch_options, sbatch_text, warning_s
+from paceline.targets.slurm.script import controller_text, extension_text, sbatch_options, sbatch_text, warning_s
 from paceline.targets.slurm.settings import SlurmSettings
 from tests.helpers import make_job, wait_until, write_program
 
@@ -28,6 +28,27 @@ def text(run_dir: str = "/ws/runs/lab_1_2", job: dict[str, object] | None = None
 def options(job: dict[str, object] | None = None, **settings: object) -> list[str]:
     made = SlurmSettings.of("cluster", settings)
     return sbatch_options(make_job(**(job or {})), made, "lab_1_2", PurePosixPath("/ws/runs/lab_1_2"))
+
+
+def test_an_elastic_job_keeps_what_it_has_left_and_another_waits_for_more():
+    # Story: with --ntasks-per-node=1, Slurm took the fewest nodes for the number of all tasks, and gave no more.
+    job = {"node_count": (2, 4), "process_count_per_node": 2, "distributed_backend": "gloo"}
+    asked = options(job, cpus_per_process=3)
+    for option in ("--nodes=2-4", "--no-kill", "--requeue", "--cpus-per-task=6"):
+        assert option in asked
+    assert not [option for option in asked if option.startswith("--ntasks")]
+
+    settings = SlurmSettings.of("cluster", {"partition": "main", "nodelist": "n1", "exclude": "n9"})
+    more = extension_text(make_job(**job), settings, run_id="lab_1_2", job_id="7", count=2, exclude=["n1", "n2"])
+    for option in (
+        "--job-name=paceline-lab_1_2-more",
+        "--nodes=1-2",
+        "--no-requeue",
+        "--exclude=n1,n2,n9",
+        "--partition=main",
+    ):
+        assert f"#SBATCH {option}\n" in more
+    assert "--nodelist" not in more
 
 
 def test_the_whole_script_of_a_job_on_two_nodes():

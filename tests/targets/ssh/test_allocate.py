@@ -118,6 +118,15 @@ def test_hosts_that_are_down_or_held_are_passed_over() -> None:
     assert names(Gathering(FakeOpening(["h1"]), HOSTS, demand("2", 1)).gather(patient)) == ["h2"]  # type: ignore[arg-type]
 
 
+def test_an_elastic_run_takes_what_is_free_and_waits_for_the_fewest_alone() -> None:
+    elastic = HostDemand(count=1, more=2, cores=2, gpus=0, key="1", run_id="run_1")
+    first = Gathering(FakeOpening(["h1"]), HOSTS, elastic).gather(patient)  # type: ignore[arg-type]
+    assert names(first) == ["h0", "h2"]
+    # All are held but the one that is back.
+    second = HostDemand(count=1, more=1, cores=2, gpus=0, key="2", run_id="run_2")
+    assert names(Gathering(FakeOpening(), HOSTS, second).gather(patient)) == ["h1"]  # type: ignore[arg-type]
+
+
 def test_too_few_hosts_are_named_with_the_reason_of_each() -> None:
     opening = FakeOpening(["h1"], gpus=1, names={"h2": "h0"})
     with pytest.raises(EngineError) as caught:

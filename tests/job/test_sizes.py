@@ -1,0 +1,65 @@
+"""How many nodes a job asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline import PyTorch
+from paceline.errors import JobError
+from paceline.job.job import Job
+from paceline.job.sizes import node_range
+from tests.helpers import make_job
+
+
+@pytest.mark.parametrize("given", [(2, 4), [2, 4], "2..4"], ids=str)
+def test_a_range_is_written_in_any_of_three_ways(given: Any) -> None:
+    assert node_range(given) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((4, 2), r"node_count=\(4, 2\): the fewest nodes come first. Write \(2, 4\)"),
+        ("0..3", "node_count=0..3: a run has at least one node. Write 1..3"),
+        ((0, 3), r"node_count=\(0, 3\): a run has at least one node. Write \(1, 3\)"),
+        ((1, 2, 3), "neither an integer of 1 or more nor two of them"),
+        ((1, True), "neither an integer of 1 or more nor two of them"),
+        ("2..", "neither an integer of 1 or more nor two of them"),
+        (0, "node_count=0 is not an integer of 1 or more"),
+    ],
+    ids=str,
+)
+def test_what_is_no_range_is_refused_with_what_to_write(given: Any, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        make_job(node_count=given, distributed_backend="gloo")
+
+
+def test_an_elastic_job_is_of_its_most_nodes_until_an_attempt_has_fewer(tmp_path: Any) -> None:
+    (tmp_path / "train.py").touch()
+    made = PyTorch(
+        str(tmp_path),
+        entry_script="train.py",
+        node_count=(2, 4),
+        process_count_per_node=2,
+        distributed_backend="gloo",
+        elastic_seconds="2m",  # type: ignore[arg-type]
+    ).job()
+
+    assert (made.node_count, made.node_range, made.world_size, made.elastic_seconds) == (4, (2, 4), 8, 120.0)
+    assert (made.least_nodes, made.size_text) == (2, "2..4x2")
+    assert Job.from_json(made.to_json()) == made
+    assert (made.resized(3).world_size, made.resized(3).node_range) == (6, (2, 4))
+    assert (made.at_most(3).node_count, made.at_most(3).node_range) == (3, (2, 3))
+    # Not below the fewest, where it is no range any more.
+    assert (made.at_most(1).node_count, made.at_most(1).node_range) == (2, None)
+    with pytest.raises(JobError, match="not among"):
+        made.resized(5)
+    with pytest.raises(JobError, match="integer of 2 or more"):
+        replace(made, node_count=1)
+
+
+def test_a_range_of_one_number_is_that_number() -> None:
+    assert make_job(node_count=(2, 2), distributed_backend="gloo") == make_job(node_count=2, distributed_backend="gloo")
