@@ -181,7 +181,18 @@ def test_show_as_json(gallery: Gallery) -> None:
     assert found["files"] == ["logs/driver.log", "logs/rank_0.log", "outputs/model.txt"]
     assert found["job"]["version"] == JOB_VERSION
     (attempt,) = found["attempt_records"]
-    assert list(attempt) == ["number", "started_utc", "ended_utc", "nodes", "cores", "gpus", "exit_codes", "cause"]
+    assert list(attempt) == [
+        "number",
+        "started_utc",
+        "ended_utc",
+        "nodes",
+        "cores",
+        "gpus",
+        "exit_codes",
+        "cause",
+        "world_size",
+        "reason",
+    ]
     failure = gallery.json("show", gallery.bad)["failure"]
     assert list(failure) == FAILURE_KEYS
     assert failure["victims"] == [{"rank": 0, "message": "was ended by Paceline because of it."}]
