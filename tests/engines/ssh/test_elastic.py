@@ -170,9 +170,18 @@ def test_a_hundred_losses_and_returns_of_hosts_change_no_loss_and_leave_out_no_s
         wait_until(trains, f"it trains on {count} nodes", 120)
         return list(run.record().attempts[-1].nodes)
 
-    lost = 0
+    def newest() -> int:
+        names = [
+            path.name.removeprefix("checkpoint_") for path in run.folder.checkpoints.glob("checkpoint_*.safetensors")
+        ]
+        return max((int(name.partition(".")[0]) for name in names), default=0)
+
+    lost = kept = 0
     while lost < LOSSES:
-        away = []
+        away: list[str] = []
+        # Else losses would only follow each other, and nothing be trained between them.
+        wait_until(lambda kept=kept: newest() >= kept + 25, "a further checkpoint has come home", 120)  # type: ignore[misc]
+        kept = newest()
         for _ in range(choose.randint(1, 2)):
             # The first of them has the newest checkpoint, the others wait for it.
             there = [name for name in has(1 if away else 2) if name not in away]
@@ -181,7 +190,7 @@ def test_a_hundred_losses_and_returns_of_hosts_change_no_loss_and_leave_out_no_s
             away.append(choose.choice(there))
             (hosts.cut if choose.random() < 0.5 else hosts.kill)(away[-1])
             lost += 1
-            time.sleep(choose.random() * 8)
+            time.sleep(choose.random() * 12)
         for name in away:
             if name in hosts.up_now:
                 hosts.heal(name)
