@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -16,8 +16,8 @@ class AliasFinder:
     """Finds `<name>...` in `<own>...`.
 
     absent: a module's name without the first part -> why it is not here, and what to do instead; also for all below it.
-    hidden: modules of `own` that have no name there. beside: finds what neither has, such as a package that another
-    distribution puts beside these.
+    hidden: modules of `own` that have no name there. renamed: a module's name without the first part -> that of ours.
+    beside: finds what neither has, such as a package that another distribution puts beside these.
     """
 
     def __init__(
@@ -27,9 +27,11 @@ class AliasFinder:
         *,
         absent: Callable[[str], str | None],
         hidden: Sequence[str] = (),
+        renamed: Mapping[str, str] | None = None,
         beside: Callable[[str], ModuleSpec | None] = lambda name: None,
     ) -> None:
         self.name, self._own, self._absent, self._hidden, self._beside = name, own, absent, hidden, beside
+        self._renamed = renamed or {}
 
     def covers(self, module: str) -> bool:
         """True for the package itself, and for all below it."""
@@ -44,6 +46,8 @@ class AliasFinder:
         rest = fullname[len(self.name) :]
         if (why := self._absent(rest[1:])) is not None:
             raise ModuleNotFoundError(f"No module named {fullname!r}: {why}", name=fullname)
+        if (other := self._renamed.get(rest[1:])) is not None:
+            rest = f".{other}"
         own = None if rest[1:].partition(".")[0] in self._hidden else spec_of(self._own + rest)
         if own is None:
             return self._beside(fullname)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import IO
 
 from paceline.runs import read, states
@@ -144,8 +144,8 @@ def node_prefix(said: LogLine, node_count: int) -> str:
     return f"  [node {said.rank}] " if node_count > 1 else "  "
 
 
-def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
-    """Print the run to `out` as plain text until its end; the final record."""
+def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRecord:
+    """Print the run to `out` as plain text until its end; the final record. said: warnings that its user has seen already."""
     record = read.record(folder)
     size = record.job.world_size if record.job else 1
     nodes = record.job.node_count if record.job else 1
@@ -172,7 +172,7 @@ def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
 
     record = Show(folder, line=line, state=state, note=note, attempt=attempt).to_the_end()
     print(f"-- {end_text(record)}", file=out, flush=True)
-    for warning in record.warnings:
+    for warning in [one for one in record.warnings if one not in said]:
         print(f"-- Warning: {warning}", file=out, flush=True)
     return record
 

@@ -85,6 +85,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     open_dataset: Callable[[DataReference, str], object]
     #: Set by `paceline.workspace`: what registers a run's file or folder as a model.
     make_model: Callable[..., Any]
+    #: Warnings of the run that its submission has shown already.
+    _said: Collection[str] = ()
     #: Set by `paceline.workspace`: the models that came of a run.
     models_of: Callable[[RunFolder], list[Any]]
 
@@ -427,7 +429,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             RunFailedError: the run failed, unless raise_on_error=False; its text is the failure report.
         """
         try:
-            record = stream(self._folder, sys.stdout) if show_output else _wait(self._folder)
+            record = stream(self._folder, sys.stdout, self._said) if show_output else _wait(self._folder)
         except KeyboardInterrupt:
             print(f"\nRun {self.id} goes on. Cancel it with: paceline cancel {self.id}", file=sys.stderr)
             raise

@@ -8,6 +8,7 @@ import pytest
 
 from paceline.compat.azureml.check.findings import missing
 from paceline.compat.azureml.check.names import by_module, table
+from tests.helpers import run_python
 
 PAGE = Path(__file__).parents[3] / "docs" / "from-azureml.md"
 
@@ -37,12 +38,14 @@ IMPORTED = {
     "core.webservice.aci": "AciWebservice",
     "core.webservice.local": "LocalWebservice",
     "core.compute": "ComputeTarget AmlCompute RemoteCompute ComputeInstance DsvmCompute KubernetesCompute AksCompute "
-    "HDInsightCompute DatabricksCompute BatchCompute BatchAiCompute",
+    "HDInsightCompute DatabricksCompute BatchCompute BatchAiCompute AdlaCompute DataFactoryCompute KustoCompute SynapseCompute",
     "core.compute.amlcompute": "AmlCompute",
     "core.runconfig": "RunConfiguration MpiConfiguration PyTorchConfiguration TensorflowConfiguration ParallelTaskConfiguration "
     "DockerConfiguration DataReferenceConfiguration CondaDependencies ContainerRegistry EnvironmentDefinition DEFAULT_CPU_IMAGE "
     "DEFAULT_GPU_IMAGE",
     "core.resource_configuration": "ResourceConfiguration",
+    "core.webservice.aks": "AksWebservice",
+    "data.dataset_type_definitions": "PromoteHeadersBehavior",
     "data": "FileDataset TabularDataset OutputFileDatasetConfig DataType",
     "data.data_reference": "DataReference",
     "data.datapath": "DataPath DataPathComputeBinding",
@@ -64,19 +67,20 @@ IMPORTED = {
     "train.hyperdrive.parameter_expressions": "choice uniform",
     "train.hyperdrive.exceptions": "HyperDriveConfigException",
     "pipeline.core": "Pipeline PipelineData PipelineParameter PipelineRun PipelineStep StepRun StepRunOutput StepSequence "
-    "PortDataReference TrainingOutput ScheduleRecurrence TimeZone",
+    "PortDataReference TrainingOutput Schedule ScheduleRecurrence TimeZone PublishedPipeline PipelineEndpoint",
     "pipeline.core.run": "PipelineRun StepRun",
     "pipeline.core.graph": "PipelineParameter",
     "pipeline.core.schedule": "ScheduleRecurrence",
     "pipeline.core.builder": "PipelineData PipelineStep StepSequence",
     "pipeline.core.pipeline": "Pipeline",
-    "pipeline.steps": "PythonScriptStep EstimatorStep HyperDriveStep HyperDriveStepRun MpiStep CommandStep",
+    "pipeline.steps": "PythonScriptStep EstimatorStep HyperDriveStep HyperDriveStepRun MpiStep CommandStep ParallelRunStep "
+    "ParallelRunConfig DatabricksStep DataTransferStep AutoMLStep",
     "widgets": "RunDetails",
     "train.widgets": "RunDetails",
     "telemetry": "set_diagnostics_collection",
     "tensorboard": "Tensorboard",
     "tensorboard.export": "export_to_tensorboard",
-    "opendatasets": "MNIST Diabetes",
+    "opendatasets": "MNIST Diabetes NoaaIsdWeather",
     "monitoring": "ModelDataCollector",
     "exceptions": "ActivityFailedException AuthenticationException AzureMLException ComputeTargetException "
     "ExperimentExecutionException ModelNotFoundException ModelPathNotFoundException ProjectSystemException "
@@ -85,9 +89,43 @@ IMPORTED = {
 }
 
 
+#: Which of them are refused with a sentence when they are used.
+REFUSED = {
+    *("AdlaCompute", "BatchCompute", "DataFactoryCompute", "DatabricksCompute", "HDInsightCompute", "KustoCompute"),
+    *("SynapseCompute", "MNIST", "NoaaIsdWeather", "PublishedPipeline", "PipelineEndpoint", "Schedule"),
+    *("DatabricksStep", "DataTransferStep", "AutoMLStep"),
+}
+
+
 @pytest.mark.parametrize("module", IMPORTED)
 def test_what_programs_import_is_there(module):
-    assert [name for name in IMPORTED[module].split() if missing(f"azureml.{module}.{name}")] == []
+    for name in IMPORTED[module].split():
+        exec(f"from paceline.compat.azureml.{module} import {name}", {})
+        why = missing(f"azureml.{module}.{name}")
+        assert (why is not None) == (name in REFUSED), (name, why)
+        assert why is None or why.endswith("."), (name, why)
+
+
+OTHER_NAMES = """
+import paceline.azureml
+import azureml.core.compute.compute, azureml.pipeline.steps
+from azureml.exceptions import UserErrorException
+from azureml.opendatasets import NoaaIsdWeather
+from azureml.pipeline.steps.python_script_step import PythonScriptStep
+assert PythonScriptStep is azureml.pipeline.steps.PythonScriptStep
+assert azureml.core.compute.compute.ComputeTarget is azureml.core.compute.ComputeTarget
+try:
+    NoaaIsdWeather.get_tabular_dataset()
+except UserErrorException as error:
+    print(error)
+"""
+
+
+def test_modules_of_other_names_are_those_that_have_their_classes():
+    assert "NoaaIsdWeather: Azure's service of open data is not here. " in run_python(OTHER_NAMES)
+    for name in ("pipeline.steps.mpi_step.MpiStep", "core.compute.compute.ComputeTarget"):
+        assert missing(f"azureml.{name}") is None
+    assert missing("azureml.core.Datastore.register_azure_sql_database") is not None
 
 
 def test_the_table_of_the_docs_is_the_code_s():

@@ -33,14 +33,14 @@ def test_an_environment_that_asks_for_nothing_is_this_interpreter_s(notes):
     spec = spec_of(Environment("mine"), notes)
     assert not spec.needs_build
     assert dict(spec.environment_variables) == {}
-    assert notes.shown() == ()
+    assert notes.all() == ()
 
 
 def test_well_known_names_of_conda_are_taken_from_pip_and_that_is_said(notes):
     spec = spec_of(made(conda=["numpy", "pytorch", "scikit-learn=1.5.0"], pip=["einops==0.8.0"]), notes)
     assert (spec.layered, spec.conda_packages) == (True, ())
     assert spec.pip_packages == ("numpy", "torch", "scikit-learn==1.5.0.*", "einops==0.8.0")
-    assert any("numpy, pytorch, scikit-learn" in text for text in notes.shown())
+    assert any("numpy, pytorch, scikit-learn" in text for text in notes.all())
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_well_known_names_of_conda_are_taken_from_pip_and_that_is_said(notes):
 )
 def test_a_version_of_long_ago_is_not_insisted_on_where_the_package_is_here(notes, asked, becomes, said):
     assert spec_of(made(pip=[asked]), notes).pip_packages == (becomes,)
-    assert [said in text for text in notes.shown()] == ([True] if said else [])
+    assert [said in text for text in notes.all()] == ([True] if said else [])
 
 
 def test_what_no_pip_has_is_conda_s_where_that_can_be_made(notes, monkeypatch):
@@ -64,16 +64,16 @@ def test_what_no_pip_has_is_conda_s_where_that_can_be_made(notes, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     spec = spec_of(environment, notes)
     assert spec.conda_packages[1:] == ("ffmpeg=7",)
-    assert any("cudatoolkit" in text for text in notes.shown())
+    assert any("cudatoolkit" in text for text in notes.all())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     spec = spec_of(environment, again := Notes())
     assert spec.conda_packages == ()
-    assert any("ffmpeg=7 are left out" in text for text in again.shown())
+    assert any("ffmpeg=7 are left out" in text for text in again.all())
 
 
 def test_another_python_is_said(notes):
     spec_of(made(python_version="3.6.2"), notes)
-    assert notes.shown() == (f"Python 3.{sys.version_info[1]} is used where the environment asks for 3.6.2.",)
+    assert notes.all() == (f"Python 3.{sys.version_info[1]} is used where the environment asks for 3.6.2.",)
 
 
 def test_strict_replaces_nothing(notes, monkeypatch):
@@ -99,7 +99,7 @@ def test_an_interpreter_of_the_user_s_own(notes):
 def test_a_curated_environment_is_what_is_installed_here(notes, ws):
     spec = spec_of(Environment.get(ws, "AzureML-sklearn-1.5"), notes)
     assert not spec.needs_build
-    assert "AzureML-sklearn-1.5" in notes.shown()[0]
+    assert "AzureML-sklearn-1.5" in notes.all()[0]
     with pytest.raises(UserErrorException, match="pip install chainer"):
         spec_of(Environment.get(ws, "AzureML-Chainer-5.1.0-GPU"), notes)
     with pytest.raises(UserErrorException, match="there is no environment 'AzureML-nothing'"):
@@ -112,4 +112,4 @@ def test_azure_s_own_images_and_dockerfiles_are_passed_over_and_that_is_said(not
     assert spec_of(environment, notes).docker_image is None
     environment.docker.base_dockerfile = "FROM ubuntu"
     assert (environment.docker.base_image, spec_of(environment, notes).docker_image) == (None, None)
-    assert ["Azure's own image" in text or "base_dockerfile" in text for text in notes.shown()] == [True, True]
+    assert ["Azure's own image" in text or "base_dockerfile" in text for text in notes.all()] == [True, True]

@@ -4,6 +4,7 @@ import pytest
 
 from paceline.compat.azureml.core.compute import AmlCompute, ComputeTarget
 from paceline.compat.azureml.core.environment import Environment
+from paceline.compat.azureml.core.experiment import Experiment
 from paceline.compat.azureml.core.runconfig import (
     MpiConfiguration,
     PyTorchConfiguration,
@@ -127,3 +128,38 @@ def test_wrong_use_gives_the_sdk_s_exceptions(ws):
         job(ws, ScriptRunConfig("src", "train.py", compute_target="nowhere"))
     with pytest.raises(UserErrorException, match="None"):
         job(ws, ScriptRunConfig("src", "train.py", ["--x", None]))
+
+
+def test_the_environment_s_name_and_version_are_in_the_run_s_details(ws, tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text("")
+    mine = Environment("mine").register(ws)
+    exp = Experiment(ws, "named")
+    run = exp.submit(ScriptRunConfig("src", "train.py", environment=mine))
+    run.cancel()
+    shown = run.get_details()["runDefinition"]["environment"]
+    assert (shown["name"], shown["version"]) == ("mine", "1")
+    assert (run.get_environment().name, run.get_environment().version) == ("mine", "1")
+    # Changed since: what is registered under this version is another.
+    mine.python.conda_dependencies.add_pip_package("einops")
+    changed = prepared(ScriptRunConfig("src", "train.py", environment=mine), ws).job.environment
+    assert (changed.name, changed.version) == ("mine", None)
+    assert (
+        job(ws, ScriptRunConfig("src", "train.py", environment=Environment("no such name!"))).environment.name is None
+    )
+
+
+def test_what_is_replaced_is_shown_once(ws, tmp_path, capsys, caplog):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text("")
+    ComputeTarget.create(ws, "once-cluster", AmlCompute.provisioning_configuration("STANDARD_D2_V2"))
+    config = ScriptRunConfig("src", "train.py", compute_target="once-cluster")
+    exp = Experiment(ws, "once")
+    for told_at_submission in (True, False):
+        caplog.clear()
+        run = exp.submit(config)
+        run.wait_for_completion(show_output=True)
+        at_the_end = capsys.readouterr().out.count("once-cluster (STANDARD_D2_V2) is this machine")
+        # The second time the program has said it already; its run says it at its end.
+        assert (caplog.text.count("is this machine"), at_the_end) == ((1, 0) if told_at_submission else (0, 1))
+        assert len(run.record().warnings) == 1

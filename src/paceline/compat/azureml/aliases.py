@@ -29,7 +29,24 @@ _ABSENT = {
     "rag": "use the libraries that it is made of.",
     "responsibleai": "use responsibleai by itself.",
 }
-
+#: Modules of the SDK's whose names stand in one of ours.
+RENAMED = {
+    **{
+        f"core.compute.{name}": "core.compute"
+        for name in ("adla", "batch", "compute", "datafactory", "kusto", "synapse")
+    },
+    **{
+        f"pipeline.core.{name}": "pipeline.core.published" for name in ("module", "pipeline_draft", "pipeline_endpoint")
+    },
+    **{
+        f"pipeline.steps.{name}": "pipeline.steps"
+        for name in (
+            *("adla_step", "automl_step", "azurebatch_step", "command_step", "data_transfer_step", "databricks_step"),
+            *("estimator_step", "hyper_drive_step", "kusto_step", "module_step", "mpi_step", "parallel_run_config"),
+            *("parallel_run_step", "python_script_step", "r_script_step", "synapse_spark_step"),
+        )
+    },
+}
 
 #: What the package is made of, beside the SDK's modules; these have no name there.
 OUR_OWN = (
@@ -127,5 +144,6 @@ _FINDER = AliasFinder(
     _OURS,
     absent=absent,
     hidden=OUR_OWN,
+    renamed=RENAMED,
     beside=_beside,
 )

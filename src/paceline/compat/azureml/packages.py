@@ -5,6 +5,7 @@ Where the job goes on with something else than it has asked for, a sentence says
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import re
@@ -19,6 +20,7 @@ from paceline.compat.azureml.policy import Notes, is_strict
 from paceline.environments import sdk_packages
 from paceline.errors import PacelineError
 from paceline.job.environment import EnvironmentSpec
+from paceline.job.environment_rules import NAME
 
 #: conda's name -> pip's, of packages that are the same in kind in both.
 _PIP_OF = {
@@ -74,6 +76,12 @@ def spec_of(environment: Environment | None, notes: Notes, *, use_docker: bool |
     """
     if environment is None:
         return EnvironmentSpec()
+    # Under this name the run's details have it. What can't be a name here is the SDK's to judge, and no reason to stop.
+    name = environment.name if NAME.fullmatch(environment.name) else None
+    return dataclasses.replace(_spec(environment, notes, use_docker=use_docker), name=name)
+
+
+def _spec(environment: Environment, notes: Notes, *, use_docker: bool | None) -> EnvironmentSpec:
     variables = {
         str(name): str(value)
         for name, value in (environment.environment_variables or {}).items()

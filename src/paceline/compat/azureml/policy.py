@@ -30,13 +30,17 @@ class Notes:
             raise UserErrorException(f"{text} PACELINE_AZUREML=strict takes no replacement; unset it to go on.")
         self._said.setdefault(text)
 
-    def shown(self) -> tuple[str, ...]:
-        """All sentences; each is also logged, once a program."""
-        for text in self._said:
-            if text not in _shown:
-                _shown.add(text)
-                _log.warning("%s", text)
+    def all(self) -> tuple[str, ...]:
+        """Each sentence."""
         return tuple(self._said)
+
+    def show(self) -> tuple[str, ...]:
+        """Log the sentences that this program has not logged yet; these."""
+        found = tuple(text for text in self._said if text not in _shown)
+        for text in found:
+            _shown.add(text)
+            _log.warning("%s", text)
+        return found
 
 
 _shown: set[str] = set()

@@ -31,6 +31,8 @@ class Prepared:
     job: Job
     source_directory: Path
     notes: tuple[str, ...]
+    #: Those of them that this program was shown now, and not before.
+    said: tuple[str, ...]
 
 
 def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Prepared:
@@ -60,7 +62,10 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
     values: dict[str, Any] = {
         **entry,
         "compute_target": target,
-        "environment": spec_of(run.environment, notes, use_docker=run.docker.use_docker or None),
+        "environment": dataclasses.replace(
+            spec_of(run.environment, notes, use_docker=run.docker.use_docker or None),
+            version=run.environment.version_in(workspace) if run.environment else None,
+        ),
         "environment_variables": {
             **_names_of(workspace),
             **{str(name): str(value) for name, value in (run.environment_variables or {}).items()},
@@ -75,7 +80,9 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
     if config.resume_from is not None:
         values = _resumed(values, config.resume_from, workspace)
     values["environment_variables"] = {**values["environment"].environment_variables, **values["environment_variables"]}
-    return Prepared(Job(**values), directory, notes.shown())
+    job = Job(**values)
+    said = notes.show()
+    return Prepared(job, directory, notes.all(), said)
 
 
 def words_of(arguments: list[Any], workspace: Any, run_id: str) -> tuple[list[str], list[DataReference]]:

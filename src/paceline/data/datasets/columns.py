@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from paceline.data.datasets.local import LocalFile
@@ -51,16 +52,26 @@ def with_path(pandas: Any, frame: Any, file: LocalFile, reading: Mapping[str, An
     if reading.get("include_path"):
         frame.insert(0, "Path", f"/{file.relative}")
     if form := reading.get("partition_format"):
-        pattern, moments = path_pattern(form)
-        match = re.search(pattern, f"/{file.relative}") or re.search(pattern, file.path.as_posix())
-        if match is None:
-            raise DataError(
-                f"/{file.relative} is not of partition_format={form!r}. Choose the files that are by a pattern."
-            )
-        for place, (name, text) in enumerate(match.groupdict().items()):
+        _, moments = path_pattern(form)
+        for place, (name, text) in enumerate(path_parts(form, file.relative, file.path).items()):
             value = pandas.to_datetime(text, format=moments[name]) if name in moments else text
             frame.insert(place, name, value)
     return frame
+
+
+def path_parts(form: str, relative: str, path: Path) -> dict[str, str]:
+    """The named parts of a file's path by a partition_format. relative: below the dataset's folder; path: where it lies.
+
+    Raises:
+        DataError: the path is not of the partition_format.
+    """
+    # What stands before the first name may be the dataset's own folder, of which a worker sees nothing.
+    short = form[form.rfind("/", 0, form.find("{")) :] if "/" in form.partition("{")[0] else form
+    inside = f"/{relative}"
+    for pattern, text in ((form, inside), (form, path.as_posix()), (form, path.resolve().as_posix()), (short, inside)):
+        if (match := re.search(path_pattern(pattern)[0], text)) is not None:
+            return match.groupdict()
+    raise DataError(f"/{relative} is not of partition_format={form!r}. Choose the files that are by a pattern.")
 
 
 def path_pattern(form: str) -> tuple[str, dict[str, str]]:

@@ -27,7 +27,12 @@ class _Files:
 
     @staticmethod
     def from_files(
-        path: Any, validate: bool = True, partition_format: None = None, is_file: bool = False, *, workspace: Any = None
+        path: Any,
+        validate: bool = True,
+        partition_format: str | None = None,
+        is_file: bool = False,
+        *,
+        workspace: Any = None,
     ) -> FileDataset:
         """A dataset of these files.
 
@@ -35,13 +40,14 @@ class _Files:
             a folder with all below it, a file, or a pattern with `*`, `?` and `**`.
         validate: look whether there are any files. is_file: accepted. workspace: whose datastores are meant, where they
             are given by name.
+        partition_format: what the paths of files say: "/{city}/{day:yyyy/MM/dd}/*.jpg" describes a path's end. Kept with the
+            dataset; `ParallelRunStep` (`azureml.pipeline.steps`) makes mini-batches by it.
 
         Raises:
-            DataError: a wrong path, or nothing there. TransferError: a store can't be read.
+            DataError: a wrong path, nothing there, or a partition_format without a name. TransferError: a store can't be read.
         """
-        if partition_format is not None:
-            raise DataError("partition_format= is not supported; read the parts of a path from dataset.to_path().")
-        return _validated(FileDataset(**_place(path, workspace)), validate)
+        reading = _columns(None, False, partition_format)
+        return _validated(FileDataset(**_place(path, workspace), reading=reading), validate)
 
     @staticmethod
     def upload_directory(
@@ -221,7 +227,7 @@ def _columns(types: Mapping[str, str] | None, include_path: bool, partition_form
 def _made(folder: Path, record: registered.DatasetRecord) -> FileDataset | TabularDataset:
     common: dict[str, Any] = {"sources": record.sources, "steps": record.steps, "workspace_dir": folder}
     if record.kind == FileDataset.kind:
-        return FileDataset(**common)._of(record)
+        return FileDataset(**common, reading=record.reading or {})._of(record)
     if record.kind == TabularDataset.kind:
         return TabularDataset(**common, reading=record.reading or {})._of(record)
     raise DataError(f"dataset {record.name!r} is of kind {record.kind!r}, which this version does not know.")

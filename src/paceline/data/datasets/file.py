@@ -7,7 +7,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +26,9 @@ class FileDataset(AnyDataset):
     """Files as they are. take, skip and random_split choose among them in the order of their paths."""
 
     kind: ClassVar[str] = "file"
+
+    #: What the files' paths say: {"partition_format": "/{city}/{day}.csv"}, or nothing.
+    reading: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_folder(cls, reference: Mapping[str, Any], path: str | os.PathLike[str]) -> FileDataset:
@@ -69,6 +72,9 @@ class FileDataset(AnyDataset):
             for file in files:
                 _copy(file.path, target / file.relative)
             return [str(target / file.relative) for file in files]
+
+    def _reading(self) -> Mapping[str, Any] | None:
+        return dict(self.reading) or None
 
     def _selected(self, files: list[FileInfo]) -> list[FileInfo]:
         for step in self.steps:

@@ -15,6 +15,7 @@ from paceline.compat.azureml.data.dataset_factory import DataType
 from paceline.compat.azureml.data.output_dataset_config import OutputFileDatasetConfig
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.submission import prepared
+from paceline.data.stores import datastore as native
 
 
 @pytest.fixture
@@ -59,6 +60,25 @@ def test_a_blob_container_is_registered_and_its_key_is_shown_nowhere(ws, monkeyp
     assert not [file for file in ws.path.rglob("*") if file.is_file() and "k3y" in file.read_text(errors="replace")]
 
 
+def test_a_store_that_was_added_under_the_name_is_the_one_that_is_meant(ws, tmp_path):
+    share = {"datastore_name": "team", "file_share_name": "share", "account_name": "a", "account_key": "k3y"}
+    with pytest.raises(UserErrorException, match=r"'share'.*paceline data add team"):
+        Datastore.register_azure_file_share(ws, **share)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "x.csv").write_text("a")
+    native.Datastore.register(ws, "team", tmp_path / "files")
+    stores = (
+        Datastore.register_azure_file_share(ws, **share),
+        Datastore.register_azure_blob_container(ws, "team", "container", "account", overwrite=True),
+        Datastore.register_azure_data_lake_gen2(ws, "team", "files", "account", overwrite=True),
+        Datastore.register_hdfs(ws, "team", "http", "url"),
+    )
+    assert {store.url for store in stores} == {str(tmp_path / "files")}
+    assert stores[0].download("back", show_progress=False) == 1
+    with pytest.raises(UserErrorException, match=r"pandas\.read_sql"):
+        Datastore.register_azure_postgre_sql(ws, "team", "server", "database")
+
+
 def test_references_as_drivers_make_them(ws, store):
     reference = DataReference(datastore=store, data_reference_name="train", path_on_datastore="t", mode="download")
     assert str(reference) == "$AZUREML_DATAREFERENCE_train"
@@ -90,7 +110,7 @@ def test_datasets_are_registered_and_found_and_one_that_is_not_is_the_sdk_s_erro
     assert found.add_tags({"a": 1}).tags == Dataset.get_by_name(ws, "digits").tags == {"a": "1"}
     assert found.remove_tags(["a"]).tags == {}
     with pytest.raises(UserErrorException, match="partition_format"):
-        Dataset.File.from_files((store, "t"), partition_format="{x}")
+        Dataset.File.from_files((store, "t"), partition_format="/x.csv")
 
 
 def test_files_are_mounted_for_as_long_as_they_are_read(ws, store):

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.compat.azureml.core.experiment import Experiment, Run
 from paceline.compat.azureml.core.run import OfflineRun
-from paceline.compat.azureml.exceptions import UserErrorException
+from paceline.compat.azureml.exceptions import AzureMLException, UserErrorException
 from paceline.errors import MetricError
 from paceline.runs import states, store
 from paceline.runs.failure import FailureReport
@@ -158,6 +158,16 @@ def test_a_script_outside_a_run_has_them_as_well(monkeypatch, capsys):
         child.flush()
     assert (child.get_tags(), child.get_properties(), child.get_status()) == ({"lr": "1"}, {}, "Running")
     assert "Attempted to log residuals metric r" in capsys.readouterr().out
+
+
+def test_a_name_that_another_file_has_is_taken(run, tmp_path):
+    file = tmp_path / "x.txt"
+    for text in ("one", "one"):
+        file.write_text(text)
+        run.upload_file("x.txt", str(file))
+    file.write_text("two")
+    with pytest.raises(AzureMLException, match=r"another file 'x\.txt' already"):
+        run.upload_file("x.txt", str(file))
 
 
 def test_names_of_experiments_and_of_children_outside_a_run(ws):

@@ -147,6 +147,9 @@ def missing(name: str) -> str | None:
         return None  # a scoring script's, which finds it where it is served
     if (why := aliases.absent(".".join(parts))) is not None:
         return why
+    for other, ours in aliases.RENAMED.items():
+        if ".".join(parts[: (count := other.count(".") + 1)]) == other:
+            parts = [*ours.split("."), *parts[count:]]
     target: Any = importlib.import_module(_OURS)
     for number, part in enumerate(parts):
         try:
@@ -158,7 +161,7 @@ def missing(name: str) -> str | None:
                 target = importlib.import_module(".".join((_OURS, *parts[: number + 1])))
             except ModuleNotFoundError:
                 return f"there is no {'.'.join(('azureml', *parts[: number + 1]))} here."
-        if isinstance(target, type) and (why := getattr(target, "refused", None)):
+        if callable(target) and (why := getattr(target, "refused", None)):
             return str(why)
         if not isinstance(target, type) and not hasattr(target, "__path__") and not _is_module(target):
             return None  # a function or a value; what it gives can't be read from the text

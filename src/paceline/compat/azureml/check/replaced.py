@@ -37,6 +37,8 @@ def of_call(name: str, values: Mapping[str, Any], words: Sequence[Any]) -> Itera
     last = name.rpartition(".")[2]
     if last == "provisioning_configuration":
         yield f"vm_size={values['vm_size']!r} {_CLUSTER}" if values.get("vm_size") else f"a cluster {_CLUSTER}"
+    if last in ("register_azure_file_share", "register_azure_data_lake", "register_hdfs", "register_dbfs"):
+        yield "it means a folder that is added under the store's name: paceline data add NAME /mnt/NAME"
     if name.startswith("azureml.train.") and values.get("use_gpu") is True:
         yield "use_gpu=True: on a machine without GPUs the workers run on its CPUs."
     if name.startswith("azureml.train.") and values.get("framework_version"):

@@ -30,9 +30,11 @@ class FileDatasetFactory:
     def from_files(
         path: Any, validate: bool = True, partition_format: str | None = None, is_file: bool = False, **others: Any
     ) -> Any:
-        """A dataset of files: a URL, a path here, (datastore, path), datastore.path(...), DataPath, or a list of such."""
-        _none("partition_format", partition_format)
-        return of_native(dataset.Dataset.File.from_files(_place(path), validate))
+        """A dataset of files: a URL, a path here, (datastore, path), datastore.path(...), DataPath, or a list of such.
+
+        partition_format: "/{user}/{day:yyyy/MM/dd}/*.wav" names parts of the files' paths: the dataset's partition_keys.
+        """
+        return of_native(dataset.Dataset.File.from_files(_place(path), validate, partition_format))
 
     @staticmethod
     def upload_directory(

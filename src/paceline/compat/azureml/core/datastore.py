@@ -16,6 +16,8 @@ from paceline.data.stores import datastore
 
 __all__ = ["Datastore"]
 
+_NO_TABLES = "stores are files here. Query it in the script: pandas.read_sql."
+
 
 @sdk_class
 class Datastore(datastore.Datastore):
@@ -109,9 +111,13 @@ class Datastore(datastore.Datastore):
     ) -> Datastore:
         """Register a container of Azure's blob storage (`abfs://`); a key is kept where paceline keeps credentials, never shown.
 
+        A store that was added under this name, a folder with the container's files, is used as it is.
+
         Raises:
             UserErrorException: a wrong value, or there is a store of this name and overwrite=False.
         """
+        if (added := _elsewhere(workspace, datastore_name)) is not None:
+            return added
         # Credentials are read from where they lie: the values are put into this program's environment, and that is noted.
         credentials = {}
         if account_key or sas_token:
@@ -128,11 +134,35 @@ class Datastore(datastore.Datastore):
     def register_azure_file_share(
         workspace: Any, datastore_name: str, file_share_name: str, account_name: str, *others: Any, **named: Any
     ) -> Datastore:
-        """Raise UserErrorException: mount the share, and register its folder."""
-        raise UserErrorException(
-            f"the file share {file_share_name!r} can't be read directly. Mount it on the nodes, and register the folder: "
-            f"paceline.Datastore.register(workspace, {datastore_name!r}, '/mnt/share')."
-        )
+        """The store that was added under this name: the folder at which the share, or a copy of it, lies here.
+
+        Raises:
+            UserErrorException: none was; so also in the three below.
+        """
+        return _added(workspace, datastore_name, f"the file share {file_share_name!r}")
+
+    @staticmethod
+    def register_azure_data_lake(workspace: Any, datastore_name: str, *others: Any, **named: Any) -> Datastore:
+        """The store that was added under this name; the first Data Lake has ended."""
+        return _added(workspace, datastore_name, "a Data Lake of the first generation")
+
+    @staticmethod
+    def register_dbfs(workspace: Any, datastore_name: str) -> Datastore:
+        """The store that was added under this name."""
+        return _added(workspace, datastore_name, "Databricks' file system")
+
+    @staticmethod
+    def register_hdfs(workspace: Any, datastore_name: str, *others: Any, **named: Any) -> Datastore:
+        """The store that was added under this name."""
+        return _added(workspace, datastore_name, "HDFS")
+
+    @staticmethod
+    def register_azure_sql_database(workspace: Any, datastore_name: str, *others: Any, **named: Any) -> Datastore:
+        """Raise UserErrorException, as the two below: a store is files."""
+        raise UserErrorException(f"{datastore_name!r} is a database, and {_NO_TABLES}")
+
+    register_azure_sql_database.__func__.refused = _NO_TABLES  # type: ignore[attr-defined]
+    register_azure_postgre_sql = register_azure_my_sql = register_azure_sql_database
 
     @staticmethod
     def register_azure_data_lake_gen2(
@@ -150,7 +180,24 @@ class Datastore(datastore.Datastore):
         overwrite: bool = False,
         **others: Any,
     ) -> Datastore:
-        """Register a file system of Azure's data lake (`abfs://`)."""
+        """Register a file system of Azure's data lake (`abfs://`); one that was added under this name is used as it is."""
+        if (added := _elsewhere(workspace, datastore_name)) is not None:
+            return added
         url = f"abfs://{filesystem}@{account_name}.dfs.core.windows.net"
         datastore.Datastore.register(workspace, datastore_name, url, overwrite=overwrite)
         return Datastore(workspace, datastore_name)
+
+
+def _elsewhere(workspace: Any, name: str) -> Datastore | None:
+    """The store of this name, where the user has added one that is not on Azure: the driver means that, as with targets."""
+    known = datastore.Datastore.list(workspace).get(name)
+    return Datastore(workspace, name) if known is not None and known.kind != "azure" else None
+
+
+def _added(workspace: Any, name: str, what: str) -> Datastore:
+    if (found := _elsewhere(workspace, name)) is not None:
+        return found
+    raise UserErrorException(
+        f"{what} can't be read from here. Mount it, or copy its files, and add the folder under the store's name before "
+        f"this line is run: paceline data add {name} /mnt/{name}"
+    )

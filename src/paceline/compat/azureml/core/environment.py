@@ -240,6 +240,12 @@ class Environment(Strict):
 
     # --- registered
 
+    def version_in(self, workspace: Any) -> int | None:
+        """Its version in the workspace; None where it is not registered, or was changed since."""
+        number = int(self.version) if self.version and self.version.isdecimal() else None
+        found = records.version(workspace, "environments", self.name, number) if number else None
+        return number if found is not None and found[1] == self._data() else None
+
     def register(self, workspace: Any) -> Environment:
         """This environment under its name in the workspace; the next version, unless nothing has changed."""
         if is_curated(self.name):

@@ -94,7 +94,9 @@ class Experiment(workspace.Experiment):
             run_id=run_id,
             warnings=found.notes,
         )
-        return ScriptRun(self, folder.run_id)
+        run = ScriptRun(self, folder.run_id)
+        run._said = found.said
+        return run
 
     def start_logging(  # type: ignore[override]
         self,

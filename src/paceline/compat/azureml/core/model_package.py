@@ -97,5 +97,5 @@ def package(
         workspace.package(named, folder, name=name.rpartition("/")[2], **given)
     except PacelineError as error:
         raise WebserviceException(str(error)) from error
-    notes.shown()
+    notes.show()
     return ModelPackage(workspace, folder, name, is_dockerfile=generate_dockerfile)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from paceline.job.data_reference import DataReference
 
+#: What the SDK calls an environment that has no name.
+_UNNAMED = "default-environment"
 #: Of each log `get_details_with_logs` gives at most this much, for a log of gigabytes would fill the memory.
 _TAIL_BYTES = 1 << 20
 
@@ -366,11 +368,18 @@ class Run(SdkSpellings, run.Run):
     def get_environment(self) -> Any:
         """The environment that the run was submitted with, as an `Environment`."""
         from paceline.compat.azureml.core.environment import Environment
+        from paceline.compat.azureml.curated import is_curated
 
         job = self.record().job
-        made = Environment(job.environment.name or "default-environment" if job else "default-environment")
-        if job is not None:
-            spec = job.environment
+        spec = job.environment if job is not None else None
+        name = (spec.name if spec else None) or _UNNAMED
+        if spec is not None and (spec.version or is_curated(name)):
+            try:
+                return Environment.get(self._workspace(), name, str(spec.version) if spec.version else None)
+            except UserErrorException:
+                pass  # it is registered no longer
+        made = Environment(name)
+        if spec is not None:
             made.environment_variables = dict(spec.environment_variables)
             if made.python.conda_dependencies is not None:
                 lines = [*(spec.pip_requirements or "").splitlines(), *spec.pip_packages]
@@ -540,7 +549,10 @@ def _definition(job: Any) -> dict[str, Any]:
         "nodeCount": job.node_count,
         "maxRunDurationSeconds": job.max_run_duration_seconds,
         "environmentVariables": shown["environment_variables"],
-        "environment": {"name": job.environment.name or "default-environment", "version": job.environment.version}
+        "environment": {
+            "name": job.environment.name or _UNNAMED,
+            "version": str(job.environment.version) if job.environment.version else None,
+        }
         | {"python": shown["environment"], "docker": {"baseImage": job.environment.docker_image}},
         "dataReferences": {one.name: one.to_json() for one in job.inputs},
         "data": {one.name: one.to_json() for one in job.inputs if one.dataset},

@@ -6,11 +6,14 @@ https://learn.microsoft.com/python/api/azureml-core/azureml.data.abstract_datase
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from paceline.compat.azureml.data.dataset_consumption_config import DatasetConsumptionConfig
+from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.data.datasets import base, registered
+from paceline.data.datasets.columns import path_pattern
 from paceline.job.data_reference import DataReference
 
 __all__ = ["AbstractDataset"]
@@ -45,6 +48,26 @@ class AbstractDataset(base.AnyDataset):
     def native_input(self, name: str) -> DataReference:
         """The reference for a job, by which the run gets the dataset itself."""
         return super().as_named_input(name)
+
+    @property
+    def partition_keys(self) -> list[str]:
+        """By what the data is in parts: the names of its partition_format, or what partition_by was given."""
+        reading = self._reading() or {}
+        if form := reading.get("partition_format"):
+            return [*re.compile(path_pattern(form)[0]).groupindex]
+        return [*reading.get("partition_keys", ())]
+
+    def checked_keys(self, keys: Any) -> list[str]:
+        """These keys, all by default.
+
+        Raises:
+            UserErrorException: the data is not in parts by one of them.
+        """
+        own = self.partition_keys
+        found = own if keys is None else [keys] if isinstance(keys, str) else [*keys]
+        if unknown := [key for key in found if key not in own]:
+            raise UserErrorException(f"the dataset is not in parts by {unknown[0]!r}; its partition_keys are {own}.")
+        return found
 
     def add_tags(self: D, tags: Mapping[str, str] | None = None) -> D:
         """The registered dataset with these tags, too."""

@@ -6,6 +6,7 @@ https://learn.microsoft.com/python/api/azureml-core/azureml.data.filedataset
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any
 from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.data.datasets import file
+from paceline.data.datasets.columns import path_parts, path_pattern
 from paceline.data.datasets.local import local_files
 
 __all__ = ["FileDataset"]
@@ -35,11 +37,30 @@ class FileDataset(AbstractDataset, file.FileDataset):
         """The files' paths below the dataset's folder, each beginning with `/`."""
         return super().to_path()
 
+    def get_partition_key_values(self, partition_keys: list[str] | None = None) -> list[dict[str, Any]]:
+        """Each combination of the keys' values that a file has."""
+        keys = self.checked_keys(partition_keys)
+        found = [
+            key_values(self.reading["partition_format"], info.relative, Path(info.path)) for info in self.list_files()
+        ]
+        return [
+            dict(zip(keys, values, strict=True)) for values in dict.fromkeys(tuple(map(one.get, keys)) for one in found)
+        ]
+
     def download(
         self, target_path: str | os.PathLike[str] | None = None, overwrite: bool = False, ignore_not_found: bool = False
     ) -> list[str]:
         """The paths of copies in a folder; default a new temporary one."""
         return super().download(target_path, overwrite)
+
+
+def key_values(form: str, relative: str, path: Path) -> dict[str, Any]:
+    """What a file's path says by a partition_format: texts, and moments."""
+    moments = path_pattern(form)[1]
+    return {
+        name: dt.datetime.strptime(text, moments[name]) if name in moments else text
+        for name, text in path_parts(form, relative, path).items()
+    }
 
 
 class MountContext:

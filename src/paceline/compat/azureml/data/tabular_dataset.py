@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import tempfile
+import uuid
 from pathlib import Path
 from typing import Any
 
 from paceline.compat.azureml.data.abstract_dataset import AbstractDataset
 from paceline.compat.azureml.data.file_dataset import FileDataset
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
+from paceline.compat.azureml.late import late
 from paceline.data.datasets import dataset, table
 
 __all__ = ["TabularDataset"]
@@ -42,6 +44,52 @@ class TabularDataset(AbstractDataset, table.TabularDataset):
         folder = Path(tempfile.mkdtemp(prefix="paceline-parquet-"))
         self.to_pandas_dataframe().to_parquet(folder / "part-00000.parquet", index=False)
         return FileDataset.of(dataset.Dataset.File.from_files(str(folder)))
+
+    def partition_by(
+        self,
+        partition_keys: Any,
+        target: Any,
+        name: str | None = None,
+        show_progress: bool = True,
+        partition_as_file_dataset: bool = False,
+    ) -> Any:
+        """The rows as Parquet files, one for each combination of these columns' values, in a folder of their own in a store.
+
+        target: (datastore, path), DataPath, or a datastore. name: registers what is made. partition_as_file_dataset: as files
+        by whose paths they are told apart, in the place of a table.
+
+        Raises:
+            UserErrorException: no such column, or no datastore.
+        """
+        keys = [partition_keys] if isinstance(partition_keys, str) else [*partition_keys]
+        frame = self.to_pandas_dataframe()
+        if not keys or (missing := [key for key in keys if key not in frame.columns]):
+            what = f"there is no column {missing[0]!r}; there are" if keys else "no column is named; there are"
+            raise UserErrorException(f"partition_by: {what} {[*map(str, frame.columns)]}.")
+        store, top = late("core.dataset", "_target")(target)
+        own = "/".join(part for part in (str(top).strip("/"), str(uuid.uuid4())) if part)
+        with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
+            for number, (_, rows) in enumerate(frame.groupby(keys, sort=True, dropna=False)):
+                folder = Path(scratch, *(f"{key}={_as_name(rows[key])}" for key in keys))
+                folder.mkdir(parents=True, exist_ok=True)
+                rows.to_parquet(folder / f"part-{number:05}.parquet", index=False)
+            store.upload(scratch, own, show_progress=show_progress)
+        form = "/".join(["", *(f"{key}={{{key}}}" for key in keys), "*.parquet"])
+        made: Any
+        if partition_as_file_dataset:
+            made = FileDataset.of(dataset.Dataset.File.from_files((store, own), partition_format=form))
+        else:
+            made = TabularDataset.of(dataset.Dataset.Tabular.from_parquet_files((store, own)))
+            made = dataclasses.replace(made, reading={**made.reading, "partition_keys": keys})
+        return made.register(store.workspace, name, create_new_version=True) if name else made
+
+    def get_partition_key_values(self, partition_keys: list[str] | None = None) -> list[dict[str, Any]]:
+        """Each combination of the keys' values that a row has."""
+        keys = self.checked_keys(partition_keys)
+        if not keys:
+            return []
+        found: list[dict[str, Any]] = self.to_pandas_dataframe()[keys].drop_duplicates().to_dict("records")
+        return found
 
     def drop_columns(self, columns: Any) -> TabularDataset:
         """All columns but these."""
@@ -109,6 +157,13 @@ class TabularDataset(AbstractDataset, table.TabularDataset):
         if column is None:
             raise UserErrorException("the dataset has no timestamp column. Name it: with_timestamp_columns('time').")
         return Column(column)._compared(verb, moment)
+
+
+def _as_name(column: Any) -> str:
+    """The one value of a column in a folder's name, as Hive has it where it is missing."""
+    if column.isna().iloc[0]:
+        return "__HIVE_DEFAULT_PARTITION__"
+    return str(column.iloc[0]).replace("%", "%25").replace("/", "%2F")
 
 
 class Condition:

@@ -45,12 +45,41 @@ class _Frame:
 class MNIST:
     """Handwritten digits: not carried along."""
 
+    #: `paceline azureml check` says it, too; so also below.
+    refused = (
+        "MNIST is not carried along. Download its four .gz files into a folder, and take Dataset.File.from_files('folder'); "
+        "scikit-learn's load_digits() needs no download."
+    )
+
     @staticmethod
     def get_file_dataset(**others: Any) -> Any:
         """Raise UserErrorException: download the four files once, and make a dataset of the folder."""
-        raise UserErrorException(
-            "MNIST is not carried along. Download its four .gz files into a folder, and take Dataset.File.from_files('folder'); "
-            "scikit-learn's load_digits() needs no download."
-        )
+        raise UserErrorException(MNIST.refused)
 
     get_tabular_dataset = get_file_dataset
+
+
+class _Service:
+    """Data of Azure's that no library carries along."""
+
+    refused = (
+        "Azure's service of open data is not here. Download the files from their publisher, and take "
+        "Dataset.File.from_files('folder') or Dataset.Tabular.from_delimited_files('folder')."
+    )
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        raise UserErrorException(f"{type(self).__name__}: {self.refused}")
+
+    @classmethod
+    def get_tabular_dataset(cls, *arguments: Any, **named: Any) -> Any:
+        """Raise UserErrorException, as each call does."""
+        raise UserErrorException(f"{cls.__name__}: {cls.refused}")
+
+    get_file_dataset = get_tabular_dataset
+
+
+def __getattr__(name: str) -> Any:
+    # NoaaIsdWeather, NycTlcGreen, PublicHolidays and some dozens more.
+    if name.startswith("_") or not name[:1].isupper():
+        raise AttributeError(f"module 'azureml.opendatasets' has no attribute {name!r}")
+    return type(name, (_Service,), {})

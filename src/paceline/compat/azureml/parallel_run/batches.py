@@ -7,18 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.compat.azureml.data.file_dataset import key_values
 from paceline.compat.azureml.parallel_run.settings import Settings
+from paceline.errors import DataError
 
 
 @dataclass(frozen=True)
 class Batch:
-    """number: from 0, over all inputs. input: its name. files: their paths in the input; or first, last: rows of the table."""
+    """number: from 0, over all inputs. input: its name. files: their paths in the input; or first, last: rows of the table,
+    and with keys group: which of their combinations, whose rows are meant then."""
 
     number: int
     input: str
     files: tuple[str, ...] = ()
     first: int = 0
     last: int = 0
+    group: int | None = None
 
     def __len__(self) -> int:
         return len(self.files) or self.last - self.first
@@ -33,10 +37,21 @@ def all_of(settings: Settings) -> list[Batch]:
     found: list[Batch] = []
     for name in settings.files:
         files = _files(folder_of(name))
+        if settings.keys:
+            found += [
+                Batch(len(found) + number, name, part) for number, part in enumerate(_parts(settings, name, files))
+            ]
+            continue
         for start in range(0, len(files), settings.batch_size):
             found.append(Batch(len(found), name, tuple(files[start : start + settings.batch_size])))
     for name in settings.tables:
         frame = table_of(name)
+        if settings.keys:
+            counts = _groups(frame, settings.keys).value_counts()
+            found += [
+                Batch(len(found) + group, name, last=int(counts[group]), group=group) for group in range(len(counts))
+            ]
+            continue
         size = max(1, int(frame.memory_usage(index=False, deep=True).sum()))
         rows = max(1, len(frame) * settings.batch_size // size)
         for start in range(0, len(frame), rows):
@@ -44,14 +59,52 @@ def all_of(settings: Settings) -> list[Batch]:
     return found
 
 
-def content(batch: Batch, tables: dict[str, Any]) -> Any:
-    """What `run` is given: a list of paths, or a frame. tables: those that were read before."""
+def content(batch: Batch, settings: Settings, tables: dict[str, Any]) -> Any:
+    """What `run` is given: a list of paths, or a frame. tables: those that were read before, and their rows' groups."""
     if batch.files:
         top = folder_of(batch.input)
         return [str(top / name) if name else str(top) for name in batch.files]
     if batch.input not in tables:
-        tables[batch.input] = table_of(batch.input)
-    return tables[batch.input].iloc[batch.first : batch.last].reset_index(drop=True)
+        frame = table_of(batch.input)
+        tables[batch.input] = frame, _groups(frame, settings.keys) if settings.keys else None
+    frame, groups = tables[batch.input]
+    rows = frame.iloc[batch.first : batch.last] if batch.group is None else frame[groups == batch.group]
+    return rows.reset_index(drop=True)
+
+
+def values_of(batch: Batch, settings: Settings, given: Any) -> dict[str, Any]:
+    """Key -> value of a mini-batch. given: what `run` is given."""
+    if not settings.keys:
+        return {}
+    if batch.files:
+        return _values(settings, batch.input, batch.files[0])
+    return {key: _plain(given[key]) for key in settings.keys}
+
+
+def _plain(column: Any) -> Any:
+    """The one value of a column as Python's: scripts write it into names of files. None for one that is missing."""
+    value = column.iloc[0]
+    return None if column.isna().iloc[0] else value.item() if hasattr(value, "item") else value
+
+
+def _parts(settings: Settings, name: str, files: list[str]) -> list[tuple[str, ...]]:
+    parts: dict[tuple[Any, ...], list[str]] = {}
+    for file in files:
+        parts.setdefault(tuple(_values(settings, name, file).values()), []).append(file)
+    return [tuple(part) for part in parts.values()]
+
+
+def _values(settings: Settings, name: str, file: str) -> dict[str, Any]:
+    top = folder_of(name)
+    found = key_values(settings.formats[name], file or top.name, top / file)
+    return {key: found[key] for key in settings.keys}
+
+
+def _groups(frame: Any, keys: tuple[str, ...]) -> Any:
+    """The number of its combination of keys for each row, from 0 in the order of their values."""
+    if missing := [key for key in keys if key not in frame.columns]:
+        raise DataError(f"partition_keys: there is no column {missing[0]!r}; there are {[*map(str, frame.columns)]}.")
+    return frame.groupby([*keys], sort=True, dropna=False).ngroup()
 
 
 def folder_of(name: str) -> Path:

@@ -8,6 +8,7 @@ They speak over a socket, FD, so that the script's own output goes where a worke
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from paceline.compat.azureml.exceptions import UserErrorException
-from paceline.compat.azureml.parallel_run.batches import Batch, content, folder_of
+from paceline.compat.azureml.parallel_run.batches import Batch, content, folder_of, values_of
 from paceline.compat.azureml.parallel_run.settings import Settings
 
 
@@ -103,6 +104,7 @@ def main(argv: Sequence[str]) -> None:
         tell(kind="failed", why=_told(error))
         raise SystemExit(1) from None
     tell(kind="ready")
+    takes_context = _takes_two(script.run)
     tables: dict[str, Any] = {}
     while True:
         try:
@@ -111,7 +113,9 @@ def main(argv: Sequence[str]) -> None:
             break
         try:
             batch = Batch(**{**values, "files": tuple(values["files"])})
-            rows, items = _rows(script.run(content(batch, tables)))
+            given = content(batch, settings, tables)
+            more = (MiniBatchContext(batch, settings, given),) if takes_context else ()
+            rows, items = _rows(script.run(given, *more))
         # Whatever it raises, sys.exit too, is of this mini-batch.
         except BaseException as error:
             traceback.print_exc()
@@ -134,6 +138,41 @@ def _loaded(settings: Settings, arguments: list[str]) -> ModuleType:
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+class MiniBatchContext:
+    """What `run(mini_batch, mini_batch_context)` is told. partition_key_value: key -> value; minibatch_index: from 0."""
+
+    def __init__(self, batch: Batch, settings: Settings, given: Any) -> None:
+        self.partition_key_value = values_of(batch, settings, given)
+        self.minibatch_index = batch.number
+        self._batch, self._given = batch, given
+
+    @property
+    def dataset(self) -> Any:
+        """The mini-batch as a dataset."""
+        from paceline.compat.azureml.core.dataset import FileDatasetFactory
+        from paceline.compat.azureml.core.run import Run
+
+        if self._batch.files:
+            return FileDatasetFactory.from_files(self._given)
+        found = Run.get_context().input_datasets[self._batch.input]
+        for key, value in self.partition_key_value.items():
+            found = found.filter(found[key].is_null() if value is None else found[key] == value)
+        return found
+
+    def __repr__(self) -> str:
+        return (
+            f"MiniBatchContext(minibatch_index={self.minibatch_index}, partition_key_value={self.partition_key_value})"
+        )
+
+
+def _takes_two(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _rows(result: Any) -> tuple[list[str], int]:

@@ -14,12 +14,16 @@ class Settings:
 
     batch_size: files of a mini-batch, or about so many bytes of a table. timeout_s: the longest call of run(). tries: of each
     mini-batch. error_threshold: items that may fail, -1 for any number. failed_batches, failed_percent: mini-batches that may,
-    alike. output: name of the output, None where the step has none. file: that the rows are appended to there, None for none.
+    alike. keys: by whose values mini-batches are made, in the place of batch_size. formats: name of an input of files -> its
+    partition_format. output: name of the output, None where the step has none. file: that the rows are appended to there,
+    None for none.
     """
 
     entry: str
     files: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    formats: dict[str, str] = dataclasses.field(default_factory=dict)
     batch_size: int
     timeout_s: float
     tries: int
@@ -38,4 +42,4 @@ class Settings:
     def of_text(cls, text: str) -> Settings:
         """Those that `text` wrote."""
         values: dict[str, Any] = json.loads(text)
-        return cls(**{**values, "files": tuple(values["files"]), "tables": tuple(values["tables"])})
+        return cls(**{**values, **{name: tuple(values[name]) for name in ("files", "tables", "keys")}})

@@ -52,7 +52,7 @@ def test_a_created_cluster_means_this_machine_and_that_is_said(ws):
     ComputeTarget.create(ws, "cluster", AmlCompute.provisioning_configuration(vm_size="STANDARD_NC6"))
     notes = Notes()
     assert resolve("cluster", ws, notes) == "local"
-    assert "cluster (STANDARD_NC6) is this machine" in notes.shown()[0]
+    assert "cluster (STANDARD_NC6) is this machine" in notes.all()[0]
 
 
 def test_a_target_that_was_added_under_the_name_is_the_one_that_is_meant(ws):
@@ -61,7 +61,7 @@ def test_a_target_that_was_added_under_the_name_is_the_one_that_is_meant(ws):
     made = ComputeTarget.create(ws, "lab", AmlCompute.provisioning_configuration())
     notes = Notes()
     assert resolve(made, ws, notes) == "lab"
-    assert notes.shown() == ()
+    assert notes.all() == ()
 
 
 def test_a_remote_machine_is_an_ssh_host_in_both_eras(ws):

@@ -213,7 +213,11 @@ def test_what_is_wrong_is_a_user_error_before_anything_starts(ws, source):
         (lambda: OutputFileDatasetConfig("x").read_delimited_files(path_glob="x"), "path_glob='x' is not here"),
         (lambda: OutputFileDatasetConfig("x").read_parquet_files().register_on_complete("x"), "Register its files"),
         (lambda: parallel(output_action="append"), "output_action='append' is none of append_row, summary_only"),
-        (lambda: parallel(partition_keys=["a"]), r"partition_keys=['a'] is not here"),
+        (
+            lambda: planned(partition_keys=["a"]),
+            "makes mini-batches by 'a', which the paths of the input 'data' do not say",
+        ),
+        (lambda: planned(partition_keys="a"), "partition_keys='a' is no list of names"),
         (lambda: parallel(entry_script="run"), "entry_script='run' is no Python file"),
         (lambda: ParallelRunStep("p", parallel(), []), "step 'p' has no inputs"),
         (lambda: ParallelRunStep("p", parallel(output_action="append_row"), [data]), "needs an output="),

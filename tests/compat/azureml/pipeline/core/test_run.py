@@ -193,6 +193,62 @@ def test_mini_batches_are_shared_out_over_the_workers_of_a_step(ws, source, leas
     assert "mini-batch 2 of 2: 1 of 1 items" in run.find_step_run("tables")[0].get_stdout_log()
 
 
+PARTS = """
+def run(mini_batch, mini_batch_context):
+    values, size = mini_batch_context.partition_key_value, len(mini_batch)
+    if isinstance(mini_batch, list):
+        assert len(mini_batch_context.dataset.to_path()) == size
+    else:
+        assert mini_batch_context.dataset.to_pandas_dataframe().equals(mini_batch), mini_batch_context
+    return [f"{values} {size}"] * size
+"""
+
+
+def test_mini_batches_by_keys(ws, source, leases, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    (source / "parts.py").write_text(PARTS)
+    store = ws.get_default_datastore()
+    names = ("a/winter/x", "a/winter/y", "a/fall/x", "b/fall/x")
+    write_tree(tmp_path / "files", {f"{name}.wav": name for name in names})
+    store.upload("files", "seasons")
+    files = Dataset.File.from_files(
+        (store, "seasons/*/*/*.wav"), partition_format="seasons/{user}/{season}/{kind}.wav"
+    ).register(ws, "files")
+    files = Dataset.get_by_name(ws, "files")
+    assert files.partition_keys == ["user", "season", "kind"]
+    assert files.get_partition_key_values(["user"]) == [{"user": "a"}, {"user": "b"}]
+    frame = pandas.DataFrame({"n": range(4), "city": ["x/y", "z", None, "z"]})
+    rows = Dataset.Tabular.register_pandas_dataframe(frame, (store, "frames"), "rows", show_progress=False)
+    table = rows.partition_by(["city"], (store, "parts"), name="parts", show_progress=False)
+    assert (table.partition_keys, sorted(table.to_pandas_dataframe()["n"])) == (["city"], [0, 1, 2, 3])
+    assert len(table.get_partition_key_values()) == 3
+    as_files = rows.partition_by("city", (store, "parts"), show_progress=False, partition_as_file_dataset=True)
+    assert sorted(one["city"] for one in as_files.get_partition_key_values()) == [
+        "__HIVE_DEFAULT_PARTITION__",
+        "x%2Fy",
+        "z",
+    ]
+    with pytest.raises(UserErrorException, match="there is no column 'town'"):
+        rows.partition_by("town", (store, "parts"))
+    steps, outputs = [], []
+    for data, keys in ((files.as_named_input("files"), ["user", "season"]), (table.as_named_input("rows"), ["city"])):
+        config = ParallelRunConfig(
+            None, "parts.py", 0, "append_row", "local", 1, source_directory="src", partition_keys=keys
+        )
+        outputs.append(OutputFileDatasetConfig(f"made_{data.name}", destination=(store, f"made_{data.name}")))
+        steps.append(ParallelRunStep(data.name, config, [data], outputs[-1]))
+    run = Pipeline(ws, steps).submit("parts")
+    assert run.wait_for_completion(show_output=False) == "Completed", run.record().failure
+    store.download("got", show_progress=False)
+    texts = [Path("got", f"made_{step.name}", "parallel_run_step.txt").read_text().splitlines() for step in steps]
+    assert texts[0] == [
+        "{'user': 'a', 'season': 'fall'} 1",
+        *(["{'user': 'a', 'season': 'winter'} 2"] * 2),
+        "{'user': 'b', 'season': 'fall'} 1",
+    ]
+    assert texts[1] == ["{'city': 'x/y'} 1", *(["{'city': 'z'} 2"] * 2), "{'city': None} 1"]
+
+
 def test_waiting_has_an_end_and_a_step_may_cancel_its_pipeline(ws, source, leases):
     wait = CommandStep("until [ -e ../../../../go ]; do sleep 0.1; done", "wait", source_directory="src")
     (source / "stop.py").write_text(

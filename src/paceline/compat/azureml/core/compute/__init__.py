@@ -1,6 +1,7 @@
 """Compute targets (`azureml.core.compute`)."""
 
 from paceline.compat.azureml.core.compute.targets import (
+    AdlaCompute,
     AksCompute,
     AmlCompute,
     BatchAiCompute,
@@ -12,11 +13,13 @@ from paceline.compat.azureml.core.compute.targets import (
     DsvmCompute,
     HDInsightCompute,
     KubernetesCompute,
+    KustoCompute,
     RemoteCompute,
     SynapseCompute,
 )
 
 __all__ = [
+    "AdlaCompute",
     "AksCompute",
     "AmlCompute",
     "BatchAiCompute",
@@ -28,6 +31,7 @@ __all__ = [
     "DsvmCompute",
     "HDInsightCompute",
     "KubernetesCompute",
+    "KustoCompute",
     "RemoteCompute",
     "SynapseCompute",
 ]

@@ -378,11 +378,12 @@ class RemoteCompute(ComputeTarget):
 class _Cloud(ComputeTarget):
     """A kind of target that Azure alone has."""
 
+    #: `paceline azureml check` says it, too.
+    refused = "it is a service of Azure, and not to be had here. Train on AmlCompute, or on a target of Paceline's."
+
     @classmethod
     def _refuse(cls, *arguments: Any, **named: Any) -> Any:
-        raise ComputeTargetException(
-            f"{cls.__name__} is a service of Azure, and not to be had here. Train on AmlCompute, or on a target of Paceline's."
-        )
+        raise ComputeTargetException(f"{cls.__name__}: {cls.refused}")
 
     provisioning_configuration = attach_configuration = _refuse
 
@@ -446,6 +447,14 @@ class DatabricksCompute(_Cloud):
 
 class SynapseCompute(_Cloud):
     """Spark on Azure."""
+
+
+class AdlaCompute(_Cloud):
+    """Data Lake Analytics."""
+
+
+class KustoCompute(_Cloud):
+    """Azure Data Explorer."""
 
 
 class BatchCompute(_Cloud):

@@ -213,7 +213,7 @@ class Webservice:
         config = named.get("inference_config")
         if config is not None:
             given |= script_of(config, notes)
-        notes.shown()
+        notes.show()
         if given:
             self._asked(lambda: self._service.update(**given))
 
@@ -415,7 +415,7 @@ def deploy(
         )
     except PacelineError as error:
         raise WebserviceException(str(error)) from error
-    notes.shown()
+    notes.show()
     return Webservice(workspace, name)
 
 

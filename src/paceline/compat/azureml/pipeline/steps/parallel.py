@@ -6,6 +6,7 @@ https://learn.microsoft.com/python/api/azureml-pipeline-steps/azureml.pipeline.s
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,13 +42,15 @@ class ParallelRunConfig:
     the output (append_row_file_name, default parallel_run_step.txt), in the order of the mini-batches; "summary_only", it is
     counted.
     mini_batch_size: files (default 10), or of a table about so much ("1MB"). process_count_per_node: default 1.
+    partition_keys: a mini-batch for each combination of these columns of a table, or of these names in the partition_format of
+    files; mini_batch_size counts for nothing then.
     run_invocation_timeout: seconds, of a call of run(). run_max_try: how often a mini-batch is tried. description: accepted.
 
     node_count, process_count_per_node, mini_batch_size, error_threshold, run_invocation_timeout, run_max_try and logging_level
     may each be a PipelineParameter.
 
     Raises:
-        UserErrorException: a value is wrong; partition_keys.
+        UserErrorException: a value is wrong.
     """
 
     def __init__(
@@ -77,11 +80,6 @@ class ParallelRunConfig:
             raise UserErrorException(f"output_action={output_action!r} is none of {', '.join(_ACTIONS)}.")
         if append_row_file_name is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+", str(append_row_file_name)):
             raise UserErrorException(f"append_row_file_name={append_row_file_name!r} is no name of a file.")
-        if partition_keys:
-            raise UserErrorException(
-                f"partition_keys={partition_keys!r} is not here: mini-batches are made by mini_batch_size. Leave one file for "
-                "each key in a step before, with mini_batch_size=1."
-            )
         self.environment, self.entry_script, self.output_action = environment, entry_script, output_action
         self.error_threshold, self.compute_target, self.node_count = error_threshold, compute_target, node_count
         self.process_count_per_node, self.mini_batch_size = process_count_per_node, mini_batch_size
@@ -89,7 +87,7 @@ class ParallelRunConfig:
         self.run_invocation_timeout, self.run_max_try = run_invocation_timeout, run_max_try
         self.append_row_file_name = append_row_file_name
         self.allowed_failed_count, self.allowed_failed_percent = allowed_failed_count, allowed_failed_percent
-        self.partition_keys = None
+        self.partition_keys = partition_keys
         self.environment_variables = dict(environment_variables or {})
 
 
@@ -167,12 +165,20 @@ class ParallelRunStep(PipelineStep):
             raise UserErrorException(
                 f"step {self.name!r} has files ({files[0]!r}) and tables ({tables[0]!r}) as inputs. Make a step for each."
             )
+        keys = _keys(filling.value(config.partition_keys))
+        formats = {
+            one.name: _format(self.name, one.name, filling.value(value), keys)
+            for one, value in zip(inputs, self.inputs, strict=True)
+            if keys and one.mode != "direct"
+        }
         size = filling.value(config.mini_batch_size)
         percent = config.allowed_failed_percent
         return Settings(
             entry=config.entry_script,
             files=files,
             tables=tables,
+            keys=keys,
+            formats=formats,
             batch_size=_number("mini_batch_size", size or _FILES, 1) if files else _bytes(size or _BYTES),
             timeout_s=_number("run_invocation_timeout", filling.value(config.run_invocation_timeout), 1),
             tries=_number("run_max_try", filling.value(config.run_max_try), 1),
@@ -203,6 +209,29 @@ def _as_folder(filling: Filling, value: Any) -> DataReference:
         assert found is not None, "a dataset is data"
         return found
     return dataclasses.replace(reference, mode="mount") if reference.mode == "direct" else reference
+
+
+def _keys(given: Any) -> tuple[str, ...]:
+    """partition_keys: a list, or as a PipelineParameter its JSON."""
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        found = given
+    if found is not None and not (isinstance(found, (list, tuple)) and all(isinstance(key, str) for key in found)):
+        raise UserErrorException(f"partition_keys={given!r} is no list of names.")
+    return tuple(found or ())
+
+
+def _format(step: str, name: str, value: Any, keys: tuple[str, ...]) -> str:
+    """The partition_format of an input of files, which has these keys."""
+    dataset = getattr(value, "dataset", value)
+    known = getattr(dataset, "partition_keys", [])
+    if unknown := [key for key in keys if key not in known]:
+        raise UserErrorException(
+            f"step {step!r} makes mini-batches by {unknown[0]!r}, which the paths of the input {name!r} do not say; its "
+            f"partition_keys are {known}. Name it: Dataset.File.from_files(..., partition_format='/{{{unknown[0]}}}/*')."
+        )
+    return str(dataset.reading["partition_format"])
 
 
 def _number(name: str, value: Any, least: int) -> int:

@@ -140,6 +140,7 @@ class HyperDriveConfig:
             run_id=run_id or self.custom_run_id,
         )
         run = late("train.hyperdrive.run", "HyperDriveRun")(experiment, folder.run_id)
+        run._said = found.said
         if self.resume_from:
             run.add_properties({RESUMED: ",".join(former.id for former in self.resume_from)})
         return run
