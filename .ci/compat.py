@@ -58,7 +58,7 @@ FILES = (
 #: What the tests need beside the package itself.
 TOOLS = (
     *("pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "torchdata>=0.10"),
-    *("peft>=0.21", "transformers>=5.23,<6"),
+    *("peft>=0.21", "transformers>=5.20,<6"),
 )
 #: Of what a test that fails says.
 _LINES_TOLD = 30

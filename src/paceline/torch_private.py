@@ -63,6 +63,7 @@ __all__ = [
     "FakeTensorMode",
     "InstanceNorm",
     "TorchError",
+    "checkpoints_inputs",
     "data_iterator_class",
     "default_store",
     "has_mpi",
@@ -156,6 +157,20 @@ if not TYPE_CHECKING:
 
 def _moved(what: str) -> TorchError:
     return TorchError(f"{_needs('Paceline')} (It has no {what}.)")
+
+
+# Checkpoints' inside.
+
+
+def checkpoints_inputs() -> tuple[type, ...]:
+    """The custom autograd functions with which `torch.utils.checkpoint` keeps a block's arguments; none from torch 2.12 on.
+
+    Nothing is computed in them: their results are for the checkpoint alone.
+    """
+    from torch.utils import checkpoint
+
+    kind = getattr(checkpoint, "_NoopSaveInputs", None)
+    return () if kind is None else (kind,)
 
 
 # DTensor's inside.

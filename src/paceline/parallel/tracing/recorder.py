@@ -31,6 +31,7 @@ from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.others import generators_kept
 from paceline.parallel.tracing.profiler import unwatched
 from paceline.parallel.tracing.source import Line, users_line
+from paceline.torch_private import checkpoints_inputs
 
 #: Functions of a tensor that answer with a value's content. A fake tensor refuses them by itself, a real one would not.
 READS_VALUES = frozenset(
@@ -104,6 +105,7 @@ class GraphRecorder(TorchFunctionMode):
         self._nodes: dict[int, tuple[Tensor, fx.Node]] = {}
         self._autocast = _autocast_state()
         self._paused = False
+        self._unseen = checkpoints_inputs()
         self._ran = ran
         self._handed: list[tuple[Any, Hashable, Line | None]] = []
 
@@ -219,7 +221,7 @@ class GraphRecorder(TorchFunctionMode):
 
     def call_function(self, original: Callable[..., Any], kind: Any, args: Any, kwargs: Any) -> Any:
         """The result of `kind.apply(*args)`, `kind` being a class of custom autograd functions, noted as one call."""
-        if not self.is_outer:
+        if not self.is_outer or kind in self._unseen:
             return original(*args, **kwargs)
         self._paused = True
         try:
