@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,15 @@ class ByUnit(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
+
+    def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+        # It would be left out in silence, and the next call of `schedule` would fail for want of it.
+        if self.collection_is_completed and list(collection) != self.collection:
+            others = sorted(set(collection) ^ set(self.collection))[:6]
+            raise RuntimeError(
+                f"{node.gateway.id}, in place of a process that crashed, has collected other tests: {others}"
+            )
+        super().add_node_collection(node, collection)
 
 
 def unit_of(nodeid: str) -> str:

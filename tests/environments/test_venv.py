@@ -29,7 +29,7 @@ def make(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("uv", [venv.find_uv(), None, "/bin/false"])
+@pytest.mark.parametrize("uv", [venv.find_uv(), None, "/bin/false"], ids=["uv", "none", "broken"])
 def test_it_is_empty_by_uv_or_without(make, uv):
     prefix = make(uv)
     shown = subprocess.run(

@@ -195,6 +195,7 @@ def test_a_run_whose_end_another_process_is_fetching_is_not_gone(
         # As runs do that come through a datastore, which get Ray's own.
         ({"datastore": "lab"}, True, None),
     ],
+    ids=["set", "there", "not there", "through a datastore"],
 )
 def test_scripts_get_the_interpreter_that_is_set_or_the_submitting_one(
     cluster: FakeCluster, settings: dict[str, str], is_there: bool, python: str | None
