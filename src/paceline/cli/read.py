@@ -186,7 +186,7 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> int:
         ("Tags", _tags_text(found["tags"])),
         ("Properties", ", ".join(f"{key}={value}" for key, value in found["properties"].items())),
         *_load(folder, record, found["load"]),
-        ("Attempts", [*map(_attempt, record.attempts)] if len(record.attempts) > 1 else ""),
+        ("Attempts", _attempts(record.attempts) if len(record.attempts) > 1 else ""),
         ("Models", ", ".join(found["models"])),
         ("Left out", left_out.lines(record, limit=left_out.LIMIT)),
         ("Disk", size_text(found["size_bytes"])),
@@ -219,14 +219,19 @@ def _steps(folder: RunFolder, record: RunRecord) -> Sequence[str]:
     ]
 
 
-def _attempt(attempt: Attempt) -> str:
-    """One attempt in a line: when, how long, where, and how it ended."""
+def _attempts(attempts: Sequence[Attempt]) -> Sequence[str]:
+    """A line each: when, how long, where, and how it ended; of a run that grew or shrank also its size, and why."""
+    has_changed = len({attempt.world_size for attempt in attempts}) > 1
+    return [_attempt(attempt, has_changed=has_changed) for attempt in attempts]
+
+
+def _attempt(attempt: Attempt, *, has_changed: bool) -> str:
     nodes = ", ".join(attempt.nodes[:4]) + (f" and {len(attempt.nodes) - 4} more" if len(attempt.nodes) > 4 else "")
     end = parse_utc(attempt.ended_utc or utc_now())
     took = duration_text(max(0.0, (end - parse_utc(attempt.started_utc)).total_seconds()))
     how = f"runs for {took}" if attempt.ended_utc is None else f"{attempt.cause or 'completed'} after {took}"
-    why = f"  ({visible(attempt.reason)})" if attempt.reason and attempt.number > 1 else ""
-    size = f" ({attempt.world_size} workers)" if attempt.world_size and attempt.nodes else ""
+    why = f"  ({visible(attempt.reason)})" if has_changed and attempt.reason and attempt.number > 1 else ""
+    size = f" ({attempt.world_size} workers)" if has_changed and attempt.world_size else ""
     return f"{attempt.number}  {attempt.started_utc}  {how}{f'  on {nodes}{size}' if nodes else ''}{why}"
 
 
