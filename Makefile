@@ -24,6 +24,8 @@ proof: .venv/.ready engines chaos
 	PACELINE_ENDURANCE_STEPS=10000 PACELINE_PLANS=5000 \
 	    $(BIN)/python -m pytest tests/collectives/test_endurance.py tests/collectives/test_properties.py --timeout 14400
 	PACELINE_PROOF=1 $(BIN)/python -m pytest -n 3 -m proof
+	# A hundred losses of hosts: the better part of an hour.
+	PACELINE_PROOF=1 PACELINE_LOSSES=100 $(BIN)/python -m pytest tests/engines/ssh/test_elastic.py -m proof
 	# 3 GB of parameters on four workers of 5 GB each.
 	PACELINE_LARGE=1 $(BIN)/python -m pytest tests/parallel/large/test_limited.py --timeout 14400
 	# All has passed: which engines that was with.
@@ -50,7 +52,7 @@ bench: .venv/.ready
 	    layered_environment s3_download partition torch_mpi \
 	    collectives hvd_allreduce hvd_tensors hvd_step \
 	    parallel_speed first_check pipeline_bubble auto_choice \
-	    first_line_elsewhere ends_elsewhere queued_submissions \
+	    first_line_elsewhere ends_elsewhere queued_submissions stacks sampling elastic \
 	    sweep_overhead sweep_large sweep_stop_latency sweep_regret sweep_asha model_register serve_start serve_batching ui_pages azureml_names; do \
 	  $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/table.py

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "promises.md"
 BENCHMARKS = ROOT / "benchmarks"
 #: Variable -> the tests that do more where it is set: found in what the tests read.
-_FULL = re.compile(r"PACELINE_(?:CHAOS_KILLS|SWEEP_KILLS|ENDURANCE_STEPS|PLANS|LARGE)")
+_FULL = re.compile(r"PACELINE_(?:CHAOS_KILLS|SWEEP_KILLS|ENDURANCE_STEPS|PLANS|LARGE|LOSSES)")
 
 
 class Promise(NamedTuple):

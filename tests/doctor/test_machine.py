@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 
-from paceline.doctor import machine
+from paceline.doctor import machine, on_node
 from paceline.doctor.machine import (
     check_gpus,
     check_limits,
@@ -25,7 +26,7 @@ def facts(**changed):
         "agent_python": "3.11.7",
         "python": {"path": "/usr/bin/python3", "version": "3.11.7"},
         "space": {"/runs": full, "/tmp": full, "/dev/shm": full},
-        "stacks": {"ptrace_scope": "0", "may_trace": False, "py_spy": "/bin/py-spy"},
+        "stacks": {"ptrace_scope": "0", "may_trace": False, "py_spy": "/bin/py-spy", "refused": ""},
         "limits": {"nofile": 65536, "memlock": None, "nproc": None, "core": 0},
         "gpus": {"devices": [], "has_tool": False},
         "modules": {},
@@ -154,23 +155,60 @@ def test_of_many_nodes_that_differ_a_few_are_named():
 
 
 @pytest.mark.parametrize(
-    ("scope", "may_trace", "py_spy", "seen", "advice"),
+    ("scope", "py_spy", "refused", "seen", "advice"),
     [
-        ("0", False, "/bin/py-spy", "by signal, and by py-spy", ""),
-        ("", False, None, "by signal; py-spy is not installed", "pip install py-spy"),
-        ("1", True, "/bin/py-spy", "by signal, and by py-spy", ""),
+        ("0", "/bin/py-spy", "", "by signal, and by py-spy", ""),
+        ("", None, "", "by signal; py-spy is not installed", "pip install py-spy"),
+        # It has the right by its own file.
+        ("1", "/bin/py-spy", "", "by signal, and by py-spy", ""),
         (
             "1",
-            False,
             "/bin/py-spy",
+            "Error: Operation not permitted (os error 1)",
             "by signal alone: kernel.yama.ptrace_scope is 1",
             "sysctl kernel.yama.ptrace_scope=0, or setcap",
         ),
+        (
+            "1",
+            None,
+            "",
+            "by signal alone: kernel.yama.ptrace_scope is 1",
+            "sysctl kernel.yama.ptrace_scope=0, or setcap",
+        ),
+        (
+            "0",
+            "/bin/py-spy",
+            "Error: Permission Denied: Try running again",
+            "by signal alone: py-spy may not look into processes (Error: Permission",
+            "In a container, start it with --cap-add SYS_PTRACE",
+        ),
+        (
+            "0",
+            "/bin/py-spy",
+            "Error: Failed to find",
+            "by signal alone: py-spy fails (Error: Failed",
+            "pip install --up",
+        ),
     ],
 )
-def test_what_is_not_allowed_for_stacks_is_told_with_what_to_do(judged, scope, may_trace, py_spy, seen, advice):
-    found, _ = judged(check_stacks, {"stacks": {"ptrace_scope": scope, "may_trace": may_trace, "py_spy": py_spy}})
+def test_what_is_not_allowed_for_stacks_is_told_with_what_to_do(judged, scope, py_spy, refused, seen, advice):
+    told = {"ptrace_scope": scope, "may_trace": False, "py_spy": py_spy, "refused": refused}
+    found, _ = judged(check_stacks, {"stacks": told})
     assert found.level == "ok"
     assert found.seen.startswith(seen)
     assert found.advice.startswith(advice)
     assert bool(found.advice) == bool(advice)
+
+
+def test_py_spy_is_tried_on_a_process_that_it_has_not_started(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    spy = tmp_path / "py-spy"
+    # It looks at a Python that is there, and says what the last word of its own file says.
+    spy.write_text("#!/bin/sh\nfor pid; do :; done\ntest -d /proc/$pid || exit 0\necho no such right >&2\nexit 1\n")
+    spy.chmod(0o755)
+    assert on_node.stacks(str(python))["refused"] == "no such right"
+    spy.write_text("#!/bin/sh\nexit 0\n")
+    found = on_node.stacks(str(python))
+    assert (found["py_spy"], found["refused"]) == (str(spy), "")

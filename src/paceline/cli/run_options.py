@@ -339,8 +339,11 @@ def _environment(given: list[str] | None) -> dict[str, Any]:
 def _nodes(text: str) -> tuple[int | str, int]:
     """The nodes, a number or a range such as "2..4", and the processes of each."""
     match = re.fullmatch(r"(?:(\d+)(?:\.\.(\d+))?x)?(\d+)", text)
-    if match is None and re.fullmatch(r"\d+\.\.\d+", text):
-        raise JobError(f"-j {text!r} does not say how many processes each node has. Write -j {text}x1 for one.")
+    if match is None and (ends := re.fullmatch(r"(\d+)\.\.(\d+)", text)):
+        fewest, most = sorted(max(1, int(end)) for end in ends.groups())
+        raise JobError(
+            f"-j {text!r} does not say how many processes each node has. Write -j {fewest}..{most}x1 for one."
+        )
     least, most = (int(match[1] or 1), int(match[2] or match[1] or 1)) if match else (0, 0)
     if match is None or most < 1 or int(match[3]) < 1:
         raise JobError(

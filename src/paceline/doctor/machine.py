@@ -127,22 +127,29 @@ def check_limits(examination: Examination) -> Iterator[Finding]:
 def check_stacks(examination: Examination) -> Iterator[Finding]:
     """Check what `paceline stacks` may see on each node. Stacks by signal need no right, so nothing here is a warning."""
     for name, facts in examination.facts.items():
-        found = facts["stacks"]
-        if found["ptrace_scope"] in ("", "0") or found["may_trace"]:
-            seen = "by signal, and by py-spy" if found["py_spy"] else "by signal; py-spy is not installed"
-        else:
-            seen = f"by signal alone: kernel.yama.ptrace_scope is {found['ptrace_scope']}, so py-spy may not look into processes"
-        yield Finding(
-            check="stacks",
-            node=name,
-            level=OK,
-            seen=seen,
-            advice=""
-            if seen.endswith("by py-spy")
-            else "pip install py-spy"
-            if "installed" in seen
-            else "sysctl kernel.yama.ptrace_scope=0, or setcap cap_sys_ptrace+ep on py-spy's program.",
+        seen, advice = _stacks(facts["stacks"])
+        yield Finding(check="stacks", node=name, level=OK, seen=seen, advice=advice)
+
+
+def _stacks(found: dict[str, Any]) -> tuple[str, str]:
+    """(what is seen, what to do)"""
+    scope, refused = found["ptrace_scope"], found["refused"]
+    is_ruled = scope not in ("", "0") and not found["may_trace"]
+    if found["py_spy"] and not refused:
+        return "by signal, and by py-spy", ""
+    if is_ruled:
+        return (
+            f"by signal alone: kernel.yama.ptrace_scope is {scope}, so py-spy may not look into processes",
+            "sysctl kernel.yama.ptrace_scope=0, or setcap cap_sys_ptrace+ep on py-spy's program.",
         )
+    if not found["py_spy"]:
+        return "by signal; py-spy is not installed", "pip install py-spy"
+    if "permission" in refused.lower() or "permitted" in refused.lower():
+        return (
+            f"by signal alone: py-spy may not look into processes ({refused})",
+            "In a container, start it with --cap-add SYS_PTRACE; else setcap cap_sys_ptrace+ep on py-spy's program.",
+        )
+    return f"by signal alone: py-spy fails ({refused})", "pip install --upgrade py-spy"
 
 
 def check_gpus(examination: Examination) -> Iterator[Finding]:

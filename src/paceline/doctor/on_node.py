@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -219,13 +220,40 @@ def marked(text: str, error: str) -> Answer:
 
 
 def stacks(python: str) -> Answer:
-    """Whether a process may look into another one: the kernel's rule (Yama), the right to do it all the same; py-spy's place."""
+    """What py-spy may see here: its place, the kernel's rule for looking into other processes (Yama), the right to do it all the
+    same, and what py-spy says of a process that it has not started, as a worker is none: "" where it may look."""
+    spy = shutil.which("py-spy", path=os.pathsep.join((os.path.dirname(python), os.environ.get("PATH", ""))))
     return {
         "ptrace_scope": _line("/proc/sys/kernel/yama/ptrace_scope"),
         # CAP_SYS_PTRACE is the 19th right, capabilities(7).
         "may_trace": bool(int(_field("/proc/self/status", "CapEff") or "0", 16) >> 19 & 1),
-        "py_spy": shutil.which("py-spy", path=os.pathsep.join((os.path.dirname(python), os.environ.get("PATH", "")))),
+        "py_spy": spy,
+        "refused": _refused(spy, python) if spy else "",
     }
+
+
+def _refused(spy: str, python: str) -> str:
+    # A container, a security module or a py-spy that is too old refuse without any of the rules above: so it is tried.
+    try:
+        seen = subprocess.Popen(
+            [python, "-c", "import time; print(flush=True); time.sleep(60)"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        return ""  # the interpreter is told of elsewhere
+    assert seen.stdout is not None
+    try:
+        # py-spy finds no interpreter in a process that has yet to load it.
+        if not select.select([seen.stdout], [], [], 20.0)[0]:
+            return ""
+        return output([spy, "dump", "--nonblocking", "--pid", str(seen.pid)], 20.0)[1]
+    finally:
+        seen.kill()
+        seen.stdout.close()
+        seen.wait()
 
 
 def _line(path: str) -> str:

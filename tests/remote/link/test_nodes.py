@@ -127,6 +127,24 @@ def test_a_new_attempt_goes_on_from_what_earlier_ones_left(make_nodes, open_link
     assert [path.name for path in run_folder.checkpoints.iterdir()] == ["b"]
 
 
+def test_what_a_lost_node_had_not_sent_all_nodes_have_once_it_is_back(
+    make_nodes, open_link, own_disk, run_folder, library, tmp_path
+):
+    write_tree(run_folder.checkpoints, {"step_1": "1"})
+    links = [open_link(f"node-{rank}", own_disk) for rank in range(2)]
+    left = f"{tmp_path}/node/runs/{run_folder.run_id}/checkpoints"
+    links[1].make_folders([left])
+    links[1].put_file(f"{left}/step_2", b"2")
+    nodes = make_nodes(links=links)
+    seen = nodes.send(run_folder, library)
+    nodes.begin(2)
+    # Else each rank would go on from another one.
+    for rank in range(2):
+        assert run(nodes, seen, "cat checkpoints/*", rank=rank, attempt=2, log=f"attempts/2/rank_{rank}.log") == 0
+        assert run_folder.rank_log(2, rank).read_text() == "12"
+    assert (run_folder.checkpoints / "step_2").read_text() == "2"
+
+
 def test_a_long_log_is_kept_within_its_limit_on_both_disks(make_nodes, run_folder, library):
     if not sys.platform.startswith("linux"):
         pytest.skip("needs fallocate(2)")

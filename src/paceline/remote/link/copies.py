@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Sequence
 
 from paceline.errors import TargetError
 from paceline.remote.link.link import Link
-from paceline.remote.link.sending import all_or_error, on_each, send_carried, send_run
+from paceline.remote.link.sending import all_or_error, on_each, send_carried, send_left, send_run
 from paceline.remote.replica.apply import Replica
 from paceline.remote.staging.packing import pack_run
 from paceline.runs.folder import RunFolder
@@ -49,7 +50,32 @@ class Copies:
         seen = [[int(name.partition("-")[2]) for name in names if name.startswith(token)] for names in marks]
         # Each node sees its own mark at least, so no list is empty.
         self._groups = {rank: min(others) for rank, others in enumerate(seen)}
+        self._even_out()
         self._send_carried()
+
+    def _even_out(self) -> None:
+        """Let all groups begin with the same checkpoints. One that was lost may be back with some that it had not sent, and its
+        ranks would go on from another step than all others.
+
+        Raises:
+            TargetError: they could not be had, or not be sent.
+        """
+        leaders = [self._links[rank] for rank in self._leaders().values()]
+        if len(leaders) < 2:
+            return
+        here, there = self._folder.checkpoints, f"{self.path}/checkpoints"
+        what = "checkpoints that only it has could not be fetched"
+        has = all_or_error(leaders, on_each(leaders, lambda link: link.have(there)), what)
+        late = [
+            link
+            for link, names in zip(leaders, has, strict=True)
+            if any(not os.path.lexists(here / name) for name in names)
+        ]
+        if late:
+            self._mirror(late, 0)
+            all_or_error(late, on_each(late, lambda link: link.flush()), what)
+            sent = on_each(leaders, lambda link: send_left(link, here, there))
+            all_or_error(leaders, sent, f"the run could not be sent to {self.path}")
 
     def _send_carried(self) -> None:
         """Give each group the folders and packages of this machine that the job names, once.
@@ -72,6 +98,9 @@ class Copies:
             path = f"{self.path}/attempts/{attempt}"
             made = on_each(living, lambda link: link.make_folders([path]))
             all_or_error(living, made, f"{path} can't be made", may_be_lost=True)
+        self._mirror(living, attempt)
+
+    def _mirror(self, links: Sequence[Link], attempt: int) -> None:
         ranks, leaders = self._ranks(), self._leaders()
 
         def mirror(link: Link) -> None:
@@ -89,7 +118,7 @@ class Copies:
                 log_limit=self._log_limit,
             )
 
-        all_or_error(living, on_each(living, mirror), "the run's folder can't be followed", may_be_lost=True)
+        all_or_error(links, on_each(links, mirror), "the run's folder can't be followed", may_be_lost=True)
 
     def note_start(self, rank: int) -> None:
         """Something runs on a node: there may be more to bring home."""

@@ -92,11 +92,7 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
         if path.exists():
             link.put_file(f"{run_dir}/{path.name}", path.read_bytes())
     for name in _CARRIED:
-        source = folder.path / name
-        if source.is_dir() and any(source.iterdir()):
-            link.put_tree(
-                source, f"{run_dir}/{name}", how="merge", skip=_lies_in(source, link.have(f"{run_dir}/{name}"))
-            )
+        send_left(link, folder.path / name, f"{run_dir}/{name}")
     if folder.snapshot.exists():
         source = folder.snapshot.resolve()
         target = f"{top}/snapshots/{source.name}"
@@ -104,6 +100,12 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
             # Not whole: somebody has cleaned up in it, as happens in /tmp.
             link.put_tree(source, target, how="keep" if there == (-1, -1) else "replace")
         link.make_link(f"{run_dir}/snapshot", target)
+
+
+def send_left(link: Link, source: Path, path: str) -> None:
+    """Give one node what earlier attempts have left in a folder, beside what it has there."""
+    if source.is_dir() and any(source.iterdir()):
+        link.put_tree(source, path, how="merge", skip=_lies_in(source, link.have(path)))
 
 
 def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
