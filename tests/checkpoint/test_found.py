@@ -64,6 +64,14 @@ def test_what_does_not_fit_is_refused_before_anything_is_changed(tmp_path):
         found.load_into(3)
 
 
+def test_a_tensor_of_another_shape_is_refused_before_anything_is_changed(tmp_path):
+    checkpoint.save({"first": torch.ones(2), "second": torch.ones(1)}, 1, folder=tmp_path)
+    objects = {"first": torch.zeros(2), "second": torch.zeros(3)}
+    with pytest.raises(UserError, match=r"'second' is a tensor of shape \[3\], and .* has one of shape \[1\] there"):
+        checkpoint.latest(tmp_path).load_into(objects)
+    assert objects["first"].sum() == 0
+
+
 def test_an_address_is_refused():
     with pytest.raises(UserError, match="is an address"):
         checkpoint.latest("s3://bucket/checkpoints")

@@ -36,6 +36,31 @@ def test_it_writes_when_it_is_due_and_keeps_the_last_ones(tmp_path):
     assert len(asked) == 6, "it is called when something is written, and not otherwise"
 
 
+def test_a_step_that_is_saved_again_has_the_new_state(tmp_path):
+    for value in (1, 2):
+        assert checkpoint.save({"value": value}, 0, folder=tmp_path)
+    assert checkpoint.latest(tmp_path).state == {"value": 2}
+
+
+def test_a_training_that_begins_anew_beside_newer_checkpoints_is_told_once_and_keeps_its_last(tmp_path, caplog):
+    for step in (100, 200):
+        checkpoint.save(1, step, keep=2, folder=tmp_path)
+    assert caplog.text == ""
+    for step in (1, 2, 3):
+        checkpoint.save(1, step, keep=2, folder=tmp_path)
+    checkpoint.wait()
+    assert steps(tmp_path) == [3, 100, 200]
+    (said,) = (record.message for record in caplog.records)
+    assert said.startswith(f"the checkpoint of step 1 is older than that of step 200, which {str(tmp_path)!r} has already")
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").touch()
+    for call in (lambda folder: checkpoint.save(1, 1, folder=folder), checkpoint.latest):
+        with pytest.raises(UserError, match=r"file' is a file. Name a folder"):
+            call(tmp_path / "file")
+
+
 def test_outside_of_a_run_it_is_the_folder_checkpoints(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checkpoint.save(1, 1)

@@ -45,7 +45,7 @@ def folder_of(folder: str | os.PathLike[str] | None) -> Path:
     """The folder of the checkpoints: the one that is given, the run's, or `./checkpoints` outside of any run.
 
     Raises:
-        UserError: an address.
+        UserError: an address, or a file.
     """
     named = os.fspath(folder) if folder is not None else os.environ.get(DIR_VARIABLE) or _DEFAULT
     if "://" in named:
@@ -53,7 +53,10 @@ def folder_of(folder: str | os.PathLike[str] | None) -> Path:
             f"folder={named!r} is an address. Checkpoints are written to a folder; in a run they are brought to the "
             "workspace, and to the nodes of the next attempt, by themselves. Leave folder= out, or mount the store."
         )
-    return Path(named).absolute()
+    place = Path(named).absolute()
+    if place.exists() and not place.is_dir():
+        raise UserError(f"folder={named!r} is a file. Name a folder, which save() makes where there is none.")
+    return place
 
 
 @dataclass(frozen=True)
@@ -189,8 +192,8 @@ def unreadable(path: Path, why: str) -> str:
     return f"the checkpoint {str(path)!r} can't be read: {why}. Remove this file to go on from the one before."
 
 
-def remove_old(folder: Path, keep: int, rank: int, size: int) -> None:
-    """Remove what is older than the last `keep` whole checkpoints, as far as it is this rank's to remove.
+def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPart | None = None) -> None:
+    """Remove what is older than the last `keep` whole checkpoints, as far as it is this rank's to remove, and not `but`.
 
     Where the ranks' folders are not one, no checkpoint of parts is whole here. Then so many of this rank's own stay, and two
     more: a rank may be two saves behind the others, and what it has not written yet makes none whole.
@@ -202,7 +205,7 @@ def remove_old(folder: Path, keep: int, rank: int, size: int) -> None:
     if own and not any(step in own for step in complete[:1]) and len(own) >= keep + 2:
         oldest = max(oldest or 0, own[keep + 1])
     for part in parts:
-        if oldest is not None and part.step < oldest and part.rank % size == rank:
+        if oldest is not None and part.step < oldest and part.rank % size == rank and part != but:
             with contextlib.suppress(OSError):
                 (folder / part.name).unlink()
 

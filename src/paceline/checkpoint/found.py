@@ -72,12 +72,23 @@ class Checkpoint:
                 "or start in another folder."
             )
         for name, one in objects.items():
+            # A smaller one would be spread over the larger in silence.
+            if is_tensor(one) and not (is_tensor(state[name]) and one.shape == state[name].shape):
+                raise UserError(
+                    f"{name!r} is a tensor of shape {list(one.shape)}, and the checkpoint of step {self.step} has "
+                    f"{_described(state[name])} there. Give one of that shape, or take it from `.state`."
+                )
+        for name, one in objects.items():
             if callable(getattr(one, "load_state_dict", None)):
                 one.load_state_dict(state[name])
             elif is_tensor(one):
                 one.detach().copy_(state[name])
             else:
                 objects[name] = state[name]
+
+
+def _described(value: Any) -> str:
+    return f"one of shape {list(value.shape)}" if is_tensor(value) else f"a {type(value).__name__}"
 
 
 class _Parts(Sequence[Any]):
@@ -106,7 +117,7 @@ def latest(folder: str | os.PathLike[str] | None = None) -> Checkpoint | None:
     folder: as for `save`. No file of it can run code, whoever has written it.
 
     Raises:
-        UserError: an address in place of a folder.
+        UserError: an address or a file in place of a folder.
     """
     # One that this process still writes is the newest in a moment.
     saving.wait()

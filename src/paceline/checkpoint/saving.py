@@ -49,6 +49,8 @@ _last: tuple[Path, files.CheckpointPart] | None = None
 _calls = 0
 _announced: tuple[int, str] | None = None
 _heeded = 0
+#: Folders that were found to have newer checkpoints than what is saved.
+_warned: set[Path] = set()
 
 
 def save(
@@ -70,7 +72,8 @@ def save(
     state: a dict of models, optimizers, schedulers, samplers (what has `state_dict` and `load_state_dict`), tensors, arrays of
         numpy, numbers, texts, and lists, tuples, sets and dicts of these; or one such value; or a function without arguments
         that gives one, called only when something is written. It is looked at during the call alone.
-    step: how many steps, epochs or what you like are done: a whole number, the newest checkpoint has the largest.
+    step: how many steps, epochs or what you like are done: a whole number, the newest checkpoint has the largest. Of one that
+        is there already the new state takes the place; in parts the former one stays.
     every: write only where this number divides `step`, and in the cases above; None: at each call.
     keep: so many of the newest checkpoints stay; older ones are removed once a newer one is whole.
     asynchronous: copy the state and write it in a thread; the next save waits for it, and raises its error.
@@ -96,7 +99,8 @@ def save(
         asked = _agreed(asked, rank)
     is_due = every is None or step % every == 0 or asked is not None
     part = files.CheckpointPart(step, rank, size, _token()) if parts and size > 1 else files.CheckpointPart(step)
-    if is_due and _last != (place, part):
+    # A part that is there already stays: with others' newer ones it would make none that ever was.
+    if is_due and (part.of == 1 or _last != (place, part)):
         wait()
         told, plain = _plain(state, copy=asynchronous and asked is None)
         work = _work(place, part, told, plain, (keep, rank, size if parts else 1))
@@ -152,6 +156,7 @@ def _work(
         try:
             place.mkdir(parents=True, exist_ok=True)
             files.remove_leftovers(place)
+            _warn_of_newer(place, part.step)
             files.write(place, part, told, plain)
         except OSError as error:
             global _last
@@ -160,10 +165,23 @@ def _work(
                 f"the checkpoint {part.name!r} could not be written to {str(place)!r}: {error.strerror or error}. Those "
                 "that were there are there still. Make room, or give another folder=."
             ) from error
-        files.remove_old(place, *kept)
+        files.remove_old(place, *kept, but=part)
         _limit.took(time.monotonic() - began)
 
     return work
+
+
+def _warn_of_newer(place: Path, step: int) -> None:
+    newest = max(files.whole(files.parts_in(place)), default=step)
+    if newest > step and place not in _warned:
+        _warned.add(place)
+        _log.warning(
+            "the checkpoint of step %d is older than that of step %d, which %r has already: latest() gives that one, and of "
+            "older ones only the last stays. Go on from latest(), or give another folder=.",
+            step,
+            newest,
+            str(place),
+        )
 
 
 def _begin(work: Callable[[], None]) -> None:
