@@ -51,7 +51,9 @@ def test_a_training_that_begins_anew_beside_newer_checkpoints_is_told_once_and_k
     checkpoint.wait()
     assert steps(tmp_path) == [3, 100, 200]
     (said,) = (record.message for record in caplog.records)
-    assert said.startswith(f"the checkpoint of step 1 is older than that of step 200, which {str(tmp_path)!r} has already")
+    assert said.startswith(
+        f"the checkpoint of step 1 is older than that of step 200, which {str(tmp_path)!r} has already"
+    )
 
 
 def test_a_file_is_no_folder(tmp_path):

@@ -129,9 +129,9 @@ def _wait(patient: Patient, pid: int) -> int | None:
     deadline = time.monotonic() + _PROGRAM_S
     while time.monotonic() < deadline:
         # The agent tells each end once, so one of another command is not put back; the doctor runs no other here.
-        for ended, code, _ in patient.link.ends():
-            if ended == pid:
-                return code
+        for ended in patient.link.ends():
+            if ended.pid == pid:
+                return ended.code
         if patient.link.lost:
             raise NoAnswerError(patient.link.lost)
         time.sleep(_POLL_S)

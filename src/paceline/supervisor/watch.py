@@ -92,6 +92,8 @@ class WorkerWatch:
         self._pids: dict[int, int] = {}
         self._exit_codes: dict[int, int] = {}
         self._ended_at: dict[int, float] = {}
+        #: rank -> bytes that its process had in memory at most
+        self._peaks: dict[int, int] = {}
         self._errors: dict[int, dict[str, Any]] = {}
         self._error_seen: dict[int, float] = {}
         self._asked: dict[int, float] = {}
@@ -273,6 +275,7 @@ class WorkerWatch:
             self._pids[rank] = start["pid"]
         if rank not in self._exit_codes and (end := read_json(self._folder.worker_end(attempt, rank))):
             self._exit_codes[rank], self._ended_at[rank] = end["exit_code"], end["time"]
+            self._peaks[rank] = end.get("peak_bytes", 0)
 
     def _ended(self, ended: ProcessExit) -> None:
         for started in self._started:
@@ -288,6 +291,8 @@ class WorkerWatch:
                     ):
                         code = 128 + signal.SIGTERM
                     self._exit_codes[rank], self._ended_at[rank] = code, ended.time
+                    if self._launch.prepared[0].container is None:  # else it is the engine's client that was waited for
+                        self._peaks[rank] = ended.peak_bytes
 
     # --- ending
 
@@ -390,4 +395,5 @@ class WorkerWatch:
             is_oom=lambda: self._nodes.oom_kills() > self._oom_before,
             is_disk_full=self._nodes.is_disk_full,
             samples=tuple(self._loads.samples),
+            peaks=self._peaks,
         )

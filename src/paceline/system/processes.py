@@ -192,18 +192,24 @@ def send(pid: int, number: int) -> bool:
     return True
 
 
-def reap() -> list[tuple[int, int]]:
-    """The (pid, wait status) of every child of this process that has ended and was not yet waited for."""
-    ended: list[tuple[int, int]] = []
+def reaped() -> list[tuple[int, int, int]]:
+    """Every child of this process that has ended and was not yet waited for: its pid, its wait status, and how many bytes it, or
+    one process that it has waited for itself, had in memory at most."""
+    ended: list[tuple[int, int, int]] = []
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
         except ChildProcessError:
             return ended
         # There are children, but none that has ended.
         if pid == 0:
             return ended
-        ended.append((pid, status))
+        ended.append((pid, status, usage.ru_maxrss * (1024 if _LINUX else 1)))
+
+
+def reap() -> list[tuple[int, int]]:
+    """The (pid, wait status) of every child of this process that has ended and was not yet waited for."""
+    return [(pid, status) for pid, status, _ in reaped()]
 
 
 def ended_child() -> int | None:

@@ -91,10 +91,14 @@ class LocalNodes:
         now = time.time()
         return [
             ProcessExit(
-                pid=pid, node_rank=self._node_ranks.pop(pid), exit_code=processes.shell_exit_code(status), time=now
+                pid=pid,
+                node_rank=self._node_ranks.pop(pid),
+                exit_code=processes.shell_exit_code(status),
+                time=now,
+                peak_bytes=peak,
             )
             # The supervisor inherits orphans (PR_SET_CHILD_SUBREAPER), so more ends come here than were started.
-            for pid, status in processes.reap()
+            for pid, status, peak in processes.reaped()
             if pid in self._node_ranks
         ]
 

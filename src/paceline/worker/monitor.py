@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 
 from paceline.worker import report
@@ -59,9 +60,9 @@ def wait_for_child(*, under_srun: bool = False) -> None:
         signal.signal(number, forward)
     if relay is not None:
         relay.start(child)
-    _, status = os.waitpid(child, 0)
+    _, status, usage = os.wait4(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    report.ended(128 - code if code < 0 else code)
+    report.ended(128 - code if code < 0 else code, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
     if relay is not None:
         relay.hold(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), int(os.environ["WORLD_SIZE"]))
     # 0 whatever the script's code was: at any other, mpirun would kill all other workers within half a second. And without exit

@@ -22,9 +22,9 @@ def started() -> None:
     _write(f"start_{os.environ['RANK']}.json", value, str(value).replace("'", '"') if is_plain else None)
 
 
-def ended(exit_code: int) -> None:
-    """Say how the script's process ended; written by the process that waited for it."""
-    _write(f"end_{os.environ['RANK']}.json", {"exit_code": exit_code, "time": time.time()})
+def ended(exit_code: int, peak_bytes: int = 0) -> None:
+    """Say how the script's process ended; written by the process that waited for it. peak_bytes: its memory at most."""
+    _write(f"end_{os.environ['RANK']}.json", {"exit_code": exit_code, "time": time.time(), "peak_bytes": peak_bytes})
 
 
 def note_alone(library: str) -> None:

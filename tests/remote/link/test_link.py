@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 from paceline.remote.link import LinkError
+from paceline.remote.link.link import StartedEnd
 from paceline.system import processes
 from tests.helpers import fill_disk, wait_until, write_tree
 
 
 def ended(link, count: int = 1) -> list[tuple[int, int]]:
     """(pid, exit code) of the first `count` ends."""
-    found: list[tuple[int, int, float]] = []
+    found: list[StartedEnd] = []
     wait_until(lambda: found.extend(link.ends()) or len(found) >= count, "the ends")
-    return [(pid, code) for pid, code, _ in found]
+    return [(end.pid, end.code) for end in found]
 
 
 @pytest.fixture

@@ -67,6 +67,15 @@ def test_gpus_and_small_numbers():
     )
 
 
+def test_what_was_taken_between_two_samples_is_told_by_the_process_s_own_count():
+    text = memory_text(0, samples([5.0] * 8), NODES, None, now_s=1002.0, peak_bytes=48 * GIB)
+    assert text.startswith(
+        "Rank 0 held 5.0 GiB, with the 4 processes below it, when it was last seen, 2 s ago, and 48.0 GiB at its most. "
+    )
+    assert "at its most" not in memory_text(0, samples([5.0] * 8), NODES, None, now_s=1002.0, peak_bytes=5 * GIB)
+    assert memory_text(0, [], NODES, None, peak_bytes=300 << 20) == "Rank 0 held 300 MiB at its most."
+
+
 def test_of_what_nobody_has_seen_nothing_is_said():
     assert memory_text(0, [], NODES, None) == ""
     assert memory_text(0, [], NODES, {"odd": 1}) == ""

@@ -73,11 +73,12 @@ class Commands:
     def reap(self) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], bytes]]]:
         """Ends of commands, and replies to those who waited for one, each once."""
         ends, replies = [], []
-        for pid, status in processes.reap():
+        for pid, status, peak in processes.reaped():
             code = processes.shell_exit_code(status)
             if pid in self._running:
                 tag = self._running.pop(pid)
-                ends.append({"op": "end", "pid": pid, "code": code, "time": time.time(), "tag": tag})
+                end = {"op": "end", "pid": pid, "code": code, "time": time.time(), "peak": peak, "tag": tag}
+                ends.append(end)
             elif waited := self._waited.pop(pid, None):
                 with waited.stdout, waited.stderr:
                     stdout, stderr = (_content(file) for file in (waited.stdout, waited.stderr))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.remote.link.bootstrap import Ends, bootstrap
 from paceline.remote.link.connection import AgentConnection
@@ -31,6 +31,16 @@ class CommandEnd:
     stderr: bytes
 
 
+class StartedEnd(NamedTuple):
+    """A command that was started and has ended. code: as a shell gives it; time: in seconds since the epoch; peak_bytes: what it
+    had in memory at most."""
+
+    pid: int
+    code: int
+    time: float
+    peak_bytes: int
+
+
 class Link(LinkFiles):
     """One agent. Thread-safe. Every call raises `LinkError` where the node is lost, and OSError for what it met with."""
 
@@ -41,7 +51,7 @@ class Link(LinkFiles):
         self.name, self.silence_s = name, silence_s
         self._connection = AgentConnection(ends, name, silence_s, self._hear)
         self._said_hello = threading.Event()
-        self._ends: list[tuple[int, int, float]] = []
+        self._ends: list[StartedEnd] = []
         #: Guards `_ends`, which the connection's filer fills and the supervisor empties.
         self._lock = threading.Lock()
         #: Called with frames of the remote shell, and with the ends of commands that were started with a tag.
@@ -241,8 +251,8 @@ class Link(LinkFiles):
         """True if there is such a process on the node."""
         return bool(self._connection.ask("alive", timeout_s=3.0, pid=pid)[0]["ok"])
 
-    def ends(self) -> list[tuple[int, int, float]]:
-        """(pid, exit code as a shell gives it, time) of commands that have ended, each once.
+    def ends(self) -> list[StartedEnd]:
+        """The commands that have ended, each once.
 
         What a command has written in a mirrored folder is here before its end is.
         """
@@ -288,7 +298,7 @@ class Link(LinkFiles):
                 self.on_tagged_end(header)
             else:
                 with self._lock:
-                    self._ends.append((header["pid"], header["code"], header["time"]))
+                    self._ends.append(StartedEnd(header["pid"], header["code"], header["time"], header["peak"]))
                 # Not under the lock: what is called may ask for `ends`, which takes it.
                 self.on_end()
         elif op == "hello":

@@ -177,10 +177,10 @@ class AgentNodes:
     def ended(self) -> list[ProcessExit]:
         found = []
         for rank, link in enumerate(self._links):
-            for pid, code, when in link.ends():
+            for pid, code, when, peak in link.ends():
                 self._over.add((rank, pid))
                 self._started.discard((rank, pid))
-                found.append(ProcessExit(pid=pid, node_rank=rank, exit_code=code, time=when))
+                found.append(ProcessExit(pid=pid, node_rank=rank, exit_code=code, time=when, peak_bytes=peak))
         return found
 
     def lost(self) -> dict[int, str]:

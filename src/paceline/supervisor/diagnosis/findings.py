@@ -39,7 +39,7 @@ class Findings:
     launcher_code: mpirun's exit code; None without one, or while it runs.
     exit_codes, ended_at, errors: of each rank that has ended, or raised. asked: when a rank was told to end.
     lost: node rank -> how that was noticed. driver_from: where the attempt begins in the driver's log.
-    samples: what nodes and workers took, the newest last.
+    samples: what nodes and workers took, the newest last. peaks: rank -> bytes that its process had in memory at most.
     """
 
     launch: Launch
@@ -57,6 +57,7 @@ class Findings:
     is_oom: Callable[[], bool]
     is_disk_full: Callable[[], bool]
     samples: Sequence[Sample] = ()
+    peaks: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def ends(self) -> list[WorkerEnd]:
         """Each worker's end, as far as it is known."""
@@ -130,7 +131,8 @@ def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
         return failed
     plan = read_json(found.folder.memory_plan(found.launch.attempt, failed.rank))
     nodes = {place.rank: place.node_rank for place in found.launch.places}
-    text = memory_text(failed.rank, found.samples, nodes, plan, by_kernel=failed.signal is not None)
+    peak, by_kernel = found.peaks.get(failed.rank, 0), failed.signal is not None
+    text = memory_text(failed.rank, found.samples, nodes, plan, peak_bytes=peak, by_kernel=by_kernel)
     # An exception's line need not end a sentence.
     message = failed.message if failed.message.endswith((".", "!", "?")) else f"{failed.message}."
     return dataclasses.replace(failed, message=f"{message} {text}") if text else failed

@@ -1,6 +1,7 @@
 """What held the memory of a worker that had none left, from the samples before: pure functions.
 
-The kernel ends a process in a moment, and samples are seconds apart: what is told is what was seen last, and when.
+The kernel ends a process in a moment, and samples are seconds apart: what is told is what was seen last, and when, and what the
+kernel says of the process once it has ended.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 _GIB = 1 << 30
 #: So much more than at first, in so many seconds, is growth; of less the start may be the reason.
 _GROWN, _GROWN_S = 1.3, 20.0
+#: A process that had so many times more at its most has taken it since it was seen.
+_BEYOND = 1.05
 #: So many times another rank's memory is a rank of its own kind.
 _LARGER = 1.5
 #: This part of a node's memory, held by others than the run, is worth a word.
@@ -39,17 +42,23 @@ def memory_text(
     plan: Mapping[str, Any] | None,
     now_s: float | None = None,
     *,
+    peak_bytes: int = 0,
     by_kernel: bool = True,
 ) -> str:
     """Sentences on what the rank held, which held most, what it was for, and what to do; "" where nothing was seen.
 
     node_ranks: rank -> its node's. plan: what `paceline.parallel` had planned with, in bytes. now_s: seconds since 1970.
-    by_kernel: the kernel has ended it; else a request of its own was refused.
+    peak_bytes: what its process had at most; 0 where that is not known. by_kernel: the kernel has ended it; else a request of
+    its own was refused.
     """
     series = [(sample.at_s, sample.ranks[rank]) for sample in samples if "memory_gib" in sample.ranks.get(rank, {})]
     said = [
         text
-        for text in (_held(rank, series, now_s), *_on_node(rank, samples, node_ranks, by_kernel), _planned(plan))
+        for text in (
+            _held(rank, series, now_s, peak_bytes / _GIB),
+            *_on_node(rank, samples, node_ranks, by_kernel),
+            _planned(plan),
+        )
         if text
     ]
     # Of one that has made no step yet, it is the model that is being made.
@@ -60,9 +69,9 @@ def memory_text(
     return " ".join(said)
 
 
-def _held(rank: int, series: Sequence[tuple[float, Mapping[str, float]]], now_s: float | None) -> str:
+def _held(rank: int, series: Sequence[tuple[float, Mapping[str, float]]], now_s: float | None, peak_gib: float) -> str:
     if not series:
-        return ""
+        return f"Rank {rank} held {_text(peak_gib)} at its most." if peak_gib else ""
     at_s, last = series[-1]
     ago = max(0.0, (time.time() if now_s is None else now_s) - at_s)
     below = int(last.get("processes", 1)) - 1
@@ -71,6 +80,8 @@ def _held(rank: int, series: Sequence[tuple[float, Mapping[str, float]]], now_s:
     if last.get("gpu_memory_gib"):
         text += f", and {_text(last['gpu_memory_gib'])} of GPUs"
     text += f", when it was last seen, {ago:.0f} s ago"
+    if peak_gib > _BEYOND * last["memory_gib"]:
+        text += f", and {_text(peak_gib)} at its most"
     if grown := _growth(series):
         text += f"; it had grown from {_text(grown[1])} in {grown[0]:.0f} s"
     return f"{text}."
