@@ -45,6 +45,10 @@ WRONG = {
         ["run", "src/train.py", "-j", "2..4", "--backend", "gloo"],
         "-j '2..4' does not say how many processes each node has. Write -j 2..4x1 for one.",
     ),
+    "no node and no processes": (
+        ["run", "src/train.py", "-j", "0..3", "--backend", "gloo"],
+        "-j '0..3' does not say how many processes each node has. Write -j 1..3x1 for one.",
+    ),
     "servers whose number is fixed, on nodes whose is not": (
         ["run", "src/train.py", "-j", "2..4x2", "--backend", "ps", "--ps", "1"],
         "node_count=2..4 with distributed_backend='ps': there the numbers of workers and parameter servers are fixed.",
