@@ -32,6 +32,67 @@ for epoch in range(EPOCHS):
         par.step(batch)
 print("to the end")
 """
+#: Blocks of attention and of experts, for sequences.
+SEQUENCES = """
+import torch
+from torch import nn
+from torch.nn import functional
+import paceline
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        heads = [part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1)]
+        found = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        return x + self.out(found.transpose(1, 2).flatten(2))
+
+
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(16, 4), nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
+
+    def forward(self, x):
+        gates, chosen = self.router(x).softmax(-1).topk(2)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            *place, which = torch.where(chosen == number)
+            out = out.index_put(tuple(place), expert(x[tuple(place)]) * gates[(*place, which)][:, None], accumulate=True)
+        return out
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(32, 16), nn.Embedding(12, 16)
+        self.blocks, self.mixture = nn.ModuleList([Block() for _ in range(2)]), Mixture()
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, x):
+        x = self.words(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x + torch.tanh(self.mixture(x)))
+
+
+torch.manual_seed(0)
+drawn = torch.randint(0, 32, (32, 13))
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(drawn[:, :-1], drawn[:, 1:]), batch_size=8)
+model = Model()
+par = paceline.parallelize(
+    model,
+    torch.optim.Adam(model.parameters()),
+    loader,
+    loss=lambda output, target: functional.cross_entropy(output.flatten(0, 1), target.flatten()),
+    strategy=paceline.parallel.STRATEGY,
+)
+for batch in par.epoch(0):
+    par.step(batch)
+"""
 MEAN = "torch.nn.functional.cross_entropy(output, target)"
 ADAM = "optimizer = torch.optim.Adam(model.parameters())"
 #: It computes in bfloat16 by itself; the comparison lets it compute in float64.
@@ -91,6 +152,15 @@ def test_a_script_is_equal_on_two_workers_and_another_is_not(cli: Any) -> None:
     assert {run["run_id"] for run in runs} >= set(told["runs"])
     # What was compared is as large as the model, and goes.
     assert not list(cli.folder.glob(".paceline/runs/*/outputs/check"))
+
+
+@pytest.mark.parametrize(("strategy", "layout"), [("ContextParallel()", "context 2"), ("ExpertParallel()", "expert 2")])
+def test_sequences_in_parts_and_spread_experts_are_compared_too(strategy: str, layout: str, cli: Any) -> None:
+    require_module("torch")
+    code, out = _checked(cli, str(cli.script(SEQUENCES.replace("STRATEGY", strategy))))
+    assert code == 0, out
+    assert f"3 steps in float64: one process, and 2 workers ({layout})" in out
+    assert out.rstrip().endswith("equal")
 
 
 def test_a_script_that_does_not_come_so_far_is_told(cli: Any) -> None:

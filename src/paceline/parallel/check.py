@@ -77,8 +77,12 @@ def check(par: ParallelHandle, batch: Any, limit: float | None = None) -> Checke
     micros = cut(batch, par.task, par.world)
     try:
         return compare(par, global_parts(batch, par), micros, limit)
-    except CannotComputeError as error:
+    except (DiffersError, CannotComputeError) as error:
         raise ParallelError(str(error)) from error.__cause__
+
+
+class DiffersError(Exception):
+    """What the layout computes otherwise than the plain model; on all ranks. It could be trained all the same."""
 
 
 class CannotComputeError(Exception):
@@ -102,7 +106,8 @@ def compare(
     is_short: some rows only, for which what can't be compared is no fault.
 
     Raises:
-        ParallelError: see `check`.
+        DiffersError: loss, gradients or buffers are not those of the plain model.
+        ParallelError: the model, the loss or the batch can't be used with this layout, compared or not.
         CannotCompareError: with is_short: the plain model can't compute these rows, or draws what can't be made the same.
         CannotComputeError: on the rank that fails: the layout can't compute them.
     """
@@ -184,8 +189,8 @@ def _farthest(apart: dict[str, float]) -> float:
     return max((value for name, value in apart.items() if not name.startswith("buffer ")), default=0.0)
 
 
-def _rows_compared(par: ParallelHandle, found: _Result, plain: _Result) -> ParallelError:
-    return ParallelError(
+def _rows_compared(par: ParallelHandle, found: _Result, plain: _Result) -> DiffersError:
+    return DiffersError(
         f"on {par.world.layout} the loss is {found.loss:.6g}, and the plain model's {plain.loss:.6g}: the layout's is what comes "
         "of each replica's rows by themselves. The loss, or the model's forward, compares the rows of a batch with one another "
         "(a contrastive loss, a mean over the batch), or the loss is a mean over something else than rows, such as tokens that "
@@ -201,8 +206,7 @@ class _Result:
     buffers: dict[str, Tensor]
 
     def largest(self) -> float:
-        sizes = (float(grad.abs().max()) for grad in self.gradients.values() if grad is not None and grad.numel())
-        return max(sizes, default=0.0)
+        return max((_largest(grad) for grad in self.gradients.values() if grad is not None), default=0.0)
 
 
 def _allowed(par: ParallelHandle, plain: _Result, limit: float | None) -> float:
@@ -245,19 +249,19 @@ def _verdict(par: ParallelHandle, found: _Result, plain: _Result, apart: dict[st
     if far:
         named = ", ".join(f"{name} ({apart[name]:.1e})" for name in far[:5])
         more = f" and {len(far) - 5} more" if len(far) > 5 else ""
-        raise ParallelError(
+        raise DiffersError(
             f"on {par.world.layout} the gradients are not those of the plain model: {named}{more}, as parts of the largest "
             f"gradient ({largest:.3g}); up to {allowed:.0e} is rounding. The loss is {loss:.6g}, the plain model's "
             f"{plain_loss:.6g}. {_question(par)}"
         )
     if not loss_apart <= allowed:
-        raise ParallelError(
+        raise DiffersError(
             f"on {par.world.layout} the loss is {loss:.8g}, that of the plain model {plain_loss:.8g}. Is loss() the mean "
             "over what loss_weight() counts?"
         )
     far = sorted((name for name in buffers if not buffers[name] <= max(allowed, 1e-6)), key=lambda name: -buffers[name])
     if far and par.world.layout.batch_norm != "local":
-        raise ParallelError(
+        raise DiffersError(
             f"on {par.world.layout} the model's buffers are not those of the plain model after one step: "
             f"{', '.join(name.removeprefix('buffer ') for name in far[:5])}. Loss and gradients are. Does its forward compute "
             "them from the rows of a batch, of which each replica has others? Sum them over the replicas "
@@ -290,10 +294,20 @@ def _apart(grad: Any, plain: Any, largest: float) -> float:
         return 0.0 if other is None or not bool(other.any()) else float("inf")
     if grad.shape != plain.shape:
         return float("inf")
-    wide = torch.complex128 if grad.is_complex() else torch.float64
-    far = float((grad.to(wide) - plain.to(wide)).abs().max()) if grad.numel() else 0.0
+    far = _largest(grad - plain)
     # A nan stays one here, and counts as infinitely far later: two of them are no agreement.
     return far / largest if largest > 0 else far
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest magnitude; a nan if there is one."""
+    if not tensor.numel():
+        return 0.0
+    if tensor.is_complex():
+        return float(tensor.abs().max())
+    # `abs().max()` takes ten times as long, and another copy of what may be the largest gradient.
+    low, high = torch.aminmax(tensor)
+    return max(-float(low), float(high))
 
 
 def _dense(grad: Any) -> Any:
@@ -361,7 +375,7 @@ class _Plain:
                 for micro in own:
                     self._model(*micro.args, **micro.kwargs)
             found = self.run()
-        except ParallelError:
+        except (ParallelError, DiffersError):
             raise
         except Exception as error:
             failed = f"{type(error).__name__}: {error}"
@@ -429,7 +443,7 @@ def _check_mean(loss: Any, of_more: Callable[[int], Tensor]) -> None:
     except Exception:
         return  # not made for other numbers of rows: nothing can be said
     if one and abs(two - 2 * one) <= 1e-3 * abs(one) and abs(three - 3 * one) <= 1e-3 * abs(one):
-        raise ParallelError(
+        raise DiffersError(
             f"loss(output, target) is {one:.6g}, and {two:.6g} for the same rows twice: it is a sum. It has to return the "
             "mean (reduction='mean'), for a batch is computed in parts, of which each would count for as much as the whole."
         )

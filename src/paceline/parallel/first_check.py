@@ -21,7 +21,7 @@ from paceline.parallel.batches.batch import Microbatch, Parts, own_rows
 from paceline.parallel.batches.gathered import gather_parts
 from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut, split
 from paceline.parallel.batches.rows import Rows, join_rows, move, unwrap
-from paceline.parallel.check import CannotCompareError, CannotComputeError, compare
+from paceline.parallel.check import CannotCompareError, CannotComputeError, DiffersError, compare
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import NotPlainError
 from paceline.parallel.reduce import anywhere
@@ -43,7 +43,7 @@ def first_check(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -
     batch: what `step` was given; micros: this rank's share of it.
 
     Raises:
-        ParallelError: on every rank: the layout computes something else than the plain model.
+        ParallelError: the layout computes something else than the plain model, on every rank; or it can't be trained at all.
     """
     try:
         return f"the first step's first rows: {_compared(par, batch, micros)}"
@@ -51,7 +51,7 @@ def first_check(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -
         return f"not compared with the plain model: {error}"
     except CannotComputeError as error:
         raise ParallelError(str(error)) from error.__cause__
-    except ParallelError as error:
+    except DiffersError as error:
         raise ParallelError(
             f"before the first step, on the first rows of its batch: {error} "
             "If that is meant, parallelize(check='off') trains without this comparison."

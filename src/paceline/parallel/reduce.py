@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: As in torch's DDP: large enough to use the line, small enough that sending one overlaps with filling the next.
 BUCKET_BYTES = 25 * 2**20
+#: A tensor of at least so many is sent by itself, as it lies.
+ALONE_BYTES = 2**20
 
 
 def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -61,13 +63,24 @@ def broadcast(tensors: Sequence[Tensor], group: Any, source: int = 0, bucket_byt
         return
     root = dist.get_global_rank(group, source)
     with torch.no_grad():
-        for bucket in _buckets([local(tensor) for tensor in tensors], bucket_bytes):
-            flat = torch.cat([tensor.detach().flatten() for tensor in bucket])
+        own = [local(tensor).detach() for tensor in tensors]
+        # By size alone, which is the same on all ranks. To copy a large one there and back costs as much as to send it.
+        for tensor in filter(_is_large, own):
+            whole = tensor.contiguous()
+            dist.broadcast(whole, root, group=group)
+            if whole is not tensor:
+                tensor.copy_(whole)
+        for bucket in _buckets([tensor for tensor in own if not _is_large(tensor)], bucket_bytes):
+            flat = torch.cat([tensor.flatten() for tensor in bucket])
             dist.broadcast(flat, root, group=group)
             start = 0
             for tensor in bucket:
                 tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
                 start += tensor.numel()
+
+
+def _is_large(tensor: Tensor) -> bool:
+    return tensor.nbytes >= ALONE_BYTES
 
 
 def sum_number(value: float, group: Any, device: torch.device) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import random
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, Weighte
 
 import paceline
 from paceline.parallel import DataParallel, FullyShard, ParallelError, Parts, PipelineParallel, Whole
+from paceline.parallel.reduce import broadcast
 from tests.parallel.equality import (
     Outcome,
     adamw,
@@ -188,6 +190,18 @@ def check_evaluation_counts_every_sample_once(ranks: Ranks) -> None:
         assert all(part.training for part in par.module.modules())
 
 
+def check_values_of_any_size_and_order_become_those_of_the_first_rank(ranks: Ranks) -> None:
+    """A large tensor is sent as it lies, which may not be in order, and small ones go together."""
+    torch.manual_seed(ranks.rank)
+    own = [torch.randn(3), torch.randn(600, 500), torch.randn(500, 600).t(), torch.randn(4, 2).t()]
+    if ranks.rank:
+        own[1] = own[1].t().contiguous().t()
+    broadcast(own, torch.distributed.group.WORLD)
+    torch.manual_seed(0)
+    first = [torch.randn(3), torch.randn(600, 500), torch.randn(500, 600).t(), torch.randn(4, 2).t()]
+    assert all(map(torch.equal, own, first))
+
+
 def check_the_plain_model_and_the_spread_one_agree(ranks: Ranks) -> None:
     for name in ("cnn_batch", "transformer_tied"):
         case = CASES[name]
@@ -238,6 +252,13 @@ def check_a_loss_that_is_a_sum_is_refused(ranks: Ranks) -> None:
         )
         with pytest.raises(ParallelError, match="it is a sum") if reduction == "sum" else contextlib.nullcontext():
             par.check((x, y))
+    with pytest.raises(ParallelError, match=r"before the first step.* it is a sum.*\(check='off'\)"):
+        spread_with(functools.partial(F.cross_entropy, reduction="sum")).step((x, y))
+
+
+def spread_with(loss: Any) -> Any:
+    model = Mlp().double()
+    return paceline.parallelize(model, sgd(model), loss=loss, strategy=DataParallel(), microbatches=2)
 
 
 def check_too_few_rows_for_batch_normalisation_are_told_in_words(ranks: Ranks) -> None:

@@ -28,6 +28,7 @@ from paceline.parallel.pipeline.ties import StageTies
 from paceline.parallel.reduce import local
 from paceline.parallel.replicas import core
 from paceline.parallel.tensor import cutting, pieces
+from paceline.parallel.tensor.check import Reference
 from tests.parallel.checks.experts import MIXED
 from tests.parallel.checks.mutations import LIMITS, assert_seen
 from tests.parallel.equality import alone, assert_equal, batches, sgd, together
@@ -101,7 +102,7 @@ def check_a_part_with_another_number(ranks: Ranks) -> None:
     with change, pytest.raises(ParallelError, match="is not the plain one"):
         together(case, TensorParallel(), rows=(8,), optimizer=sgd)
     one = alone(case, rows=(8,), optimizer=sgd)
-    with change, mock.patch.object(cutting, "verify", return_value=None):
+    with change, mock.patch.object(Reference, "verify", return_value=None):
         many = together(case, TensorParallel(), rows=(8,), optimizer=sgd)
     with pytest.raises(AssertionError):
         assert_equal(one, many, loss=LIMITS["loss"])

@@ -764,11 +764,7 @@ KINDS: dict[str, Kind] = {
     "unused": Kind(make=Leaves, batch=vectors),
     "frozen": Kind(make=Frozen, batch=vectors),
     "weight-norm": Kind(make=lambda: Normed(parametrizations.weight_norm), batch=vectors),
-    "weight-norm-old": Kind(
-        make=lambda: Normed(old_weight_norm),
-        batch=vectors,
-        refused={"tensor": r"it can't be copied .*parametrizations\.weight_norm"},
-    ),
+    "weight-norm-old": Kind(make=lambda: Normed(old_weight_norm), batch=vectors),
     "spectral-norm": Kind(make=lambda: Normed(parametrizations.spectral_norm), batch=vectors),
     "lists": Kind(make=Lists, batch=vectors),
     "conv-batch": Kind(

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from paceline.parallel.context.attention import attending_to_all
 from paceline.parallel.context.sequence import Places
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.experts.found import list_of
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import map_tensors, tensors_in
 
@@ -58,12 +59,12 @@ def apply(model: nn.Module, world: World) -> list[str]:
 
 
 def _lists(model: nn.Module, prefix: str = "") -> list[str]:
-    """The outermost lists of blocks; of lists in a list, the inner ones."""
+    """The outermost lists of blocks; of lists in a list, the inner ones. Experts are no blocks: each is given some places."""
     if isinstance(model, _LISTS) and len(model) and not any(isinstance(child, nn.ModuleList) for child in model):
         return [prefix]
-    return [
-        name for own, child in model.named_children() for name in _lists(child, f"{prefix}.{own}" if prefix else own)
-    ]
+    experts = list_of(model)
+    children = {own: child for own, child in model.named_children() if child is not experts}
+    return [name for own, child in children.items() for name in _lists(child, f"{prefix}.{own}" if prefix else own)]
 
 
 class _List:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,10 +17,12 @@ from paceline.parallel.failure.watch import is_communication
 from paceline.parallel.full_tensor import is_part, whole
 from paceline.parallel.large.parts import region_of, slices
 from paceline.parallel.loss_reads import LossReads, attributes_of
+from paceline.parallel.mesh import World
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import derive
-from paceline.parallel.reduce import local
+from paceline.parallel.reduce import anywhere, local
 from paceline.parallel.reentrant import checkpoints_opened
+from paceline.parallel.tensor.distance import scale_of, within
 from paceline.parallel.tensor.groups import undisturbed
 from paceline.parallel.tracing.others import GENERATORS
 from paceline.parallel.tracing.source import shown
@@ -29,60 +32,57 @@ _STEPS = 2000
 _MOST = 0.1
 
 
-def verify(plain: nn.Module, model: nn.Module, sample: Microbatch, group: Any, most_numbers: int | None = None) -> None:
-    """Return if the model gives the outputs and gradients that the plain one gives for the sample.
+class Reference:
+    """What the plain model computes of some rows: outputs, gradients, and of the loss what it reads of the model itself.
 
-    plain: the same model, whole, with the same values. Both are left as they were, gradients too.
-    most_numbers: of parameters with more than that no gradients are compared; None: of all.
-    group: the ranks that hold the model's parts; called on all of them.
-
-    Raises:
-        ParallelError: the first module, in the order in which they run, whose output differs, or the parameter whose
-            gradient does; the same on all ranks of the group.
+    Computed before the model is cut, so no copy of it is needed.
     """
-    drawn = [state() for _, state in GENERATORS]
-    expected = _pass(plain, sample, most_numbers)
-    for (name, state), before in zip(GENERATORS, drawn, strict=True):
-        if state() != before:
-            raise ParallelError(
-                f"the model's forward draws from {name}, and the workers of TensorParallel(), which have to draw the same, may "
-                "each draw others. Draw with torch (torch.rand(())), or use DataParallel() or FullyShard()."
-            )
-    found = _pass(model, sample, most_numbers)
-    message = _first_difference(expected, found)
-    if message := next(filter(None, gather(message, group)), ""):
-        raise ParallelError(
-            f"the model that was cut by TensorParallel() is not the plain one: {message}. Leave what is in this module whole: "
-            "TensorParallel(plan={...}) with the layers that may be cut, or 'replicate' for those that may not."
-        )
 
+    def __init__(
+        self,
+        model: nn.Module,
+        sample: Microbatch,
+        loss: Callable[[Microbatch, Any], Any] | None = None,
+        most_numbers: int | None = None,
+    ) -> None:
+        """The model is left as it was, gradients too.
 
-class LossCheck:
-    """A loss that reads tensors of the model itself, computed before the model is cut and after it."""
-
-    def __init__(self, model: nn.Module, sample: Microbatch, loss: Callable[[Any], Any]) -> None:
-        """On the plain model. A loss that reads nothing of it is not looked at again."""
-        self._model, self._sample, self._loss = model, sample, loss
-        self._reads = LossReads(model, [tensor for _, tensor in attributes_of(model)])
-        self._plain = self._pass()
-
-    def verify(self, group: Any) -> None:
-        """Return if the model that was cut gives the same loss and gradients. Called on all ranks of the group.
+        loss: sample and output -> the loss; None: it is not looked at.
+        most_numbers: of parameters with more than that no gradients are compared; None: of all.
 
         Raises:
-            ParallelError: it does not, or the loss can't be computed with parts.
+            ParallelError: the forward draws numbers that each worker may draw otherwise.
         """
+        self.model, self.sample, self._loss, self._most_numbers = model, sample, loss, most_numbers
+        self._reads = LossReads(model, [tensor for _, tensor in attributes_of(model)])
+        drawn = [state() for _, state in GENERATORS]
+        self._plain = self._pass(is_cut=False)
+        for (name, state), before in zip(GENERATORS, drawn, strict=True):
+            if state() != before:
+                raise ParallelError(
+                    f"the model's forward draws from {name}, and the workers of TensorParallel(), which have to draw the same, "
+                    "may each draw others. Draw with torch (torch.rand(())), or use DataParallel() or FullyShard()."
+                )
+
+    def verify(self, group: Any) -> None:
+        """Return if the model, which is cut by now, gives the same. Called on all ranks of the group, which hold its parts.
+
+        Raises:
+            ParallelError: the first module, in the order in which they run, whose output differs, the parameter whose
+                gradient does, or what the loss reads and is in parts; the same on all ranks of the group.
+        """
+        # Before the pass: a model that is cut may read otherwise.
         lines = self._reads.state | self._reads.left
+        found = self._pass(is_cut=True)
+        message = _first_difference(self._plain, found)
+        if message := next(filter(None, gather(message, group)), ""):
+            raise ParallelError(
+                f"the model that was cut by TensorParallel() is not the plain one: {message}. Leave what is in this module "
+                "whole: TensorParallel(plan={...}) with the layers that may be cut, or 'replicate' for those that may not."
+            )
         if not lines:
             return
-        message = ""
-        try:
-            found = self._pass()
-        except Exception as error:
-            if is_communication(error):
-                raise
-            message = told(error)
-        message = message or _first_difference(self._plain, found)
+        message = found.failed or _first_difference(_loss_alone(self._plain), _loss_alone(found))
         if message := next(filter(None, gather(message, group)), ""):
             name, line = next(iter((self._reads.parts or lines).items()))
             raise ParallelError(
@@ -92,59 +92,106 @@ class LossCheck:
                 "FullyShard()."
             )
 
-    def _pass(self) -> _Pass:
-        with undisturbed(self._model), torch.enable_grad(), checkpoints_opened():
-            output = self._model(*self._sample.args, **self._sample.kwargs)
-            self._reads.look_again()
-            with self._reads:
-                self._reads.may_read(output, self._sample.target, self._sample.weight)
-                total = self._loss(output)
-            reads = self._reads.state or self._reads.left
-            gradients = gradients_of(self._model, total) if reads else {}
-            return _Pass(outputs=[("", whole(total.detach()))], gradients=gradients)
+    def _pass(self, *, is_cut: bool) -> _Pass:
+        model, sample = self.model, self.sample
+        outputs: list[tuple[str, Tensor]] = []
+
+        def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
+            return lambda module, args, output: outputs.extend(
+                (name, whole(tensor.detach())) for tensor in tensors_in(output)
+            )
+
+        handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
+        try:
+            with undisturbed(model), torch.enable_grad(), checkpoints_opened():
+                output = model(*sample.args, **sample.kwargs)
+                total = sum(_weighted(index, tensor) for index, tensor in enumerate(_differentiable(output)))
+                looks = self._loss is not None and (not is_cut or self._reads_own())
+                found = _Pass(outputs=outputs, gradients=gradients_of(model, total, self._most_numbers, again=looks))
+                if not looks:
+                    return found
+                try:
+                    loss, of_loss = self._loss_of(output)
+                except Exception as error:
+                    if not is_cut or is_communication(error):
+                        raise
+                    return replace(found, failed=told(error))
+                return replace(found, loss=loss, of_loss=of_loss)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _loss_of(self, output: Any) -> tuple[Tensor | None, dict[str, Tensor | None]]:
+        """The loss and its gradients; None and none of a loss that reads nothing of the model."""
+        assert self._loss is not None
+        self._reads.look_again()
+        with self._reads:
+            self._reads.may_read(output, self.sample.target, self.sample.weight)
+            loss = self._loss(self.sample, output)
+        if not self._reads_own():
+            return None, {}
+        return whole(loss.detach()), gradients_of(self.model, loss)
+
+    def _reads_own(self) -> bool:
+        """Whether the loss has read something of the model itself."""
+        return bool(self._reads.state or self._reads.left)
+
+
+def reference(
+    model: nn.Module,
+    samples: Sequence[Microbatch],
+    world: World,
+    loss: Callable[[Microbatch, Any], Any] | None,
+    most_numbers: int | None,
+) -> Reference:
+    """What the model computes of the first of these samples that it can compute on all ranks. Called on all of them.
+
+    All ranks take the same sample, or their messages would be of different sizes.
+    """
+    *fewer, last = samples
+    for sample in fewer:
+        found = None
+        with contextlib.suppress(Exception):
+            found = Reference(model, sample, loss, most_numbers)
+        if not anywhere(found is None, world) and found is not None:
+            return found
+    return Reference(model, last, loss, most_numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pass:
-    """outputs: (module, its output), in order; "" is the model itself. gradients: of the parameters, by name."""
+    """What one pass gave.
+
+    outputs: (module, its output), in order; "" is the model itself. gradients: of the parameters, by name.
+    loss, of_loss: the loss and its gradients, where it reads something of the model. failed: why there is none.
+    """
 
     outputs: list[tuple[str, Tensor]]
     gradients: Mapping[str, Tensor | None]
+    loss: Tensor | None = None
+    of_loss: Mapping[str, Tensor | None] = field(default_factory=dict)
+    failed: str = ""
 
 
-def _pass(model: nn.Module, sample: Microbatch, most_numbers: int | None) -> _Pass:
-    outputs: list[tuple[str, Tensor]] = []
-
-    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda module, args, output: outputs.extend(
-            (name, whole(tensor.detach())) for tensor in tensors_in(output)
-        )
-
-    handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
-    try:
-        with undisturbed(model), torch.enable_grad(), checkpoints_opened():
-            output = model(*sample.args, **sample.kwargs)
-            total = sum(_weighted(index, tensor) for index, tensor in enumerate(_differentiable(output)))
-            gradients = gradients_of(model, total, most_numbers)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return _Pass(outputs=outputs, gradients=gradients)
+def _loss_alone(found: _Pass) -> _Pass:
+    return _Pass(outputs=[] if found.loss is None else [("", found.loss)], gradients=found.of_loss)
 
 
-def gradients_of(model: nn.Module, total: Any, most_numbers: int | None = None) -> dict[str, Tensor | None]:
+def gradients_of(
+    model: nn.Module, total: Any, most_numbers: int | None = None, *, again: bool = False
+) -> dict[str, Tensor | None]:
     """The gradient of this number by each parameter that learns, by name, in parts where the parameter is.
 
     Hooks that step an optimizer are not called.
 
-    most_numbers: of parameters with more than that there are none.
+    most_numbers: of parameters with more than that there are none. again: whether the graph is kept for another pass.
     """
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     if most_numbers is not None:
         named = [(name, param) for name, param in named if param.numel() <= most_numbers]
     if not named or not isinstance(total, Tensor) or not total.requires_grad:
         return {name: None for name, _ in named}
-    grads = torch.autograd.grad(total, [param for _, param in named], allow_unused=True)
+    grads = torch.autograd.grad(total, [param for _, param in named], retain_graph=again, allow_unused=True)
     return {name: grad for (name, _), grad in zip(named, grads, strict=True)}
 
 
@@ -167,7 +214,7 @@ def _first_difference(expected: _Pass, found: _Pass) -> str:
         # is compared.
         if (x.shape == y.shape or not name) and (text := _difference(x, y)):
             return f"the output of {name or 'the model'!r} {text}"
-    largest = max((float(grad.abs().max()) for grad in expected.gradients.values() if grad is not None), default=0.0)
+    largest = max((scale_of(grad) for grad in expected.gradients.values() if grad is not None), default=0.0)
     for name, grad in expected.gradients.items():
         other = found.gradients[name]
         if grad is None or other is None:
@@ -193,8 +240,7 @@ def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0) -> str:
         return f"has the shape {list(y.shape)} in place of {list(x.shape)}"
     if not x.is_floating_point() or x.numel() == 0:
         return "" if torch.equal(x, y) else "differs"
-    scale = max(float(torch.nan_to_num(x.float()).abs().max()), least_scale)
-    allowed = min(_STEPS * torch.finfo(x.dtype).eps, _MOST) * scale
-    if torch.allclose(x, y, rtol=0.0, atol=allowed, equal_nan=True):
+    allowed = min(_STEPS * torch.finfo(x.dtype).eps, _MOST) * max(scale_of(x), least_scale)
+    if within(x, y, allowed):
         return ""
     return f"differs by {float((x - y).abs().max()):.3g}, where at most {allowed:.2g} is rounding"

@@ -6,10 +6,8 @@ The model is changed in place and keeps its names: parameters of the layers that
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,15 +16,15 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from paceline.parallel.batches.batch import Microbatch
-from paceline.parallel.errors import ParallelError, told
+from paceline.parallel.errors import ParallelError
 from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.large.parts import give_memory, region_of, slices
 from paceline.parallel.large.stand_ins import stand_in, stand_ins
 from paceline.parallel.mesh import World
 from paceline.parallel.rank0 import decide
-from paceline.parallel.reduce import anywhere, local
-from paceline.parallel.tensor.check import LossCheck, verify
-from paceline.parallel.tensor.groups import Group, undisturbed
+from paceline.parallel.reduce import local
+from paceline.parallel.tensor.check import reference
+from paceline.parallel.tensor.groups import Group
 from paceline.parallel.tensor.layers import cut_turned, is_turned
 from paceline.parallel.tensor.names import fold
 from paceline.parallel.tensor.pieces import deal
@@ -80,7 +78,7 @@ def apply(
 
     plan: pattern of a module's name -> placement; None finds one, for which `sample` is needed.
     ties: as from `ties.find(model)`.
-    sample: some rows; with them, outputs and all gradients are compared with the plain model's, which is copied for it.
+    sample: some rows; with them, outputs and all gradients are compared with the plain model's.
     loss: sample and output -> the loss, of which it is seen whether it reads tensors of the model itself.
     few: fewer rows, which take the sample's place if the model can compute them.
 
@@ -90,19 +88,16 @@ def apply(
     """
     parts = world.extent("tensor")
     empty = {name: param for name, param in model.named_parameters() if param.is_meta}
-    with stand_ins(model, world.device):
-        # All ranks take the same rows, or their messages would be of different sizes.
-        if few is not None and not anywhere(not _computes(model, few), world):
-            sample = few
-    run = _runner(model, sample)
-    # What the cut model is compared with. Before the trials, for they leave on rank 0's model what a call leaves, and all ranks
-    # have to agree on whether it can be copied.
-    plain, losses = None, None
+    # What the cut model is compared with. Before the trials, for they leave on rank 0's model what a call leaves.
+    plain = None
     if sample is not None and parts > 1:
         with stand_ins(model, world.device):
-            plain = _copied(model, keep=empty.keys())
-            # Of a model without values the numbers that stand in are gone afterwards.
-            losses = LossCheck(model, sample, partial(loss, sample)) if loss is not None and not empty else None
+            # Of a model without values the numbers that stand in are gone afterwards, and a loss can't be looked at. Gradients
+            # of its large parameters would be whole on each rank; those of the small ones, before and between them, have
+            # come through all that was cut.
+            rows = [sample] if few is None else [few, sample]
+            plain = reference(model, rows, world, None if empty else loss, SMALL if empty else None)
+    run = _runner(model, sample if plain is None else plain.sample)
 
     def find() -> TensorPlan:
         if plan is not None:
@@ -141,17 +136,13 @@ def apply(
         for param in cut_params:
             if param.requires_grad:
                 param.register_post_accumulate_grad_hook(_cut_gradient)
-        if sample is not None and plain is not None:
+        if plain is not None:
             for name, param in model.named_parameters():
                 if name in empty:
                     value = stand_in(name, empty[name], world.device)
                     with torch.no_grad():
                         local(param).copy_(value[slices(region_of(param))])
-            # Gradients of the large parameters would be whole on each rank. Those of the small ones, before and between
-            # them, have come through all that was cut.
-            verify(plain, model, sample, world.group("tensor"), SMALL if empty else None)
-        if losses is not None:
-            losses.verify(world.group("tensor"))
+            plain.verify(world.group("tensor"))
     return Applied(plan=found, parts=parts)
 
 
@@ -195,20 +186,6 @@ def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
             setattr(model.get_submodule(owner), name, tensor)
 
 
-def _copied(model: nn.Module, keep: Collection[str] = ()) -> nn.Module:
-    """A copy; parameters of these names are not copied."""
-    kept = {id(param): param for name, param in model.named_parameters() if name in keep}
-    try:
-        return copy.deepcopy(model, dict(kept))
-    except Exception as error:
-        raise ParallelError(
-            "TensorParallel() compares the model that it has cut with a copy of the plain one, and it can't be copied "
-            f"({told(error)}). A module that keeps a tensor of an earlier call, such as an auxiliary loss or "
-            "torch.nn.utils.weight_norm's weight, can't be: keep none, take torch.nn.utils.parametrizations.weight_norm, or use "
-            "another strategy."
-        ) from error
-
-
 def _cut_gradient(param: Any) -> None:
     """Cut the gradient as its parameter is. That of a tied tensor comes whole: its two parts are cut in different ways."""
     if param.grad.placements != param.placements:
@@ -247,16 +224,6 @@ def _way(model: nn.Module, plan: TensorPlan, name: str) -> str:
         isinstance(module, nn.Embedding) or is_turned(module)
     )
     return "by rows" if by_rows else "by columns"
-
-
-def _computes(model: nn.Module, rows: Microbatch) -> bool:
-    """Say if the model can compute these rows. It is left as it was."""
-    try:
-        with undisturbed(model), torch.no_grad():
-            model(*rows.args, **rows.kwargs)
-    except Exception:
-        return False
-    return True
 
 
 def _runner(model: nn.Module, sample: Microbatch | None) -> Callable[[], Any] | None:

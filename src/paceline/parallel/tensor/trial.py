@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from paceline.parallel.errors import told
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import derive
+from paceline.parallel.tensor.distance import scale_of, within
 from paceline.parallel.tensor.groups import Group, undisturbed
 from paceline.parallel.tensor.layers import inputs, outputs
 from paceline.parallel.tensor.pieces import part_of
@@ -239,11 +240,8 @@ def _same(x: Tensor, y: Tensor) -> bool:
         return False
     if not x.is_floating_point():
         return torch.equal(x, y)
-    if x.numel() == 0:
-        return True
     # Rounding alone: 50 of the type's own steps, on the scale of the largest number.
-    allowed = 50 * torch.finfo(x.dtype).eps * float(torch.nan_to_num(y.abs()).max())
-    return torch.allclose(x, y, rtol=0.0, atol=allowed, equal_nan=True)
+    return within(x, y, 50 * torch.finfo(x.dtype).eps * scale_of(y))
 
 
 def _tensors(output: Any) -> list[Tensor]:

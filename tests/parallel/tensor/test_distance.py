@@ -1,0 +1,37 @@
+"""How far two tensors lie apart, with what is not a finite number among them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engines.conftest import require_module
+from tests.late import late
+
+torch, distance = late("torch"), late("paceline.parallel.tensor.distance")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_torch() -> None:
+    require_module("torch")
+
+
+def test_a_scale_is_of_finite_numbers_alone() -> None:
+    """Story: one -inf of a mask made every difference look like rounding."""
+    scale_of = distance.scale_of
+    assert scale_of(torch.tensor([-3.0, 2.0])) == 3.0
+    assert scale_of(torch.tensor([float("-inf"), 2.0, float("nan")])) == 2.0
+    assert scale_of(torch.tensor([float("nan")])) == scale_of(torch.zeros(0)) == 0.0
+    assert scale_of(torch.tensor([1.0, -4.0], dtype=torch.bfloat16)) == 4.0
+
+
+def test_a_nan_is_within_of_a_nan_alone_and_an_infinite_number_of_itself() -> None:
+    within, nan, inf = distance.within, float("nan"), float("inf")
+    x = torch.tensor([1.0, 2.0])
+    assert within(x, x + 0.5, 0.5)
+    assert not within(x, x + 0.6, 0.5)
+    assert not within(x, x - 0.6, 0.5)
+    assert within(torch.tensor([nan, inf]), torch.tensor([nan, inf]), 0.1)
+    assert not within(torch.tensor([nan, 1.0]), torch.tensor([1.0, nan]), 0.1)
+    assert not within(torch.tensor([inf]), torch.tensor([-inf]), 0.1)
+    assert not within(torch.tensor([1.0]), torch.tensor([nan]), 0.1)
+    assert within(torch.zeros(0), torch.zeros(0), 0.0)
