@@ -86,6 +86,18 @@ def test_py_spy_that_is_refused_is_told_and_signals_go_on(worker, tmp_path, monk
     assert notes[0].startswith("py-spy may not look into processes here")
 
 
+def test_where_py_spy_has_met_no_whole_stack_the_worker_is_asked(worker, tmp_path, monkeypatch):
+    met_none = tmp_path / "met-none"
+    met_none.write_text('#!/bin/sh\nwhile [ "$1" != --output ]; do shift; done\n: > "$2"\n')
+    met_none.chmod(0o755)
+    monkeypatch.setattr(profile, "py_spy", lambda: str(met_none))
+    notes: list[str] = []
+    found = profile.profile(str(tmp_path), [2], 1.0, 100.0, notes)
+    assert found["2"]["by"] == "signals"
+    assert functions(found["2"], "main")["main"] > 1
+    assert notes == []
+
+
 def test_py_spy_samples_all_threads(worker, tmp_path):
     if py_spy() is None:
         pytest.skip("py-spy is not installed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
 import time
@@ -107,7 +108,8 @@ def test_a_process_that_has_grown_is_replaced_and_no_request_is_lost(tmp_path):
             server.wait(lambda state: pids(server) and before not in pids(server))
             calls.wait_for(20)
         assert set(calls.outcomes) == {200}
-        assert "it has 3" in server.log
+        # It may be looked at while it grows.
+        assert re.search(r"it has (2[5-9]|3)\d+ MiB in memory, more than", server.log)
         assert 'reason="memory"} 1' in server.client.get("/metrics").text
 
 
