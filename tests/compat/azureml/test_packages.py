@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.packages import spec_of
 from paceline.compat.azureml.policy import Notes
+from paceline.compat.azureml.train.dnn import TensorFlow
 
 
 @pytest.fixture
@@ -96,12 +98,18 @@ def test_an_interpreter_of_the_user_s_own(notes):
         spec_of(environment, notes)
 
 
-def test_a_curated_environment_is_what_is_installed_here(notes, ws):
+def test_a_curated_environment_is_what_is_installed_here(notes, ws, monkeypatch):
     spec = spec_of(Environment.get(ws, "AzureML-sklearn-1.5"), notes)
     assert not spec.needs_build
     assert "AzureML-sklearn-1.5" in notes.all()[0]
-    with pytest.raises(UserErrorException, match="pip install chainer"):
-        spec_of(Environment.get(ws, "AzureML-Chainer-5.1.0-GPU"), notes)
+    # Its framework is brought along, as an estimator's is.
+    spec = spec_of(Environment.get(ws, "AzureML-Chainer-5.1.0-GPU"), notes)
+    assert (spec.layered, spec.pip_packages) == (True, ("chainer",))
+    estimator = TensorFlow("src", compute_target="local", entry_script="train.py", pip_packages=["einops"])
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tensorflow" else find_spec(name))
+    assert spec_of(estimator.run_config.environment, notes).pip_packages[-2:] == ("einops", "tensorflow")
+    assert "tensorflow, which the estimator TensorFlow has, is not installed here" in notes.all()[-1]
     with pytest.raises(UserErrorException, match="there is no environment 'AzureML-nothing'"):
         Environment.get(ws, "AzureML-nothing")
 

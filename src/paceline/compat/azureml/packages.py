@@ -90,8 +90,9 @@ def _spec(environment: Environment, notes: Notes, *, use_docker: bool | None) ->
     image = _image(environment, notes, use_docker=environment.docker.enabled if use_docker is None else use_docker)
     python = environment.python
     if is_curated(environment.name):
-        _check_module(environment.name, notes)
-        return EnvironmentSpec(environment_variables=variables)
+        notes.add(f"The curated environment {environment.name} is what is installed here.")
+        packages = _with_framework([], module_of(environment.name), f"the environment {environment.name}", notes)
+        return EnvironmentSpec(layered=bool(packages), pip_packages=tuple(packages), environment_variables=variables)
     if python.user_managed_dependencies:
         return EnvironmentSpec(python=_interpreter(python), environment_variables=variables, docker_image=image)
     dependencies = python.conda_dependencies
@@ -107,6 +108,8 @@ def _spec(environment: Environment, notes: Notes, *, use_docker: bool | None) ->
             environment_variables=variables,
         )
     packages, conda = _packages(dependencies, notes)
+    if not conda and image is None:
+        packages = _with_framework(packages, *environment._made_for, notes)
     options = _lines(dependencies.pip_options)
     if conda:
         return EnvironmentSpec(
@@ -144,18 +147,13 @@ def _image(environment: Environment, notes: Notes, *, use_docker: bool) -> str |
     return image
 
 
-def _check_module(name: str, notes: Notes) -> None:
-    module = module_of(name)
-    notes.add(f"The curated environment {name} is what is installed here.")
-    if module and importlib.util.find_spec(module) is None:
-        raise UserErrorException(
-            f"the curated environment {name!r} stands for what is installed here, and {module} is not. Install it: "
-            f"pip install {_distribution(module)}."
-        )
-
-
-def _distribution(module: str) -> str:
-    return {"sklearn": "scikit-learn"}.get(module, module)
+def _with_framework(packages: list[str], module: str, whose: str, notes: Notes) -> list[str]:
+    """The packages, and with them the framework that the environment was made for, where that is not installed here."""
+    name = {"sklearn": "scikit-learn"}.get(module, module)
+    if not module or importlib.util.find_spec(module) is not None or name in map(_name, packages):
+        return packages
+    notes.add(f"{name}, which {whose} has, is not installed here: pip installs it for the run.")
+    return [*packages, name]
 
 
 def _interpreter(python: Any) -> str | None:

@@ -136,6 +136,8 @@ class Environment(Strict):
         self.inferencing_stack_version: str | None = None
         self.databricks: Any = None
         self.asset_id: str | None = None
+        # Of an estimator's: the framework that it brings, as a module, and who brings it.
+        self._made_for = ("", "")
 
     # --- made of something
 

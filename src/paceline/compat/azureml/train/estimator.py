@@ -76,6 +76,8 @@ class MMLBaseEstimator(ScriptRunConfig):
     """
 
     _framework: ClassVar[str | None] = None
+    #: What its environment has of itself.
+    _module: ClassVar[str] = ""
     _backends: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl", "ps")
     _default_version: ClassVar[str | None] = None
     _versions: ClassVar[tuple[str, ...]] = ()
@@ -161,6 +163,8 @@ class MMLBaseEstimator(ScriptRunConfig):
             variables=environment_variables,
             shm_size=shm_size,
         )
+        if environment_definition is None:
+            run.environment._made_for = (self._module, f"the estimator {type(self).__name__}")
         self._distribute(
             node_count,
             process_count_per_node,
@@ -274,6 +278,7 @@ class PyTorch(MMLBaseEstimator):
     """A PyTorch script."""
 
     _framework = "PyTorch"
+    _module = "torch"
     _backends = ("mpi", "gloo", "nccl")
     _default_version = "1.4"
     _versions = ("1.0", "1.1", "1.2", "1.3", "1.4", "1.5", "1.6")
@@ -283,6 +288,7 @@ class TensorFlow(MMLBaseEstimator):
     """A TensorFlow script."""
 
     _framework = "TensorFlow"
+    _module = "tensorflow"
     _backends = ("mpi", "ps")
     _default_version = "1.13"
     _versions = ("1.10", "1.12", "1.13", "2.0", "2.1", "2.2", "2.3")
@@ -299,6 +305,7 @@ class Chainer(MMLBaseEstimator):
 class SKLearn(MMLBaseEstimator):
     """A scikit-learn script: one process."""
 
+    _module = "sklearn"
     _backends = ()
     _default_version = "0.20.3"
     _versions = ("0.20.3",)
