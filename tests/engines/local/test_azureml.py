@@ -35,6 +35,8 @@ subprocess.run([sys.executable, "-c", "from azureml.core import Run; Run.get_con
 if run.id and given.rank == "0":
     os.makedirs("outputs", exist_ok=True)
     open("outputs/model.txt", "w").write("weights")
+    os.makedirs("logs/tb", exist_ok=True)
+    open("logs/tb/events", "w").write("events")
 run.cancel()  # the SDK's does nothing there
 run.complete()
 """
@@ -73,7 +75,11 @@ assert len(run.get_metrics()["below"]) == 2
 assert "outputs/model.txt" in run.get_file_names()
 run.download_file("outputs/model.txt", "got/")
 assert open("got/model.txt").read() == "weights"
-run.download_file("azureml-logs/70_driver_log.txt", "log.txt")
+for name in ("70_driver_log", "80_driver_log", "65_job_prep-tvmps_x", "20_image_build_log"):
+    run.download_file(f"azureml-logs/{name}.txt", "log.txt")
+run.download_file("logs/tb/events", "got/")
+assert open("got/events").read() == "events" and "logs/tb/events" in run.get_file_names()
+assert "all/logs/tb/events" in run.get_all_logs("all")
 print("WARNINGS", len(run.record().warnings))
 
 from azureml.core import Dataset

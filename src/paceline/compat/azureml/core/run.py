@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from paceline.compat.azureml.data import outputs
@@ -25,10 +26,10 @@ from paceline.compat.azureml.late import late
 from paceline.errors import MetricError, RunNotFoundError, RunStateError
 from paceline.runs import artifacts, interactive, offline, run, states
 from paceline.runs.run_metrics import LogsMetrics, plain_file_name
+from paceline.system import links
+from paceline.system.files import copy_whole
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from paceline.job.data_reference import DataReference
 
 #: What the SDK calls an environment that has no name.
@@ -121,6 +122,9 @@ _FIRST_LOG = (
     "logs/azureml/azureml.log",
     "azureml.log",
 )
+#: By their numbers: what was prepared, built and said of the run, and what the script printed.
+_NUMBERED_LOG = re.compile(r"azureml-logs/(\d\d)_\w[\w.-]*\.txt")
+_PREPARED = ("20", "55", "65", "75")
 _RANK_LOG = re.compile(r"(?:azureml-logs/70_driver_log_(?:worker_|rank_)?(\d+)|user_logs/std_log_process_0*(\d+))\.txt")
 
 
@@ -247,6 +251,18 @@ class Run(SdkSpellings, run.Run):
         """As `paceline.Run.upload_folder`."""
         return super().upload_folder(name, path)
 
+    def get_file_names(self) -> builtins.list[str]:
+        """The names of the run's files: outputs, logs, the script's own in `./logs` among them, and what was uploaded."""
+        return sorted({*super().get_file_names(), *self._script_logs()})
+
+    def get_all_logs(self, destination: str | os.PathLike[str] | None = None) -> builtins.list[str]:
+        """Copy the logs, the script's own among them, into a folder (default `./<run id>`); the paths written."""
+        top = Path(destination) if destination is not None else Path(self.id)
+        names = [name for name in self.get_file_names() if name.startswith("logs/")]
+        for name in names:
+            self.download_file(name, str(top / name))
+        return [str(top / name) for name in names]
+
     def download_file(  # type: ignore[override]
         self, name: str, output_file_path: str | None = None, _validate_checksum: bool = False
     ) -> None:
@@ -263,7 +279,12 @@ class Run(SdkSpellings, run.Run):
         if folder := os.path.dirname(target):
             os.makedirs(folder, exist_ok=True)
         try:
-            super().download_file(self._real_name(name), target)
+            real = self._real_name(name)
+            place = self._script_logs().get(real) if real.startswith("logs/") else None
+            if place is None or real in super().get_file_names():
+                super().download_file(real, target)
+            else:
+                copy_whole(self.folder.path / place, Path(target), top=self.folder.path)
         except RunNotFoundError as error:
             raise UserErrorException(f"File with path {name} was not found: {error}") from error
 
@@ -289,7 +310,17 @@ class Run(SdkSpellings, run.Run):
             return "logs/driver.log" if name.endswith("hyperdrive.txt") else "logs/rank_0.log"
         if (match := _RANK_LOG.fullmatch(name)) is not None:
             return f"logs/rank_{int(match[1] or match[2])}.log"
+        if (match := _NUMBERED_LOG.fullmatch(name)) is not None:
+            return "logs/driver.log" if match[1] in _PREPARED else "logs/rank_0.log"
         return name
+
+    def _script_logs(self) -> dict[str, str]:
+        """Name -> place below the run's folder of what the script has left in its `./logs`, which the SDK keeps as well."""
+        top = f"{self.folder.work.name}/logs"
+        if os.path.islink(self.folder.path / top):
+            return {}
+        found = links.entries(os.fspath(self.folder.path), top, follow=True)
+        return {one.name.partition("/")[2]: one.real for one in found if one.kind == "file"}
 
     def _get_outputs_datapath(self) -> Any:
         """A path of the run's outputs, for `resume_from`."""
@@ -313,8 +344,6 @@ class Run(SdkSpellings, run.Run):
 
     def take_snapshot(self, path: str, _raise_on_validation_failure: bool = True) -> str:
         """Keep a copy of a folder in the workspace; its id."""
-        from pathlib import Path
-
         from paceline import snapshot
 
         workspace = self.folder.path.parents[1]
