@@ -12,6 +12,7 @@ from paceline.compat.azureml.core.runconfig import (
     TensorflowConfiguration,
 )
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
+from paceline.compat.azureml.data.data_reference import DataReference
 from paceline.compat.azureml.exceptions import ComputeTargetException, RunConfigurationException, UserErrorException
 from paceline.compat.azureml.submission import prepared
 
@@ -65,6 +66,28 @@ def test_everything_is_read_when_it_is_submitted(ws):
     assert dict(found.job.environment_variables) == {"A": "1", "B": "2"}
     assert found.job.compute_target == "local"
     assert "cluster is this machine" in found.notes[0]
+
+
+def test_data_may_be_named_in_the_configuration_and_among_the_arguments(ws):
+    store = ws.get_default_datastore()
+    reference = DataReference(store, "code", "code", mode="download", overwrite=True)
+    config = ScriptRunConfig("src", "train.py", ["--d", reference, "--again", reference])
+    config.run_config.data_references = {"code": reference.to_config(), "other": store.path("x").to_config()}
+    found = job(ws, config)
+    assert [(one.name, one.mode) for one in found.inputs] == [("code", "download"), ("other", "mount")]
+    config.arguments = [reference.as_mount()]
+    assert [(one.name, one.mode) for one in job(ws, config).inputs] == [("code", "mount"), ("other", "mount")]
+
+
+def test_configurations_that_share_one_of_runs_have_each_its_own_script(ws):
+    run = RunConfiguration()
+    first, second = (ScriptRunConfig("src", f"{name}.py", [name], run_config=run) for name in "ab")
+    first.arguments = ["later"]
+    assert [(one.entry_script, one.arguments) for one in (job(ws, first), job(ws, second))] == [
+        ("a.py", ("later",)),
+        ("b.py", ("b",)),
+    ]
+    assert (run.script, run.arguments) == (None, [])
 
 
 def test_arguments_as_one_text_are_split_as_a_shell_would(ws):

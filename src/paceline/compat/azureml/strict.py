@@ -30,7 +30,8 @@ class Strict:
         if getattr(self, "_is_made", False) and not name.startswith("_") and not hasattr(self, name):
             if name in self._ignored:
                 return
-            known = ", ".join(sorted(key for key in vars(self) if not key.startswith("_")))
+            settable = {key for key, value in vars(type(self)).items() if isinstance(value, property) and value.fset}
+            known = ", ".join(sorted({key for key in vars(self) if not key.startswith("_")} | settable))
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; it has {known}.")
         object.__setattr__(self, name, value)
 

@@ -12,6 +12,7 @@ from typing import Any
 from paceline import workspace as native_workspace
 from paceline.compat.azureml.core.runconfig import DataReferenceConfiguration, RunConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
+from paceline.compat.azureml.data.data_reference import Reference
 from paceline.compat.azureml.exceptions import RunConfigurationException, UserErrorException
 from paceline.compat.azureml.packages import spec_of
 from paceline.compat.azureml.policy import Notes
@@ -44,10 +45,9 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
         AzureMLException: a value is wrong.
     """
     notes = Notes()
-    run = config.run_config
+    run = config.settled().run_config
     directory = Path(config.source_directory or ".")
     words, references = words_of(argument_list(run.arguments), workspace, run_id)
-    references += _configured(run, workspace, run_id)
     _note_places(
         [*argument_list(run.arguments), *(run.data or {}).values(), *(run.data_references or {}).values()], notes
     )
@@ -57,6 +57,9 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
         references += more
     else:
         entry = _entry(run.script, words, directory)
+    # What an argument says of data counts above what the configuration has under the same name.
+    said = {one.name for one in references}
+    references += [one for one in _configured(run, workspace, run_id) if one.name not in said]
     target = resolve(run.target, workspace, notes)
     shape = distribution(run)
     values: dict[str, Any] = {
@@ -70,7 +73,7 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
             **_names_of(workspace),
             **{str(name): str(value) for name, value in (run.environment_variables or {}).items()},
         },
-        "inputs": tuple(dict.fromkeys(references)),
+        "inputs": tuple(dict.fromkeys(map(_plain_reference, references))),
         "max_run_duration_seconds": run.max_run_duration_seconds or None,
         "use_gpu": getattr(config, "use_gpu", False) and _has_gpus(target, shape, notes),
         **shape,
@@ -81,8 +84,7 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
         values = _resumed(values, config.resume_from, workspace)
     values["environment_variables"] = {**values["environment"].environment_variables, **values["environment_variables"]}
     job = Job(**values)
-    said = notes.show()
-    return Prepared(job, directory, notes.all(), said)
+    return Prepared(job, directory, notes.all(), notes.show())
 
 
 def words_of(arguments: list[Any], workspace: Any, run_id: str) -> tuple[list[str], list[DataReference]]:
@@ -103,6 +105,13 @@ def words_of(arguments: list[Any], workspace: Any, run_id: str) -> tuple[list[st
         else:
             words.append(os.fspath(value) if isinstance(value, os.PathLike) else str(value))
     return words, references
+
+
+def _plain_reference(reference: DataReference) -> DataReference:
+    """One of the SDK's is equal to no other class's, though it says the same."""
+    if not isinstance(reference, Reference):
+        return reference
+    return DataReference(**{field.name: getattr(reference, field.name) for field in dataclasses.fields(reference)})
 
 
 def _names_of(workspace: Any) -> dict[str, str]:

@@ -5,6 +5,7 @@ https://learn.microsoft.com/python/api/azureml-core/azureml.core.scriptrunconfig
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import shlex
@@ -76,12 +77,23 @@ class ScriptRunConfig:
             if docker_runtime_config is not None:
                 self.run_config.docker = docker_runtime_config
             self.run_config.max_run_duration_seconds = max_run_duration_seconds
-        for name in ("script", "arguments", "command"):
-            if (value := getattr(self, name)) is not None:
-                setattr(self.run_config, name, value)
+
+    def settled(self) -> ScriptRunConfig:
+        """A copy whose run_config, a copy as well, says it all: several may share one, each with a script of its own."""
+        made = copy.copy(self)
+        made.run_config = run = copy.copy(self.run_config)
+        if self.script is not None:
+            run.script, run.command = self.script, None
+        if self.command is not None:
+            run.command = self.command
+        if self.arguments is not None:
+            run.arguments = self.arguments
+        made.script = made.arguments = made.command = None
+        return made
 
     def __repr__(self) -> str:
-        return f"ScriptRunConfig(source_directory={self.source_directory!r}, script={self.run_config.script!r})"
+        script = self.script or self.run_config.script
+        return f"ScriptRunConfig(source_directory={self.source_directory!r}, script={script!r})"
 
 
 def argument_list(arguments: Any) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -51,8 +50,8 @@ class Filling:
 
     def config(self, config: ScriptRunConfig, data: Iterable[Any]) -> ScriptRunConfig:
         """A copy of the configuration with all in its place. data: what it takes or leaves beside its arguments."""
-        made = copy.copy(config)
-        made.run_config = run = copy.copy(config.run_config)
+        made = config.settled()
+        run = made.run_config
         run.arguments = self.words(run.arguments)
         if isinstance(run.command, list):
             run.command = [self.value(one) for one in run.command]

@@ -5,7 +5,6 @@ https://learn.microsoft.com/python/api/azureml-pipeline-steps/azureml.pipeline.s
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +59,9 @@ class HyperDriveStep(PipelineStep):
         filling = Filling(workspace, run_id, parameters, ())
 
         def change(config: ScriptRunConfig) -> ScriptRunConfig:
-            made = copy.copy(config)
-            made.run_config = copy.copy(config.run_config)
+            made = config.settled()
             if self.arguments:
-                made.run_config.arguments = [*argument_list(config.run_config.arguments), *self.arguments]
+                made.run_config.arguments = [*argument_list(made.run_config.arguments), *self.arguments]
             return filling.config(made, self.inputs)
 
         found, spec = self.hyperdrive_config.prepared(workspace, change)
