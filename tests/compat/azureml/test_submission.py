@@ -176,13 +176,19 @@ def test_what_is_replaced_is_shown_once(ws, tmp_path, capsys, caplog):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_text("")
     ComputeTarget.create(ws, "once-cluster", AmlCompute.provisioning_configuration("STANDARD_D2_V2"))
-    config = ScriptRunConfig("src", "train.py", compute_target="once-cluster")
+    environment = Environment("once")
+    environment.python.conda_dependencies.add_pip_package("azureml-sdk")
+    config = ScriptRunConfig("src", "train.py", compute_target="once-cluster", environment=environment)
     exp = Experiment(ws, "once")
     for told_at_submission in (True, False):
         caplog.clear()
         run = exp.submit(config)
         run.wait_for_completion(show_output=True)
-        at_the_end = capsys.readouterr().out.count("once-cluster (STANDARD_D2_V2) is this machine")
+        shown = capsys.readouterr().out
+        at_the_end = shown.count("once-cluster (STANDARD_D2_V2) is this machine")
+        assert ("azureml-sdk is left out" in caplog.text, "azureml-sdk is left out" in shown) == (True, False)
         # The second time the program has said it already; its run says it at its end.
         assert (caplog.text.count("is this machine"), at_the_end) == ((1, 0) if told_at_submission else (0, 1))
-        assert len(run.record().warnings) == 1
+        assert len(run.record().warnings) == 3
+    with pytest.raises(UserErrorException, match=r"can't submit 'train\.py'"):
+        exp.submit("train.py")

@@ -57,6 +57,10 @@ class Experiment(workspace.Experiment):
             return config._submit_to(self, tags, **kwargs)
         from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 
+        if isinstance(config, (str, os.PathLike, dict)):
+            raise UserErrorException(
+                f"can't submit {config!r}. Submit a ScriptRunConfig, an estimator, a HyperDriveConfig or a Pipeline."
+            )
         if not isinstance(config, ScriptRunConfig):
             return super().submit(config, tags, **kwargs)
         return self._submit_script(config, tags, **kwargs)
@@ -72,6 +76,7 @@ class Experiment(workspace.Experiment):
         **others: Any,
     ) -> ScriptRun:
         from paceline.compat.azureml.submission import prepared
+        from paceline.environments import sdk_packages
         from paceline.submit import SourceCopy, submit
 
         if others:
@@ -95,7 +100,8 @@ class Experiment(workspace.Experiment):
             warnings=found.notes,
         )
         run = ScriptRun(self, folder.run_id)
-        run._said = found.said
+        # The packages of the SDK that are left out are said by the submission itself.
+        run._said = (*found.said, *sdk_packages.without(found.job.environment)[1])
         return run
 
     def start_logging(  # type: ignore[override]
