@@ -44,6 +44,14 @@ def test_each_use_by_line(tmp_path):
     assert found[15, "torch.distributed.init_process_group"] == REPLACED
 
 
+def test_names_that_a_star_brings_are_looked_at(tmp_path):
+    text = "from azureml.core import *\nfrom azureml.no import *\nws = Workspace.from_config()\nRun.sell()\n"
+    (tmp_path / "driver.py").write_text(text)
+    found = uses(tmp_path)
+    assert (found[3, "azureml.core.Workspace.from_config"], found[4, "azureml.core.Run.sell"]) == (WORKS, MISSING)
+    assert (found[1, "azureml.core"], found[2, "azureml.no"]) == (WORKS, MISSING)
+
+
 def test_nearly_all_that_drivers_of_each_era_take_from_the_sdk_is_here():
     """docs/from-azureml.md has the figure."""
     found = of_folder(DRIVERS)

@@ -96,7 +96,10 @@ class _Visitor(ast.NodeVisitor):
             for alias in node.names:
                 name = module if alias.name == "*" else f"{module}.{alias.name}"
                 self._use(node, name)
-                self._names[alias.asname or alias.name] = name
+                if alias.name == "*":
+                    self._names |= {one: f"{module}.{one}" for one in _all_of(module)}
+                else:
+                    self._names[alias.asname or alias.name] = name
         elif node.level == 0 and (old := of_old_library(module)) is not None:
             self.found.append(Finding(self.file, node.lineno, module, MISSING, old))
 
@@ -166,6 +169,15 @@ def missing(name: str) -> str | None:
         if not isinstance(target, type) and not hasattr(target, "__path__") and not _is_module(target):
             return None  # a function or a value; what it gives can't be read from the text
     return None
+
+
+def _all_of(module: str) -> list[str]:
+    """What `from module import *` brings; nothing where it is not here."""
+    if missing(module) is not None:
+        return []
+    rest = module.partition(".")[2]
+    ours = importlib.import_module(".".join(filter(None, (_OURS, aliases.RENAMED.get(rest, rest)))))
+    return [*getattr(ours, "__all__", ())]
 
 
 def _is_module(target: Any) -> bool:

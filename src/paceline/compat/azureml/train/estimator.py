@@ -198,7 +198,7 @@ class MMLBaseEstimator(ScriptRunConfig):
             backend = str(training)
         if backend is not None and str(backend).lower() not in self._backends:
             raise TrainingException(
-                f"Unsupported distributed backend value: {backend}. {type(self).__name__} has {', '.join(self._backends)}."
+                f"Unsupported distributed backend value: {backend}. {type(self).__name__} has {', '.join(self._backends) or 'none'}."
             )
         run = self.run_config
         run.node_count = nodes
