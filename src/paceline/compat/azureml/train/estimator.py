@@ -197,8 +197,9 @@ class MMLBaseEstimator(ScriptRunConfig):
         elif training is not None:
             backend = str(training)
         if backend is not None and str(backend).lower() not in self._backends:
+            known = ", ".join(self._backends) or "none"
             raise TrainingException(
-                f"Unsupported distributed backend value: {backend}. {type(self).__name__} has {', '.join(self._backends) or 'none'}."
+                f"Unsupported distributed backend value: {backend}. {type(self).__name__} has {known}."
             )
         run = self.run_config
         run.node_count = nodes
