@@ -73,6 +73,20 @@ def test_notebooks_are_read_and_magics_passed_over(tmp_path):
     assert uses(tmp_path) == {(3, "azureml.core.Workspace"): WORKS}
 
 
+def test_what_is_installed_below_the_folder_is_not_the_project_s(tmp_path):
+    """`paceline azureml check .` beside an environment called `v` counted 261 edits to make, in NumPy, SciPy and scikit-learn."""
+    for inner in ("v/lib/python3.12/site-packages/numpy", ".venv/lib", "src"):
+        (tmp_path / inner).mkdir(parents=True)
+        (tmp_path / inner / "one.py").write_text("import numpy as np\nnp.float\n")
+    (tmp_path / "v" / "pyvenv.cfg").touch()
+    assert [one.file for one in of_folder(tmp_path)] == ["src/one.py"]
+
+
+def test_names_that_numpy_2_has_again_need_no_edit(tmp_path):
+    (tmp_path / "one.py").write_text("import numpy as np\nprint(np.bool, np.long, np.object)\n")
+    assert uses(tmp_path) == {(2, "np.object"): MISSING}
+
+
 def test_a_file_of_python_2_is_said(tmp_path):
     (tmp_path / "old.py").write_text("print 'x'\n")
     (only,) = of_folder(tmp_path / "old.py")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +33,21 @@ class Finding:
 
 def of_folder(top: Path) -> list[Finding]:
     """The uses in all Python files and notebooks below a folder, or in one of these, by file and line."""
-    files = [top] if top.is_file() else sorted((*top.rglob("*.py"), *top.rglob("*.ipynb")))
     found: list[Finding] = []
-    for file in files:
-        if any(part.startswith(".") for part in file.relative_to(top).parts[:-1]):
-            continue
+    for file in [top] if top.is_file() else sorted(_written(top)):
         name = str(file if top.is_file() else file.relative_to(top))
         for first, text in _programs(file):
             found += _of_text(name, text, first)
     return found
+
+
+def _written(top: Path) -> Iterator[Path]:
+    """The Python files and notebooks of a project: not hidden folders, nor virtual environments, which are installed."""
+    for folder, below, files in os.walk(top):
+        below[:] = [
+            name for name in below if not name.startswith(".") and not Path(folder, name, "pyvenv.cfg").exists()
+        ]
+        yield from (Path(folder, name) for name in files if name.endswith((".py", ".ipynb")))
 
 
 def _programs(file: Path) -> Iterator[tuple[int, str]]:

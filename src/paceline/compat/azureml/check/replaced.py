@@ -8,10 +8,8 @@ from typing import Any
 
 _CLUSTER = "means this machine, or a target that is added under this name (paceline compute add)."
 _OLD = (
-    (
-        r"^(?:np|numpy)\.(float|int|bool|object|str|long|complex)$",
-        "np.{0} was removed in NumPy 1.24: write {0}.",
-    ),
+    # Not np.bool and np.long, which NumPy 2 has again.
+    (r"^(?:np|numpy)\.(float|int|object|str|complex)$", "np.{0} was removed in NumPy 1.24: write {0}."),
     (r"^sklearn\.externals", "it was removed in scikit-learn 0.23: import joblib itself."),
     (r"^(?:tf|tensorflow)\.contrib", "tf.contrib ended with TensorFlow 1."),
     (
