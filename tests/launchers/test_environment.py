@@ -160,6 +160,22 @@ def test_tensors_that_mpi_moves_lie_in_huge_pages(backend, value):
     assert environment.defaults(launch, launch.places[0]).get("THP_MEM_ALLOC_ENABLE") == value
 
 
+@pytest.mark.parametrize(
+    ("backend", "use_gpu", "value"),
+    [
+        ("gloo", False, "true"),
+        ("mpi", False, "true"),
+        ("gloo", True, None),
+        ("nccl", True, None),
+        ("tensorflow", False, None),
+    ],
+)
+def test_accelerate_is_told_to_join_the_processes_on_processors(backend, use_gpu, value):
+    # A script of accelerate's under gloo printed "processes 1" on each of two workers, and trained two models.
+    launch = make_launch(make_job(distributed_backend=backend, process_count_per_node=2, use_gpu=use_gpu))
+    assert environment.defaults(launch, launch.places[0]).get("ACCELERATE_USE_CPU") == value
+
+
 def test_gloo_and_nccl_talk_over_the_interface_of_each_node_s_address():
     nodes = tuple(
         Node(node_rank=rank, name=f"n{rank}", address=f"10.0.0.{rank}", cores=1, interface=f"eth{rank}")

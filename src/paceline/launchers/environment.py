@@ -158,6 +158,9 @@ def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
         # Open MPI leaves the signals alone for which there is a handler: its own would tell addresses.
         "PYTHONFAULTHANDLER": "1",
     }
+    if launch.job.distributed_backend in ("gloo", "mpi") and not launch.job.use_gpu:
+        # Without a GPU accelerate takes each of several processes for the only one, unless it is told.
+        values["ACCELERATE_USE_CPU"] = "true"
     if launch.job.distributed_backend == "mpi":
         # torch's memory in huge pages: what moves between two processes is mapped page by page, so an all-reduce of
         # 16 MiB takes a third less time.
