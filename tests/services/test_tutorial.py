@@ -7,12 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import paceline
 from paceline.services import store
 
 SCRIPT = Path(paceline.__file__).parents[2] / "examples" / "tutorial" / "tutorial.py"
 
 
+# Of `make test` the notebook of docs/tutorials/01 is, which does the same.
+@pytest.mark.proof
 def test_the_tutorial_runs_as_one_script(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT)],
