@@ -33,6 +33,7 @@ from paceline.ui.guard import Guard
 from paceline.ui.index import Index
 from paceline.ui.latest import LatestValues
 from paceline.ui.pieces import PieceStreams
+from paceline.ui.rows import RunRows
 from paceline.ui.token import Token
 from paceline.ui.views import actions, compare, listing, places, run, sweep
 
@@ -121,7 +122,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
     app.state.config, app.state.token, app.state.curves = config, token, curves
     app.state.workspace_dir = workspace_dir
     app.state.index = Index(workspace_dir / "runs")
-    app.state.latest = LatestValues(workspace_dir / "runs")
+    app.state.rows = RunRows(LatestValues(workspace_dir / "runs"))
     app.state.feeds = RunFeeds(workspace_dir / "runs", curves)
     app.state.pieces = PieceStreams()
     name = workspace_dir.parent.name if workspace_dir.name == ".paceline" else workspace_dir.name

@@ -24,6 +24,7 @@ from paceline.system.files import read_json
 
 _Stamp = tuple[int, int, int]
 _NO_FILE: _Stamp = (0, 0, 0)
+_NOTES = RunFolder(Path()).notes.name
 #: A list is no older than this where its workspace is on this machine.
 _FRESH_S = 0.7
 #: So much longer than the last look took is waited for the next: on a slow file system looks must not follow one another.
@@ -106,17 +107,18 @@ class Index:
                 self._entries.pop(gone, None)
             self.ids = ids
             self.version += 1
+        runs_dir = os.fspath(self._runs_dir)
         # The newest come first, which are looked at first.
         for run_id in ids:
-            folder = RunFolder(self._runs_dir / run_id)
             known = self._entries.get(run_id)
             if known is not None and known.is_terminal:
-                notes = _stamp(folder.notes)
+                # Of almost every run this is all: making a `Path` of it would take longer than the look itself.
+                notes = _stamp(f"{runs_dir}/{run_id}/{_NOTES}")
                 if notes != known.notes_stamp:
-                    _read_notes(known, folder, notes)
+                    _read_notes(known, RunFolder(self._runs_dir / run_id), notes)
                     self.version += 1
                 continue
-            found = _entry(folder, known)
+            found = _entry(RunFolder(self._runs_dir / run_id), known)
             if found is None:
                 if self._entries.pop(run_id, None) is not None:
                     self.version += 1
@@ -197,7 +199,7 @@ def _read_notes(entry: IndexEntry, folder: RunFolder, stamp: _Stamp) -> None:
     entry.tags = {sys.intern(key): value for key, value in noted.tags.items()}
 
 
-def _stamp(path: Path) -> _Stamp:
+def _stamp(path: Path | str) -> _Stamp:
     try:
         found = os.stat(path)
     except OSError:

@@ -56,5 +56,5 @@ window.addEventListener("pageshow", () => {
   for (const field of document.querySelector(".filters").elements) field.disabled = false;
   choose();
 });
-follow(address, { rows: change });
+follow(address, { rows: change }, body.dataset.place);
 choose();

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import urlencode
 
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,8 +16,9 @@ from paceline.runs import states
 from paceline.ui import render
 from paceline.ui.feed import message
 from paceline.ui.index import LIVE, SORTS, Index, IndexEntry, RunQuery, selected
-from paceline.ui.latest import LatestValues
-from paceline.ui.views.common import events, whole
+from paceline.ui.pieces import stamp_of
+from paceline.ui.rows import RunRows
+from paceline.ui.views.common import events, place_of, whole
 
 #: Runs on one page.
 ROWS = 100
@@ -49,13 +51,14 @@ async def page(request: Request) -> Response:
     await _refreshed(index)
     entries = index.entries()
     found = selected(entries, query)
-    shown = _on_page(found, query)
+    root = render.root_of(request.scope["path"])
+    rows = await asyncio.to_thread(request.app.state.rows.of, _on_page(found, query), root)
     return render.page(
         request,
         "runs.html",
         query=query,
-        rows=shown,
-        latest=await asyncio.to_thread(request.app.state.latest.of, shown),
+        rows=rows.values(),
+        place=_place(rows, len(found)),
         total=len(found),
         of=len(index.ids),
         # The first look at ten thousand runs goes on while the first page is shown.
@@ -74,11 +77,12 @@ async def live(request: Request) -> Response:
     index: Index = request.app.state.index
     query = query_of(request)
     root = render.root_of(request.scope["path"])
-    return events(request, _changes(index, request.app.state.latest, query, root))
+    return events(request, _changes(index, request.app.state.rows, query, root, place_of(request)))
 
 
-async def _changes(index: Index, latest: LatestValues, query: RunQuery, root: str) -> AsyncGenerator[bytes, None]:
-    told: dict[str, str] = {}
+async def _changes(index: Index, made: RunRows, query: RunQuery, root: str, place: str) -> AsyncGenerator[bytes, None]:
+    """place: of the page, as `_place` says it, or of the last event that it has seen."""
+    told: dict[str, Markup] = {}
     shown: list[IndexEntry] = []
     version, looks, is_first = -1, 0, True
     yield b"retry: 1000\n\n"
@@ -89,12 +93,13 @@ async def _changes(index: Index, latest: LatestValues, query: RunQuery, root: st
             version = index.version
             found = selected(index.entries(), query)
             shown = _on_page(found, query)
-            values = await asyncio.to_thread(latest.of, shown)
-            rows = {entry.run_id: render.part("run_row.html", run=entry, root=root, latest=values) for entry in shown}
+            rows = await asyncio.to_thread(made.of, shown, root)
             changed = {run_id: row for run_id, row in rows.items() if told.get(run_id) != row}
-            if changed or list(told) != list(rows):
-                # The first time as well: the page may be older than this look.
-                yield message("rows", {"order": list(rows), "rows": changed, "total": len(found), "first": is_first})
+            now = _place(rows, len(found))
+            # The first time the page may be older than this look, or as old.
+            if now != place if is_first else changed or list(told) != list(rows):
+                data = {"order": list(rows), "rows": changed, "total": len(found), "first": is_first}
+                yield message("rows", data, now)
             told, is_first = rows, False
         looks += 1
         if looks % _SILENCE_LOOKS == 0:
@@ -107,6 +112,11 @@ async def _refreshed(index: Index) -> None:
     task = asyncio.create_task(asyncio.to_thread(index.refresh))
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(asyncio.shield(task), _PATIENCE_S)
+
+
+def _place(rows: dict[str, Markup], total: int) -> str:
+    """Says what a page shows, so that it is not told again."""
+    return stamp_of(rows, total)
 
 
 def _on_page(found: list[IndexEntry], query: RunQuery) -> list[IndexEntry]:

@@ -41,7 +41,7 @@ async def page(request: Request) -> Response:
     reading.add_done_callback(lambda done: done.exception())
     found = await asyncio.to_thread(run_page.head, folder)
     nodes = found["job"].node_count if found["job"] else 1
-    return render.page(request, "run.html", tab="run", nodes=nodes, **found)
+    return render.page(request, "run.html", tab="run", nodes=nodes, settings=request.url.query, **found)
 
 
 async def head(request: Request) -> Response:
