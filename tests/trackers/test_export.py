@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,15 @@ def test_mlflow_gets_parameters_every_value_and_the_files(folder: RunFolder, tmp
 def test_a_place_that_mlflow_does_not_know_is_named(folder: RunFolder) -> None:
     with pytest.raises(UserError, match="--to mlflow: nowhere://x refuses run"):
         to_mlflow(folder, "nowhere://x")
+
+
+def test_a_server_that_is_not_there_is_said_at_once(folder: RunFolder) -> None:
+    with socket.socket() as nobody:
+        # Bound, and not listening.
+        nobody.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"no server answers at {uri}: Connection refused. Start it"):
+            to_mlflow(folder, uri)
 
 
 def test_tensorboard_is_fed_with_a_run_s_own_event_files_and_what_they_do_not_have(

@@ -18,6 +18,7 @@ from paceline.runs.series import MetricSeries
 COLUMNS = ("run_id", "metric", "step", "value", "time", "rank", "attempt")
 #: MLflow's own limit for a batch.
 _BATCH = 1000
+_ANSWER_S = 10.0
 
 
 def rows(folders: Sequence[RunFolder]) -> Iterator[tuple[Any, ...]]:
@@ -120,7 +121,7 @@ def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, fil
     experiment: its name there; default the run's own. files: with its outputs.
 
     Raises:
-        UserError: mlflow is not installed, or it refuses.
+        UserError: mlflow is not installed, no server answers there, or it refuses.
     """
     try:
         import mlflow
@@ -129,6 +130,7 @@ def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, fil
         from paceline.trackers import mlflow_view
     except ImportError as error:
         raise UserError("--to mlflow needs mlflow: pip install 'paceline[mlflow]'.") from error
+    _check_answers(uri)
     found = mlflow_view.run(folder)
     name = experiment or found.info.experiment_id
     try:
@@ -154,3 +156,25 @@ def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, fil
     except mlflow.MlflowException as error:
         raise UserError(f"--to mlflow: {uri} refuses run {folder.run_id}: {json_safe(str(error))}") from error
     return run_id
+
+
+def _check_answers(uri: str) -> None:
+    """Ask a server whether it is there: MLflow's client asks one that is not for four minutes."""
+    if not uri.startswith(("http://", "https://")):
+        return
+    import socket
+    import urllib.error
+    import urllib.request
+
+    try:
+        urllib.request.urlopen(uri, timeout=_ANSWER_S).close()
+    except urllib.error.HTTPError:
+        return  # somebody answers; whether that is MLflow and takes the run, its client finds out
+    except urllib.error.URLError as error:
+        # What is wrong with a certificate may be right for the client, which has settings of its own.
+        if isinstance(error.reason, (ConnectionRefusedError, TimeoutError, socket.gaierror)):
+            raise UserError(
+                f"--to mlflow: no server answers at {uri}: {error.reason.strerror or error.reason}. Start it, or correct -o."
+            ) from error
+    except (OSError, ValueError):
+        return
