@@ -222,6 +222,7 @@ def _every_view(session: Session, *, good: str, pair: str, bad: str, sweep: str)
         "files": f"/runs/{good}/files",
         "look": f"/runs/{good}/look/outputs/scores.csv",
         "details": f"/runs/{good}/details",
+        "controller": f"/runs/{sweep}",
         "sweep": f"/runs/{sweep}/sweep",
         "compare": f"/compare?run={good}&run={pair}",
         "models": "/models",
@@ -237,6 +238,13 @@ def _every_view(session: Session, *, good: str, pair: str, bad: str, sweep: str)
             # A run that has ended still has its stream's first message, the log.
             if name != "compare":
                 page.wait_for_selector("#log .line")
+        if name == "runs":
+            # A tag is one line: no column is so narrow that its words break.
+            tag = page.locator(f"tr[data-run='{good}'] .tag").first
+            assert tag.bounding_box()["height"] < 30
+        if name == "controller":
+            page.wait_for_selector("#log .line:has-text('the sweep is Completed')")
+            assert "node 0" not in page.locator("#log").inner_text()
         if name == "compute":
             page.wait_for_selector(".target")
         if name == "compare":
@@ -358,6 +366,12 @@ def _live(session: Session, live: str, outputs: Path) -> None:
     (outputs / "go").touch()
     session.wait_drawn("loss", 4)
     page.wait_for_selector("#log .line:has-text('said 1')")
+    page.wait_for_selector("#system-charts .chart canvas")
+    titles = page.locator("#system-charts h3 span:first-child").all_inner_texts()
+    # What there is of memory stands beside what is taken of it.
+    assert {"memory GiB", "rank memory GiB"} <= set(titles)
+    assert not [title for title in titles if "total" in title or "mib" in title]
+    assert " of " in page.locator("#system-charts .chart .last").filter(has_text=" of ").first.inner_text()
 
 
 def _piece_behind_a_proxy(session: Session) -> None:

@@ -90,8 +90,7 @@ def curves_json(
         by_name.setdefault((key.is_node, key.name), []).append(key)
     order = {(key.is_node, key.name): number for number, key in reversed([*enumerate(curves.curves)])}
     listed, drawn = [], []
-    # What nodes tell has an order of its own: processors, GPUs, memory.
-    for place, of in enumerate(sorted(by_name, key=lambda of: (of[0], of[1] if of[0] else "", order[of]))):
+    for place, of in enumerate(sorted(by_name, key=lambda of: (of[0], _node_place(of[1]) if of[0] else (), order[of]))):
         is_node, name = of
         keys = by_name[of]
         there = sorted({key.rank for key in keys})
@@ -163,6 +162,15 @@ def _add_rows(one: dict[str, Any], value: Mapping[str, Any]) -> None:
     one["columns"] += [column for column in columns if column not in one["columns"]]
     for number in range(max((len(items) for items in columns.values()), default=0)):
         one["rows"].append({key: items[number] for key, items in columns.items() if number < len(items)})
+
+
+#: What nodes and workers tell, in this order.
+_NODE_ORDER = ("cpu", "gpu", "memory", "disk", "net", "rank")
+
+
+def _node_place(name: str) -> tuple[int, str]:
+    first = next((place for place, what in enumerate(_NODE_ORDER) if name.startswith(what)), len(_NODE_ORDER))
+    return first, name
 
 
 def _last(ys: Any) -> float | str | None:

@@ -20,6 +20,30 @@ function smoothed(ys, weight) {
   });
 }
 
+function tickText(value) {
+  return value === null || value === undefined ? "" : number(value).replace(/\.?0+e/, "e");
+}
+
+/** Ticks of a clock, `step` seconds apart: times of day, and the date where a day begins. */
+function clockTicks(ticks, step) {
+  const time = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined });
+  const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
+  return ticks.map(tick => {
+    const date = new Date(tick * 1000);
+    return (step >= 86400 || date.getHours() + date.getMinutes() + date.getSeconds() === 0 ? day : time).format(date);
+  });
+}
+
+/** `disk_read_mib_s` as people read it. */
+function nodeTitle(name) {
+  const units = { _percent: " %", _gib: " GiB", _mib_s: " MiB/s", _steps_s: " steps/s" };
+  return name.replace(/_(percent|gib|mib_s|steps_s)$/, unit => units[unit]).replaceAll("_", " ")
+    .replace(/\b(cpu|gpu)/, unit => unit.toUpperCase()).replace(/\bnet\b/, "network");
+}
+
+/** How much there is: stands beside what of it is taken, and is no curve. */
+function isTotal(entry) { return Boolean(entry.node) && entry.name.endsWith("memory_total_gib"); }
+
 /** One metric's picture. Curves come by `set`, values that are new by `add`. */
 class Chart {
   constructor(board, entry, place) {
@@ -49,15 +73,18 @@ class Chart {
     this.card.addEventListener("keydown", event => this.key(event));
   }
 
-  get title() { return this.isNode ? this.name.replace("_percent", " %").replace("_gib", " GiB").replaceAll("_", " ") : this.name; }
+  get title() { return this.isNode ? nodeTitle(this.name) : this.name; }
   get isPercent() { return this.isNode && this.name.endsWith("_percent"); }
   get isTime() { return this.isNode || this.board.axis === "time"; }
 
   entry(entry) {
     this.ranks = entry.ranks; this.count = entry.count;
-    this.last.textContent = number(entry.last);
     this.latest = entry.last;
+    this.say();
   }
+
+  /** The last value, and of how much. */
+  say() { this.last.textContent = number(this.latest) + (this.total ? ` of ${number(this.total)}` : ""); }
 
   set(curves) {
     this.curves = new Map(curves.map(curve => [key(curve), curve]));
@@ -68,7 +95,7 @@ class Chart {
   /** Values that were logged just now; false where some between are missing, so that the curve has to be fetched. */
   add(points) {
     const curve = this.curves.get(key(points));
-    if (points.y && points.y.length) { this.latest = points.y[points.y.length - 1]; this.last.textContent = number(this.latest); }
+    if (points.y && points.y.length) { this.latest = points.y[points.y.length - 1]; this.say(); }
     if (!curve) return this.curves.size >= 8;
     const missing = points.n - (points.y ? points.y.length : 0) - curve.n;
     if (points.n <= curve.n) return true;
@@ -128,13 +155,14 @@ class Chart {
       width: Math.max(200, this.box.clientWidth), height: this.box.clientHeight, legend: { show: false },
       padding: [8, 8, 0, 0],
       cursor: { drag: { x: true, y: false, uni: 12 }, points: { size: 7 }, y: false, sync: this.isNode ? undefined : { key: "metrics" } },
-      scales: { x: { time: this.isTime }, y: { distr: this.board.isLog && !this.isNode ? 3 : 1, ...(this.isPercent ? { range: [0, 100] } : {}) } },
+      // Of a single value uPlot would draw years around it.
+      scales: { x: { time: this.isTime, ...(this.isTime ? { range: (_, low, high) => low === high && low !== null ? [low - 30, low + 30] : [low, high] } : {}) }, y: { distr: this.board.isLog && !this.isNode ? 3 : 1, ...(this.isPercent ? { range: [0, 100] } : {}) } },
       series: [{}, ...curves.map((curve, at) => ({
         stroke: this.board.colourOf(curve, at), width: 1.6, spanGaps: false,
-        dash: this.board.dashOf(curve, at), points: { show: curve.x.length < 60, size: 4 },
+        dash: this.board.dashOf(curve, at, curves), points: { show: curve.x.length < 60, size: 4 },
       }))],
-      axes: [{ ...axis, size: this.isTime ? 44 : 30, space: 60, values: this.isTime ? undefined : (_, ticks) => ticks.map(tick => number(tick)) },
-        { ...axis, size: 54, values: (_, ticks) => ticks.map(tick => tick === null ? "" : number(tick)) }],
+      axes: [{ ...axis, size: 30, space: this.isTime ? 84 : 60, values: (_, ticks, at, space, step) => this.isTime ? clockTicks(ticks, step) : ticks.map(tickText) },
+        { ...axis, size: 54, values: (_, ticks) => ticks.map(tickText) }],
       hooks: {
         setSelect: [plot => {
           if (plot.select.width < 4) return;
@@ -202,7 +230,8 @@ export class Board {
   constructor({ address, place, nodes, colourOf, dashOf, labelOf, onOthers }) {
     this.address = address; this.place = place; this.nodes = nodes; this.onOthers = onOthers;
     this.colourOf = colourOf || (curve => colour(curve.rank));
-    this.dashOf = dashOf || (curve => curve.attempt % 2 ? undefined : [6, 3]);
+    // Where there are several, attempts are told apart.
+    this.dashOf = dashOf || ((curve, at, curves) => curve.attempt % 2 || curves.every(one => one.attempt === curve.attempt) ? undefined : [6, 3]);
     this.labelOf = labelOf || ((curve, count, isNode) => isNode ? `${curve.name.startsWith("rank_") ? "rank" : "node"} ${curve.rank}`
       : `rank ${curve.rank}${this.hasAttempts ? `, attempt ${curve.attempt}` : ""}`);
     this.charts = new Map(); this.waiting = new Set(); this.drawing = new Set(); this.timer = 0;
@@ -309,7 +338,7 @@ export class Board {
       const of = `${curve.node || 0}|${curve.name}`;
       by.has(of) ? by.get(of).push(curve) : by.set(of, [curve]);
     }
-    const drawn = charts || [...by.keys()].map(of => this.charts.get(of));
+    const drawn = charts || [...by.keys()].map(of => this.charts.get(of)).filter(Boolean);
     for (const chart of drawn) chart.set(by.get(`${Number(chart.isNode)}|${chart.name}`) || []);
   }
 
@@ -320,12 +349,17 @@ export class Board {
       const of = `${entry.node || 0}|${entry.name}`;
       let chart = this.charts.get(of);
       if (chart) { chart.entry(entry); continue; }
-      if (entry.node && !this.nodes) continue;
+      if (entry.node && !this.nodes || isTotal(entry)) continue;
       chart = new Chart(this, entry, entry.node ? this.nodes : this.place);
       chart.card.chart = chart;
       this.charts.set(of, chart);
       this.seen.observe(chart.card);
       isNew = true;
+    }
+    for (const entry of names.filter(isTotal)) {
+      const chart = this.charts.get(`1|${entry.name.replace("_total", "")}`);
+      // Nodes of one size; of others the page says nothing.
+      if (chart && entry.ranks.length === 1) { chart.total = entry.last; chart.say(); }
     }
     if (isNew) this.filter();
     const own = [...this.charts.values()];
@@ -340,7 +374,7 @@ export class Board {
     let isUnknown = false;
     for (const one of points) {
       const chart = this.charts.get(`${one.node || 0}|${one.name}`);
-      if (!chart) { isUnknown = true; continue; }
+      if (!chart) { isUnknown ||= !isTotal(one); continue; }
       if (chart.isStale) continue;
       if (!chart.add(one)) { chart.isStale = true; if (chart.isSeen) this.want(chart); }
     }

@@ -105,10 +105,12 @@ export class Log {
     try { found = await json(`${this.section.dataset.log}?${given}`); } catch (error) { this.note.textContent = error.message; return; }
     if (number !== this.asking) return;
     this.clear();
+    // Of a supervisor, and of one node alone, each line needs no name before it.
+    this.isOne = asked.of !== "workers" && found.lines.every(line => line[1] === 0);
     this.add(found.lines, asked.search);
     this.note.textContent = asked.search
       ? `${found.more ? "The last " : ""}${found.lines.length} line${found.lines.length === 1 ? "" : "s"} with “${asked.search}”.`
-      : isPlain ? "" : `${found.lines.length} lines; live again without a choice.`;
+      : isPlain ? "" : `${found.lines.length} line${found.lines.length === 1 ? "" : "s"}${asked.of === "workers" ? "; new ones come where all ranks and attempts are chosen" : ""}.`;
     document.getElementById("log-earlier").disabled = !found.more || this.last >= 20000;
     if (isSame) this.box.scrollTop = 0;
   }
@@ -134,7 +136,7 @@ export class Log {
       this.attempt = attempt || this.attempt;
       const line = document.createElement("div");
       line.className = "line";
-      if (this.world > 1 || !attempt) {
+      if (attempt ? this.world > 1 : !this.isOne) {
         const who = document.createElement("span");
         who.className = `who r${rank % 8}`;
         who.textContent = attempt ? rank : `node ${rank}`;
