@@ -23,7 +23,7 @@ from paceline.job.data_reference import DataReference
 from paceline.job.entry import entry_file
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
-from paceline.job.notify import key_of, place_of
+from paceline.job.notify import check_commands, key_of, place_of
 from paceline.job.secret_values import looks_secret
 from paceline.job.sizes import range_text
 from paceline.launchers import get_launcher
@@ -320,6 +320,8 @@ def _check(job: Job, workspace_dir: Path, described: configured.Configured, targ
                 f"node_count={range_text(*job.node_range)}: compute target {job.compute_target!r} is of kind {described.kind}, "
                 "whose runs keep their size. Write one number, or choose another target."
             )
+    if described.kind == configured.LOCAL:
+        check_commands(job.notify)
     target.check(job)
     get_launcher(job.launcher).check(job)
     environment = job.environment

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from paceline.errors import JobError
 from paceline.job.job import Job
-from paceline.job.notify import place_of
+from paceline.job.notify import check_commands, place_of
 from tests.helpers import make_job
 
 SECRET = "https://hooks.slack.com/services/T0/B0/abcdef"
@@ -48,3 +50,26 @@ def test_places_are_recorded_and_addresses_never_reach_a_worker() -> None:
     assert [place_of(one) for one in job.notify] == ["env:HOOK", None]
     values = {"TOKEN": "t", "notify slack:env:HOOK": SECRET}
     assert dict(job.with_values(values).environment_variables) == {"TOKEN": "t"}
+
+
+def test_a_command_is_run_from_the_folder_in_which_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a b").mkdir()
+    monkeypatch.chdir(tmp_path / "a b")
+    job = make_job(notify=["command:./told.sh 'x y'", "command:mail -s end", "command:/bin/true"])
+    assert job.notify == (f"command:'{tmp_path}/a b/told.sh' 'x y'", "command:mail -s end", "command:/bin/true")
+    # A supervisor reads it in a folder of its own.
+    monkeypatch.chdir(tmp_path)
+    assert Job.from_json(job.to_json()) == job
+
+
+def test_a_command_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
+    program = tmp_path / "told.sh"
+    program.write_text("#!/bin/sh\n")
+    with pytest.raises(JobError, match=r"told\.sh' is not there, or can't be run \(chmod \+x\)"):
+        check_commands([f"command:{program}"])
+    program.chmod(0o755)
+    check_commands([f"command:{program} --all", "command:sh -c true", "mail:a@b.c"])
+    with pytest.raises(JobError, match="'no-such-program' is no program on the PATH"):
+        check_commands(["command:no-such-program"])

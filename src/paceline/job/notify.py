@@ -7,8 +7,11 @@ A webhook's URL is a secret: whoever has it can write there. So it is named by i
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+from collections.abc import Sequence
 
 from paceline.errors import JobError
 from paceline.job.secret_values import KINDS
@@ -21,7 +24,8 @@ _ADDRESS = re.compile(r"[^\s@,;:<>()\[\]\\\"-][^\s@,;:<>()\[\]\\\"]*@[^\s@,;:<>(
 
 
 def check_notify(given: object) -> tuple[str, ...]:
-    """What was given, if each of it is of one of the forms.
+    """What was given, if each of it is of one of the forms. A command's relative path is made absolute: the supervisor runs it
+    from another folder.
 
     Raises:
         JobError: one is not. A URL is not shown.
@@ -32,7 +36,21 @@ def check_notify(given: object) -> tuple[str, ...]:
         if not isinstance(one, str):
             raise JobError(f"notify has {one!r}, which is no text. Write one of {FORMS}.")
         _check(one)
-    return tuple(given)
+    return tuple(_absolute(one) for one in given)
+
+
+def check_commands(notify: Sequence[str]) -> None:
+    """For a run whose supervisor is on this machine.
+
+    Raises:
+        JobError: a command is not there, or can't be run.
+    """
+    for one in notify:
+        kind, _, rest = one.partition(":")
+        program = shlex.split(rest)[0] if kind == "command" else ""
+        if program and shutil.which(program) is None:
+            what = "is not there, or can't be run (chmod +x)" if "/" in program else "is no program on the PATH"
+            raise JobError(f"notify={one!r}: {program!r} {what}. Correct it.")
 
 
 def place_of(one: str) -> str | None:
@@ -44,6 +62,16 @@ def place_of(one: str) -> str | None:
 def key_of(one: str) -> str:
     """The name under which the address is among the values of a run's secrets: no variable has such a name."""
     return f"notify {one}"
+
+
+def _absolute(one: str) -> str:
+    kind, _, rest = one.partition(":")
+    if kind != "command":
+        return one
+    program, *words = shlex.split(rest)
+    if "/" not in program or os.path.isabs(program):
+        return one
+    return f"command:{shlex.join([os.path.abspath(os.path.expanduser(program)), *words])}"
 
 
 def _check(one: str) -> None:
