@@ -143,7 +143,7 @@ def test_the_list_filters_sorts_and_pages(place: Place) -> None:
     client = place.client()
 
     def ids(query: str) -> list[str]:
-        return re.findall(r'<tr data-run="([^"]+)"', client.get(f"/?{query}").text)
+        return re.findall(r'<tr role="row" data-run="([^"]+)"', client.get(f"/?{query}").text)
 
     assert ids("") == ["words_1700000003_00000001", "digits_1700000002_00000001", "digits_1700000001_00000001"]
     assert len(ids("trials=1")) == 4
