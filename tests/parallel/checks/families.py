@@ -12,7 +12,11 @@ from tests.parallel.world import Ranks
 
 SIZES = (2, 4)
 #: Layouts for some families alone -> those of `make proof`.
-ON_SOME = {"context": [name for name in FAMILIES if not name.startswith("lora")]}
+ON_SOME = {
+    "context": [name for name in FAMILIES if not name.startswith("lora")],
+    "expert": ("mixtral", "mixtral-grouped", "qwen3-moe-grouped"),
+    "data@expert": ("mixtral", "mixtral-grouped"),
+}
 
 
 def check_gpt2_is_cut_by_heads_and_equals_one_process(ranks: Ranks) -> None:
@@ -42,11 +46,11 @@ def check_gpt2_is_cut_by_heads_and_equals_one_process(ranks: Ranks) -> None:
 SHORT = {
     "data": ("gemma2", "lora", "llama-own-loss"),
     "shard": ("gpt2-checkpointed", "mixtral"),
-    "pipe": ("gpt2", "llama", "t5", "mixtral", "qwen2", "bert-own-loss", "lora"),
+    "pipe": ("gpt2", "llama", "t5", "mixtral", "mixtral-grouped", "qwen2", "bert-own-loss", "lora"),
     "tensor": ("gpt2", "whisper"),
     "data@pipe": ("mistral",),
     "context": ("llama", "gpt2-checkpointed", "bert", "whisper", "mamba"),
-    "expert": ("mixtral",),
+    "expert": ("mixtral", "mixtral-grouped"),
     "data@context": ("whisper",),
     "shard@context": ("mixtral",),
     "data@expert": ("mixtral",),

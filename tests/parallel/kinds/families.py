@@ -29,11 +29,15 @@ DRY = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def made(kind: str, config: str, *, checkpointed: bool = False, **options: Any) -> Callable[[], nn.Module]:
+def made(
+    kind: str, config: str, *, checkpointed: bool = False, experts: str | None = "eager", **options: Any
+) -> Callable[[], nn.Module]:
+    """experts: None takes the default's way of running them, which computes in float32 at most."""
+
     def make() -> nn.Module:
         settings = getattr(transformers, config)(**options)
-        # Its other way of running experts computes in float32 at most.
-        settings._experts_implementation = "eager"
+        if experts is not None:
+            settings._experts_implementation = experts
         model: nn.Module = getattr(transformers, kind)(settings)
         if checkpointed:
             model.gradient_checkpointing_enable({"use_reentrant": True})
@@ -113,6 +117,20 @@ def decoder(
     return Kind(make=make, batch=batch, loss=next_words, loss_weight=count, limit=limit, refused=refused or {})
 
 
+def grouped(kind: str, config: str, **options: Any) -> Kind:
+    """A mixture of experts whose kernels are those that come by default, in float32."""
+    options |= SMALL | {"num_key_value_heads": 2, "num_experts_per_tok": 2}
+    make = made(kind, config, experts=None, **options)
+    # By SGD, for AdamW makes as much of a rounding error as of a gradient.
+    return Kind(
+        make=make, batch=words, loss=next_words, loss_weight=count, optimizer=sgd, limit=1e-5, dtype=torch.float32
+    )
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
 def lora(kind: Callable[[], nn.Module], targets: list[str]) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         import peft
@@ -188,6 +206,10 @@ FAMILIES: dict[str, Kind] = {
     ),
     "mixtral": decoder(
         "MixtralForCausalLM", "MixtralConfig", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "mixtral-grouped": grouped("MixtralForCausalLM", "MixtralConfig", num_local_experts=4),
+    "qwen3-moe-grouped": grouped(
+        "Qwen3MoeForCausalLM", "Qwen3MoeConfig", num_experts=4, moe_intermediate_size=32, head_dim=8
     ),
     "bert": Kind(
         make=made("BertForSequenceClassification", "BertConfig", num_labels=3, **SMALL, **NO_DROPOUT),

@@ -25,6 +25,9 @@ from paceline.parallel.experts.found import FUSED, LIST, is_fused, list_of
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import map_tensors, tensors_in
 
+#: What tells transformers' kernels that some indices are of no expert here, or they leave rows of their output as memory was.
+TOLD = "_is_expert_parallel"
+
 
 def apply(model: nn.Module, world: World) -> tuple[list[str], list[nn.Parameter]]:
     """Leave this rank its own experts, in place: that in words, and the parameters of whose gradients it will have a part.
@@ -103,6 +106,8 @@ def _spread_fused(experts: nn.Module, world: World) -> None:
             setattr(experts, name, own)
     experts.__class__ = _class_of(type(experts), _of_indices)
     held: Any = experts
+    if hasattr(held, TOLD):
+        setattr(held, TOLD, True)
     held._paceline_group = _Held(world.group("expert"), own * world.coordinate("expert"), own)
 
 

@@ -9,10 +9,11 @@ then there is no second signature.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import traceback
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,7 +225,7 @@ class Tracer:
             with self._mode:
                 return self._record(self._fake, fake_args, fake_kwargs, state, begin)
 
-        with attributes_kept(self._fake) as put_back, generators_kept():
+        with attributes_kept(self._fake) as put_back, generators_kept(), _unlogged():
             return self._twice(self._fake, record, put_back)
 
     def _trace_real(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Traced:
@@ -401,6 +402,17 @@ class _ShutError(Exception):
         super().__init__(f"{name} can't be cut: {reason}")
         self.name = name
         self.reason = reason
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """torch logs an operation that fake tensors lack as an error with its traceback, and here the block is run for real then."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 class _InBlockError(Exception):
