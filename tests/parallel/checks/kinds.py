@@ -50,7 +50,7 @@ SHORT = {
         *("weight-norm-old", "own-loss-dataclass", "muon-wide"),
     ),
     "data@pipe": ("own-gradient", "own-loss-dict", "loss-reads-all-parameters"),
-    "shard@pipe": ("loss-reads-parameter",),
+    "shard@pipe": ("loss-reads-parameter", "loss-reads-numbers"),
     "data@tensor": ("own-loss-sum",),
     "context": ("transformer", "tower", "conv-batch"),
     "expert": ("experts", "mixture", "tower"),

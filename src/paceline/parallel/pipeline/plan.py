@@ -57,9 +57,11 @@ def agree(task: Task, world: World, sample: Microbatch, programs: Programs, memo
     *others, last = _uses(task, sample, programs, marks)
     # The loss is computed in the last stage. What it reads of another one's parameters is tied to that one's.
     added = frozenset(by_loss).difference(held_tensors(task.model, last))
-    if added and world.layout.shard > 1:
+    # Each worker has all of a buffer.
+    parts = added.intersection(name for name, _ in task.model.named_parameters(remove_duplicate=False))
+    if parts and world.layout.shard > 1:
         raise ParallelError(
-            f"the loss reads {sorted(added)[0]} of the model itself, which is in another stage than the loss, and on "
+            f"the loss reads {min(parts)} of the model itself, which is in another stage than the loss, and on "
             f"{world.layout} each worker has a part of it. Return what the loss needs from the model's forward, or use "
             "PipelineParallel() with DataParallel() in place of FullyShard()."
         )
