@@ -61,6 +61,19 @@ WRONG = {
         ["submit", "--nnodes=3", "--nproc-per-node=4", "src/train.py"],
         "No such option: --nnodes, which is torchrun's. Here: -j 3x4.",
     ),
+    "torchrun's range of nodes": (
+        ["run", "--nnodes", "1:4", "--nproc-per-node", "2", "src/train.py"],
+        "No such option: --nnodes, which is torchrun's. Here: -j 1..4x2.",
+    ),
+    "torchrun's range of nodes alone": (
+        ["run", "--nnodes=1:4", "src/train.py"],
+        "No such option: --nnodes, which is torchrun's. Here: -j 1..4xM.",
+    ),
+    "accelerate's file": (
+        ["run", "--config_file", "a.yaml", "src/train.py"],
+        "that file isn't read: what it says of machines",
+    ),
+    "a verb of a group": (["doctor"], "No such command 'doctor'. That is `paceline compute doctor TARGET`."),
     "mpirun's processes": (
         ["run", "-np", "4", "src/train.py"],
         "No such option: -np, which is mpirun's. Here: -j 4 --backend mpi.",

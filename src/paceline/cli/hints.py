@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 #: Options of other programs, with `_` for `-`, -> whose they are and what to write instead. {n} is the value given.
@@ -25,6 +26,13 @@ _OPTIONS = {
     "multi_cpu": ("accelerate", "several processes without GPUs are -j N --backend gloo, or mpi"),
     "gpu_ids": ("accelerate", "--gpu gives each process a GPU of its own; PACELINE_GPUS says which there are"),
     "mixed_precision": ("accelerate", "--env ACCELERATE_MIXED_PRECISION={n} tells the script's Accelerator"),
+    "config_file": (
+        "accelerate",
+        "that file isn't read: what it says of machines is said with -j, --compute and --gpu, what it says of the model in the "
+        "script",
+    ),
+    "cpu": ("accelerate", "workers are on processors without --gpu: leave it out"),
+    "use_fsdp": ("accelerate", "--env ACCELERATE_USE_FSDP=true tells the script's Accelerator"),
     "num_cpu_threads_per_process": ("accelerate", "--env OMP_NUM_THREADS={n}"),
     "np": ("mpirun", "-j {n} --backend mpi"),
     "n": ("mpirun", "-j {n} --backend mpi"),
@@ -41,7 +49,7 @@ _OPTIONS = {
         "the interface belongs to a compute target: paceline compute doctor NAME names it",
     ),
     **dict.fromkeys(
-        ("min_np", "max_np"), ("horovodrun", "the number of processes stays as it is; --max-restarts N starts over")
+        ("min_np", "max_np"), ("horovodrun", "-j 2..4x2 goes on with as many nodes of two processes as there are")
     ),
     "num_gpus": ("deepspeed", "one process a GPU is -j {n} --backend nccl --gpu"),
     "num_nodes": ("deepspeed", _NODES),
@@ -86,6 +94,10 @@ _VERBS = {
     **dict.fromkeys(("gc", "clean", "cleanup"), "paceline prune"),
     **dict.fromkeys(("envs", "environments"), "paceline env list"),
     **dict.fromkeys(("datastores", "datasets"), "paceline data list"),
+    **dict.fromkeys(("doctor", "diagnose"), "paceline compute doctor TARGET"),
+    **dict.fromkeys(("tune", "hyperdrive"), "paceline sweep run SCRIPT"),
+    "register": "paceline model register",
+    "deploy": "paceline service deploy",
 }
 _OWN_ARGUMENTS = "The script's own arguments go behind `--`: paceline run train.py -- --epochs 5."
 
@@ -120,14 +132,16 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
 
 
 def _shape(words: Sequence[str]) -> str | None:
-    """`-j NxM` for a command line that says both, as torchrun's does."""
+    """`-j NxM` for a command line that says both, as torchrun's does, or `-j N..KxM` for its `--nnodes N:K`."""
     given = {}
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
         following = words[number + 1] if number + 1 < len(words) else ""
         given[name.lstrip("-").replace("-", "_")] = value or following
     nodes, processes = given.get("nnodes", ""), given.get("nproc_per_node", "")
-    return f"-j {nodes}x{processes}" if nodes.isdigit() and processes.isdigit() else None
+    if not re.fullmatch(r"\d+(:\d+)?", nodes) or not (processes.isdigit() or ":" in nodes):
+        return None
+    return f"-j {nodes.replace(':', '..')}x{processes if processes.isdigit() else 'M'}"
 
 
 def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:
