@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from paceline.runs.page_address import page_of
 from paceline.ui.config import UiConfig
 from tests.cli.conftest import Cli
 from tests.ui.conftest import Place
@@ -36,7 +37,10 @@ def started(config: UiConfig, **options: object) -> tuple[subprocess.Popen[str],
 def test_a_signal_ends_it_at_once_and_the_next_has_the_same_token(place: Place, number: signal.Signals) -> None:
     folder = place.run()
     first, said = started(place.config(port=0, as_json=True))
+    workspace_dir = folder.path.parents[1]
     try:
+        # By this, links elsewhere lead to the page.
+        assert page_of(workspace_dir) == f"http://127.0.0.1:{said['port']}"
         with httpx.Client(base_url=f"http://127.0.0.1:{said['port']}", follow_redirects=True) as client:
             assert client.get(str(said["url"])).status_code == 200
             assert folder.run_id in client.get("/").text
@@ -48,6 +52,7 @@ def test_a_signal_ends_it_at_once_and_the_next_has_the_same_token(place: Place, 
     finally:
         first.kill()
     assert (first.returncode, errors) == (0, "")
+    assert page_of(workspace_dir) is None
     second, again = started(place.config(port=0, as_json=True))
     second.terminate()
     second.communicate(timeout=60)

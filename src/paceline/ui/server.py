@@ -19,6 +19,7 @@ from types import FrameType
 import uvicorn
 
 from paceline.errors import UserError
+from paceline.runs.page_address import announce
 from paceline.system.files import make_own
 from paceline.ui.app import make_app
 from paceline.ui.config import PORT, UiConfig
@@ -72,6 +73,9 @@ def serve(config: UiConfig) -> int:
         )
     )
     server.closing = app.state.closing
+    if not config.socket:
+        # Held, and never closed, until this process ends.
+        announce(Path(config.workspace), address(config, port))
     _say(config, token, port)
     if config.socket:
         # Started through ssh: its end is seen by nothing else than this.
@@ -92,9 +96,14 @@ def serve(config: UiConfig) -> int:
 
 def link(config: UiConfig, token: Token, port: int) -> str:
     """The address with the token in it."""
+    return f"{address(config, port)}/?token={token.text}"
+
+
+def address(config: UiConfig, port: int) -> str:
+    """Where the page is."""
     host = config.host if config.host not in ("", "0.0.0.0", "::") else socket.gethostname()
     host = f"[{host}]" if ":" in host else host
-    return f"{config.scheme}://{host}:{port}/?token={token.text}"
+    return f"{config.scheme}://{host}:{port}"
 
 
 def _say(config: UiConfig, token: Token, port: int) -> None:

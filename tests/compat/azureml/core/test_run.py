@@ -11,7 +11,7 @@ from paceline.compat.azureml.core.experiment import Experiment, Run
 from paceline.compat.azureml.core.run import OfflineRun
 from paceline.compat.azureml.exceptions import AzureMLException, UserErrorException
 from paceline.errors import MetricError
-from paceline.runs import states, store
+from paceline.runs import page_address, states, store
 from paceline.runs.failure import FailureReport
 from paceline.workspace import Workspace
 from tests.helpers import RUN_ID, make_run, run_python, write_tree
@@ -97,7 +97,15 @@ def test_the_details_with_logs_have_their_text(submitted):
     assert len(logs["logs/driver.log"]) == 1 << 20
 
 
-def test_where_to_look_at_it_is_its_folder(submitted):
+def test_where_to_look_at_it_is_its_folder_or_the_live_page(submitted):
+    experiment, workspace_dir = submitted.experiment, submitted.folder.path.parents[1]
+    assert submitted.get_portal_url() == submitted.folder.path.as_uri()
+    (workspace_dir / "ui").mkdir()
+    held = page_address.announce(workspace_dir, "http://127.0.0.1:7223")
+    assert submitted.get_portal_url() == f"http://127.0.0.1:7223/runs/{submitted.id}"
+    assert experiment.get_portal_url() == "http://127.0.0.1:7223/?experiment=digits"
+    assert page_address.announce(workspace_dir, "http://127.0.0.1:7224") is None
+    os.close(held)
     assert submitted.get_portal_url() == submitted.folder.path.as_uri()
 
 

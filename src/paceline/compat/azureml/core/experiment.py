@@ -17,6 +17,7 @@ from paceline.compat.azureml.late import late
 from paceline.errors import WorkspaceError
 from paceline.runs import tags_and_properties
 from paceline.runs.ids import new_run_id
+from paceline.runs.page_address import page_of
 
 __all__ = ["Experiment", "Run"]
 
@@ -193,7 +194,9 @@ class Experiment(workspace.Experiment):
         return "https://learn.microsoft.com/python/api/azureml-core/azureml.core.experiment.experiment"
 
     def get_portal_url(self) -> str:
-        return self.workspace.path.as_uri()
+        """Its runs on the live page, while `paceline ui` serves it; else the workspace's folder, as a URL."""
+        page = page_of(self.workspace.path)
+        return f"{page}/?experiment={self.name}" if page else self.workspace.path.as_uri()
 
     def __str__(self) -> str:
         return f"Experiment(Name: {self.name},\nWorkspace: {self.workspace.name})"

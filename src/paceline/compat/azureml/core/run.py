@@ -25,6 +25,7 @@ from paceline.compat.azureml.exceptions import (
 from paceline.compat.azureml.late import late
 from paceline.errors import MetricError, RunNotFoundError, RunStateError
 from paceline.runs import artifacts, interactive, offline, run, states
+from paceline.runs.page_address import page_of
 from paceline.runs.run_metrics import LogsMetrics, plain_file_name
 from paceline.system import links
 from paceline.system.files import copy_whole
@@ -508,8 +509,9 @@ class Run(SdkSpellings, run.Run):
         return details
 
     def get_portal_url(self) -> str:
-        """Where to look at the run: its folder, as a URL."""
-        return self.folder.path.absolute().as_uri()
+        """Where to look at the run: on the live page, while `paceline ui` serves it; else its folder, as a URL."""
+        page = page_of(self.folder.path.parents[1])
+        return f"{page}/runs/{self.id}" if page else self.folder.path.absolute().as_uri()
 
     def get_snapshot_id(self) -> str | None:
         """The snapshot of the run's source; None where it has none."""
