@@ -94,6 +94,6 @@ def _writer(folder: str) -> Any:
         from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined,unused-ignore]
     except ImportError as error:
         raise UserErrorException(
-            "writing TensorBoard's files needs torch and tensorboard: pip install tensorboard."
+            "writing TensorBoard's files needs torch and tensorboard: pip install torch tensorboard."
         ) from error
     return SummaryWriter(os.fspath(folder))
