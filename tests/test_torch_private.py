@@ -148,7 +148,7 @@ def test_masks_of_two_lookups_are_two_also_where_torch_calls_them_equal(monkeypa
     for kind in kinds:
         # torch's own asks whether the other is of the class of this name.
         monkeypatch.setattr(embedding, name, kind)
-        torch_private.keep_masks_apart()
+        torch_private.keep_lookups_apart()
         one, other = kind(offset_shape=(4, 2)), kind(offset_shape=(4, 2))
         assert len({one, one, other}) == 2
         other.__dict__["mask_buffer"] = one.mask_buffer

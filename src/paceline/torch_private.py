@@ -69,7 +69,8 @@ __all__ = [
     "has_mpi",
     "is_being_made_whole",
     "is_torchs_attribute",
-    "keep_masks_apart",
+    "keep_lookups_apart",
+    "keep_own_parts",
     "offer_mpi",
     "recorded_collectives",
     "reduce_unused_too",
@@ -176,15 +177,18 @@ def checkpoints_inputs() -> tuple[type, ...]:
 # DTensor's inside.
 
 
-def keep_masks_apart() -> None:
-    """Let each lookup in a cut vocabulary find its own mask; called before a model is cut. Does nothing where torch does it.
+def keep_lookups_apart() -> None:
+    """Let each lookup in a cut vocabulary find its own mask and its own size; called before a model is cut.
 
     A rank masks what other ranks have of the vocabulary, and the same mask is due again for the output. torch 2.9 holds
     masks of equal vocabularies for equal, and so does 2.10, and keeps in a cache by them how a tensor goes from one layout to
-    another. Two models that differ in nothing but their dtype then get each other's masks, and the lookup fails.
+    another. Two models that differ in nothing but their dtype then get each other's masks, and the lookup fails. In the cache
+    of the backward pass the vocabulary's size is missing, so that a second model gets gradients of the first one's shape. Does
+    nothing where torch does both.
     """
     try:
         lookups = importlib.import_module("torch.distributed.tensor._ops._embedding_ops")
+        schema = importlib.import_module("torch.distributed.tensor._op_schema")
     except ImportError:
         return
     # 2.10 has it without the underscore. Where it has moved, a newer release tells masks apart.
@@ -195,6 +199,41 @@ def keep_masks_apart() -> None:
         equal, code = kind.__eq__, kind.__hash__
         kind.__eq__ = lambda self, other: bool(equal(self, other)) and self.mask_buffer is other.mask_buffer
         kind.__hash__ = lambda self: hash((code(self), id(self.mask_buffer)))
+    _count_the_size_of_a_vocabulary(schema)
+
+
+def _count_the_size_of_a_vocabulary(schema: ModuleType) -> None:
+    from torch import ops
+    from torch.distributed.tensor import DTensor
+
+    propagator = getattr(getattr(DTensor, "_op_dispatcher", None), "sharding_propagator", None)
+    known = getattr(propagator, "op_to_schema_info", None)
+    # Where this table has come as well, so has the size.
+    if known is None or hasattr(propagator, "op_to_schema_info_for_single_dim_strategy"):
+        return
+    # aten::embedding_dense_backward(grad_output, indices, num_weights, ...): what is hashed begins with the third.
+    known.setdefault(ops.aten.embedding_dense_backward.default, schema.RuntimeSchemaInfo(static_argnum=2))
+
+
+def keep_own_parts(module: Module) -> None:
+    """Let a module that has just been cut hold its parts alone; does nothing where torch has copied them, as from 2.12 on.
+
+    Up to then a part along the first dimension is a view of the whole parameter, which stays in memory by it.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.nn import Parameter
+
+    for name, param in list(module.named_parameters(recurse=False)):
+        if not isinstance(param, DTensor):
+            continue
+        part = param.to_local().detach()
+        if part.untyped_storage().nbytes() == part.nbytes:
+            continue
+        shape, stride = param.shape, param.stride()
+        own = DTensor.from_local(
+            part.clone(), param.device_mesh, param.placements, run_check=False, shape=shape, stride=stride
+        )
+        module.register_parameter(name, Parameter(own, requires_grad=param.requires_grad))
 
 
 def is_torchs_attribute(name: str) -> bool:

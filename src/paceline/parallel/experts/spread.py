@@ -24,6 +24,7 @@ from paceline.parallel.errors import ParallelError
 from paceline.parallel.experts.found import FUSED, LIST, is_fused, list_of
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import map_tensors, tensors_in
+from paceline.torch_private import keep_own_parts
 
 #: What tells transformers' kernels that some indices are of no expert here, or they leave rows of their output as memory was.
 TOLD = "_is_expert_parallel"
@@ -100,6 +101,7 @@ def _spread_fused(experts: nn.Module, world: World) -> None:
         value = distribute_tensor(param, mesh, [Shard(0)], src_data_rank=None)
         experts.register_parameter(name, nn.Parameter(value, requires_grad=param.requires_grad))
         count = param.shape[0]
+    keep_own_parts(experts)
     own = count // mesh.size()
     for name, number in list(vars(experts).items()):
         if type(number) is int and number == count and "expert" in name:

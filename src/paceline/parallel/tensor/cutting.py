@@ -29,7 +29,7 @@ from paceline.parallel.tensor.layers import cut_turned, is_turned
 from paceline.parallel.tensor.names import fold
 from paceline.parallel.tensor.pieces import deal
 from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
-from paceline.torch_private import keep_masks_apart
+from paceline.torch_private import keep_lookups_apart, keep_own_parts
 
 #: Of a microbatch, for the trials and for the comparison behind them; all of them where a model can't compute so few.
 ROWS = 2
@@ -151,7 +151,7 @@ def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) 
 
     copies: whether whole outputs are copied. They are views, which FSDP can't take as the output of a module of its own.
     """
-    keep_masks_apart()
+    keep_lookups_apart()
     modules = dict(model.named_modules())
     learns = {name: param.requires_grad for name, param in model.named_parameters(remove_duplicate=False)}
     keeps = {name for group in plan.groups for name in group.columns}
@@ -164,6 +164,7 @@ def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) 
             style = _style(modules[name], placement, name in keeps, name in takes)
             # All ranks have the same values already: each takes its own part, and none is sent.
             parallelize_module(modules[name], mesh, style, src_data_rank=None)
+        keep_own_parts(modules[name])
         if name in pieces:
             deal(modules[name], pieces[name], mesh.get_group())
         if name in plan.changed or (copies and name not in keeps):
