@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from paceline.compat.azureml.core.compute import AmlCompute, ComputeTarget
@@ -88,6 +90,15 @@ def test_configurations_that_share_one_of_runs_have_each_its_own_script(ws):
         ("b.py", ("b",)),
     ]
     assert (run.script, run.arguments) == (None, [])
+
+
+def test_a_notebook_is_a_script_and_brings_what_runs_it(ws, monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "nbconvert" else find_spec(name))
+    found = prepared(ScriptRunConfig("src", "train.ipynb"), ws)
+    assert (found.job.entry_script, found.job.environment.pip_packages[-1]) == ("bash", "nbconvert")
+    assert "Notebooks are run by nbconvert" in found.notes[-1]
+    assert "-m nbconvert --to notebook --execute train.ipynb" in found.job.arguments[1]
 
 
 def test_arguments_as_one_text_are_split_as_a_shell_would(ws):

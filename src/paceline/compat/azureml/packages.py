@@ -127,6 +127,15 @@ def _spec(environment: Environment, notes: Notes, *, use_docker: bool | None) ->
     )
 
 
+def with_notebooks(spec: EnvironmentSpec, notes: Notes) -> EnvironmentSpec:
+    """The environment with what runs a notebook, where that is not installed here and can be added."""
+    missing = [name for name in ("nbconvert", "ipykernel") if importlib.util.find_spec(name) is None]
+    if not missing or spec.docker_image or spec.python or spec.uses_conda:
+        return spec
+    notes.add(f"Notebooks are run by {' and '.join(missing)}, not installed here: pip installs it for the run.")
+    return dataclasses.replace(spec, layered=True, pip_packages=(*spec.pip_packages, *missing))
+
+
 def _image(environment: Environment, notes: Notes, *, use_docker: bool) -> str | None:
     docker = environment.docker
     image = docker.base_image

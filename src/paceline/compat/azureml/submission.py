@@ -14,7 +14,7 @@ from paceline.compat.azureml.core.runconfig import DataReferenceConfiguration, R
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
 from paceline.compat.azureml.data.data_reference import Reference
 from paceline.compat.azureml.exceptions import RunConfigurationException, UserErrorException
-from paceline.compat.azureml.packages import spec_of
+from paceline.compat.azureml.packages import spec_of, with_notebooks
 from paceline.compat.azureml.policy import Notes
 from paceline.compat.azureml.targets import resolve
 from paceline.estimator import command_line
@@ -61,12 +61,15 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
     said = {one.name for one in references}
     references += [one for one in _configured(run, workspace, run_id) if one.name not in said]
     target = resolve(run.target, workspace, notes)
+    environment = spec_of(run.environment, notes, use_docker=run.docker.use_docker or None)
+    if not run.command and str(run.script).endswith(".ipynb"):
+        environment = with_notebooks(environment, notes)
     shape = distribution(run)
     values: dict[str, Any] = {
         **entry,
         "compute_target": target,
         "environment": dataclasses.replace(
-            spec_of(run.environment, notes, use_docker=run.docker.use_docker or None),
+            environment,
             version=run.environment.version_in(workspace) if run.environment else None,
         ),
         "environment_variables": {
