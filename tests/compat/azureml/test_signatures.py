@@ -176,6 +176,7 @@ SIGNATURES = {
         "TabularDataset.to_csv_files": "separator=','",
         "TabularDataset.keep_columns": "columns, validate=False",
         "TabularDataset.drop_columns": "columns",
+        "TabularDataset.partition_by": "partition_keys, target, name=None, show_progress=True, partition_as_file_dataset=False",
         "TabularDataset.time_before": "end_time, include_boundary=True, validate=True",
         "TabularDataset.time_after": "start_time, include_boundary=True, validate=True",
         "TabularDataset.time_between": "start_time, end_time, include_boundary=True, validate=True",
