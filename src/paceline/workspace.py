@@ -432,9 +432,9 @@ class Experiment:
         *,
         status: str | None = None,
     ) -> Iterator[Run]:
-        """The experiment's runs, newest first.
+        """The experiment's runs, newest first; a sweep or pipeline is one of its own class.
 
-        kind: "script" or "interactive". tags: tag -> value, or one tag's name whatever its value.
+        kind: "script", "interactive", "sweep" or "pipeline". tags: tag -> value, or one tag's name whatever its value.
         properties: property -> value. status: such as "Completed".
         """
         # An id that was given by hand need not begin with its experiment's name, so the records say whose a run is.
@@ -443,7 +443,7 @@ class Experiment:
             if record.experiment == self.name and matches(
                 record, folder, kind=kind, tags=tags, properties=properties, status=status, children=include_children
             ):
-                yield self.run_class(self, record.run_id)
+                yield self.run_class._handle(self, record)
 
 
 def _make_experiment(runs_dir: Path, name: str) -> Experiment:

@@ -51,6 +51,9 @@ def test_a_sweep_tries_points_and_knows_the_best(submit: Any, capsys: Any) -> No
     # The same by its id alone, and more of it after its end.
     again = run.experiment.workspace.get_run(run.id)
     assert isinstance(again, SweepRun)
+    # A list of runs has it as a sweep too, which a notebook shows with its trials.
+    (listed,) = run.experiment.get_runs()
+    assert isinstance(listed, SweepRun)
     again.more(1)
     until(lambda: run.record().is_terminal and run.spec.trials == 21)
     assert len(run.trial_rows()) == 3  # the grid has no more

@@ -36,7 +36,7 @@ def run_html(folder: RunFolder) -> str:
         ("Folder", f'<a href="{escape(folder.path.absolute().as_uri())}">{_text(str(folder.path))}</a>'),
         ("Logs", f"<code>paceline logs -f {escape(record.run_id)}</code>" if record.kind == "script" else ""),
         ("Metrics", _metrics(folder)),
-        ("Failure", f"<pre>{_text(str(record.failure))}</pre>" if record.failure else ""),
+        ("Failure", f'<pre style="white-space:pre-wrap">{_text(str(record.failure))}</pre>' if record.failure else ""),
     ]
     cells = "".join(
         f'<tr><th style="text-align: left; vertical-align: top">{title}</th><td style="text-align: left">{text}</td></tr>'
