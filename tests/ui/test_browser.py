@@ -366,10 +366,10 @@ def _live(session: Session, live: str, outputs: Path) -> None:
     (outputs / "go").touch()
     session.wait_drawn("loss", 4)
     page.wait_for_selector("#log .line:has-text('said 1')")
-    page.wait_for_selector("#system-charts .chart canvas")
-    titles = page.locator("#system-charts h3 span:first-child").all_inner_texts()
     # What there is of memory stands beside what is taken of it.
-    assert {"memory GiB", "rank memory GiB"} <= set(titles)
+    for title in ("memory GiB", "rank memory GiB"):
+        page.locator("#system-charts h3 span").get_by_text(title, exact=True).wait_for()
+    titles = page.locator("#system-charts h3 span:first-child").all_inner_texts()
     assert not [title for title in titles if "total" in title or "mib" in title]
     assert " of " in page.locator("#system-charts .chart .last").filter(has_text=" of ").first.inner_text()
 

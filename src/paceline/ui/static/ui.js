@@ -19,8 +19,15 @@ export function duration(seconds) {
   return minutes < 60 ? `${minutes} min ${whole % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
-const clock = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
-const withYear = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+// Each is made when it is needed: that takes as long as drawing the page.
+const formats = {
+  clock: { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" }, withYear: { dateStyle: "medium", timeStyle: "short" },
+};
+const made = {};
+function formatted(date) {
+  const name = date.getFullYear() === new Date().getFullYear() ? "clock" : "withYear";
+  return (made[name] ||= new Intl.DateTimeFormat(undefined, formats[name])).format(date);
+}
 
 /** Times below this element by the clock of whoever looks. */
 export function localTimes(top = document) {
@@ -29,7 +36,7 @@ export function localTimes(top = document) {
     if (Number.isNaN(date.getTime())) continue;
     time.dataset.local = "1";
     time.title = date.toString();
-    time.textContent = (date.getFullYear() === new Date().getFullYear() ? clock : withYear).format(date);
+    time.textContent = formatted(date);
   }
 }
 
