@@ -324,7 +324,8 @@ class Hosts:
         self._outer[name] = outer
         self._pids[name] = _until(lambda: _child(outer), f"{name} has an init")
         port = _port(name)
-        # The last host of this name may be dying yet.
+        # The last host of this name may be dying yet, on a busy machine for long: its cable goes now, both ends of it.
+        self._cut_off(port)
         _until(lambda: _has_gone(self._switch, port), f"{port} is free")
         # The same after a boot: the others remember it.
         mac = "02:79:00:00:00:" + f"{int(self.addresses[name].rsplit('.', 1)[1]):02x}"
@@ -344,6 +345,10 @@ class Hosts:
 
     def _set_port(self, name: str, state: str) -> None:
         self._in_switch("link", "set", _port(name), state)
+
+    def _cut_off(self, port: str) -> None:
+        words = ["nsenter", "-t", str(self._switch), "-n", "ip", "link", "del", port]
+        subprocess.run(words, check=False, capture_output=True)
 
     def _in_switch(self, *words: str) -> None:
         subprocess.run(["nsenter", "-t", str(self._switch), "-n", "ip", *words], check=True)

@@ -278,6 +278,16 @@ def test_a_failure_says_where_files_are_that_could_not_be_had(tmp_path, script, 
     assert tags_and_properties.read(stage.folder.notes).properties == {"not_fetched": KEEPS["keeps"]}
 
 
+def test_an_elastic_run_goes_on_without_what_was_on_a_lost_node(tmp_path):
+    stage = Stage(tmp_path, LOSES, node_count="1..2", distributed_backend="gloo", grace_period_seconds=0)
+    record = stage.see_through({**LOST, **KEEPS}, B)
+    assert attempts(record) == [(1, "node_lost", ("a", "c")), (2, None, ("b",))]
+    # Of so many losses as there may be, none is told twice.
+    assert record.attempts[1].reason == "Node a was lost, with rank 0: nothing heard for 15 s"
+    assert tags_and_properties.read(stage.folder.notes).properties == {}
+    assert KEEPS["keeps"] in stage.folder.driver_log.read_text()
+
+
 def test_of_a_canceled_run_a_property_says_it(tmp_path):
     stage = Stage(tmp_path, WAITS)
     record = stage.interrupt(signal.SIGTERM, KEEPS)

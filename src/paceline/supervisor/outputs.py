@@ -32,15 +32,21 @@ def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
     except (TargetError, EngineError) as error:
         text = str(error)
         say(text)
-        with contextlib.suppress(OSError, PacelineError):
-            name = f"{NOT_FETCHED}_{len(run.record.attempts)}" if len(run.record.attempts) > 1 else NOT_FETCHED
-            tags_and_properties.add_properties(run.folder.notes, {name: text})
+        # An elastic run goes on without a lost node, time and again; what was on it is gone with it, and the log says so.
+        if not (run.job.node_range and run.nodes.lost()):
+            _note_not_fetched(run, text)
         if outcome.failure is not None:
             message = f"{outcome.failure.message} {text}"
             return dataclasses.replace(outcome, failure=dataclasses.replace(outcome.failure, message=message))
         if outcome.stopped is None:
             return dataclasses.replace(outcome, failure=FailureReport(cause="data", message=text))
     return outcome
+
+
+def _note_not_fetched(run: Supervision, text: str) -> None:
+    with contextlib.suppress(OSError, PacelineError):
+        name = f"{NOT_FETCHED}_{len(run.record.attempts)}" if len(run.record.attempts) > 1 else NOT_FETCHED
+        tags_and_properties.add_properties(run.folder.notes, {name: text})
 
 
 def settle_links(run: Supervision, outcome: Outcome) -> None:

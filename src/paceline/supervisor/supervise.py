@@ -91,9 +91,12 @@ def _attempts(run: Supervision) -> Outcome:
             if failure is None:
                 raise
             return Outcome(failure=_extended(failure, f"There were no nodes for another attempt: {error}"))
-        if outcome is None:
+        if outcome is not None:
+            ended = outcome
+        else:
             number += 1
-            outcome = brought_home(run, run_attempt(run, number))
+            ended = run_attempt(run, number)
+            outcome = brought_home(run, ended)
             _take_up_event_files(run, number)
             shorten_logs(run.folder, number, run.job.world_size)
             run.close_attempt(outcome)
@@ -102,7 +105,8 @@ def _attempts(run: Supervision) -> Outcome:
             fruitless = 0 if run.has_run else fruitless + 1
             if _goes_on(run, outcome) and fruitless < _FRUITLESS:
                 tried -= 1
-                run.reason = _reason(run, outcome)
+                # Without what could not be brought home from the lost node, which the log has told.
+                run.reason = _reason(ended)
                 say(f"{run.reason}. Starting the next attempt.")
                 give_nodes_back(run)
                 continue
@@ -140,7 +144,7 @@ def _goes_on(run: Supervision, outcome: Outcome) -> bool:
     return True
 
 
-def _reason(run: Supervision, outcome: Outcome) -> str:
+def _reason(outcome: Outcome) -> str:
     if outcome.resized or outcome.failure is None:
         return "more nodes"
     return outcome.failure.message.rstrip(".")

@@ -312,7 +312,8 @@ def test_a_command_runs_beside_a_worker_where_only_a_datastore_joins_the_machine
 @pytest.mark.proof
 def test_a_hang_on_two_nodes_is_noticed_and_named(cluster: RayLab, tmp_path: Path) -> None:
     lab = Lab(tmp_path)
-    cluster.add_target(lab.workspace_dir)
+    cluster.add_target(lab.workspace_dir, datastore="lab")
+    Datastore.register(pl.Workspace(lab.workspace_dir), "lab", str(cluster.folder / f"store{next(_numbers)}"))
     check_hang(lab.submit(STOPS, **TWO, hang_seconds=3))
 
 
