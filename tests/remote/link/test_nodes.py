@@ -131,6 +131,7 @@ def test_what_a_lost_node_had_not_sent_all_nodes_have_once_it_is_back(
     make_nodes, open_link, own_disk, run_folder, library, tmp_path
 ):
     write_tree(run_folder.checkpoints, {"step_1": "1"})
+    os.utime(run_folder.checkpoints / "step_1", (1e9, 1e9))
     links = [open_link(f"node-{rank}", own_disk) for rank in range(2)]
     left = f"{tmp_path}/node/runs/{run_folder.run_id}/checkpoints"
     links[1].make_folders([left])
@@ -143,6 +144,18 @@ def test_what_a_lost_node_had_not_sent_all_nodes_have_once_it_is_back(
         assert run(nodes, seen, "cat checkpoints/*", rank=rank, attempt=2, log=f"attempts/2/rank_{rank}.log") == 0
         assert run_folder.rank_log(2, rank).read_text() == "12"
     assert (run_folder.checkpoints / "step_2").read_text() == "2"
+
+
+def test_what_is_older_than_the_newest_checkpoint_holds_up_nobody(
+    make_nodes, open_link, own_disk, run_folder, library, tmp_path, monkeypatch
+):
+    write_tree(run_folder.checkpoints, {"step_3": "3"})
+    links = [open_link(f"node-{rank}", own_disk) for rank in range(2)]
+    left = f"{tmp_path}/node/runs/{run_folder.run_id}/checkpoints"
+    assert links[1].run(["sh", "-c", f"mkdir -p {left} && touch -d @99 {left}/step_2"]).returncode == 0
+    monkeypatch.setattr(links[1], "flush", lambda: pytest.fail("it is waited for"))
+    make_nodes(links=links).send(run_folder, library)
+    monkeypatch.undo()
 
 
 def test_a_long_log_is_kept_within_its_limit_on_both_disks(make_nodes, run_folder, library):

@@ -14,6 +14,9 @@ from paceline.remote.staging.packing import pack_run
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 
+#: So far apart may the clocks of two nodes be, and the writing of two parts of one checkpoint.
+_CLOCKS_NS = 60 * 10**9
+
 
 class Copies:
     """One folder a node, at the same path on all; some nodes may see the same one.
@@ -66,10 +69,14 @@ class Copies:
         here, there = self._folder.checkpoints, f"{self.path}/checkpoints"
         what = "checkpoints that only it has could not be fetched"
         has = all_or_error(leaders, on_each(leaders, lambda link: link.have(there)), what)
+        # Only what may be newer than all that is here: what is older the script may have removed, and nobody goes on from it.
+        newest_ns = max((path.stat().st_mtime_ns for path in here.rglob("*") if path.is_file()), default=0)
         late = [
             link
             for link, names in zip(leaders, has, strict=True)
-            if any(not os.path.lexists(here / name) for name in names)
+            if any(
+                stamp[1] > newest_ns - _CLOCKS_NS and not os.path.lexists(here / name) for name, stamp in names.items()
+            )
         ]
         if late:
             self._mirror(late, 0)
