@@ -146,6 +146,29 @@ def test_what_a_lost_node_had_not_sent_all_nodes_have_once_it_is_back(
     assert (run_folder.checkpoints / "step_2").read_text() == "2"
 
 
+def test_what_the_script_has_removed_is_not_brought_back_by_a_node_that_was_away(
+    make_nodes, open_link, own_disk, run_folder, library, tmp_path
+):
+    write_tree(run_folder.checkpoints, {"step_1": "1", "step_2": "2"})
+    first = make_nodes(links=[open_link("node-0", own_disk)])
+    seen = first.send(run_folder, library)
+    first.begin(1)
+    assert run(first, seen, "rm checkpoints/step_1") == 0
+    first.fetch()
+    assert not (run_folder.checkpoints / "step_1").exists()
+    link = open_link("node-1", own_disk)
+    left = f"{tmp_path}/node/runs/{run_folder.run_id}/checkpoints"
+    link.make_folders([left])
+    link.put_file(f"{left}/step_1", b"1")
+    second = make_nodes(links=[link])
+    seen = second.send(run_folder, library)
+    second.begin(2)
+    assert run(second, seen, "ls checkpoints", attempt=2) == 0
+    assert run_folder.rank_log(2, 0).read_text() == "step_2\n"
+    second.fetch()
+    assert [path.name for path in run_folder.checkpoints.iterdir()] == ["step_2"]
+
+
 def test_what_is_older_than_the_newest_checkpoint_holds_up_nobody(
     make_nodes, open_link, own_disk, run_folder, library, tmp_path, monkeypatch
 ):

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.errors import TargetError
 from paceline.remote.link.link import Link
 from paceline.remote.link.sending import all_or_error, on_each, send_carried, send_left, send_run
 from paceline.remote.replica.apply import Replica
+from paceline.remote.replica.changes import Stamp
 from paceline.remote.staging.packing import pack_run
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 
 #: So far apart may the clocks of two nodes be, and the writing of two parts of one checkpoint.
 _CLOCKS_NS = 60 * 10**9
+
+
+#: A run's folder -> names of checkpoints that its scripts have removed, as far as this process has heard of it.
+_REMOVED: dict[str, set[str]] = {}
 
 
 class Copies:
@@ -31,7 +36,7 @@ class Copies:
         self._links, self._folder, self._top = links, folder, top
         self.path = f"{top}/runs/{folder.run_id}"
         self._log_limit = int(((read_json(folder.record) or {}).get("job") or {}).get("log_limit") or 0)
-        self._replica = Replica(folder.path)
+        self._replica = Replica(folder.path, removed=_REMOVED.setdefault(str(folder.path), set()))
         self._replica.close()  # what a killed supervisor has left
         self._groups: dict[int, int] = {}
         #: groups in which something has run since their files were last brought home
@@ -64,11 +69,12 @@ class Copies:
             TargetError: they could not be had, or not be sent.
         """
         leaders = [self._links[rank] for rank in self._leaders().values()]
-        if len(leaders) < 2:
-            return
         here, there = self._folder.checkpoints, f"{self.path}/checkpoints"
         what = "checkpoints that only it has could not be fetched"
         has = all_or_error(leaders, on_each(leaders, lambda link: link.have(there)), what)
+        has = [self._without_removed(link, names) for link, names in zip(leaders, has, strict=True)]
+        if len(leaders) < 2:
+            return
         # Only what may be newer than all that is here: what is older the script may have removed, and nobody goes on from it.
         newest_ns = max((path.stat().st_mtime_ns for path in here.rglob("*") if path.is_file()), default=0)
         late = [
@@ -83,6 +89,14 @@ class Copies:
             all_or_error(late, on_each(late, lambda link: link.flush()), what)
             sent = on_each(leaders, lambda link: send_left(link, here, there))
             all_or_error(leaders, sent, f"the run could not be sent to {self.path}")
+
+    def _without_removed(self, link: Link, names: Mapping[str, Stamp]) -> dict[str, Stamp]:
+        """The node's checkpoints once those are removed that the run has removed while the node was away."""
+        over = {name for name in names if f"checkpoints/{name}" in self._replica.removed}
+        for name in over:
+            if not os.path.lexists(self._folder.checkpoints / name):
+                link.remove(f"{self.path}/checkpoints/{name}")
+        return {name: stamp for name, stamp in names.items() if name not in over}
 
     def _send_carried(self) -> None:
         """Give each group the folders and packages of this machine that the job names, once.

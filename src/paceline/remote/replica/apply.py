@@ -37,6 +37,7 @@ class Replica:
     those of its nodes. Of these there are several: of two files of one name the later one stays, of two that are equally old
     that of the lower rank, and what a node leaves out is noted.
     known: what has come so far, by which the other side knows what is new; brought up to date.
+    removed: names of the user's files that were removed there and therefore here; brought up to date.
     """
 
     def __init__(
@@ -44,9 +45,11 @@ class Replica:
         top: Path,
         take_record: Callable[[bytes], None] | None = None,
         known: dict[str, Stamp] | None = None,
+        removed: set[str] | None = None,
     ) -> None:
         self.top = top
         self.known = {} if known is None else known
+        self.removed = set() if removed is None else removed
         self._take_record, self._of_nodes = take_record, take_record is None
         # Links to several nodes hand in what they hear, each in a thread of its own.
         self._lock = threading.Lock()
@@ -156,6 +159,7 @@ class Replica:
             os.chmod(beside, header["mode"] & 0o777)
             os.utime(beside, ns=(mtime, mtime))
             self._put(beside, path)
+            self.removed.discard(name)
             if name.startswith("attempts/"):
                 gaps.apply(path)
         else:
@@ -198,6 +202,7 @@ class Replica:
             return  # another by now; a link is as old as it is here
         with contextlib.suppress(OSError):  # a folder in which others have something
             (os.rmdir if stat.S_ISDIR(_mode(path)) else os.unlink)(path)
+            self.removed.add(name)
 
     def _note_left(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
         """Of a run whose supervisor is there, that has noted it itself."""
