@@ -50,12 +50,15 @@ def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
 
 
 def whole(folder: RunFolder, sample: Mapping[str, Any]) -> dict[str, Any]:
-    """The last sample with what its nodes and ranks took over the whole run in its place: means, and of memory the most."""
+    """The last sample with what its nodes and ranks took over the whole run in its place: means, and of memory the most. Without
+    those of larger attempts of an elastic run, whose names the last one does not know."""
     found = {**sample}
     for kind, logs in series(folder).items():
         found[kind] = {number: {**load} for number, load in sample[kind].items()}
         for number, values in logs.items():
-            load = found[kind].setdefault(str(number), {})
+            load = found[kind].get(str(number))
+            if load is None:
+                continue
             for name, one in values.items():
                 numbers = [value for value in one.values if isinstance(value, (int, float))]
                 if numbers:
