@@ -100,3 +100,32 @@ def test_a_request_for_more_nodes_is_met_once_the_checkpoint_is_whole(tmp_path, 
     request.touch()
     assert process.wait(60) == elastic.EXIT_RESIZE == 79
     assert checkpoint.latest(tmp_path).step >= 3
+
+
+#: Its world's store is nearly always in C++ when it is asked, and rank 0 never leaves.
+ENDS_MEANWHILE = """
+import sys, time
+from datetime import timedelta
+import torch.distributed as dist
+from paceline import checkpoint
+from paceline.checkpoint import leaving
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+class Slow:
+    def check(self, names):
+        try:
+            store.wait(names, timedelta(seconds=0.05))
+        except dist.DistStoreError:
+            return False
+leaving.default_store = Slow
+checkpoint.save({}, 1, every=2, folder=sys.argv[1])
+time.sleep(0.5)
+print("ready", flush=True)
+"""
+
+
+def test_a_script_that_ends_by_itself_while_it_is_asked_to_end_has_ended_well(tmp_path, start):
+    pytest.importorskip("torch")
+    request = tmp_path / "resize"
+    request.touch()
+    world = {"RANK": "1", "WORLD_SIZE": "2", elastic.REQUEST_VARIABLE: str(request)}
+    assert start(after=ENDS_MEANWHILE, **world).wait(60) == 0

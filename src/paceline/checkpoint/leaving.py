@@ -9,6 +9,7 @@ process at once, as one without save() would.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -26,12 +27,16 @@ SIGNAL, RESIZE, LIMIT = "signal", "resize", "limit"
 #: The time that a rank that does not save gives the one that does, where they share a store and where they don't; and that
 #: the one that has saved gives the others to follow. Guesses.
 _WITH_STORE_S, _WITHOUT_STORE_S, _FOLLOW_S = 30.0, 5.0, 5.0
+#: For a question to the store that is under way. One that takes longer comes out of it no more.
+_STOP_S = 2.0
 _LEFT = "paceline_checkpoint_left"
 
 _is_asked = False
 _is_listening = False
 _saves = True
 _following: threading.Thread | None = None
+#: The script has ended by itself.
+_is_over = threading.Event()
 
 
 def listen(*, saves: bool) -> None:
@@ -105,13 +110,22 @@ def follow() -> None:
     if _following is None:
         _following = threading.Thread(target=_end_after_the_first, name="paceline-leave", daemon=True)
         _following.start()
+        # A script may come to its end meanwhile. A thread that comes out of torch's C++ then aborts the process.
+        atexit.register(_stop_following)
+
+
+def _stop_following() -> None:
+    _is_over.set()
+    if _following is not None:
+        _following.join(_STOP_S)
 
 
 def _end_after_the_first() -> None:
     store = default_store()
     deadline = time.monotonic() + (_WITHOUT_STORE_S if store is None else _WITH_STORE_S)
     while time.monotonic() < deadline:
-        time.sleep(0.05)
+        if _is_over.wait(0.05):
+            return
         try:
             if store is not None and store.check([_LEFT]):
                 break
