@@ -14,7 +14,7 @@ SIZES = (2, 4)
 #: Layouts for some families alone -> those of `make proof`.
 ON_SOME = {
     "context": [name for name in FAMILIES if not name.startswith("lora")],
-    "expert": ("mixtral", "mixtral-grouped", "qwen3-moe-grouped"),
+    "expert": ("mixtral", "mixtral-router-loss", "mixtral-grouped", "qwen3-moe-grouped"),
     "data@expert": ("mixtral", "mixtral-grouped"),
 }
 
@@ -46,8 +46,18 @@ def check_gpt2_is_cut_by_heads_and_equals_one_process(ranks: Ranks) -> None:
 SHORT = {
     "data": ("gemma2", "lora", "llama-own-loss"),
     "shard": ("gpt2-checkpointed", "mixtral"),
-    "pipe": ("gpt2", "llama", "t5", "mixtral", "mixtral-grouped", "qwen2", "bert-own-loss", "lora"),
-    "tensor": ("gpt2", "whisper"),
+    "pipe": (
+        "gpt2",
+        "llama",
+        "t5",
+        "mixtral",
+        "mixtral-router-loss",
+        "mixtral-grouped",
+        "qwen2",
+        "bert-own-loss",
+        "lora",
+    ),
+    "tensor": ("gpt2", "whisper", "mixtral-router-loss"),
     "data@pipe": ("mistral",),
     "context": ("llama", "gpt2-checkpointed", "bert", "whisper", "mamba"),
     "expert": ("mixtral", "mixtral-grouped"),

@@ -207,6 +207,23 @@ FAMILIES: dict[str, Kind] = {
     "mixtral": decoder(
         "MixtralForCausalLM", "MixtralConfig", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2
     ),
+    "mixtral-router-loss": Kind(
+        # Its hooks, which take the routers' numbers out of the blocks, are put on in the first call.
+        make=made(
+            "MixtralForCausalLM",
+            "MixtralConfig",
+            **SMALL,
+            num_key_value_heads=2,
+            num_local_experts=4,
+            output_router_logits=True,
+            router_aux_loss_coef=0.5,
+        ),
+        batch=words,
+        loss=None,
+        loss_weight=count,
+        limit=1e-6,
+        refused=BY_HAND | dict.fromkeys(("data", "shard"), "compares the rows of a batch with one another"),
+    ),
     "mixtral-grouped": grouped("MixtralForCausalLM", "MixtralConfig", num_local_experts=4),
     "qwen3-moe-grouped": grouped(
         "Qwen3MoeForCausalLM", "Qwen3MoeConfig", num_experts=4, moe_intermediate_size=32, head_dim=8

@@ -136,11 +136,13 @@ class AttributeMirror:
 
 @contextlib.contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """The plain attributes of all modules are put back when the block ends, what lists and dicts hold too.
+    """The plain attributes of all modules are put back when the block ends, what lists and dicts hold too, and forward hooks.
 
     Gives a function that does so at once.
     """
     saved = [(module, plain_attributes(module)) for module in model.modules()]
+    # A model may put them on in its first call and keep in an attribute that it has: the one without the other would be wrong.
+    hooks = [(module._forward_hooks, dict(module._forward_hooks)) for module in model.modules()]
     inside = [
         (value, copy.copy(value)) for _, own in saved for value in own.values() if type(value) in (list, dict, set)
     ]
@@ -150,6 +152,9 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
             for name in plain_attributes(module).keys() - own.keys():
                 del module.__dict__[name]
             module.__dict__.update(own)
+        for table, kept in hooks:
+            table.clear()
+            table.update(kept)
         for value, before in inside:
             if isinstance(value, list):
                 value[:] = before
