@@ -390,6 +390,17 @@ def warn_of_secrets(job: Job) -> None:
             )
 
 
+def check_source(job: Job, directory: Path, workspace_dir: Path) -> None:
+    """Refuse a source folder that is none, or that has not what the job runs.
+
+    Raises:
+        UserError: one of these.
+    """
+    snapshot.check_folder(directory)
+    is_here = configured.read(workspace_dir, job.compute_target).kind == configured.LOCAL
+    entry_file(job, directory, is_here=is_here)
+
+
 def take_snapshot(
     job: Job,
     source: SourceCopy,

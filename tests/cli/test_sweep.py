@@ -103,8 +103,16 @@ def test_a_sweep_in_a_file(cli: Any) -> None:
     shown = cli.json("sweep", "run", "sweep.yaml", "--trials", 1, "--dry-run")
     assert shown["arguments"] == [["--x", "1", "--model.layers", "2"]]
     assert shown["sweep"]["goal"] == "minimize"
+    fast = cli.json("sweep", "run", "sweep.yaml", "--param", "x=true", "--switch", "x/no-x", "--trials", 1, "--dry-run")
+    assert fast["arguments"] == [["--x", "--model.layers", "2"]]
+    assert fast["sweep"]["switches"] == ["--x/--no-x"]
     (cli.folder / "sweep.yaml").write_text("entry_script: train.py\nsweep: {metrics: loss}\n")
     assert "unknown key 'metrics'" in cli("sweep", "run", "sweep.yaml", code=2).stderr
+    (cli.folder / "sweep.yaml").write_text(
+        "source_directory: gone\nentry_script: train.py\nsweep: {metric: loss, space: {x: 1}}\n"
+    )
+    for words in (("sweep", "run", "sweep.yaml"), ("sweep", "run", "sweep.yaml", "--dry-run")):
+        assert "gone' is not a folder" in cli(*words, code=2).stderr
 
 
 def test_wrong_calls_are_told_before_anything_starts(cli: Any, tmp_path: Path) -> None:
@@ -131,10 +139,16 @@ def test_wrong_calls_are_told_before_anything_starts(cli: Any, tmp_path: Path) -
             *("--stop", "asha(promote=true, last=9, budget=--epochs)"),
         ),
         "trials=0": ("--metric", "loss", "--param", "x=uniform(0,1)", "--trials", "0"),
+        "job arrays are Slurm's": ("--metric", "loss", "--param", "x=uniform(0,1)", "--array-size", "4"),
+        "experiment name 'a b'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--experiment", "a b"),
+        "notify=": ("--metric", "loss", "--param", "x=uniform(0,1)", "--notify", "true"),
     }
     for message, words in wrong.items():
         script = "parsed.py" if "-e" in words else "train.py"
-        assert message in cli("sweep", "run", script, *words, code=2).stderr, message
+        # A dry run says the same.
+        assert message in cli("sweep", "run", script, *words, "--dry-run", code=2).stderr, message
+    words = ("--metric", "loss", "--param", "x=uniform(0,1)", "--trials", "0")
+    assert "trials=0" in cli("sweep", "run", "train.py", *words, code=2).stderr
     assert "is no sweep" in _of_a_run(cli)
     assert [run["type"] for run in cli.json("list")] == ["script"]
 

@@ -70,6 +70,7 @@ def test_a_choice_of_one_sequence_is_a_choice_of_its_members() -> None:
         ("uniform(low=0, high=1)", pl.uniform(0, 1)),
         ("adam", Fixed("adam")),
         ("0.1", Fixed(0.1)),
+        ("choice(1, inf, NaN)", pl.choice(1, "inf", "NaN")),
         ("outputs(1)/x", Fixed("outputs(1)/x")),
     ],
 )

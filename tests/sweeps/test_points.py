@@ -12,7 +12,7 @@ import paceline as pl
 from paceline.errors import JobError, SweepError
 from paceline.job.data_reference import DataReference, Source
 from paceline.job.job import Job
-from paceline.sweeps.points import check_way, in_places_of, job_of, words
+from paceline.sweeps.points import as_switch, check_way, in_places_of, job_of, words
 from paceline.sweeps.space import Space
 
 NESTED = {"--lr": 0.1, "model.layers": 2, "model.kind": None, "sizes": [1, 2], "fast": True}
@@ -22,6 +22,17 @@ def test_values_come_after_the_jobs_own_words_and_in_place_of_those_that_say_the
     job = Job(entry_script="train.py", arguments=("--lr", "-0.5", "--epochs", "3", "--batch=4", "--fast", "data"))
     found = job_of(job, {"--lr": 0.1, "batch": 8})
     assert found.arguments == ("--epochs", "3", "--fast", "data", "--lr", "0.1", "--batch", "8")
+
+
+def test_switches_stand_alone() -> None:
+    job = Job(entry_script="train.py", arguments=("--fast", "data", "--no-amp", "--lr", "1"))
+    switches = ("--fast", "--amp/--no-amp")
+    found = job_of(job, {"fast": True, "--amp": False, "lr": 2}, switches=switches)
+    assert found.arguments == ("data", "--fast", "--no-amp", "--lr", "2")
+    assert job_of(job, {"fast": False, "amp": True}, switches=switches).arguments == ("data", "--lr", "1", "--amp")
+    assert [as_switch(name) for name in ("amp", "--amp", "-a", "amp/no-amp")] == [
+        *("--amp", "--amp", "-a", "--amp/--no-amp"),
+    ]
 
 
 def test_an_output_is_in_a_place_of_the_trial_s_own_where_it_says_so() -> None:

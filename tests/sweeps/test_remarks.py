@@ -45,6 +45,7 @@ NAN, INF = math.nan, math.inf
         ([[]], {}, "trial 0 has ended without a value of the primary metric 'loss'. It logged nothing"),
         ([[0.5]], {"metric": "Loss"}, "the primary metric 'Loss'. It logged loss."),
         ([[0.5]], {"further": (("size", "minimize"),)}, "without a value of the metric 'size'. It logged loss."),
+        ([[NAN]], {}, "the one value of 'loss' that trial 0 has logged is no finite number (nan): what is no finite"),
         ([[NAN, NAN]], {}, "all 2 values of 'loss' that trial 0 has logged are no finite numbers (nan)"),
         (
             [[0.5], [0.4, INF, -INF, INF]],

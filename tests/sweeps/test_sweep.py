@@ -55,7 +55,7 @@ def test_a_sweep_tries_points_and_knows_the_best(submit: Any, capsys: Any) -> No
     (listed,) = run.experiment.get_runs()
     assert isinstance(listed, SweepRun)
     again.more(1)
-    until(lambda: run.record().is_terminal and run.spec.trials == 21)
+    until(lambda: run.record().is_terminal and run.spec.trials == 4)
     assert len(run.trial_rows()) == 3  # the grid has no more
 
 
@@ -247,6 +247,14 @@ def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None
             estimator, space, metric=["a", "b"], goal=["maximize", "minimize"], sampler="cmaes"
         ),
         "x: 2 is not in uniform": lambda: pl.Sweep(estimator, space, metric="score", points=[{"x": 2}]),
+        "'--y' is no hyperparameter. Give one of the space's: x": lambda: pl.Sweep(
+            estimator, space, metric="score", switches=["y"]
+        ),
+        "'--x' has other values than true and false": lambda: pl.Sweep(estimator, space, metric="score", switches="x"),
+        "switches are arguments": lambda: pl.Sweep(
+            estimator, {"x": True}, metric="score", switches=["x"], pass_as="environment"
+        ),
+        "'--x/' is neither --name nor": lambda: pl.Sweep(estimator, {"x": True}, metric="score", switches=["--x/"]),
         "max_duration_seconds": lambda: pl.Sweep(estimator, space, metric="score", max_duration_seconds="soon"),
     }
     for message, make in wrong.items():

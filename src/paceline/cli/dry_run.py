@@ -13,15 +13,14 @@ from typing import Any
 from paceline.cli import job_file
 from paceline.cli.common import print_json
 from paceline.cli.description import Asked, whole
-from paceline.job.entry import entry_file
 from paceline.job.job import Job
 from paceline.job.plan import Launch, NodeSetup
 from paceline.job.secret_values import HIDDEN, shown
 from paceline.job.sizes import range_text
 from paceline.launchers import environment, get_launcher
 from paceline.runs.visible import visible
-from paceline.submit import check, values_of, warn_of_secrets
-from paceline.targets import Target, configured, find_target
+from paceline.submit import check, check_source, values_of, warn_of_secrets
+from paceline.targets import Target, find_target
 from paceline.targets.base import Queued
 from paceline.workspace import Workspace
 
@@ -29,7 +28,7 @@ from paceline.workspace import Workspace
 def print_file(asked: Asked, description: Mapping[str, Any]) -> int:
     """The job as a file that `paceline run` takes, for this machine: its paths are absolute."""
     workspace_dir = Workspace.from_config(create=False).path
-    entry_file(asked.job, asked.directory, is_here=_is_here(asked.job, workspace_dir))
+    check_source(asked.job, asked.directory, workspace_dir)
     check(asked.job, workspace_dir)
     warn_of_secrets(asked.job)
     print(job_file.text(whole(description)), end="")
@@ -40,7 +39,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     """The resolved job, the commands that would start its workers, and what these would find in their environment."""
     job = asked.job
     workspace = Workspace.from_config(create=False)
-    entry_file(job, asked.directory, is_here=_is_here(job, workspace.path))
+    check_source(job, asked.directory, workspace.path)
     # A value that is missing is refused here as at a submission; those that are there go no further.
     values_of(job, asked.values)
     warn_of_secrets(job)
@@ -106,10 +105,6 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
             print(f"    {name}={visible(shlex.quote(value), lines=True)}")
     print("\nNothing was started. Ports and folders in <> are chosen when the run starts.")
     return 0
-
-
-def _is_here(job: Job, workspace_dir: Path) -> bool:
-    return configured.read(workspace_dir, job.compute_target).kind == configured.LOCAL
 
 
 def _script(target: Target, job: Job) -> str | None:

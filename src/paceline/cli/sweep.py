@@ -26,7 +26,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_trial
 from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible, visible_line
-from paceline.submit import SourceCopy, check
+from paceline.submit import SourceCopy
 from paceline.sweeps import children, prior, results, start
 from paceline.sweeps.front import ordered
 from paceline.sweeps.live import show as live
@@ -255,10 +255,10 @@ def _latest() -> RunFolder:
 
 def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
     workspace = Workspace.from_config(create=False)
-    check(wanted.job, workspace.path)
-    start.check_points(wanted.job, sweep, wanted.directory)
-    known = prior.as_trials(prior.known_results(sweep, workspace.path / "runs"))
-    proposals = Proposals(sweep, wanted.directory, known)
+    source = SourceCopy(directory=wanted.directory.absolute())
+    known = start.checked(wanted.job, sweep, source, workspace.path, wanted.experiment, wanted.values)
+    sweep = known.spec
+    proposals = Proposals(sweep, wanted.directory, prior.as_trials(known.results))
     points: list[dict[str, Any]] = []
     trials: list[Trial] = []
     for number in range(min(_SHOWN, sweep.trials)):
@@ -270,7 +270,9 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
         trials.append(Trial(number=number, run_id="", chosen=proposal.chosen, values=values, notes=proposal.notes))
         points.append(values)
     first = budget(sweep.stop)
-    jobs = [job_of(wanted.job, {**values, **first}, sweep.pass_as, wanted.directory) for values in points]
+    jobs = [
+        job_of(wanted.job, {**values, **first}, sweep.pass_as, wanted.directory, sweep.switches) for values in points
+    ]
     if as_json:
         print_json({"sweep": sweep.to_json(), "points": points, "arguments": [list(job.arguments) for job in jobs]})
         return 0

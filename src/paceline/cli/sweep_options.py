@@ -11,6 +11,7 @@ from paceline.cli.options import VerbOption
 from paceline.cli.run_options import RUN
 from paceline.errors import SweepError
 from paceline.sweeps.expressions import Expression, parse
+from paceline.sweeps.points import as_switch
 from paceline.sweeps.policies.policies import parse_policy
 from paceline.sweeps.samplers.samplers import check_sampler
 from paceline.sweeps.space import Space
@@ -67,6 +68,13 @@ SWEEP = (
         "or the name of a JSON file, such as parameters.json.",
         "WAY",
     ),
+    VerbOption(
+        "--switch",
+        "Hyperparameter of true and false that is an argument without a value: amp, or amp/no-amp for --amp and --no-amp; may be "
+        "repeated. Those that the script's argparse declares are found by themselves.",
+        "NAME",
+        list,
+    ),
     VerbOption("--repeats", "Let a point come twice in a space that has an end.", type=bool),
     VerbOption("--array-size", "With a target of kind slurm: so many trials in one job array.", "N", int),
     VerbOption(
@@ -84,7 +92,7 @@ SWEEP = (
 #: Keys of a file's section `sweep`, and those of `SweepSpec` that they become.
 _KEYS = (
     *("space", "metric", "goal", "trials", "concurrent", "sampler", "stop", "seed", "points", "max_failures"),
-    *("max_duration_seconds", "repeats", "pass_as", "array_size", "controller", "warm_start"),
+    *("max_duration_seconds", "repeats", "pass_as", "switches", "array_size", "controller", "warm_start"),
 )
 
 
@@ -126,7 +134,9 @@ def spec(
     found["points"] = tuple(found.get("points") or ()) + tuple(_point(text) for text in given["point"] or ())
     # Drawn once and kept with the sweep: a controller that takes over proposes as the one before it did.
     runs = given["warm_start"] or found.get("warm_start") or ()
-    found["warm_start"] = tuple(former(str(run)) for run in (runs if isinstance(runs, (list, tuple)) else [runs]))
+    found["warm_start"] = tuple(former(str(run)) for run in _listed(runs))
+    switches = given["switch"] or found.get("switches") or ()
+    found["switches"] = tuple(as_switch(str(name)) for name in _listed(switches))
     found.setdefault("seed", secrets.randbelow(1 << 31))
     try:
         made = SweepSpec(**found)
@@ -159,6 +169,11 @@ def _judge(given: Mapping[str, Any], found: dict[str, Any]) -> None:
     if not found.get("metric"):
         raise SweepError("say by which metric trials are judged: --metric NAME, as the script logs it.")
     found |= objectives(found["metric"], found.get("goal", "maximize"))
+
+
+def _listed(words: Any) -> Any:
+    """A file's word that stands alone is a list of one."""
+    return words if isinstance(words, (list, tuple)) else [words]
 
 
 def _params(given: list[str] | None) -> dict[str, str]:

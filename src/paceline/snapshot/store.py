@@ -39,6 +39,15 @@ class Snapshot:
     files: frozenset[str]
 
 
+def check_folder(source: Path) -> None:
+    """
+    Raises:
+        SnapshotError: it is no folder.
+    """
+    if not source.is_dir():
+        raise SnapshotError(f"source_directory {str(source)!r} is not a folder. Name the folder that holds the script.")
+
+
 def take(
     source: Path,
     snapshots_dir: Path,
@@ -54,8 +63,7 @@ def take(
         SnapshotError: not a folder, over the limits, a link out of the tree, an unreadable file, one that keeps
             changing while it is read, or no space for the copy.
     """
-    if not source.is_dir():
-        raise SnapshotError(f"source_directory {str(source)!r} is not a folder. Name the folder that holds the script.")
+    check_folder(source)
     cache_dir = snapshots_dir / ".scans"
     cache_file = cache_dir / f"{hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:32]}.json"
     for attempt in range(_TRIES):

@@ -6,7 +6,7 @@ import sys
 
 from paceline.controlling import process
 from paceline.runs.folder import RunFolder
-from paceline.sweeps import ending
+from paceline.sweeps import ending, start
 from paceline.sweeps.controller import Controller
 from paceline.sweeps.results import MORE
 
@@ -16,7 +16,10 @@ def main(argv: list[str]) -> int:
 
 
 def _more_is_asked(folder: RunFolder) -> bool:
-    return (folder.path / MORE).exists()
+    if not (folder.path / MORE).exists():
+        return False
+    start.count_anew(folder)
+    return True
 
 
 if __name__ == "__main__":

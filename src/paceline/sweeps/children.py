@@ -29,6 +29,14 @@ def child_id(sweep_id: str, number: int, leg: int = 1) -> str:
     return f"{sweep_id}_{number}" if leg == 1 else f"{sweep_id}_{number}_{leg}"
 
 
+def count(sweep: RunFolder) -> int:
+    """How many trials there are."""
+    number = 0
+    while RunFolder(sweep.path.parent / child_id(sweep.run_id, number)).record.exists():
+        number += 1
+    return number
+
+
 def children(sweep: RunFolder, first: int = 0) -> Iterator[RunRecord]:
     """The records of the trials' first runs, in order of their numbers from `first` on, as they are now."""
     # Numbers are given out in order, one after the other: the first that is not there is the end.

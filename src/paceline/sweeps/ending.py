@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 
@@ -23,13 +23,14 @@ from paceline.system.files import read_json
 
 #: Completed trials without the primary metric, and none with it, that end a sweep.
 _WITHOUT_METRIC = 3
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
 def wanted(sweep: SweepState) -> str | None:
     """Why the sweep is to end before its time; None while it goes on."""
     if sweep.folder.cancel_request.exists():
         return "the sweep is canceled"
-    limit, started = sweep.spec.max_duration_seconds, sweep.record.started_utc
+    limit, started = sweep.spec.max_duration_seconds, sweep.spec.counted_utc or sweep.record.started_utc
     if limit is not None and started and time.time() > parse_utc(started).timestamp() + limit:
         return f"the sweep has come to its limit of {limit:g} s"
     # It goes through all trials, and between two of their changes nothing new comes of it.
@@ -77,11 +78,13 @@ def _close(sweep: SweepState, status: str, **changes: object) -> None:
 
 
 def _failure(sweep: SweepState) -> str | None:
-    failed = [trial for trial in sweep.trials if trial.status == states.FAILED]
+    # What ended the sweep before it was asked for more does not end it again.
+    counted = sweep.trials[sweep.spec.counted_from :]
+    failed = [trial for trial in counted if trial.status == states.FAILED]
     most = sweep.spec.max_failures
     if most is not None and len(failed) >= most:
         return f"{len(failed)} trials have failed, and max_failures is {most}. {_common(sweep, failed)}"
-    completed = [trial for trial in sweep.trials if trial.status == states.COMPLETED]
+    completed = [trial for trial in counted if trial.status == states.COMPLETED]
     # The 3 is lowered for a sweep of one or two trials, which could never come to three.
     if len(completed) >= min(_WITHOUT_METRIC, sweep.spec.trials) and not any(
         all(trial.curves) for trial in sweep.trials
@@ -90,19 +93,22 @@ def _failure(sweep: SweepState) -> str | None:
     if nothing := continuing.without_checkpoints(sweep):
         return nothing
     # While trials run one of them may still complete.
-    if failed and sweep.is_done and not sweep.live and len(failed) == len(sweep.trials):
-        return f"all trials have failed. {_common(sweep, failed)}"
+    if failed and sweep.is_done and not sweep.live and all(trial.status == states.FAILED for trial in sweep.trials):
+        return f"all trials have failed. {_common(sweep, sweep.trials)}"
     return None
 
 
 def _common(sweep: SweepState, failed: list[Trial]) -> str:
-    """ "7 of 8 failed with the same error: ..." """
-    messages: collections.Counter[str] = collections.Counter()
+    """ "7 of 8 failed with the same error: ..."; numbers may differ, such as hyperparameters, addresses and sizes."""
+    messages: dict[str, list[str]] = {}
     for trial in failed:
         # A trial's folder may have been removed by hand; the others still tell what they died of.
         with contextlib.suppress(PacelineError):
             report = store.stored(sweep.folder_of(trial.number)).failure
-            messages[(report.exception or report.message).strip() if report else "?"] += 1
-    message, count = messages.most_common(1)[0] if messages else ("?", 0)
-    same = f"{count} of {len(failed)} failed with the same error" if count > 1 else "The first error"
-    return f"{same}: {message}"
+            message = (report.exception or report.message).strip() if report else "?"
+            messages.setdefault(_NUMBER.sub("0", message), []).append(message)
+    alike = max(messages.values(), key=len, default=["?"])
+    if len(alike) == 1:
+        return f"The first error: {alike[0]}"
+    but = "" if len(set(alike)) == 1 else ", but for its numbers"
+    return f"{len(alike)} of {len(failed)} failed with the same error{but}: {alike[0]}"

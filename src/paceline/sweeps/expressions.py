@@ -402,9 +402,11 @@ def _word(text: str) -> Any:
     # int and float take what JSON does not: 1_000, +1, .5.
     for read in (json.loads, int, float):
         try:
-            return read(text)
+            found = read(text)
         except ValueError:
             continue
+        # JSON has no nan and no inf, which records are written in; the script gets the word all the same.
+        return text if isinstance(found, float) and not math.isfinite(found) else found
     # As Python writes them; JSON's true, false and null have been read above.
     return {"True": True, "False": False, "None": None}.get(text, text)
 

@@ -209,7 +209,8 @@ class HandingOver:
 
     def _job(self, values: Mapping[str, Any], rung: int, run_id: str) -> Job:
         sweep = self._sweep
-        job = job_of(sweep.job, {**values, **budget(sweep.spec.stop, rung)}, sweep.spec.pass_as, self._snapshot)
+        spec = sweep.spec
+        job = job_of(sweep.job, {**values, **budget(spec.stop, rung)}, spec.pass_as, self._snapshot, spec.switches)
         return in_places_of(job, run_id)
 
     def _source(self) -> SourceCopy:

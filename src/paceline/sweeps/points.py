@@ -11,7 +11,8 @@ from typing import Any
 
 from paceline.errors import SweepError
 from paceline.job.job import Job
-from paceline.sweeps.space import Dimension, Space, argument
+from paceline.sweeps.expressions import Choice, Fixed
+from paceline.sweeps.space import Dimension, Space, argument, every
 
 #: `--lr 0.1`, `lr=0.1`, a variable lr; anything that ends with .json is the path of a file.
 ARGUMENTS, ASSIGNMENTS, ENVIRONMENT = WAYS = ("arguments", "assignments", "environment")
@@ -20,8 +21,16 @@ ARGUMENTS, ASSIGNMENTS, ENVIRONMENT = WAYS = ("arguments", "assignments", "envir
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 
-def job_of(job: Job, values: Mapping[str, Any], pass_as: str = ARGUMENTS, source: Path | None = None) -> Job:
+def job_of(
+    job: Job,
+    values: Mapping[str, Any],
+    pass_as: str = ARGUMENTS,
+    source: Path | None = None,
+    switches: Sequence[str] = (),
+) -> Job:
     """The sweep's job with a trial's values, in the way of `pass_as`, in place of what the job itself says of these names.
+
+    switches: arguments without a value, as `SweepSpec` has them.
 
     arguments: after the job's own, so that argparse, for which the last one counts, takes them; a word of the job that sets the
         same argument is taken out, as the Azure SDK does it.
@@ -32,8 +41,8 @@ def job_of(job: Job, values: Mapping[str, Any], pass_as: str = ARGUMENTS, source
         JobError: a variable that no job may set.
     """
     if pass_as == ARGUMENTS:
-        own = without(job.arguments, [argument(name) for name in values])
-        return dataclasses.replace(job, arguments=(*own, *words(values)))
+        own = without(job.arguments, [argument(name) for name in values], switches)
+        return dataclasses.replace(job, arguments=(*own, *words(values, switches)))
     plain = {name.lstrip("-"): value for name, value in values.items()}
     if pass_as == ASSIGNMENTS:
         said = [word for word in job.arguments if "=" not in word or word.partition("=")[0] not in plain]
@@ -85,18 +94,61 @@ def check_way(pass_as: object, space: Space) -> None:
                 raise SweepError(f"{above!r} and {name!r}: in a file {above!r} can't be both a value and an object.")
 
 
+def check_switches(switches: Sequence[str], pass_as: str, space: Space) -> None:
+    """
+    Raises:
+        SweepError: values are no arguments, or a switch is none of the space's names, or has values beside true and false.
+    """
+    if switches and pass_as != ARGUMENTS:
+        raise SweepError(
+            f"switches={list(switches)!r} with pass_as={pass_as!r}: switches are arguments. Leave them out."
+        )
+    for switch in switches:
+        word, slash, off = switch.partition("/")
+        if bool(slash) != bool(off) or (off and not off.startswith("-")):
+            raise SweepError(f"the switch {switch!r} is neither --name nor --name/--no-name.")
+        meant = [one for one in every(space.dimensions) if not one.branches and argument(one.name) == word]
+        if not meant:
+            raise SweepError(
+                f"the switch {switch!r} is no hyperparameter. Give one of the space's: {', '.join(space.names)}."
+            )
+        if wrong := next((one for one in meant if not is_of_switch(one)), None):
+            raise SweepError(
+                f"the switch {switch!r} has other values than true and false: {wrong.expression.to_json()}."
+            )
+
+
+def as_switch(name: str) -> str:
+    """A switch as it is kept, with its dashes: `--amp` of amp, `--amp/--no-amp` of amp/no-amp."""
+    word, slash, off = name.partition("/")
+    return f"{argument(word)}/{argument(off)}" if slash and off else f"{argument(word)}{slash}"
+
+
+def is_of_switch(dimension: Dimension) -> bool:
+    """Whether all values are true, false, or None, which leaves an argument out."""
+    count = dimension.expression.count
+    if count is None or not isinstance(dimension.expression, (Choice, Fixed)):
+        return False
+    values = [dimension.expression.value(index) for index in range(count)]
+    return all(value is None or isinstance(value, bool) for value in values) and any(v is not None for v in values)
+
+
 def variable(name: str) -> str:
     """A name as a variable of an environment: what can't stand in one is `_`, such as the dot of a nested name."""
     return re.sub(r"\W", "_", name.lstrip("-"), flags=re.ASCII)
 
 
-def words(values: Mapping[str, Any]) -> list[str]:
-    """`--name value` for each value. None leaves an argument out."""
+def words(values: Mapping[str, Any], switches: Sequence[str] = ()) -> list[str]:
+    """`--name value` for each value. None leaves an argument out; a switch stands alone where it is true."""
+    opposites = {switch.partition("/")[0]: switch.partition("/")[2] for switch in switches}
     found: list[str] = []
     for name, value in values.items():
         if value is None:
             continue
         word, text = argument(name), text_of(value)
+        if word in opposites:
+            found += [word] if value else [off] if (off := opposites[word]) else []
+            continue
         # To argparse, -1e-05 and -a are options of their own where they stand alone; -0.5 is a value.
         if text.startswith("-") and not _NEGATIVE.fullmatch(text):
             found.append(f"{word}={text}")
@@ -110,8 +162,9 @@ def text_of(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (list, tuple, dict)) else str(value)
 
 
-def without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The arguments less those of these names, with their values: `--lr 0.1` and `--lr=0.1`."""
+def without(arguments: Sequence[str], names: Sequence[str], switches: Sequence[str] = ()) -> list[str]:
+    """The arguments less those of these names, with their values: `--lr 0.1` and `--lr=0.1`. switches: names without a value."""
+    alone = {word for switch in switches for word in switch.split("/")}
     left: list[str] = []
     skipping = False
     for word in arguments:
@@ -120,8 +173,8 @@ def without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
             skipping = False
             continue
         # `--lr` alone: the word after it is its value; `--lr=0.1` is one word, and the next one is kept.
-        skipping = word in names
-        if not skipping and word.partition("=")[0] not in names:
+        skipping = word in names and word not in alone
+        if not skipping and word not in alone and word.partition("=")[0] not in names:
             left.append(word)
     return left
 

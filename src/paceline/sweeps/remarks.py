@@ -35,16 +35,20 @@ def _remarks(sweep: SweepState, trial: Trial) -> Iterator[tuple[str, str]]:
     for metric, goal, curve in zip(sweep.spec.metrics, sweep.spec.goals, trial.curves, strict=False):
         odd = [value for value in curve if not math.isfinite(value)]
         if odd:
-            what = f"all {len(odd)}" if len(odd) == len(curve) else f"{len(odd)} of the {len(curve)}"
-            yield (
-                _FINITE,
-                f"{what} values of {metric!r} that trial {trial.number} has logged are no finite numbers ({_shown(odd)}): "
-                f"what is {_FINITE} counts for nothing.",
-            )
+            values = f"of {metric!r} that trial {trial.number} has logged"
+            what = _not_finite(len(odd), len(curve), values)
+            yield _FINITE, f"{what} ({_shown(odd)}): what is {_FINITE} counts for nothing."
         if sweep.job.world_size > 1 and (text := _of_ranks(sweep, trial, metric)):
             yield _RANKS, text
         if text := _of_direction(sweep, metric, goal):
             yield _DIRECTION, text
+
+
+def _not_finite(count: int, total: int, values: str) -> str:
+    if total == 1:
+        return f"the one value {values} is no finite number"
+    which = f"all {total}" if count == total else f"{count} of the {total}"
+    return f"{which} values {values} {'is no finite number' if count == 1 else 'are no finite numbers'}"
 
 
 def _shown(values: Sequence[float]) -> str:

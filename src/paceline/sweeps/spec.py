@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
 from paceline.errors import SweepError
-from paceline.sweeps.points import ARGUMENTS, check_way
+from paceline.sweeps.points import ARGUMENTS, check_switches, check_way
 from paceline.sweeps.policies.pausing import budget
 from paceline.sweeps.policies.policies import policy_from_json
 from paceline.sweeps.policies.policy import Policy
@@ -37,7 +37,9 @@ class SweepSpec:
     max_duration_seconds: from the sweep's start; None for no limit. repeats: let a point come twice where the space has an end.
     warm_start: run ids of former sweeps, whose results the sampler is told.
     resumed: run ids of former trials: the first trials of this sweep, whose points are the first of `points`, go on from theirs.
+    counted_from, counted_utc: of a sweep that goes on after its end: the first trial, and the time, from which its limits count.
     pass_as: how the script gets the values: "arguments", "assignments", "environment", or the name of a JSON file.
+    switches: arguments that take no value, `--amp` or `--amp/--no-amp`: true gives the first word, false the second or none.
 
     The sampler is not looked at here (`samplers.check_sampler`): whoever only reads a sweep need not have its library.
 
@@ -59,10 +61,13 @@ class SweepSpec:
     max_duration_seconds: float | None = None
     repeats: bool = False
     pass_as: str = ARGUMENTS
+    switches: tuple[str, ...] = ()
     array_size: int | None = None
     warm_start: tuple[str, ...] = ()
     resumed: tuple[str, ...] = ()
     controller: str | None = None
+    counted_from: int = 0
+    counted_utc: str | None = None
     version: int = field(default=1)
 
     def __post_init__(self) -> None:
@@ -110,6 +115,7 @@ class SweepSpec:
         if not all(isinstance(run_id, str) for run_id in self.warm_start):
             raise SweepError(f"warm_start={self.warm_start!r}: give sweeps, or their run ids.")
         check_way(self.pass_as, self.space)
+        check_switches(self.switches, self.pass_as, self.space)
         for point in self.points:
             self.space.chosen(point)
 
@@ -130,6 +136,7 @@ class SweepSpec:
         return values | {
             "warm_start": list(self.warm_start),
             "resumed": list(self.resumed),
+            "switches": list(self.switches),
             "space": self.space.to_json(),
             "stop": self.stop.to_json() if self.stop else None,
             "points": [dict(point) for point in self.points],
@@ -144,6 +151,7 @@ class SweepSpec:
         values["points"] = tuple(data.get("points") or ())
         values["warm_start"] = tuple(data.get("warm_start") or ())
         values["resumed"] = tuple(data.get("resumed") or ())
+        values["switches"] = tuple(data.get("switches") or ())
         return cls(**(values | objectives(data["metric"], data.get("goal", "maximize"))))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ from paceline.errors import SweepError
 from paceline.job.job import Job
 from paceline.runs import controllers, read, store
 from paceline.runs.folder import RunFolder
-from paceline.runs.ids import new_run_id
+from paceline.runs.ids import check_experiment_name, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
 from paceline.snapshot import Progress, git_state
-from paceline.submit import SourceCopy, being_started, check, take_snapshot, values_of, warn_of_secrets
+from paceline.submit import SourceCopy, being_started, check, check_source, take_snapshot, values_of, warn_of_secrets
+from paceline.sweeps.children import count
 from paceline.sweeps.fit.fit import check_script
 from paceline.sweeps.points import ARGUMENTS, job_of
 from paceline.sweeps.policies.pausing import budget
@@ -57,20 +60,7 @@ def submit_sweep(
         UserError: anything that can be known to be wrong before a process starts.
         TargetError: the controller could not be started.
     """
-    secrets = values_of(job, values or {})
-    warn_of_secrets(job)
-    check(job, workspace_dir)
-    described = configured.read(workspace_dir, job.compute_target)
-    _check_target(spec, described)
-    if job.notify:
-        raise SweepError(
-            f"notify={list(job.notify)!r} of a sweep: each of its trials would tell of its end. Leave it out, and let the shell "
-            "tell of the sweep's: paceline sweep run ... && ./told.sh."
-        )
-    check_points(job, spec, source.directory)
-    results = known_results(spec, workspace_dir / "runs")
-    if results and ":" not in spec.sampler:
-        Proposals(spec, source.directory, as_trials(results))  # the sampler itself says whether they are enough
+    known = checked(job, spec, source, workspace_dir, experiment, values)
     taken = take_snapshot(job, source, workspace_dir, progress, leave_out)
     record = RunRecord(
         run_id=run_id or new_run_id(experiment),
@@ -85,30 +75,79 @@ def submit_sweep(
         snapshot_id=taken.id,
         git=git_state(source.directory),
         job=job,
-        sweep=spec.to_json(),
+        sweep=known.spec.to_json(),
         owner=store.owner(),
         warnings=tuple(warnings),
     )
     # The lock is held from the folder's first moment: without it a reader would take the sweep for deserted.
-    lock_fd = store.create(workspace_dir / "runs", record, secrets)
+    lock_fd = store.create(workspace_dir / "runs", record, known.secrets)
     folder = RunFolder(workspace_dir / "runs" / record.run_id)
     with being_started(folder, record, lock_fd, taken, tags=tags, display_name=display_name):
-        keep(folder, results)
+        keep(folder, known.results)
         if spec.controller is not None:
             # By this copy the sweep is read from then on, as a run of the engine's is.
-            configured.keep_copy(folder.path, described)
+            configured.keep_copy(folder.path, known.described)
         controllers.start(folder, lock_fd)
     return folder
 
 
-def check_points(job: Job, spec: SweepSpec, directory: Path) -> None:
-    """Refuse a sweep whose values can be known to be nothing for the job or for its script. directory: the job's source.
+@dataclass(frozen=True, kw_only=True)
+class CheckedSweep:
+    """What was found out before anything is made.
+
+    spec: with the switches that the script declares. results: of former sweeps. secrets: place -> value.
+    """
+
+    spec: SweepSpec
+    secrets: dict[str, str]
+    described: configured.Configured
+    results: list[dict[str, Any]]
+
+
+def checked(
+    job: Job,
+    spec: SweepSpec,
+    source: SourceCopy,
+    workspace_dir: Path,
+    experiment: str,
+    values: Mapping[str, str] | None = None,
+) -> CheckedSweep:
+    """Refuse what a submission refuses, and make nothing.
+
+    Raises:
+        UserError: anything that can be known to be wrong before a process starts.
+    """
+    check_experiment_name(experiment)
+    secrets = values_of(job, values or {})
+    warn_of_secrets(job)
+    check(job, workspace_dir)
+    described = configured.read(workspace_dir, job.compute_target)
+    _check_target(spec, described)
+    if job.notify:
+        raise SweepError(
+            f"notify={list(job.notify)!r} of a sweep: each of its trials would tell of its end. Leave it out, and let the shell "
+            "tell of the sweep's: paceline sweep run ... && ./told.sh."
+        )
+    taken = source.snapshot_id is not None
+    directory = workspace_dir / "snapshots" / str(source.snapshot_id) if taken else source.directory
+    if not taken:
+        check_source(job, directory, workspace_dir)
+    spec = check_points(job, spec, directory)
+    results = known_results(spec, workspace_dir / "runs")
+    if results and ":" not in spec.sampler:
+        Proposals(spec, directory, as_trials(results))  # the sampler itself says whether they are enough
+    return CheckedSweep(spec=spec, secrets=secrets, described=described, results=results)
+
+
+def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
+    """Refuse a sweep whose values can be known to be nothing for the job or for its script; the sweep, with the switches that the
+    script declares. directory: the job's source.
 
     Raises:
         UserError: what is wrong.
     """
     if spec.pass_as == ARGUMENTS:
-        check_script(spec.space, job, directory)
+        spec = dataclasses.replace(spec, switches=check_script(spec.space, job, directory, spec.switches))
         for name, value in budget(spec.stop).items():
             try:
                 check_script(Space({name: value}), job, directory)
@@ -116,7 +155,8 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> None:
                 raise SweepError(f"budget={name!r}: {error}") from None
     # A point from its middle shows whether the job takes what it will be given.
     first = spec.space.draw(lambda dimension: dimension.expression.raw_at(0.5))
-    job_of(job, spec.space.values(first), spec.pass_as, directory)
+    job_of(job, spec.space.values(first), spec.pass_as, directory, spec.switches)
+    return spec
 
 
 def _check_target(spec: SweepSpec, described: configured.Configured) -> None:
@@ -137,7 +177,8 @@ def _check_target(spec: SweepSpec, described: configured.Configured) -> None:
 
 
 def more(folder: RunFolder, trials: int) -> None:
-    """Ask for more trials of a sweep that runs, or start one again that has ended.
+    """Ask for more trials of a sweep that runs, beside those that it is to have, or start one again that has ended: so many
+    more than it has then, even where it ended before its time. What ended it does not end it again (`count_anew`).
 
     Raises:
         SweepError: it is no sweep, or the number is none.
@@ -150,7 +191,8 @@ def more(folder: RunFolder, trials: int) -> None:
     # Before the look at the lock: a controller that is about to end finds the request and goes on by itself.
     # What was asked for a moment before, and not yet seen, counts as well.
     asked = (read_json(folder.path / MORE) or {}).get("trials", 0) + trials
-    if (total := record.sweep["trials"] + asked) > MOST_TRIALS:
+    there = count(folder) if record.is_terminal else record.sweep["trials"]
+    if (total := there + asked) > MOST_TRIALS:
         raise SweepError(f"trials={trials}: {total} in all are more than {MOST_TRIALS}, which a sweep may have.")
     write_json(folder.path / MORE, {"trials": asked})
     if not record.is_terminal:
@@ -169,7 +211,18 @@ def more(folder: RunFolder, trials: int) -> None:
         # The values went when the sweep ended; new trials need them again.
         if record.job is not None and record.job.secrets:
             write_json(folder.secrets, values_of(record.job, {}), mode=PRIVATE)
-        controllers.reopen(folder, record)
+        count_anew(folder)
+        controllers.reopen(folder, store.stored(folder))
         controllers.start(folder, fd)
     finally:
         os.close(fd)
+
+
+def count_anew(folder: RunFolder) -> None:
+    """Write down what was asked of a sweep that has ended, and that its limits count from now on: the time that it may take, and
+    trials that failed or had no metric. For the holder of its lock."""
+    record, there = store.stored(folder), count(folder)
+    asked = (read_json(folder.path / MORE) or {}).get("trials", 0)
+    sweep = {**(record.sweep or {}), "trials": there + asked, "counted_from": there, "counted_utc": utc_now()}
+    store.write(folder, dataclasses.replace(record, sweep=sweep))
+    (folder.path / MORE).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from paceline.errors import SweepError
 from paceline.estimator import is_estimator
 from paceline.runs.run import Run
 from paceline.submit import SourceCopy
-from paceline.sweeps.points import ARGUMENTS
+from paceline.sweeps.points import ARGUMENTS, as_switch
 from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.samplers.samplers import check_sampler
 from paceline.sweeps.space import Space
@@ -45,6 +45,8 @@ class Sweep:
     warm_start: former sweeps, or their run ids, whose results the sampler is told from the start.
     pass_as: how the script gets the values: "arguments" (`--lr 0.1`), "assignments" (`lr=0.1`), "environment" (a variable lr), or
         the name of a JSON file in its working directory, such as "parameters.json".
+    switches: hyperparameters of true and false that the script takes without a value, such as `--amp`, or `--amp/--no-amp`: true
+        gives the first word, false the second, or none. Those that the script's argparse declares are found by themselves.
     controller: "slurm" or "ray", the engine of the trials: a small job of its own looks after the sweep, so that this machine may
         be shut down. The workspace has to be seen there. Default: a process of this machine.
     array_size: with a target of kind slurm: so many trials in one job array, each a task of it.
@@ -69,6 +71,7 @@ class Sweep:
     max_duration_seconds: float | str | dt.timedelta | None = None
     repeats: bool = False
     pass_as: str = ARGUMENTS
+    switches: Sequence[str] = ()
     array_size: int | None = None
     warm_start: Sequence[Run | str] | Run | str = ()
     controller: str | None = None
@@ -103,6 +106,7 @@ class Sweep:
             max_duration_seconds=limit,
             repeats=self.repeats,
             pass_as=self.pass_as,
+            switches=tuple(map(as_switch, [self.switches] if isinstance(self.switches, str) else self.switches)),
             array_size=self.array_size,
             controller=self.controller,
             warm_start=tuple(_id(run) for run in (former if isinstance(former, (list, tuple)) else (former,))),

@@ -124,7 +124,7 @@ class SweepRun(Run):
         return draw.into(Path(folder), draw.sketched(f"Sweep {self.id}", self.spec, trials))
 
     def more(self, trials: int) -> None:
-        """Ask for so many more trials; a sweep that has ended goes on.
+        """Ask for so many more trials; a sweep that has ended goes on, with so many more than it has then. Its limits count anew.
 
         Raises:
             SweepError: no number of 1 or more.

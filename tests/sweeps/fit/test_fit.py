@@ -36,7 +36,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "is no int": {"batch": pl.uniform(16, 64)},
     "--batch: 48 is none of its choices 16, 32, 64 (line 5)": {"batch": pl.qnormal(48, 0.01, 16)},
     "--optimizer: rmsprop is none of its choices sgd, adam (line 6)": {"optimizer": pl.choice("sgd", "rmsprop")},
-    "--amp: it is a switch, which takes no value (line 7)": {"amp": pl.choice(True, False)},
+    "--amp: it is a switch, which takes no value but true and false (line 7)": {"amp": pl.choice(1, False)},
     "--betas: it takes 2 values (line 8)": {"betas": pl.uniform(0, 1)},
     "--lr: high is no float": {"a": pl.choice({"--lr": pl.choice("high", "low")}, {"--batch": 16})},
     "[1, 2] is no int": {"sizes": pl.choice([1, 2], 3)},
@@ -115,9 +115,9 @@ def takes(script: Path, space: Space, monkeypatch: pytest.MonkeyPatch) -> bool:
     return True
 
 
-def complaint(space: dict[str, Any], script: Path) -> str:
+def complaint(space: dict[str, Any], script: Path, switches: tuple[str, ...] = ()) -> str:
     try:
-        check(Space(space), script)
+        check(Space(space), script, switches)
     except SweepError as error:
         return str(error)
     return ""
@@ -142,6 +142,54 @@ def test_what_does_not_fit_is_told_with_its_name_and_line(tmp_path: Path, monkey
     assert "the space does not fit train.py" in several
     assert "--lrr" in several
     assert "--batch" in several
+
+
+SWITCHES = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--amp", action="store_true")
+parser.add_argument("--no-bias", dest="bias", action="store_false")
+parser.add_argument("-n", "--nesterov", action=argparse.BooleanOptionalAction)
+parser.add_argument("--old", type=bool)
+parser.add_argument("--tuned", type=str)
+parser.add_argument("files", nargs="*")
+given = parser.parse_args()
+"""
+
+
+def test_switches_of_the_script_are_turned_on_and_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SWITCHES)
+    either = pl.choice(True, False)
+    space = Space({"amp": either, "--no-bias": either, "a": pl.choice({"--nesterov": either}, {}), "tuned": either})
+    switches = check(space, script)
+    assert switches == ("--amp", "--no-bias", "--nesterov/--no-nesterov")
+
+    def parsed(**values: object) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", [str(script), *words(values, switches), "a", "b"])
+        found = vars(runpy.run_path(str(script), run_name="__main__")["given"])
+        assert found.pop("files") == ["a", "b"]
+        return {name: found[name] for name in ("amp", "bias", "nesterov", "tuned")}
+
+    assert parsed(**{"amp": True, "--no-bias": True, "--nesterov": True, "tuned": True}) == {
+        **{"amp": True, "bias": False, "nesterov": True, "tuned": "True"}
+    }
+    assert parsed(**{"amp": False, "--no-bias": False, "--nesterov": False}) == {
+        **{"amp": False, "bias": True, "nesterov": False, "tuned": None}
+    }
+    assert parsed(amp=None)["amp"] is False
+    # By its short name, by the name that turns it off, and constants.
+    assert check(Space({"-n": either, "amp": True, "no-bias": None}), script) == ("-n/--no-nesterov", "--amp")
+    assert check(Space({"no-nesterov": either}), script) == ("--no-nesterov/--nesterov",)
+    # What the user has said stays, also where nothing is known of the script.
+    assert check(space, script, ("--amp/--full",))[0] == "--amp/--full"
+    assert "--tuned takes a value; it is no switch (line 8)" in complaint({"tuned": either}, script, ("--tuned",))
+    assert "--old: its type is bool, to which every word is true, so False would be (line 7)" in complaint(
+        {"old": either}, script
+    )
+    assert complaint({"old": pl.choice("yes", "")}, script) == ""
+    script.write_text("import click")
+    assert check(space, script, ("--amp",)) == ("--amp",)
 
 
 @pytest.mark.parametrize("kind", SILENT)

@@ -17,7 +17,7 @@ _OTHERS = frozenset(
     {"absl", "click", "configargparse", "cyclopts", "docopt", "fire", "hydra", "jsonargparse", "plac", "simple_parsing"}
     | {"tap", "typer", "tyro"}
 )
-_TYPES = ("int", "float", "str")
+_TYPES = ("int", "float", "str", "bool")
 _WITH_A_VALUE = ("store", "append", "extend")
 _SWITCHES = ("store_true", "store_false", "store_const", "append_const", "count", "help", "version")
 #: Methods whose result takes options too, and those that change nothing of what is taken.
@@ -30,16 +30,27 @@ _ALL, _REST = ("parse_args", "parse_intermixed_args"), ("parse_known_args", "par
 class DeclaredOption:
     """What one `add_argument` says. line: where.
 
-    is_switch: takes no value; None where that can't be known. count: how many values it needs; None for any number.
-    type: "int", "float" or "str", and choices: what it may be, after its type; None where they can't be known, or do not matter.
+    is_switch: takes no value; None where that can't be known. is_pair: a switch that has `--no-x` beside `--x`.
+    count: how many values it needs; None for any number.
+    type: one of "int", "float", "str", "bool", and choices: what it may be, after its type; None where they can't be known, or do
+    not matter.
     """
 
     names: tuple[str, ...]
     line: int
     is_switch: bool | None = False
+    is_pair: bool = False
     count: int | None = 1
     type: str | None = "str"
     choices: Sequence[object] | None = None
+
+    def opposite(self, name: str) -> str | None:
+        """The word that takes back what this one switches on; None where leaving it out does."""
+        if not self.is_pair:
+            return None
+        words = [other for other in self.names if other.startswith("--")]
+        whole = name if name in words else words[0]
+        return f"--{whole[5:]}" if f"--{whole[5:]}" in words else f"--no-{whole[2:]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +296,7 @@ class _Reader:
                 names=tuple(names),
                 line=call.lineno,
                 is_switch=is_switch if is_known else None,
+                is_pair=len(names) > len(call.args),
                 count=count,
                 type=self._type(given.get("type")),
                 choices=_choices(given["choices"]) if "choices" in given else None,

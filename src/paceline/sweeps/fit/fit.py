@@ -12,8 +12,8 @@ from paceline.job.entry import entry_file
 from paceline.job.job import Job
 from paceline.sweeps.expressions import Expression
 from paceline.sweeps.fit.declared import Declared, DeclaredOption, declared
-from paceline.sweeps.points import text_of
-from paceline.sweeps.space import Dimension, Space, argument
+from paceline.sweeps.points import is_of_switch, text_of
+from paceline.sweeps.space import Dimension, Space, argument, every
 
 #: Values of a choice or of a range of integers that are looked at; of a continuum a few will do.
 _MOST_VALUES = 1000
@@ -21,8 +21,9 @@ _QUANTILES = (0.03, 0.31, 0.59, 0.87)
 _MOST_COMPLAINTS = 5
 
 
-def check_script(space: Space, job: Job, directory: Path) -> None:
-    """Refuse a space that the argparse of the job's script will not take, where that is certain. directory: the job's source.
+def check_script(space: Space, job: Job, directory: Path, switches: Sequence[str] = ()) -> tuple[str, ...]:
+    """Refuse a space that the argparse of the job's script will not take, where that is certain; the switches, with those of
+    the script's own that the space turns on and off. directory: the job's source. switches: that are known to be some.
 
     Raises:
         SweepError: an option that the script has not, or values that it does not take; all of them are named.
@@ -30,38 +31,49 @@ def check_script(space: Space, job: Job, directory: Path) -> None:
     """
     script = entry_file(job, directory) if job.is_python else None
     # A module that is installed lies in an environment that may yet have to be made.
-    if script is not None:
-        check(space, directory / script)
+    return check(space, directory / script, switches) if script is not None else tuple(switches)
 
 
-def check(space: Space, script: Path) -> None:
+def check(space: Space, script: Path, switches: Sequence[str] = ()) -> tuple[str, ...]:
     """The same of the script itself."""
     known = declared(script)
     if known is None:
-        return
-    complaints = list(dict.fromkeys(_complaints(space.dimensions, known)))
+        return tuple(switches)
+    said_so = [switch.partition("/")[0] for switch in switches]
+    complaints = list(dict.fromkeys(_complaints(space.dimensions, known, said_so)))
     if complaints:
         said = "; ".join(complaints[:_MOST_COMPLAINTS])
         raise SweepError(
             f"the space does not fit {script.name}, by what that gives to argparse: {said}. Change the space or the script."
         )
+    found = (_switch(dimension, known) for dimension in every(space.dimensions))
+    own = (switch for switch in found if switch is not None and switch.partition("/")[0] not in said_so)
+    return tuple(dict.fromkeys((*switches, *own)))
 
 
-def _complaints(dimensions: Sequence[Dimension], known: Declared) -> Iterator[str]:
-    for dimension in dimensions:
-        for branch in dimension.branches:
-            yield from _complaints(branch, known)
+def _switch(dimension: Dimension, known: Declared) -> str | None:
+    """`--x`, or `--x/--no-x`, of a hyperparameter whose values turn a switch of the script's on and off."""
+    name = argument(dimension.name)
+    options = None if dimension.branches else _meant(name, known)
+    if not options or not all(option.is_switch for option in options) or not is_of_switch(dimension):
+        return None
+    off = options[0].opposite(name)
+    return name if off is None else f"{name}/{off}"
+
+
+def _complaints(dimensions: Sequence[Dimension], known: Declared, switches: Sequence[str]) -> Iterator[str]:
+    for dimension in every(dimensions):
         # What a choice of spaces chose is not given to the script.
-        if not dimension.branches and (complaint := _complaint(dimension, known)) is not None:
+        if not dimension.branches and (complaint := _complaint(dimension, known, switches)) is not None:
             yield complaint
 
 
-def _complaint(dimension: Dimension, known: Declared) -> str | None:
+def _complaint(dimension: Dimension, known: Declared, switches: Sequence[str]) -> str | None:
     name = argument(dimension.name)
     # None leaves the argument out.
-    texts = [text_of(value) for value in _values(dimension.expression) if value is not None]
+    values = [value for value in _values(dimension.expression) if value is not None]
     options = _meant(name, known)
-    if not texts or options is None:
+    if not values or options is None:
         return None
     if not options:
         names = [option for found in known.options for option in found.names]
@@ -69,8 +81,13 @@ def _complaint(dimension: Dimension, known: Declared) -> str | None:
         hint = next((f" (did you mean {n}?)" for n in names if close and n.replace("_", "-") == close[0]), "")
         has = f"which are {', '.join(names[:20])}" if names else "for there are none"
         return f"{name} is none of its options, {has}{hint}"
-    for text in texts:
-        wrong = [_wrong(option, text, known) for option in options]
+    if name in switches:
+        taking = [option for option in options if option.is_switch is False]
+        return f"{name} takes a value; it is no switch (line {taking[0].line})" if taking else None
+    if is_of_switch(dimension) and all(option.is_switch for option in options):
+        return None
+    for value in values:
+        wrong = [_wrong(option, value, known) for option in options]
         # Of an option that is declared twice, such as in two subcommands, the other one may be meant.
         if all(wrong):
             return f"{name}: {wrong[0]}"
@@ -89,20 +106,23 @@ def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
     return []
 
 
-def _wrong(option: DeclaredOption, text: str, known: Declared) -> str | None:
-    """Why the option does not take this word."""
-    at = f"line {option.line}"
+def _wrong(option: DeclaredOption, given: Any, known: Declared) -> str | None:
+    """Why the option does not take this value."""
+    text, at = text_of(given), f"line {option.line}"
     if option.is_switch is None:
         return None
     if option.is_switch:
         # The word would be taken for one of those without a name.
-        return None if known.has_positionals else f"it is a switch, which takes no value ({at})"
+        return None if known.has_positionals else f"it is a switch, which takes no value but true and false ({at})"
     if option.count not in (None, 1):
         return f"it takes {option.count} values ({at})"
     if option.type is None:
         return None
+    if option.type == "bool" and text and not given:
+        # argparse takes it, and each trial would be the same.
+        return f"its type is bool, to which every word is true, so {text} would be ({at}); make it a switch"
     try:
-        value: Any = {"int": int, "float": float, "str": str}[option.type](text)
+        value: Any = {"int": int, "float": float, "str": str, "bool": bool}[option.type](text)
     except ValueError:
         return f"{text} is no {option.type}, which is its type ({at})"
     if option.choices is not None and value not in option.choices:
