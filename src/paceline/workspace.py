@@ -133,6 +133,12 @@ class Workspace:
 
         return Service.deploy(self, name, models, **options)
 
+    def services_of(self, model: str) -> list[str]:
+        """The names of the services that serve a version of a model, or will when they are started. model: "digits:3"."""
+        from paceline.services import uses
+
+        return uses.of_model(self.path, model)
+
     def package(
         self,
         models: Any,

@@ -88,10 +88,13 @@ def test_a_model_of_a_submitted_run_says_how_it_is_made_again(cli: Cli) -> None:
     assert cli.wait(run_id) == "Completed"
     cli("model", "register", "m", "outputs/m", "--run", run_id)
     assert f"Make again:  paceline rerun {run_id}" in cli("model", "show", "m").stdout
-    again = cli.json("rerun", run_id, "--detach")["run_id"]
+    again = cli.json("rerun", "m:1", "--detach")["run_id"]
     assert cli.wait(again) == "Completed"
     first, second = cli.json("model", "show", "m"), cli.json("model", "register", "m", "outputs/m", "--run", again)
     assert first["digest"] == second["digest"]
+    (cli.folder / "bare").write_text("1")
+    cli("model", "register", "bare")
+    assert "bare:1 was registered without the run that made it" in cli("rerun", "bare:1", code=2).stderr
     cli("rm", "-y", run_id)
     shown = cli.json("model", "show", "m:1")
     assert (shown["can_be_made_again"], shown["run"]["run_id"]) == (False, run_id)

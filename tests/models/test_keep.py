@@ -82,6 +82,31 @@ def test_a_content_that_somebody_wrote_into_is_not_given_to_the_next(kept, tmp_p
     assert keep.sha256_of(path) == result.sha256
 
 
+@pytest.mark.parametrize("at", [3, LARGE // 2 - keep._SAMPLE], ids=["seen by a sample", "between the samples"])
+def test_a_content_that_the_disk_has_lost_without_a_trace_is_not_given_to_the_next(kept, tmp_path, at):
+    """Its size and time are as they were: a registration had linked it, and no number of further ones gave a whole version."""
+    content = os.urandom(LARGE)
+    _, rotten = kept(content)
+    rotten.chmod(0o644)
+    with open(rotten, "r+b") as file:
+        file.seek(at)
+        file.write(bytes([content[at] ^ 1]))
+    os.utime(rotten, ns=(keep.STAMP_NS, keep.STAMP_NS))
+    _, path = kept(content)
+    assert path.read_bytes() == content
+    _, again = kept(content)
+    assert os.path.samefile(path, again)
+
+
+def test_a_pull_takes_no_content_that_the_disk_has_lost(kept, tmp_path):
+    first, rotten = kept(b"weights")
+    rotten.chmod(0o644)
+    rotten.write_bytes(b"Weights")
+    os.utime(rotten, ns=(keep.STAMP_NS, keep.STAMP_NS))
+    assert not keep.take(tmp_path / "blobs", 7, first.sha256, tmp_path / "taken")
+    assert not (tmp_path / "taken").exists()
+
+
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
 def test_without_hard_links_each_has_a_copy_of_its_own(kept, tmp_path, monkeypatch, number):
     def refused(*given, **values):

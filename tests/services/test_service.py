@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from paceline.environments.environment import Environment
-from paceline.errors import ServiceError, ServiceFailedError, ServiceNotFoundError
+from paceline.errors import ModelError, ServiceError, ServiceFailedError, ServiceNotFoundError
 from paceline.models.model import Model
 from paceline.services import states, store
 from paceline.services.folder import MARK
@@ -186,6 +186,13 @@ def test_a_registered_model_is_served_and_one_that_was_changed_is_not(workspace:
     service.update(second)
     assert service.run({"x": [1]})["y"] == [3]
     assert service.revisions[-1].model_names == ["factor:2"]
+    # Its files are read again for each process: it would go on until the first one dies.
+    for stop in (lambda: None, service.stop):
+        stop()
+        with pytest.raises(ModelError, match="factor:2 is served by 'digits'"):
+            second.delete()
+    service.start()
+    Model.register(workspace, source / "three.txt", "factor").delete()
     [path] = (workspace.path / "models" / "factor" / "1").rglob("two.txt")
     os.chmod(path, 0o644)
     path.write_text("7")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -33,6 +35,49 @@ def test_a_killed_server_is_started_again_and_says_why_it_died(workspace: Worksp
     assert "killed by SIGKILL" in str(after.last_end)
     assert after.port == before.port
     assert service.run({"x": [1]})["y"] == [2]
+
+
+#: A guardian with less patience than it has.
+IMPATIENT = """
+import sys
+from paceline.services import heartbeat
+from paceline.services.__main__ import main
+
+heartbeat.SILENT_S = 3.0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_server_that_hangs_is_killed_and_started_again(workspace: Workspace, source: Path) -> None:
+    """Its model processes may be well; nobody was answered, and nothing ended it."""
+    service = deployed(workspace, source)
+    folder, first = service._folder, supervisors(service)
+    with open(folder.log, "ab") as log:
+        guardian = subprocess.Popen(
+            [sys.executable, "-c", IMPATIENT, str(folder.path)],
+            env={**os.environ, processes.SUPERVISOR_VARIABLE: folder.name},
+            cwd=folder.path,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        for pid in first:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: store.stored(folder).owner["pid"] not in first, "the other one takes over")
+        wait_until(lambda: store.stored(folder).server_pid is not None and _answers(service), "it is served again")
+        # A model process that takes its time is no hanging server.
+        assert service.run({"x": [1], "sleep": 4})["y"] == [2]
+        before = store.stored(folder)
+        os.kill(before.server_pid or 0, signal.SIGSTOP)
+        wait_until(lambda: store.stored(folder).restarts > before.restarts, "its silence is noticed")
+        assert "the server hung" in str(store.stored(folder).last_end)
+        wait_until(lambda: store.stored(folder).server_pid not in (None, before.server_pid), "another one is there")
+        wait_until(lambda: _answers(service), "it is served again")
+        service.stop()
+        assert guardian.wait(timeout=120) == 0
+    finally:
+        guardian.kill()
+        guardian.wait()
 
 
 def test_a_killed_model_process_is_replaced_while_the_server_goes_on(workspace: Workspace, source: Path) -> None:

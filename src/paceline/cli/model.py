@@ -16,7 +16,7 @@ from paceline.cli.shared_options import Json
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
 from paceline.errors import ModelChangedError, ModelError, ModelNotFoundError
 from paceline.models import check, described, mlflow_registry, on_store, registry
-from paceline.models.model import Model, register_of_run
+from paceline.models.model import Model, register_of_run, remove
 from paceline.models.names import check_version, parse
 from paceline.runs.visible import visible
 from paceline.workspace import Workspace
@@ -287,7 +287,8 @@ def verify(
 
 
 def delete(references: References, yes: Yes = False) -> int:
-    """Remove versions for good. Their numbers are never used again; a version that an alias points at stays."""
+    """Remove versions for good. Their numbers are never used again; a version that an alias points at stays, and one that a
+    service serves."""
     workspace = Workspace.from_config(create=False)
     for each in references:
         if parse(each) == parse(parse(each).name):
@@ -297,7 +298,7 @@ def delete(references: References, yes: Yes = False) -> int:
     if not confirmed(f"Remove {named}, for good?", yes=yes, as_json=False):
         return _DECLINED
     for model in chosen:
-        freed = registry.remove(workspace.path, model.record)
+        freed = remove(model)
         print(f"{model.id}: removed, {size_text(freed)} freed")
     return 0
 

@@ -16,7 +16,7 @@ from paceline.cli.options import takes
 from paceline.cli.run_options import RERUN, RUN, words
 from paceline.cli.summary import summary
 from paceline.cli.view import Following, RunView, print_end
-from paceline.errors import JobError
+from paceline.errors import JobError, ModelError
 from paceline.job.sizes import range_text
 from paceline.rerun import rerun as rerun_job
 from paceline.runs import read
@@ -84,16 +84,36 @@ def begin(
 def rerun(**given: Any) -> int:
     """Submit a run's job again, with the source and the exact versions of the packages as they were then.
 
-    Values that were not recorded are taken anew: from your shell, or the file that --env-file names.
+    Of a registered model, the run that made it. Values that were not recorded are taken anew: from your shell, or the file
+    that --env-file names.
     """
     values, _ = read_env_files([Path(path) for path in given["env_file"] or ()])
     folder = rerun_job(
-        folder_of(given["run_id"]), Workspace.from_config().path, values=values, display_name=given["name"]
+        folder_of(_run_meant(given["run_id"])), Workspace.from_config().path, values=values, display_name=given["name"]
     )
     if given["detach"]:
         _print_submitted(folder, given["json"])
         return 0
     return _follow(folder, as_json=given["json"], quiet=given["quiet"])
+
+
+def _run_meant(text: str) -> str:
+    """A run's id as it is; of a model's version the run that made it.
+
+    Raises:
+        ModelError: no run is known to have made it.
+    """
+    if ":" not in text and "@" not in text:
+        return text
+    from paceline import models
+
+    made = models.resolve(Workspace.from_config(create=False).path, text)
+    if made.run_id is None:
+        raise ModelError(
+            f"{made.id} was registered without the run that made it (--made-by), so it can't be made again. "
+            "`paceline list` shows the runs there are."
+        )
+    return made.run_id
 
 
 def _submit(wanted: Asked, run_id: str | None) -> RunFolder:

@@ -184,7 +184,12 @@ RUN = (
     QUIET,
 )
 RERUN = (
-    VerbOption("run_id", "Run, or the beginning of its id.", complete="run_ids", needed=True),
+    VerbOption(
+        "run_id",
+        "Run, or the beginning of its id; or NAME:VERSION or NAME@ALIAS of a model, for the run that made it.",
+        complete="run_ids",
+        needed=True,
+    ),
     NAME,
     ENV_FILE,
     VerbOption("-d --detach", "Return at once.", type=bool),

@@ -72,7 +72,7 @@ def keep(
 
 
 def take(blobs: Path, size_bytes: int, sha256: str, target: Path) -> bool:
-    """Make a content that is here `target` as well; False where it is not."""
+    """Make a content that is here, and is read to be sure of it, `target` as well; False where it is not."""
     return _link(blob_path(blobs, size_bytes, sha256), target, size_bytes)
 
 
@@ -124,13 +124,13 @@ def _keep(source: ModelSourceFile, blobs: Path, target: Path, came: Callable[[in
     fd = source.open()
     try:
         before = os.fstat(fd)
-        sha256 = None
+        sha256 = whole = None
         # What looks like a content that is there is hashed alone, so that it needs no room a second time. Else, or where the
         # look was deceived, the one pass copies.
-        if _may_be_kept(fd, before.st_size, blobs):
-            sha256 = _hash(fd, came)
+        if (alike := _alike(fd, before.st_size, blobs)) is not None:
+            sha256, whole = _hash_both(fd, alike, came)
             os.lseek(fd, 0, os.SEEK_SET)
-        is_new = sha256 is None or not _link(blob_path(blobs, before.st_size, sha256), target, before.st_size)
+        is_new = sha256 is None or not _link(blob_path(blobs, before.st_size, sha256), target, before.st_size, whole)
         if is_new:
             sha256 = _copy(fd, target, came)
         # By the open file, not by its path: its hash must be that of a state that it had.
@@ -149,22 +149,22 @@ def _stamp(found: os.stat_result) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _may_be_kept(fd: int, size: int, blobs: Path) -> bool:
-    """True if a kept content of this size begins, goes on in the middle, and ends as this file does."""
+def _alike(fd: int, size: int, blobs: Path) -> Path | None:
+    """A kept content of this size that begins, goes on in the middle, and ends as this file does."""
     try:
         names = os.listdir(blobs / str(size))
     except OSError:
-        return False
+        return None
     mine = _samples(fd, size)
     for name in names:
         with contextlib.suppress(OSError):
             other = os.open(blobs / str(size) / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 if _samples(other, size) == mine:
-                    return True
+                    return blobs / str(size) / name
             finally:
                 os.close(other)
-    return False
+    return None
 
 
 def _samples(fd: int, size: int) -> list[bytes]:
@@ -177,6 +177,23 @@ def _hash(fd: int, came: Callable[[int], object]) -> str:
         digest.update(buffer[:size])
         came(size)
     return digest.hexdigest()
+
+
+def _hash_both(fd: int, blob: Path, came: Callable[[int], object]) -> tuple[str, Path | None]:
+    """(the open file's hash, the kept content if it has the same). Both are read at once: it takes no longer than one."""
+    kept: list[str] = []
+
+    def hash_kept() -> None:
+        with contextlib.suppress(OSError):  # gone by now, or a disk that can't read it: it is no whole content then
+            kept.append(sha256_of(blob))
+
+    other = threading.Thread(target=hash_kept, name="paceline-model-hash")
+    other.start()
+    try:
+        sha256 = _hash(fd, came)
+    finally:
+        other.join()
+    return sha256, blob if kept == [sha256] else None
 
 
 def _copy(fd: int, target: Path, came: Callable[[int], object]) -> str:
@@ -241,11 +258,14 @@ def _pump(fd: int, out: int, came: Callable[[int], object]) -> str:
     return digest.hexdigest()
 
 
-def _link(blob: Path, target: Path, size: int) -> bool:
-    """Make a kept content `target` as well; False where there is none, or somebody wrote into it."""
+def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> bool:
+    """Make a kept content `target` as well; False where there is none, or it is another by now. whole: one that was just read.
+
+    Every byte of it is read: a disk loses some without a trace in its size or time.
+    """
     for name in _names(blob):
         try:
-            if not is_untouched(os.lstat(name), size):
+            if not is_untouched(os.lstat(name), size) or (name != whole and sha256_of(name) != blob.name):
                 # Whoever has it keeps it, and `verify` tells of it; the next one gets a whole one.
                 os.unlink(name)
                 continue

@@ -352,9 +352,9 @@ class Model:
         """Remove this version for good. Its number is never used again.
 
         Raises:
-            ModelError: an alias points at it.
+            ModelError: an alias points at it, or a service serves it.
         """
-        registry.remove(self._dir, self._record)
+        remove(self)
 
     def _files(self) -> Path:
         return registry.files_dir(self._dir, self._record)
@@ -363,6 +363,17 @@ class Model:
         if not self._files().exists():
             raise ModelNotFoundError(f"{self.id} is there no more.")
         return registry.notes_path(self._dir, self._record)
+
+
+def remove(model: Model) -> int:
+    """What `Model.delete` does; the bytes that this frees."""
+    # A service reads the files again for each process that it starts: it would go on until the first of them dies.
+    if services := model.workspace.services_of(model.id):
+        raise ModelError(
+            f"{model.id} is served by {' and '.join(map(repr, services))}. Let it serve another model first: paceline service "
+            f"update {services[0]} --model {model.name}:VERSION, or delete it: paceline service delete {services[0]}."
+        )
+    return registry.remove(model._dir, model.record)
 
 
 def register_of_run(

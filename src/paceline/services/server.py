@@ -14,7 +14,9 @@ from typing import Any
 from paceline.job.plan import NodeSetup
 from paceline.launchers.environment import inherited, of_interpreter
 from paceline.runs.failure import signal_name
+from paceline.services import heartbeat
 from paceline.services.folder import MARK, ServiceFolder
+from paceline.services.heartbeat import Heartbeat
 from paceline.services.listener import let_in
 from paceline.services.record import Revision, ServiceRecord
 from paceline.services.server_config import config_of
@@ -37,6 +39,8 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
         self._drain_s = 30.0
+        self._heartbeat: Heartbeat | None = None
+        self._beat_fd = -1
 
     @property
     def is_up(self) -> bool:
@@ -65,6 +69,10 @@ class Server:
         folder = self._folder
         remove_tree(folder.server)
         folder.server.mkdir(mode=0o700)
+        if self._heartbeat is not None:  # of a start that came to nothing
+            self._heartbeat.close()
+        self._heartbeat = Heartbeat()
+        self._beat_fd = self._heartbeat.fd
         self.keep(tag, record, revision, workers, setup)
         self._log_start = folder.log.stat().st_size if folder.log.exists() else 0
         let_in(self._listener)
@@ -75,12 +83,13 @@ class Server:
             # Not the script's folder: its modules may have the names of the library's.
             cwd=folder.server,
             stdin=subprocess.DEVNULL,
-            pass_fds=(self._listener.fileno(),),
+            pass_fds=(self._listener.fileno(), self._beat_fd),
             # A group of its own, by which what is left of it is found when it was killed.
             start_new_session=True,
             # SIGTERM: the requests in its hands are answered still.
             preexec_fn=processes.ends_with_parent(signal.SIGTERM),  # noqa: PLW1509 - no lock between fork and exec
         )
+        self._heartbeat.handed_on()
 
     def change(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
         """Let it serve this revision, in place of the present one once it is ready."""
@@ -100,6 +109,7 @@ class Server:
             host=record.host,
             port=record.port,
             listen_fd=self._listener.fileno(),
+            beat_fd=self._beat_fd,
             keys_file=str(folder.keys) if record.has_keys else None,
             tls_cert=record.tls_cert,
             tls_key=record.tls_key,
@@ -130,9 +140,15 @@ class Server:
         return str(refused.get("error")) if refused.get("revision") == tag else None
 
     def ended(self) -> str | None:
-        """How it ended, with its last words; None while it runs."""
-        if self._process is None or self._process.poll() is None:
+        """How it ended, with its last words; None while it runs. One that hangs is killed."""
+        if self._process is None:
             return None
+        if self._process.poll() is None:
+            if self._heartbeat is None or not self._heartbeat.is_silent():
+                return None
+            _kill_group(self._process.pid)
+            self._process.wait()
+            return f"the server hung: it had not moved for {heartbeat.SILENT_S:g} s, and was killed."
         code = self._process.returncode
         said = (read_state(self._folder.server) or {}).get("error")
         way = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
@@ -162,6 +178,9 @@ class Server:
             _kill_group(self._process.pid)
             self._process.wait()
             self._process = None
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+            self._heartbeat = None
         # Those of its processes that have made groups of their own.
         processes.kill_with_variable(MARK, str(self._folder.path))
         processes.reap()

@@ -23,7 +23,8 @@ def config_of(
 ) -> ServerConfig:
     """The configuration by which a server serves this revision.
 
-    python, environment: of the model's processes. where: host, port, listen_fd, keys_file, tls_cert, tls_key and revision.
+    python, environment: of the model's processes. where: host, port, listen_fd, beat_fd, keys_file, tls_cert,
+    tls_key and revision.
 
     Raises:
         ServingError: the server would refuse it.

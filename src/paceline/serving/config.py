@@ -59,7 +59,7 @@ class ServerConfig:
     environment: variables of the model processes beside the server's own.
     host: a name or an address of this machine. Any but this machine's own loopback needs `keys_file`.
     port: 0 takes a free one; the server's state says which. listen_fd: a socket that listens already, which the server has
-        inherited; host and port then say nothing.
+        inherited; host and port then say nothing. beat_fd: a pipe that it has inherited and writes a byte into each second.
     workers: model processes. threads: of each, by OMP_NUM_THREADS; None: the machine's cores divided by `workers`.
     max_batch: requests that are given to the model together, where it can take several; 1: always one.
     max_queue: requests that wait; one more is answered 503.
@@ -83,6 +83,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 0
     listen_fd: int | None = None
+    beat_fd: int | None = None
     workers: int = 1
     threads: int | None = None
     max_batch: int = 16
@@ -106,7 +107,7 @@ class ServerConfig:
             )
         for name, least in (
             *(("workers", 1), ("max_batch", 1), ("max_queue", 1), ("max_body_bytes", 1), ("port", 0)),
-            *(("threads", 1), ("listen_fd", 0), ("memory_limit_bytes", 1)),
+            *(("threads", 1), ("listen_fd", 0), ("beat_fd", 0), ("memory_limit_bytes", 1)),
         ):
             _check_number(name, getattr(self, name), least, int)
         for name in ("timeout_s", "load_timeout_s", "drain_s"):
@@ -179,7 +180,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_number(name: str, value: Any, least: int, kind: Any) -> None:
-    if value is None and name in ("threads", "listen_fd", "memory_limit_bytes"):
+    if value is None and name in ("threads", "listen_fd", "beat_fd", "memory_limit_bytes"):
         return
     if not isinstance(value, kind) or isinstance(value, bool) or not value >= least:
         whole = "a whole number" if kind is int else "a number"

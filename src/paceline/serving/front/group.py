@@ -32,6 +32,7 @@ from paceline.serving.config import ServerConfig
 from paceline.serving.front import connections, listening
 from paceline.serving.front.access import AccessLog
 from paceline.serving.front.app import App
+from paceline.serving.front.beat import beat
 from paceline.serving.front.keys import read_keys
 from paceline.serving.front.models import lay_out, verify
 from paceline.serving.front.pool import LoadError, Pool
@@ -47,7 +48,7 @@ _IDLE_S = 0.5
 _FLUSH_S = 0.2
 
 #: What can't change while a server listens; what does not change how a model is loaded.
-_FIXED = ("host", "listen_fd")
+_FIXED = ("host", "listen_fd", "beat_fd")
 _LIGHT = (
     *("workers", "max_batch", "max_queue", "max_body_bytes", "timeout_s", "load_timeout_s", "keys_file", "tls_cert"),
     *("tls_key", "memory_limit_bytes", "log_level", "drain_s", "port"),
@@ -131,6 +132,8 @@ class ServerGroup:
             asyncio.ensure_future(each)
             for each in (self.pool.watch(), self._flush(), connections.watch(self.app.connections))
         ]
+        if self._config.beat_fd is not None:
+            background.append(asyncio.ensure_future(beat(self._config.beat_fd)))
         self._write()
         ending = asyncio.ensure_future(self._is_ending.wait())
         try:
