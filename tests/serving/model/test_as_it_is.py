@@ -93,8 +93,17 @@ def test_the_inference_protocol(classifier):
         predicted, likely = found["outputs"]
         assert predicted == {"name": "predict", "shape": [2], "datatype": "BYTES", "data": ["no", "yes"]}
         assert (likely["shape"], likely["datatype"], len(likely["data"])) == ([2, 2], "FP64", 4)
-    assert classifier.client.post("/v2/models/none/infer", json=request).status_code == 404
-    assert classifier.client.get("/v2/models/digits/infer").status_code == 405
+    # What is told of the outputs is what comes.
+    told = {each["name"]: (each["datatype"], each["shape"]) for each in metadata["outputs"]}
+    assert told == {"predict": ("BYTES", [-1]), "predict_proba": ("FP64", [-1, 2]), "decision_function": ("FP64", [-1])}
+    # Errors have the protocol's own key, whoever answers.
+    for method, path, status, said in (
+        ("POST", "/v2/models/none/infer", 404, "there is no model at '/v2/models/none/infer'."),
+        ("GET", "/v2/models/none", 404, "there is no model at '/v2/models/none'."),
+        ("GET", "/v2/models/digits/infer", 405, "GET is not answered here."),
+    ):
+        answer = classifier.client.request(method, path)
+        assert (answer.status_code, answer.json()["error"]) == (status, said)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +157,26 @@ def test_requests_that_wait_are_given_to_the_model_together(tmp_path):
         sizes = server.score({"data": [[1.0]], "method": "transform"}).json()["transform"]
         assert max(sizes) > 1
         assert max(sizes) <= 4
+
+
+def test_a_model_of_texts_takes_a_text_a_row(tmp_path):
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    made = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(["a cold day", "a warm day"] * 3, [0, 1] * 3)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.pkl").write_bytes(pickle.dumps(made))
+    with serving(tmp_path, models=[MODEL]) as server:
+        assert server.score({"data": ["warm", "cold"]}).json() == {"predict": [1, 0]}
+        for body in ('{"data": [1, 2]}', '{"data": [["warm"]]}', '{"data": [null]}'):
+            answer = server.score(body)
+            assert (answer.status_code, "the input 'input' should" in answer.json()["message"]) == (400, True)
+        metadata = server.client.get("/v2/models/digits").json()
+        assert metadata["inputs"] == [{"name": "input", "datatype": "BYTES", "shape": [-1]}]
+        assert metadata["outputs"][0] == {"name": "predict", "datatype": "INT64", "shape": [-1]}
+        infer = server.client.post("/v2/models/digits/infer", json={"inputs": [tensor(["warm"], [1], "BYTES")]})
+        assert infer.json()["outputs"][0]["data"] == [1]
 
 
 def test_a_data_frame_s_columns_are_given_by_name(tmp_path):

@@ -124,6 +124,8 @@ def test_the_decorators_of_inference_schema_give_values_by_name(tmp_path):
     @input_schema("factor", StandardPythonParameterType(1.0))
     @output_schema(StandardPythonParameterType([1.0]))
     def run(data, factor=2.0):
+        if factor == 0:
+            raise ValueError("mine")
         return (data.sum(axis=1) * factor).tolist()
     """
     with serving(tmp_path, script) as server:
@@ -134,6 +136,11 @@ def test_the_decorators_of_inference_schema_give_values_by_name(tmp_path):
             ("[1]", 400, "POST body should be a JSON dictionary."),
             ("{", 400, "POST body could not be decoded as JSON"),
             ("", 400, "POST body is empty. Expecting a JSON dictionary."),
+            # What the decorators can't read is the client's mistake, and run() was not called.
+            ('{"data": [["a", 2]]}', 400, "could not convert string to float: 'a'"),
+            ('{"data": [[1, 2, 3]]}', 400, "array has size 3 on dimension #1, while expected value is 2"),
+            ('{"data": 1}', 400, "expected an array of items"),
+            ('{"data": [[1, 2]], "factor": 0.0}', 500, "unexpected error occurred in scoring script"),
         ):
             answer = server.score(body, headers={"content-type": "application/json; charset=utf-8"})
             assert (answer.status_code, said in answer.json()["message"]) == (status, True), answer.text

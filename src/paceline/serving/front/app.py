@@ -118,7 +118,8 @@ class App:
         except RefusedError as refused:
             await self._refuse(scope, receive, send, refused, ids, began)
             return
-        body = reply.body
+        # 502 and 504 are the front's own, which does not know what was asked for.
+        body = in_words_of(path, reply.body) if reply.status in (502, 504) else reply.body
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers] or [_JSON]
         headers += ids
         headers.append((b"content-length", b"%d" % len(body)))
@@ -207,7 +208,7 @@ class App:
         ids: list[tuple[bytes, bytes]],
         began: float,
     ) -> None:
-        body = error(refused.status, refused.message).body
+        body = in_words_of(scope["path"], error(refused.status, refused.message).body)
         headers = [_JSON, *ids, (b"content-length", b"%d" % len(body)), *refused.headers]
         if self.is_draining or refused.unread:
             headers.append(_CLOSE)
@@ -277,6 +278,14 @@ class App:
         # Monitors ask every few seconds.
         if self.access.is_on and scope["path"] not in _OPEN:
             self.access.add(scope["method"], scope["raw_path"], status, size, took, ids[0][1] if ids else b"-")
+
+
+def in_words_of(path: str, body: bytes) -> bytes:
+    """The body of an error, {"message": ...}; the inference protocol calls it "error"."""
+    if not path.startswith("/v2"):
+        return body
+    message = json.loads(body)["message"]
+    return json.dumps({"error": message, "message": message}).encode()
 
 
 def _too_large(limit: int) -> RefusedError:
@@ -357,10 +366,18 @@ def _routes(app: App) -> Any:
             raise HTTPException(404, f"there is no model at {path!r}.")
         return await ready(request) if path != base else JSONResponse(metadata)
 
+    async def no_model(request: Request) -> Response:
+        raise HTTPException(404, f"there is no model at {request.url.path!r}.")
+
     async def wrong(request: Request, reason: Exception) -> Response:
         assert isinstance(reason, HTTPException)
         text = "there is nothing here." if reason.detail == "Not Found" else reason.detail
-        return JSONResponse({"message": text}, reason.status_code, reason.headers)
+        return Response(
+            in_words_of(request.url.path, json.dumps({"message": text}).encode()),
+            reason.status_code,
+            reason.headers,
+            "application/json",
+        )
 
     paths: dict[str, Any] = {
         "/": healthy,
@@ -377,6 +394,11 @@ def _routes(app: App) -> Any:
         "/v2/models/{name}/versions/{version}": model,
         "/v2/models/{name}/versions/{version}/ready": model,
     }
+    # Those of models that are there have been answered by now.
+    infer = [
+        Route(f"/v2/models/{at}/infer", no_model, methods=["POST"]) for at in ("{name}", "{name}/versions/{version}")
+    ]
     return Starlette(
-        routes=[Route(path, function) for path, function in paths.items()], exception_handlers={HTTPException: wrong}
+        routes=[*(Route(path, function) for path, function in paths.items()), *infer],
+        exception_handlers={HTTPException: wrong},
     )

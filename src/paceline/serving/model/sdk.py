@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import json
 import time
+import traceback
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -27,6 +28,8 @@ from paceline.serving.model.queries import values_of
 from paceline.serving.model.results import answered, failed, of_each
 from paceline.serving.model.signatures import parameters
 from paceline.serving.wire import INFER, ModelCall, Reply
+
+_DECORATORS = "inference_schema.schema_decorators"
 
 
 class SdkScript:
@@ -72,6 +75,8 @@ class SdkScript:
         try:
             result = self._run(**arguments)
         except Exception as raised:
+            if self._is_decorated and _is_of_the_input(raised):
+                return error(400, " ".join(str(raised).split()))
             return failed(raised)
         return answered(result, before)
 
@@ -97,6 +102,15 @@ class SdkScript:
                 raise InputError(f"A value is not provided for the {each.name!r} parameter.")
             given[each.name] = value
         return given
+
+
+def _is_of_the_input(raised: Exception) -> bool:
+    """True where a decorator of inference-schema could not make a value of the body what the script asks for: run() was not
+    called. Its own function says so alone; the exceptions are as any others."""
+    return any(
+        frame.f_code.co_name == "_deserialize_input_argument" and frame.f_globals.get("__name__") == _DECORATORS
+        for frame, _ in traceback.walk_tb(raised.__traceback__)
+    )
 
 
 def _object(call: ModelCall) -> dict[str, Any]:

@@ -85,6 +85,8 @@ def from_lists(value: Any, info: TensorInfo) -> Array:
     except ValueError:
         raise InputError(f"{where}: its lists differ in length.") from None
     if info.datatype == "BYTES":
+        if found.size and found.dtype.kind != "U":
+            raise InputError(f"{where} should hold texts alone.")
         return found.astype(object)
     if found.dtype.kind not in "biuf" or not np.isfinite(found).all():
         raise InputError(f"{where} should hold numbers alone, none of them too large.")
@@ -105,8 +107,17 @@ def tensor(name: str, value: Any) -> dict[str, Any]:
         if None in texts:
             raise InputError(f"the output {name!r} is no tensor; ask /score for it.")
         return {"name": name, "shape": list(found.shape), "datatype": "BYTES", "data": texts}
-    datatype = _DATATYPES.get(found.dtype.name, "FP64")
-    return {"name": name, "shape": list(found.shape), "datatype": datatype, "data": found.reshape(-1).tolist()}
+    return {
+        "name": name,
+        "shape": list(found.shape),
+        "datatype": datatype_of(found.dtype),
+        "data": found.reshape(-1).tolist(),
+    }
+
+
+def datatype_of(dtype: Any) -> str:
+    """What the protocol calls the values of such an array; objects are taken to be texts."""
+    return "BYTES" if dtype.kind in "USO" else _DATATYPES.get(dtype.name, "FP64")
 
 
 def _tensor(each: dict[str, Any], where: str) -> Array:

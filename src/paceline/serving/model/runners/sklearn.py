@@ -7,9 +7,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from paceline.errors import ServingError
 from paceline.serving.model.answers import InputError
 from paceline.serving.model.runners.base import TensorInfo, blamed
+from paceline.serving.model.tensors import datatype_of
 
 _METHODS = ("predict", "predict_proba", "decision_function", "transform")
 
@@ -35,10 +38,30 @@ class SklearnRunner:
                 "script."
             )
         self.default = found[:1]
-        columns = getattr(self._model, "n_features_in_", -1)
-        self.inputs = [TensorInfo("input", "FP64", (-1, int(columns)))]
-        self.outputs = [TensorInfo(name, "FP64", None) for name in found]
+        self.inputs = [self._input()]
         self._names = self._columns()
+        self.outputs = [self._output(name) for name in found]
+
+    def _input(self) -> TensorInfo:
+        """A column a feature; of a model that begins with a vectorizer of texts, a text a row."""
+        steps = getattr(self._model, "steps", None)
+        first = steps[0][1] if steps else self._model
+        if hasattr(first, "build_analyzer"):
+            return TensorInfo("input", "BYTES", (-1,))
+        return TensorInfo("input", "FP64", (-1, int(getattr(self._model, "n_features_in_", -1))))
+
+    def _output(self, name: str) -> TensorInfo:
+        """What comes out for one row of zeros, for an estimator does not say: classes may be texts, or numbers of any type."""
+        given = self.inputs[0]
+        is_text = given.datatype == "BYTES"
+        row = np.array([""], dtype=object) if is_text else np.zeros((1, max(1, (given.shape or (-1,))[-1])))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                value = self.run({given.name: row}, [name])[name]
+            return TensorInfo(name, datatype_of(value.dtype), (-1, *value.shape[1:]))
+        except Exception:  # a row of zeros is none that this model takes
+            return TensorInfo(name, "FP64", None)
 
     def _columns(self) -> list[str] | None:
         """The names of the columns that it was fitted with, where it can be given some."""
