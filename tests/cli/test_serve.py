@@ -69,7 +69,7 @@ def test_a_trial_says_that_all_is_well_or_what_is_wrong(registered: Cli) -> None
     done = registered("serve", "digits", "--entry", "src/score.py", "--check", "[1]")
     assert re.fullmatch(r'script: loaded in .* s; the sample was answered 200 in .* ms:\n"the model"\n', done.stdout)
     # The file lies one folder higher in a model that is not registered.
-    words = ("serve", "./model", "--entry", "score.py", "--source", "src", "--check", "sample.json", "--json")
+    words = ("serve", "./model", "--entry", "score.py", "--source", "src", "--check", "@sample.json", "--json")
     found = json.loads(registered(*words, code=1).stdout)
     assert found["problem"].startswith("FileNotFoundError: ")
     path = next((registered.folder / ".paceline/models/digits/1").rglob("m.txt"))

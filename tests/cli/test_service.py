@@ -98,6 +98,7 @@ def test_what_fails_is_told_in_a_sentence_with_its_exit_code(services: Any) -> N
         (("keys", "digits"), "--auth"),
         (("logs", "digits", "-f", "--json"), "Leave one of them out"),
         (("call", "digits", "@none.json"), "can't be read"),
+        (("call", "digits", "score.py"), "Send what is in it: @score.py"),
         (("bench", "digits", "{}", "--clients", "many"), "such as 1,8,32"),
         (("show", "none"), "There are digits"),
     ):

@@ -37,13 +37,13 @@ def test_a_script_that_answers_is_right(tmp_path):
             "import os\ndef init(): os._exit(3)\ndef run(d): pass",
             b"1",
             {},
-            "while loading it ended: it ended with exit code 3.",
+            "while loading, it ended with exit code 3.",
         ),
         (
             "import os\ndef init(): pass\ndef run(d): os.kill(os.getpid(), 9)",
             b"1",
             {},
-            "while answering the sample it ended: it was ended by SIGKILL.",
+            "while answering the sample, it was ended by SIGKILL.",
         ),
         (
             "import time\ndef init(): pass\ndef run(d): time.sleep(600)",

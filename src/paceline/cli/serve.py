@@ -202,6 +202,7 @@ def _sample(given: str) -> bytes | None:
     if given.lstrip()[:1] in ("{", "["):
         return given.encode()
     try:
-        return Path(given).read_bytes()
+        # As `service call` has it.
+        return Path(given.removeprefix("@")).read_bytes()
     except OSError as error:
         raise ServingError(f"--check {given!r}: the sample can't be read: {error.strerror}.") from error

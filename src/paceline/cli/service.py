@@ -348,6 +348,10 @@ def _body(data: str) -> bytes:
     if data == "-":
         return sys.stdin.buffer.read()
     if not data.startswith("@"):
+        if 0 < len(data) < 256 and Path(data).is_file():
+            raise ServiceError(
+                f"DATA {data!r} is the name of a file. Send what is in it: @{data}; or the text itself by -."
+            )
         return data.encode()
     try:
         return Path(data[1:]).read_bytes()

@@ -123,7 +123,7 @@ def _next(link: socket.socket, limit_s: float) -> tuple[int, bytes] | str:
 def _while(what: str, started: StartedModel) -> str:
     if not what.endswith("it ended"):
         return f"while {what}."
-    return f"while {what}: {ending(started.process.wait())}."
+    return f"while {what.removesuffix(' it ended')}, {ending(started.process.wait())}."
 
 
 def _text(output: IO[bytes]) -> str:

@@ -73,7 +73,7 @@ def scan(source: Path, cache_file: Path, leave_out: Path, files_out: Sequence[Pa
     """The tree below `source`.
 
     cache_file: what the last scan of this tree left. leave_out: the workspace, which may lie inside the tree.
-    files_out: files that are not part of it, under whatever name.
+    files_out: files and folders that are not part of it, under whatever name.
 
     Raises:
         SnapshotError: over the limits, a link out of the tree, something that is neither file, folder nor link, or a
@@ -146,7 +146,7 @@ class _Scan:
         absolute = os.path.join(self._tree.source, path)
         if os.path.exists(os.path.join(absolute, "pyvenv.cfg")):
             return  # a virtual environment: installed, not written
-        if os.path.realpath(absolute) == self._leave_out:
+        if (real := os.path.realpath(absolute)) == self._leave_out or real in self._files_out:
             return
         self._tree.directories.append(path)
         self._walk(path, trust=trust)

@@ -57,7 +57,7 @@ def take(
 ) -> Snapshot:
     """The snapshot of `source` as it is now, uncommitted edits included; copied only if there is none like it.
 
-    snapshots_dir: `<workspace>/snapshots`. progress: called as bytes are read. leave_out: files that are not part of it.
+    snapshots_dir: `<workspace>/snapshots`. progress: called as bytes are read. leave_out: files and folders it has not.
 
     Raises:
         SnapshotError: not a folder, over the limits, a link out of the tree, an unreadable file, one that keeps

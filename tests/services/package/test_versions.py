@@ -12,11 +12,11 @@ def test_of_an_interpreter_that_was_used_as_it_is_only_what_the_source_imports_i
         tmp_path,
         {"score.py": "import json, numpy\nfrom sklearn import svm\nfrom . import own\n", "no.py": "not Python"},
     )
-    packages = ["numpy==2.1.0", "scikit-learn==1.5.0", "scipy==1.14.0", "black==24.1", "torch==2.5.0"]
+    packages = ["numpy==2.1.0", "scikit-learn==1.5.0", "scipy==1.14.0", "black==24.1", "torch==2.5.0+cpu"]
     found = of_environment(EnvironmentSpec(), packages, "pytorch", source)
     assert found.requirements == ("numpy==2.1.0", "scikit-learn==1.5.0", "torch==2.5.0")
     # What those need comes in the versions of the run.
-    assert found.constraints == tuple(packages)
+    assert found.constraints == (*packages[:-1], "torch==2.5.0")
 
 
 def test_the_servers_versions_give_way_to_the_models() -> None:

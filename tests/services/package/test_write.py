@@ -181,3 +181,12 @@ def test_a_package_is_written_again_over_itself(workspace: Workspace, source: Pa
     (first / "models" / "0" / "two.txt").unlink()
     workspace.package(source / "three.txt", "away", entry_script="src/score.py", overwrite=True)
     assert [path.name for path in (first / "models" / "0").iterdir()] == ["three.txt"]
+
+
+def test_a_package_that_is_written_beside_the_script_does_not_hold_itself(workspace: Workspace, source: Path) -> None:
+    """As it is mostly asked for: in the script's folder, which had become a part of it with the model once more."""
+    for overwrite in (False, True):
+        made = workspace.package(
+            source / "two.txt", source / "away", entry_script=source / "score.py", overwrite=overwrite
+        )
+        assert sorted(path.name for path in (made / "source").rglob("*")) == ["score.py", "three.txt", "two.txt"]

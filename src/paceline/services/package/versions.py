@@ -50,7 +50,7 @@ def of_environment(
     Raises:
         ServiceError: packages of conda's, or of a folder or file of this machine, which pip can't install elsewhere.
     """
-    exact = {_name(line): line for line in packages if "==" in line}
+    exact = {_name(line): _public(line) for line in packages if "==" in line}
     if environment is not None and environment.needs_build:
         if environment.uses_conda:
             raise ServiceError(
@@ -143,6 +143,12 @@ def _installed(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _public(line: str) -> str:
+    """ "torch==2.5.0" of "torch==2.5.0+cpu": a label says who built it, which is often at an index of their own, and a version
+    without one is met by any."""
+    return line.partition("+")[0]
 
 
 def _name(line: str) -> str:

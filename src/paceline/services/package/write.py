@@ -69,6 +69,8 @@ def package(
                 workspace_dir,
                 spec,
                 found,
+                # The script's folder is often the one that it is written into.
+                leave_out=(beside, folder),
                 name=name or found[0].name,
                 workers=workers,
                 base=base,
@@ -104,6 +106,7 @@ def _fill(
     spec: RevisionSpec,
     found: Sequence[FoundModel],
     *,
+    leave_out: Sequence[Path],
     name: str,
     workers: int,
     base: str | None,
@@ -113,7 +116,9 @@ def _fill(
     source = None
     if spec.source_directory is not None:
         source = folder / "source"
-        taken = snapshot.take(Path(spec.source_directory), workspace_dir / "snapshots", workspace_dir)
+        taken = snapshot.take(
+            Path(spec.source_directory), workspace_dir / "snapshots", workspace_dir, leave_out=leave_out
+        )
         shutil.copytree(taken.path, source, symlinks=True)
     try:
         config = ServerConfig(
@@ -128,7 +133,9 @@ def _fill(
     except ServingError as error:
         raise ServiceError(str(error)) from error
     values = {
-        key: value for key, value in config.to_json().items() if key not in ("host", "port", "listen_fd", "python")
+        key: value
+        for key, value in config.to_json().items()
+        if key not in ("host", "port", "listen_fd", "beat_fd", "python")
     }
     write_json(folder / "service.json", values)
     shutil.copy(Path(__file__).with_name("start.py"), folder / "start.py")
