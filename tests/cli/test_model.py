@@ -106,7 +106,10 @@ def test_a_model_goes_to_another_workspace_by_a_datastore(made: Cli) -> None:
     assert made("model", "push", "digits:1", "lab").stdout.startswith(
         "digits:1: stored in lab:models: 3 new contents, "
     )
-    assert "digits:1: there already in lab:models: 0 new contents" in made("model", "push", "digits", "lab").stdout
+    for words in ((), ("--verify",)):
+        done = made("model", "push", "digits", "lab", *words)
+        assert "digits:1: there already in lab:models: 0 new contents" in done.stdout
+    assert "goes with a datastore" in made("model", "push", "digits", "--mlflow", "x", "--verify", code=2).stderr
     assert made("model", "list", "--at", "lab").stdout == "digits:1\n"
     elsewhere = {"PACELINE_WORKSPACE": str(made.folder / "elsewhere")}
     place = made.folder / "near/models"

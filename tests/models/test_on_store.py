@@ -145,9 +145,9 @@ def test_of_two_who_store_the_same_name_at_once_one_is_told(store, workspace):
 def test_a_push_that_broke_off_goes_on_with_the_files_that_are_left(near, model, workspace, monkeypatch):
     real, stored = on_store.put_files, []
 
-    def broken(store, path, files, progress):
+    def broken(store, path, files, progress, **how):
         stored.append([name for name, _ in files])
-        real(store, path, files[:1], progress)
+        real(store, path, files[:1], progress, **how)
         raise TransferError("the line is down")
 
     with monkeypatch.context() as patch:
@@ -157,6 +157,48 @@ def test_a_push_that_broke_off_goes_on_with_the_files_that_are_left(near, model,
     assert on_store.listed(workspace.path, LAB) == [], "there is no version without its record"
     pushed = on_store.push(workspace.path, model.record, LAB)
     assert (len(stored[0]), pushed.stored, pushed.is_new) == (3, 2, True)
+
+
+def test_a_push_that_broke_off_within_a_large_file_goes_on_there(
+    workspace, other, tmp_path, s3_once, bucket, proxied, monkeypatch
+):
+    """A model is mostly one large file, and a push that broke off began with that again."""
+    monkeypatch.setattr("paceline.data.transfer.upload._TRIES", 1)
+    monkeypatch.setattr("paceline.data.transfer.multipart.PART_BYTES", 5 << 20)  # the least that S3 takes
+    monkeypatch.setattr("paceline.data.transfer.multipart._AT_ONCE", 1)
+    s3_once.bucket(bucket)
+    sent, is_down = [], [True]
+
+    def cut(answer):
+        if answer.method == "PUT" and "partNumber=" in answer.path:
+            sent.append(answer.path.partition("partNumber=")[2].partition("&")[0])
+            if is_down and len(sent) > 1:
+                answer.status = 503
+
+    s3_store(workspace, f"http://127.0.0.1:{proxied(s3_once.port, cut).port}", bucket)
+    made = write_tree(tmp_path / "made", {"weights": os.urandom((15 << 20) + 7)})
+    model = pl.Model.register(workspace, made, "digits")
+    with pytest.raises(TransferError):
+        on_store.push(workspace.path, model.record, LAB)
+    assert on_store.listed(workspace.path, LAB) == []
+    before, sent[:], is_down[:] = sent[:], [], []
+    # A part of other bytes is none of this file's.
+    with Store(place_of(LAB, workspace.path)[0]) as there:
+        to = {"Bucket": bucket, "Key": f"models/.blobs/{model.record.files[0].sha256}"}
+        [begun] = there.fs.call_s3("list_multipart_uploads", Bucket=bucket)["Uploads"]
+        there.fs.call_s3("upload_part", **to, UploadId=begun["UploadId"], PartNumber=2, Body=bytes(5 << 20))
+    sent.clear()
+    assert on_store.push(workspace.path, model.record, LAB).stored == 1
+    assert "1" in before
+    assert "1" not in sent, "what had come is not sent again"
+    assert {"2", "4"} <= {*sent}
+    s3_store(other, s3_once.url, bucket)
+    on_store.pull(other.path, LAB, "digits", 1)
+    pl.Model(other, "digits").verify()
+
+
+def test_a_push_reads_what_is_there_if_it_is_asked_to(store, model, workspace):
+    assert not [model.push("lab", verify=True) for _ in range(2)][1]
 
 
 def test_a_file_that_came_short_is_stored_again(near, model, workspace):
@@ -203,9 +245,13 @@ def test_a_content_that_was_spoilt_there_never_becomes_a_model(near, model, work
     on_store.push(workspace.path, model.record, LAB)
     (blob,) = (path for path in (near / ".blobs").iterdir() if path.stat().st_size == 100_000)
     blob.write_bytes(b"x" * 100_000)
-    with pytest.raises(ModelChangedError, match=r"'made/weights' of model digits:1 in .* has other content"):
+    with pytest.raises(ModelChangedError, match=r"'made/weights' of model digits:1 in .* has other content.*--verify"):
         on_store.pull(other.path, LAB, "digits", 1)
     assert registry.versions_of(other.path).names() == []
+    # Its size is as it was, so that a push alone takes it for what it should be.
+    assert on_store.push(workspace.path, model.record, LAB).stored == 0
+    assert on_store.push(workspace.path, model.record, LAB, verify=True).stored == 1
+    assert blob.read_bytes() == b"w" * 100_000
     blob.unlink()
     with pytest.raises(ModelChangedError, match=r"'made/weights' of model digits:1 is not whole in"):
         on_store.pull(other.path, LAB, "digits", 1)

@@ -319,10 +319,16 @@ def push(
             "--mlflow", metavar="URI", help="MLflow's registry, such as http://host:5000 or sqlite:///mlflow.db."
         ),
     ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Read all that is there already, and store again what is not as registered."),
+    ] = False,
 ) -> int:
     """Store a version in a datastore, or put it into an MLflow registry. What broke off goes on; each file is checked."""
     if (to is None) == (mlflow is None):
         raise ModelError("say where to: a datastore (STORE[:PATH], s3://bucket/models), or --mlflow URI.")
+    if mlflow is not None and verify:
+        raise ModelError("--verify goes with a datastore; MLflow's registry takes whole versions.")
     workspace = Workspace.from_config(create=False)
     model = Model(workspace, reference)
     if mlflow is not None:
@@ -331,7 +337,8 @@ def push(
             f"{model.id} {'is' if there.is_new else 'was already'} version {there.version} of {there.name!r} in MLflow"
         )
         return 0
-    pushed = on_store.push(workspace.path, model.record, on_store.place(str(to)), terminal_bar("uploading"))
+    place = on_store.place(str(to))
+    pushed = on_store.push(workspace.path, model.record, place, terminal_bar("uploading"), verify=verify)
     print(
         f"{model.id}: {'stored' if pushed.is_new else 'there already'} in {visible(pushed.place)}: "
         f"{_counted(pushed.stored, 'new content')}, {size_text(pushed.stored_bytes)}"

@@ -267,17 +267,18 @@ class Model:
 
     # --- elsewhere
 
-    def push(self, to: str) -> bool:
+    def push(self, to: str, verify: bool = False) -> bool:
         """Store this version in a datastore, under its name and number; False where it was there. What was stored before by a
         push that broke off stays.
 
-        to: "STORE", "STORE:PATH" or a URL such as "s3://bucket/models".
+        to: "STORE", "STORE:PATH" or a URL such as "s3://bucket/models". verify: read every byte that is there already, and store
+            again what is not as it was registered.
 
         Raises:
             ModelError: another model of this name and version is there.
             DataError, TransferError: the store can't be written.
         """
-        return on_store.push(self._dir, self._record, on_store.place(to)).is_new
+        return on_store.push(self._dir, self._record, on_store.place(to), verify=verify).is_new
 
     @staticmethod
     def pull(workspace: Any, place: str, name: str, version: int) -> Model:

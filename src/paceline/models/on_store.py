@@ -10,9 +10,10 @@ that was killed had stored is not stored again.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ from paceline.data.transfer.file_to_fetch import FileToFetch
 from paceline.data.transfer.listing import FileInfo, list_source, path_in_store
 from paceline.data.transfer.partial import Partial
 from paceline.data.transfer.progress import Meter, Progress
+from paceline.data.transfer.reading import reader_of
 from paceline.data.transfer.transfer import transfer
 from paceline.data.transfer.upload import put_files, put_new, read_bytes
 from paceline.errors import DataError, ModelChangedError, ModelError, ModelNotFoundError, TransferError
 from paceline.job.data_reference import Source
 from paceline.models import check, keep, registry, staging
 from paceline.models.names import NAME
-from paceline.models.record import DOCUMENT, ModelRecord, digest_of
+from paceline.models.record import DOCUMENT, ModelFile, ModelRecord, digest_of
 from paceline.models.sources import ModelSourceFile
 from paceline.runs import tags_and_properties
 
@@ -65,8 +67,12 @@ def place(text: str) -> Source:
     return Source(datastore=found[1], path=DEFAULT_PATH if found[2] is None else found[2])
 
 
-def push(workspace_dir: Path, record: ModelRecord, to: Source, progress: Progress | None = None) -> Pushed:
+def push(
+    workspace_dir: Path, record: ModelRecord, to: Source, progress: Progress | None = None, *, verify: bool = False
+) -> Pushed:
     """Store a version there, files that are there already left out; it is there once all of it is.
+
+    verify: read every byte that is there already, and store again what is not as it was registered.
 
     Raises:
         ModelError: another model of this name and version is there.
@@ -80,13 +86,17 @@ def push(workspace_dir: Path, record: ModelRecord, to: Source, progress: Progres
         there = read_bytes(store, document)
         if there is not None:
             _check_same(record, there, store)
-        sizes = {info.path.rpartition("/")[2]: info.size for info in _listed(store, to, f"{path}.blobs/")}
-        wanted = {file.sha256: file for file in record.files if sizes.get(file.sha256) != file.size_bytes}
+        infos = _contents(store, to, path)
+        wanted = {file.sha256: file for file in record.files if not _is_whole(store, infos, file, verify)}
         put_files(
-            store, f"{path}.blobs", [(sha256, folder / one.name) for sha256, one in sorted(wanted.items())], progress
+            store,
+            f"{path}.blobs",
+            [(sha256, folder / one.name) for sha256, one in sorted(wanted.items())],
+            progress,
+            by_content=True,
         )
-        sizes = {info.path.rpartition("/")[2]: info.size for info in _listed(store, to, f"{path}.blobs/")}
-        if short := [file.name for file in record.files if sizes.get(file.sha256) != file.size_bytes]:
+        infos = _contents(store, to, path)
+        if short := [file.name for file in record.files if not _is_whole(store, infos, file, verify)]:
             raise TransferError(f"{short[0]!r} of model {record.id} is not whole in {store.title}. Push again.")
         notes = registry.notes_of(workspace_dir, record)
         content = {**record.to_json(), "notes": asdict(notes)}
@@ -170,6 +180,23 @@ def _listed(store: Store, source: Source, path: str) -> list[FileInfo]:
         return []  # nothing there yet
 
 
+def _contents(store: Store, source: Source, path: str) -> dict[str, FileInfo]:
+    """SHA-256 -> what lies there under it."""
+    return {info.path.rpartition("/")[2]: info for info in _listed(store, source, f"{path}.blobs/")}
+
+
+def _is_whole(store: Store, infos: Mapping[str, FileInfo], file: ModelFile, verify: bool) -> bool:
+    info = infos.get(file.sha256)
+    if info is None or info.size != file.size_bytes:
+        return False
+    if not verify:
+        return True
+    digest, path = hashlib.sha256(), path_in_store(info)
+    with store.telling(f"reading {path!r}"):
+        reader_of(store).read(path, 0, info.size, info.version, True, digest.update)
+    return digest.hexdigest() == file.sha256
+
+
 def _check_same(record: ModelRecord, content: bytes, store: Store) -> None:
     there, _ = _read(content, store)
     if there.digest != record.digest:
@@ -212,7 +239,7 @@ def _fetch(
     progress: Progress | None,
 ) -> None:
     blobs, fetched = registry.blobs_dir(workspace_dir), registry.parts_dir(workspace_dir) / "pulled"
-    infos = {info.path.rpartition("/")[2]: info for info in _listed(store, source, f"{path}.blobs/")}
+    infos = _contents(store, source, path)
     missing, came, jobs = [], {}, []
     for file in record.files:
         target = folder / file.name
@@ -235,7 +262,8 @@ def _fetch(
         if keep.keep(fetched_file, blobs, folder / file.name).sha256 != file.sha256:
             fetched_file.path.unlink(missing_ok=True)
             raise ModelChangedError(
-                f"file {file.name!r} of model {record.id} in {store.title} has other content than was registered."
+                f"file {file.name!r} of model {record.id} in {store.title} has other content than was registered. Where it was "
+                f"registered, `paceline model push {record.id} ... --verify` stores it again."
             )
     for one in came.values():
         one.unlink(missing_ok=True)

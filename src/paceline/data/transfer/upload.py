@@ -21,6 +21,7 @@ from paceline.data.stores.failures import ShortError, cause_of
 from paceline.data.stores.filesystem import Store, place_of
 from paceline.data.stores.names import clean_path
 from paceline.data.stores.record import StoreRecord
+from paceline.data.transfer import multipart
 from paceline.data.transfer.listing import list_source
 from paceline.data.transfer.progress import Meter, Progress, size_text
 from paceline.errors import DataError, TransferError
@@ -190,10 +191,12 @@ def put_files(
     progress: Progress | None = None,
     *,
     are_plain: bool = False,
+    by_content: bool = False,
 ) -> int:
     """Store (relative name, file) below a path; how many bytes. A file appears in the store when it is whole.
 
     are_plain: no link is on the way to any of them; one that has come there since is not followed.
+    by_content: each name says what the file holds, so that an upload to S3 that broke off within a large file goes on there.
 
     Raises:
         DataError: the store can only be read.
@@ -216,7 +219,7 @@ def put_files(
                 # At the last moment, because a process that the script has left behind may have put a link there since.
                 if are_plain and os.path.realpath(file) != os.fspath(file):
                     raise TransferError(f"{name!r} was a file of the run, and is a link now; it was not stored.")
-                _put_again(store, file, f"{base}/{name}" if base else name, stop)
+                _put_again(store, file, f"{base}/{name}" if base else name, stop, by_content)
             except BaseException:
                 stop.set()
                 raise
@@ -331,11 +334,11 @@ def _check_text(name: str) -> None:
         raise DataError(f"the file name {name!r} is no UTF-8, which no store takes. Rename the file.") from None
 
 
-def _put_again(store: Store, file: Path, path: str, stop: threading.Event) -> None:
+def _put_again(store: Store, file: Path, path: str, stop: threading.Event, by_content: bool) -> None:
     with store.telling(f"writing {path!r}"):
         for number in range(_TRIES):
             try:
-                _put_file(store, file, path)
+                _put_file(store, file, path, stop if by_content else None)
                 return
             except Exception as error:
                 if cause_of(error) == "disk":
@@ -347,7 +350,8 @@ def _put_again(store: Store, file: Path, path: str, stop: threading.Event) -> No
                 time.sleep(_FIRST_DELAY_S * 2**number)
 
 
-def _put_file(store: Store, file: Path, path: str) -> None:
+def _put_file(store: Store, file: Path, path: str, by_content: threading.Event | None) -> None:
+    """by_content: as for `put_files`, with what tells that the upload is given up."""
     size = os.stat(file).st_size
     if store.kind == "local":
         target = store.local(path)
@@ -359,6 +363,8 @@ def _put_file(store: Store, file: Path, path: str) -> None:
     full = store.full(path)
     if store.kind == "sftp":
         _put_sftp(store.fs, file, full)
+    elif store.kind == "s3" and by_content is not None and multipart.is_large(size):
+        multipart.put(store.fs, file, full, by_content)
     else:
         store.fs.put_file(str(file), full)
     # A store may have taken less than was sent, without an error.
