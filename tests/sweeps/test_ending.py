@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import paceline as pl
 from paceline.job.job import Job
 from paceline.runs import states, store
@@ -24,11 +22,13 @@ from tests.sweeps.made import add_trial, make_sweep
 
 def failed_with(tmp_path: Path, *errors: str, **values: Any) -> RunFolder:
     """A sweep that runs, whose trials have failed with these errors."""
-    spec = SweepSpec(space=Space({"x": pl.uniform(0, 1)}), metric="loss", **values)
+    spec = SweepSpec(space=Space({"x": pl.uniform(0, 1)}), metric="loss", **{"trials": len(errors) or 3, **values})
     folder = make_sweep(tmp_path / "runs", spec, states.RUNNING, job=Job(entry_script="train.py"))
     for number, error in enumerate(errors):
-        report = FailureReport(cause="exception", message="rank 0 failed", exception=error)
-        add_trial(folder, number, {"x": 0.5}, (1.0,), states.FAILED, chosen={"x": 0.5}, failure=report)
+        report = FailureReport(
+            cause="exception", message="rank 0 failed", exception=error, see=f"paceline logs trial {number}"
+        )
+        add_trial(folder, number, {"x": 0.5}, (), states.FAILED, chosen={"x": 0.5}, failure=report)
     return folder
 
 
@@ -38,20 +38,15 @@ def wanted(folder: RunFolder) -> str | None:
     return ending.wanted(sweep)
 
 
-@pytest.mark.parametrize(
-    ("errors", "said"),
-    [
-        (["E: a", "E: b", "E: a"], "2 of 3 failed with the same error: E: a"),
-        (["E: a", "no such file"], "The first error: E: a"),
-        (
-            ["E: lr=1e-05 at 0x7f3a", "E: lr=0.25 at 0x7f00", "F", "E: lr=-3 at 0x1"],
-            "3 of 4 failed with the same error, but for its numbers: E: lr=1e-05 at 0x7f3a",
-        ),
-    ],
-)
-def test_the_common_cause_is_told(errors: list[str], said: str, tmp_path: Path) -> None:
-    folder = failed_with(tmp_path, *errors, max_failures=len(errors))
-    assert wanted(folder) == f"{len(errors)} trials have failed, and max_failures is {len(errors)}. {said}"
+def test_the_common_cause_is_told_and_where_there_is_more_of_it(tmp_path: Path) -> None:
+    folder = failed_with(tmp_path, "E: a", "E: a")
+    sweep = SweepState(folder)
+    sweep.take_up()
+    ending.write(sweep)
+    report = store.stored(folder).failure
+    assert report is not None
+    assert report.message == "all trials have failed. 2 of 2 failed with the same error: E: a"
+    assert report.see == "paceline logs trial 0"
 
 
 def test_what_ended_a_sweep_does_not_end_it_again_when_more_is_asked_for(tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def show(
             ("Trials", f"{over} of {sweep.trials} ended, {running}"),
             *([("Waits for", record.waiting_for)] if record.waiting_for else []),
             *([("Why", str(record.failure.message))] if record.failure else []),
+            *([("More", record.failure.see)] if record.failure and record.failure.see else []),
             *[("Warning", warning) for warning in record.warnings],
         ]
     )

@@ -6,14 +6,16 @@ was: it reads the children, and the next number is the first that is not there.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 
+from paceline.errors import PacelineError
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, utc_now
 from paceline.supervisor.logs import say
-from paceline.sweeps import ending, remarks, results
+from paceline.sweeps import causes, ending, remarks, results
 from paceline.sweeps.front import front
 from paceline.sweeps.handing_over import HandingOver
 from paceline.sweeps.stopping import Stopping
@@ -89,6 +91,9 @@ class Controller:
         what = results.said(trial, sweep.spec) or f"no {sweep.spec.metric}"
         if sweep.spec.further and trial in (best := front(sweep.trials, sweep.spec.goals)):
             what += f", on the Pareto front of {len(best)}"
+        if trial.status == states.FAILED:
+            with contextlib.suppress(PacelineError):
+                what += f"; {causes.cause(sweep.folder_of(trial.number)).text}"
         say(f"trial {trial.number} is {trial.shown}: {what}")
         remarks.warn_of(sweep, trial)
 

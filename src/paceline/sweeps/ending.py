@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 import time
 from collections.abc import Iterator
 
 from paceline.controlling import canceling
-from paceline.errors import PacelineError
 from paceline.runs import states, store
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import parse_utc, utc_now
 from paceline.supervisor.logs import say
-from paceline.sweeps import continuing, results
+from paceline.sweeps import causes, continuing, results
 from paceline.sweeps.children import all_runs
 from paceline.sweeps.pictures import run as pictures
 from paceline.sweeps.sweep_state import SweepState
-from paceline.sweeps.trial import Trial
 from paceline.system.files import read_json
 
 #: Completed trials without the primary metric, and none with it, that end a sweep.
 _WITHOUT_METRIC = 3
-_NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
 def wanted(sweep: SweepState) -> str | None:
@@ -55,7 +50,9 @@ def write(sweep: SweepState) -> None:
         by = (read_json(sweep.folder.cancel_request) or {}).get("by", "unknown")
         _close(sweep, states.CANCELED, exit_code=EXIT_CANCELED, canceled_by=str(by))
     elif failure:
-        _close(sweep, states.FAILED, exit_code=1, failure=FailureReport(cause="trials", message=failure))
+        failed = [trial for trial in sweep.trials if trial.status == states.FAILED]
+        see = causes.common(sweep, failed).see
+        _close(sweep, states.FAILED, exit_code=1, failure=FailureReport(cause="trials", message=failure, see=see))
     else:
         # Also a sweep that has come to its time limit: it has done what it could in the time that it was given.
         _close(sweep, states.COMPLETED, exit_code=0)
@@ -83,7 +80,7 @@ def _failure(sweep: SweepState) -> str | None:
     failed = [trial for trial in counted if trial.status == states.FAILED]
     most = sweep.spec.max_failures
     if most is not None and len(failed) >= most:
-        return f"{len(failed)} trials have failed, and max_failures is {most}. {_common(sweep, failed)}"
+        return f"{len(failed)} trials have failed, and max_failures is {most}. {causes.common(sweep, failed).text}"
     completed = [trial for trial in counted if trial.status == states.COMPLETED]
     # The 3 is lowered for a sweep of one or two trials, which could never come to three.
     if len(completed) >= min(_WITHOUT_METRIC, sweep.spec.trials) and not any(
@@ -94,21 +91,5 @@ def _failure(sweep: SweepState) -> str | None:
         return nothing
     # While trials run one of them may still complete.
     if failed and sweep.is_done and not sweep.live and all(trial.status == states.FAILED for trial in sweep.trials):
-        return f"all trials have failed. {_common(sweep, sweep.trials)}"
+        return f"all trials have failed. {causes.common(sweep, sweep.trials).text}"
     return None
-
-
-def _common(sweep: SweepState, failed: list[Trial]) -> str:
-    """ "7 of 8 failed with the same error: ..."; numbers may differ, such as hyperparameters, addresses and sizes."""
-    messages: dict[str, list[str]] = {}
-    for trial in failed:
-        # A trial's folder may have been removed by hand; the others still tell what they died of.
-        with contextlib.suppress(PacelineError):
-            report = store.stored(sweep.folder_of(trial.number)).failure
-            message = (report.exception or report.message).strip() if report else "?"
-            messages.setdefault(_NUMBER.sub("0", message), []).append(message)
-    alike = max(messages.values(), key=len, default=["?"])
-    if len(alike) == 1:
-        return f"The first error: {alike[0]}"
-    but = "" if len(set(alike)) == 1 else ", but for its numbers"
-    return f"{len(alike)} of {len(failed)} failed with the same error{but}: {alike[0]}"

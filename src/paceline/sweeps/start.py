@@ -25,7 +25,7 @@ from paceline.sweeps.policies.pausing import budget
 from paceline.sweeps.prior import as_trials, keep, known_results
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.results import MORE
-from paceline.sweeps.space import Space
+from paceline.sweeps.space import Space, argument
 from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
 from paceline.system import locks
 from paceline.system.files import PRIVATE, read_json, write_json
@@ -147,12 +147,14 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
         UserError: what is wrong.
     """
     if spec.pass_as == ARGUMENTS:
-        spec = dataclasses.replace(spec, switches=check_script(spec.space, job, directory, spec.switches))
         for name, value in budget(spec.stop).items():
             try:
                 check_script(Space({name: value}), job, directory)
             except SweepError as error:
                 raise SweepError(f"budget={name!r}: {error}") from None
+        others = [argument(name) for name in (*budget(spec.stop), *(["--resume-from"] if spec.resumed else ()))]
+        switches = check_script(spec.space, job, directory, spec.switches, others)
+        spec = dataclasses.replace(spec, switches=switches)
     # A point from its middle shows whether the job takes what it will be given.
     first = spec.space.draw(lambda dimension: dimension.expression.raw_at(0.5))
     job_of(job, spec.space.values(first), spec.pass_as, directory, spec.switches)

@@ -115,9 +115,11 @@ def takes(script: Path, space: Space, monkeypatch: pytest.MonkeyPatch) -> bool:
     return True
 
 
-def complaint(space: dict[str, Any], script: Path, switches: tuple[str, ...] = ()) -> str:
+def complaint(
+    space: dict[str, Any], script: Path, switches: tuple[str, ...] = (), given: tuple[str, ...] | None = None
+) -> str:
     try:
-        check(Space(space), script, switches)
+        check(Space(space), script, switches, given)
     except SweepError as error:
         return str(error)
     return ""
@@ -190,6 +192,66 @@ def test_switches_of_the_script_are_turned_on_and_off(tmp_path: Path, monkeypatc
     assert complaint({"old": pl.choice("yes", "")}, script) == ""
     script.write_text("import click")
     assert check(space, script, ("--amp",)) == ("--amp",)
+
+
+NEEDS = """
+import argparse
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, required=True)
+    group = parser.add_argument_group("data")
+    group.add_argument("-d", "--data", required=True)
+    parser.add_argument("--epochs", type=int, required=MAYBE)
+    if BIG:
+        parser.add_argument("--size", required=True)
+    more(parser)
+    parser.parse_args()
+def more(parser):
+    parser.add_argument("--more", required=True)
+BIG = MAYBE = False
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_what_the_job_gives_beside_the_space_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(NEEDS.replace("    more(parser)\n", ""))
+    space = {"lr": pl.loguniform(1e-4, 1)}
+
+    def said(*given: str, space: dict[str, Any] = space) -> str:
+        monkeypatch.setattr(sys, "argv", [str(script), *given, *words(dict.fromkeys(space, 1))])
+        text = complaint(space, script, given=given)
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit:
+            assert text
+        else:
+            assert not text
+        return text
+
+    assert "--data is required (line 7), and neither the space nor the job gives it" in said()
+    assert "--lr is required (line 5)" in said("--data", "x", space={"epochs": 1})
+    wrong = said("--data=x", "--epoch", "2", "--foo", "3")
+    assert "train.py, by what that gives to argparse: --foo, which the job gives it, is none of its options" in wrong
+    for given in (("--data", "x"), ("--dat=x",), ("-d", "x"), ("-dx", "--epochs", "3")):
+        assert said(*given) == "", given
+    # Where it is but a part of what the script is given, and where it may be that it is not needed.
+    assert complaint(space, script) == ""
+    script.write_text(NEEDS.replace("    parser.add_argument", "    if 1: return\n    parser.add_argument", 1))
+    assert complaint(space, script, given=()) == ""
+    script.write_text(NEEDS.replace("    more(parser)", "    parser.add_subparsers().add_parser('run')"))
+    assert complaint(space, script, given=()) == ""
+    assert complaint(space, script, given=("--", "--foo")) == ""
+    for way in ("    if BIG: parser.parse_args()", "    try: parser.parse_args()\n    except SystemExit: pass"):
+        script.write_text(NEEDS.replace("    parser.parse_args()", way).replace("    more(parser)\n", ""))
+        assert complaint(space, script, given=()) == "", way
+    # Read where the script begins, of a parser that a function has made.
+    made = NEEDS.replace("    parser.parse_args()", "    return parser").replace(
+        "    main()", "    given = main().parse_args()"
+    )
+    script.write_text(made)
+    assert "--data is required" in complaint(space, script, given=())
 
 
 @pytest.mark.parametrize("kind", SILENT)

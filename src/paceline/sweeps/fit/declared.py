@@ -7,6 +7,7 @@ it can't be followed, says nothing here.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ _SWITCHES = ("store_true", "store_false", "store_const", "append_const", "count"
 #: Methods whose result takes options too, and those that change nothing of what is taken.
 _PARTS = ("add_argument_group", "add_mutually_exclusive_group", "add_subparsers", "add_parser")
 _HARMLESS = ("set_defaults", "get_default", "error", "exit", "print_help", "print_usage", "format_help", "format_usage")
+#: What stands around an expression without a condition.
+_PLAIN = (ast.Expr, ast.Assign, ast.AnnAssign, ast.Return, ast.Attribute, ast.Call)
 _ALL, _REST = ("parse_args", "parse_intermixed_args"), ("parse_known_args", "parse_known_intermixed_args")
 
 
@@ -33,7 +36,7 @@ class DeclaredOption:
     is_switch: takes no value; None where that can't be known. is_pair: a switch that has `--no-x` beside `--x`.
     count: how many values it needs; None for any number.
     type: one of "int", "float", "str", "bool", and choices: what it may be, after its type; None where they can't be known, or do
-    not matter.
+    not matter. is_required: the script certainly ends where it is not given.
     """
 
     names: tuple[str, ...]
@@ -43,6 +46,7 @@ class DeclaredOption:
     count: int | None = 1
     type: str | None = "str"
     choices: Sequence[object] | None = None
+    is_required: bool = False
 
     def opposite(self, name: str) -> str | None:
         """The word that takes back what this one switches on; None where leaving it out does."""
@@ -93,6 +97,9 @@ class _Reader:
         self._is_closed = True
         self._has_positionals = False
         self._is_parsed = False
+        self._has_commands = False
+        self._readings: list[ast.Call] = []
+        self._made: ast.AST | None = None
         self._followed: set[ast.AST] = set()
         self._waiting: list[ast.expr] = []
 
@@ -107,6 +114,7 @@ class _Reader:
                 raise _NotKnownError
             if keyword.arg == "parents":
                 self._is_closed = False
+        self._made = made[0]
         self._waiting.append(made[0])
         while self._waiting:
             node = self._waiting.pop()
@@ -116,6 +124,9 @@ class _Reader:
         if not self._is_parsed or any(self._is_argv(node) and not self._is_given(node) for node in self._nodes):
             raise _NotKnownError
         options = sorted(self._options, key=lambda option: option.line)
+        # What one command needs is not needed by the others; and where the words are not always read, nothing is needed.
+        if self._has_commands or not all(map(self._is_read_always, self._readings)):
+            options = [dataclasses.replace(option, is_required=False) for option in options]
         return Declared(options=tuple(options), is_closed=self._is_closed, has_positionals=self._has_positionals)
 
     def _imports(self) -> None:
@@ -224,9 +235,11 @@ class _Reader:
             self._take(call)
         elif method in _PARTS:
             self._is_closed = self._is_closed and not any(keyword.arg == "parents" for keyword in call.keywords)
+            self._has_commands |= method == "add_subparsers"
             self._waiting.append(call)
         elif method in (*_ALL, *_REST):
             self._is_parsed = True
+            self._readings.append(call)
             self._is_closed = self._is_closed and method in _ALL
             given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg in (None, "args"))]
             if not all(self._is_command_line(value) for value in given):
@@ -300,8 +313,33 @@ class _Reader:
                 count=count,
                 type=self._type(given.get("type")),
                 choices=_choices(given["choices"]) if "choices" in given else None,
+                is_required="required" in given and _literal(given["required"]) is True and self._is_always(call),
             )
         )
+
+    def _is_always(self, call: ast.Call) -> bool:
+        """Whether this is done wherever the parser is made: in its function, under the same conditions, before any return."""
+        assert self._made is not None, "options are taken of the parser that was found"
+        function, above = self._place(call)
+        returns = (node for node in self._nodes if isinstance(node, ast.Return) and node.lineno < call.lineno)
+        return (function, above) == self._place(self._made) and not any(
+            self._place(node)[0] is function for node in returns
+        )
+
+    def _is_read_always(self, call: ast.Call) -> bool:
+        assert self._made is not None, "as above"
+        function, above = self._place(call)
+        mains = [node for node in above if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
+        return (function, above) == self._place(self._made) or above == [*mains, function]
+
+    def _place(self, node: ast.AST) -> tuple[ast.AST, list[ast.AST]]:
+        """The function that a node is in, or the module, and what leads there from the node but for plain statements."""
+        above: list[ast.AST] = []
+        while not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)):
+            node = self._parent[node]
+            if not isinstance(node, _PLAIN):
+                above.append(node)
+        return node, above
 
     def _action(self, node: ast.expr | None, names: list[str]) -> tuple[bool | None, list[str]]:
         text = "store" if node is None else _text(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,16 @@ _QUANTILES = (0.03, 0.31, 0.59, 0.87)
 _MOST_COMPLAINTS = 5
 
 
-def check_script(space: Space, job: Job, directory: Path, switches: Sequence[str] = ()) -> tuple[str, ...]:
+def check_script(
+    space: Space,
+    job: Job,
+    directory: Path,
+    switches: Sequence[str] = (),
+    others: Sequence[str] | None = None,
+) -> tuple[str, ...]:
     """Refuse a space that the argparse of the job's script will not take, where that is certain; the switches, with those of
     the script's own that the space turns on and off. directory: the job's source. switches: that are known to be some.
+    others: names of arguments that the script is given beside the space's and the job's; None where these are but a part.
 
     Raises:
         SweepError: an option that the script has not, or values that it does not take; all of them are named.
@@ -31,20 +39,27 @@ def check_script(space: Space, job: Job, directory: Path, switches: Sequence[str
     """
     script = entry_file(job, directory) if job.is_python else None
     # A module that is installed lies in an environment that may yet have to be made.
-    return check(space, directory / script, switches) if script is not None else tuple(switches)
+    if script is None:
+        return tuple(switches)
+    return check(space, directory / script, switches, None if others is None else (*job.arguments, *others))
 
 
-def check(space: Space, script: Path, switches: Sequence[str] = ()) -> tuple[str, ...]:
-    """The same of the script itself."""
+def check(
+    space: Space, script: Path, switches: Sequence[str] = (), given: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """The same of the script itself. given: the words that it is given as well; None where they are not known."""
     known = declared(script)
     if known is None:
         return tuple(switches)
     said_so = [switch.partition("/")[0] for switch in switches]
     complaints = list(dict.fromkeys(_complaints(space.dimensions, known, said_so)))
+    if given is not None:
+        complaints += _of_others(space, known, given)
     if complaints:
         said = "; ".join(complaints[:_MOST_COMPLAINTS])
         raise SweepError(
-            f"the space does not fit {script.name}, by what that gives to argparse: {said}. Change the space or the script."
+            f"the space does not fit {script.name}, by what that gives to argparse: {said}. Change the space, the job's "
+            "arguments or the script."
         )
     found = (_switch(dimension, known) for dimension in every(space.dimensions))
     own = (switch for switch in found if switch is not None and switch.partition("/")[0] not in said_so)
@@ -92,6 +107,25 @@ def _complaint(dimension: Dimension, known: Declared, switches: Sequence[str]) -
         if all(wrong):
             return f"{name}: {wrong[0]}"
     return None
+
+
+def _of_others(space: Space, known: Declared, given: Sequence[str]) -> Iterator[str]:
+    """What is wrong with the words beside the space's: options that are none, and those that are missing."""
+    own = [argument(name) for name in space.names]
+    # Behind `--` are words without a name; a word with a space in it is one to argparse.
+    words = itertools.takewhile(lambda word: word != "--", given)
+    names = [word.partition("=")[0] for word in words if word.startswith("-") and " " not in word]
+    for name in dict.fromkeys(names):
+        if name.startswith("--") and name not in own and _meant(name, known) == []:
+            yield f"{name}, which the job gives it, is none of its options"
+    for option in known.options:
+        if option.is_required and not any(_may_be(name, option) for name in (*own, *names)):
+            yield f"{option.names[-1]} is required (line {option.line}), and neither the space nor the job gives it"
+
+
+def _may_be(name: str, option: DeclaredOption) -> bool:
+    """Whether argparse may take a name for this option: it may be shortened, and `-d5` is `-d 5`."""
+    return any(other.startswith(name if name.startswith("--") else name[:2]) for other in option.names)
 
 
 def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:

@@ -72,6 +72,7 @@ def lines(standing: Standing) -> tuple[str, ...]:
     found += [f"Warning: {text}" for text in record.warnings]
     if record.failure is not None:
         found.append(record.failure.message)
+        found += [f"More: {record.failure.see}"] if record.failure.see else []
     return tuple(found)
 
 
