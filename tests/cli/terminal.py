@@ -25,6 +25,10 @@ class Terminal:
 
     def __init__(self, cli: Cli, *words: str) -> None:
         self._master, slave = pty.openpty()
+        # Else each Ctrl-C throws away what was printed and not read yet.
+        modes = termios.tcgetattr(slave)
+        modes[3] |= termios.NOFLSH
+        termios.tcsetattr(slave, termios.TCSANOW, modes)
         self.process = subprocess.Popen(
             cli.argv(*words),
             env=cli.environment,

@@ -13,7 +13,7 @@ from tests.helpers import wait_until
 STAYS = """
 import time
 def computes():
-    return sum(range(20000))
+    return sum(range(1_000_000))
 print("up", flush=True)
 while True:
     computes()

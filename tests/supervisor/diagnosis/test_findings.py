@@ -122,5 +122,9 @@ def test_a_worker_without_memory_is_told_with_what_held_it(found):
     assert "killed by SIGKILL, by the kernel for memory" in told.message
     assert "Rank 1 held 55.0 GiB when it was last seen" in told.message.replace(", when", " when")
     assert "By parallelize's plan: parameters 4.0 GiB" in told.message
+    # The kernel counts for all who use the machine: of a worker so small it was somebody else's that died for memory.
+    killed = {"exit_codes": {0: 143, 1: 137}, "asked": {0: 5.0}, "is_oom": lambda: True}
+    assert report(found(**killed, peaks={1: 22 << 20})).cause == "killed"
+    assert report(found(**killed, peaks={1: 5 << 30})).cause == "memory"
     # Of another failure nothing of it is said.
     assert "held" not in report(found(errors={0: WRONG}, samples=(seen,))).message

@@ -13,7 +13,7 @@ from paceline.job.plan import Launch, RankSlot
 from paceline.runs.failure import FailureReport, logs_command, signal_name
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
-from paceline.supervisor.diagnosis.diagnose import WorkerEnd, worker_report
+from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, worker_report
 from paceline.supervisor.diagnosis.evidence import crash_stack, stalled_text
 from paceline.supervisor.diagnosis.hints import with_hints
 from paceline.supervisor.diagnosis.memory import Sample, memory_text
@@ -27,6 +27,8 @@ _PORT_LINES = 200
 _CRASH_LINES = 400
 #: How mpirun ends its other workers once it has lost one, or a node.
 _BY_LAUNCHER = frozenset({signal.SIGTERM, signal.SIGKILL})
+#: The kernel counts for all who use a machine; a worker that never had so many bytes is not what it killed for memory.
+_SMALL = 64 << 20
 #: What mpirun says of that.
 _LOST_DAEMON = re.compile(r"\b(PRTE|PRRTE|ORTE) has lost communication with a remote daemon")
 
@@ -62,6 +64,12 @@ class Findings:
     def ends(self) -> list[WorkerEnd]:
         """Each worker's end, as far as it is known."""
         return [self._end_of(place) for place in self.launch.places]
+
+    def may_be_oom(self, rank: int) -> bool:
+        """The kernel has killed a process for memory meanwhile, and this worker was large enough to be that process."""
+        # The peak of a worker in a container is that of the program which has started the container.
+        is_small = self.launch.prepared[0].container is None and 0 < self.peaks.get(rank, 0) < _SMALL
+        return self.is_oom() and not is_small
 
     def driver_lines(self) -> tuple[str, ...]:
         """The last lines of this attempt in the driver's log."""
@@ -109,7 +117,7 @@ def report(found: Findings) -> FailureReport | None:
         launch.run_id,
         launch.attempt,
         ends,
-        oom_killed=found.is_oom(),
+        oom_killed=(first := first_failure(ends)) is not None and found.may_be_oom(first.rank),
         disk_full=found.is_disk_full(),
         clash=find_clash(
             launch,
@@ -188,7 +196,7 @@ def lost_nodes(found: Findings) -> Mapping[int, str]:
     }
     ranks = {node.node_rank: [p.rank for p in launch.places if p.node_rank == node.node_rank] for node in launch.nodes}
     gone = [node for node, its in ranks.items() if all(rank in killed for rank in its)]
-    if not gone or found.is_oom():
+    if not gone or any(found.may_be_oom(rank) for node in gone for rank in ranks[node]):
         return found.lost
     if len(gone) == len(ranks):
         # A launcher that has lost one may kill all others.
