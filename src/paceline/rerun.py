@@ -30,13 +30,19 @@ def rerun(
     values: of the job's secrets, in place of what lies at their places.
 
     Raises:
-        RunStateError: the run was not submitted but logged by a program, or is a pipeline.
+        RunStateError: the run was not submitted but logged by a program, or is a pipeline or a sweep.
         UserError, TargetError: as for `paceline.submit.submit`.
     """
     old = read.record(before)
     if old.pipeline is not None:
         raise RunStateError(
             f"run {old.run_id} is a pipeline. Submit it again as you did: its steps that have not changed are not run twice."
+        )
+    if old.sweep is not None:
+        # Its job alone, without a trial's values, is nothing that anybody has run.
+        raise RunStateError(
+            f"run {old.run_id} is a sweep. Ask for further trials, paceline sweep more {old.run_id} --trials N, run one of its "
+            "trials again by its own id, or submit the sweep again as you did."
         )
     if old.job is None or old.snapshot_id is None:
         raise RunStateError(f"run {old.run_id} was not submitted but logged by a program, which alone can run again.")

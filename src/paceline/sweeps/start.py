@@ -25,6 +25,7 @@ from paceline.sweeps.policies.pausing import budget
 from paceline.sweeps.prior import as_trials, keep, known_results
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.results import MORE
+from paceline.sweeps.samplers.samplers import check_own
 from paceline.sweeps.space import Space, argument
 from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
 from paceline.system import locks
@@ -133,6 +134,8 @@ def checked(
     if not taken:
         check_source(job, directory, workspace_dir)
     spec = check_points(job, spec, directory)
+    if ":" in spec.sampler:
+        check_own(spec.sampler, directory)
     results = known_results(spec, workspace_dir / "runs")
     if results and ":" not in spec.sampler:
         Proposals(spec, directory, as_trials(results))  # the sampler itself says whether they are enough

@@ -14,7 +14,7 @@ import paceline as pl
 from paceline.errors import SweepError
 from paceline.runs import states
 from paceline.sweeps.samplers.random_sampler import RandomSampler
-from paceline.sweeps.samplers.samplers import make_sampler
+from paceline.sweeps.samplers.samplers import check_own, make_sampler
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Trial
 
@@ -191,6 +191,22 @@ def test_a_sampler_of_the_users_own_is_found_in_the_source(tmp_path: Any) -> Non
     assert sampler.propose(0, ()) is not None
     with pytest.raises(SweepError, match="can't be loaded"):
         make_sampler("own_sampler_of_mine:none", BRANIN, 0, ("minimize",), source=tmp_path)
+    # What is certainly not there is told by the text alone, before anything starts; what may be there is not.
+    check_own("own_sampler_of_mine:make", tmp_path)
+    check_own("optuna.samplers:TPESampler", tmp_path)
+    for said, name in {
+        "own_sampler_of_mine.py has no 'none'": "own_sampler_of_mine:none",
+        "there is no module 'nowhere_to_be_found'": "nowhere_to_be_found:make",
+    }.items():
+        with pytest.raises(SweepError, match=said):
+            check_own(name, tmp_path)
+    (tmp_path / "odd_sampler_of_mine.py").write_text("from os import *\ndef three(seed):\n    return 3\n")
+    check_own("odd_sampler_of_mine:getcwd", tmp_path)
+    with pytest.raises(SweepError, match="made 3, which is none of Optuna's samplers"):
+        make_sampler("odd_sampler_of_mine:three", BRANIN, 0, ("minimize",), source=tmp_path).propose(0, ())
+    (tmp_path / "broken_sampler_of_mine.py").write_text("1 / 0\n")
+    with pytest.raises(SweepError, match="can't be loaded: ZeroDivisionError"):
+        make_sampler("broken_sampler_of_mine:make", BRANIN, 0, ("minimize",), source=tmp_path)
 
 
 def test_names_that_are_none_are_told() -> None:

@@ -261,7 +261,10 @@ def own(sampler: Any, space: Space, seed: int, goals: Sequence[Goal], prior: Seq
 
     def make(seed: int, _: int) -> Any:
         # Optuna's classes take the seed by name, and some have other arguments before it.
-        return sampler(seed=seed) if is_class else sampler(seed)
+        made = sampler(seed=seed) if is_class else sampler(seed)
+        if not isinstance(made, _optuna().samplers.BaseSampler):
+            raise SweepError(f"the sampler's function {sampler!r} made {made!r}, which is none of Optuna's samplers.")
+        return made
 
     return OptunaSampler(space, seed, goals, make, prior)
 

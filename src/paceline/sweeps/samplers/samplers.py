@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,7 +72,41 @@ def _loaded(name: str, source: Path | None) -> object:
         sys.path.insert(0, str(source))
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
+        # Whatever the user's own module raises, it is the module that can't be loaded.
+        said = str(error) if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: {error}"
         raise SweepError(
-            f"sampler={name!r} can't be loaded: {error}. It is looked for in the sweep's source."
+            f"sampler={name!r} can't be loaded: {said}. It is looked for in the sweep's source."
         ) from error
+
+
+def check_own(name: str, source: Path) -> None:
+    """Refuse a user's own sampler that is certainly not there, by the text of its module, which is not run.
+
+    Raises:
+        SweepError: no such module, or no such name in it.
+    """
+    module, _, attribute = name.partition(":")
+    place = source / module.replace(".", "/")
+    file = next((path for path in (place.with_name(f"{place.name}.py"), place / "__init__.py") if path.is_file()), None)
+    if file is None:
+        # It may be installed where the sweep's controller runs: on this machine, with this interpreter.
+        if importlib.util.find_spec(module.partition(".")[0]) is None:
+            raise SweepError(
+                f"sampler={name!r}: there is no module {module!r} in {str(source)!r}, and none is installed."
+            )
+        return
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise SweepError(f"sampler={name!r}: {file.name} can't be read: {error}.") from None
+    names = {_name_of(node) for node in ast.walk(tree)}
+    if attribute not in names and not names & {"*", "__getattr__"}:
+        raise SweepError(f"sampler={name!r}: {file.name} has no {attribute!r}.")
+
+
+def _name_of(node: ast.AST) -> str | None:
+    """The name that a piece of a module may give it."""
+    if isinstance(node, ast.alias):
+        return node.asname or node.name
+    return getattr(node, "name", None) or getattr(node, "id", None)
