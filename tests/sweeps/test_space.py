@@ -84,5 +84,11 @@ def test_wrong_spaces_and_points_are_told() -> None:
         assert message in str(caught.value), message
 
 
+def test_what_no_record_can_hold_is_told_with_its_name() -> None:
+    for wrong in (float("nan"), pl.uniform, {1, 2}):
+        with pytest.raises(SweepError, match=r"^model\.lr: .* can't be written as JSON"):
+            Space({"model": {"lr": wrong}})
+
+
 def test_names_are_arguments() -> None:
     assert [argument(name) for name in ("lr", "--lr", "-b", "model.layers")] == ["--lr", "--lr", "-b", "--model.layers"]

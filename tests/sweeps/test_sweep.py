@@ -254,6 +254,12 @@ def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None
         "switches are arguments": lambda: pl.Sweep(
             estimator, {"x": True}, metric="score", switches=["x"], pass_as="environment"
         ),
+        "3 is no name of a hyperparameter": lambda: pl.Sweep(estimator, space, metric="score", switches=[3]),  # type: ignore[list-item]
+        "switches=3 is no list": lambda: pl.Sweep(estimator, space, metric="score", switches=3),  # type: ignore[arg-type]
+        "points: 0.5 is no point": lambda: pl.Sweep(estimator, space, metric="score", points=[0.5]),  # type: ignore[list-item]
+        "points=0.5 is no list": lambda: pl.Sweep(estimator, space, metric="score", points=0.5),  # type: ignore[arg-type]
+        "stop=ASHA is a class. Make a policy of it": lambda: pl.Sweep(estimator, space, metric="score", stop=pl.ASHA),  # type: ignore[arg-type]
+        "repeats='no'": lambda: pl.Sweep(estimator, space, metric="score", repeats="no"),  # type: ignore[arg-type]
         "'--x/' is neither --name nor": lambda: pl.Sweep(estimator, {"x": True}, metric="score", switches=["--x/"]),
         "max_duration_seconds": lambda: pl.Sweep(estimator, space, metric="score", max_duration_seconds="soon"),
     }
@@ -261,6 +267,9 @@ def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None
         with pytest.raises(SweepError) as caught:
             make()
         assert message in str(caught.value), message
+    # One that stands alone is a list of one.
+    alone = pl.Sweep(estimator, {"x": True}, metric="score", points={"x": True}, switches="x").spec()  # type: ignore[arg-type]
+    assert (alone.points, alone.switches) == (({"x": True},), ("--x",))
     experiment = pl.Experiment(pl.Workspace(tmp_path / ".paceline"), "tuned")
     sweep = pl.Sweep(pl.Estimator(tmp_path, entry_script="train.py", compute_target="lab"), space, metric="score")
     with pytest.raises(pl.errors.TargetError, match="lab"):

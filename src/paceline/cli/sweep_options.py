@@ -15,7 +15,7 @@ from paceline.sweeps.points import as_switch
 from paceline.sweeps.policies.policies import parse_policy
 from paceline.sweeps.samplers.samplers import check_sampler
 from paceline.sweeps.space import Space
-from paceline.sweeps.spec import SweepSpec, objectives
+from paceline.sweeps.spec import SweepSpec, listed, objectives
 from paceline.system import durations
 
 # These have words of their own below, but for --yaml, which a sweep has not.
@@ -131,12 +131,12 @@ def spec(
     stop = given["stop"] or found.get("stop")
     found["stop"] = parse_policy(str(stop)) if stop else None
     # All of them are tried, the file's first.
-    found["points"] = tuple(found.get("points") or ()) + tuple(_point(text) for text in given["point"] or ())
+    found["points"] = listed("points", found.get("points") or ()) + tuple(_point(text) for text in given["point"] or ())
     # Drawn once and kept with the sweep: a controller that takes over proposes as the one before it did.
-    runs = given["warm_start"] or found.get("warm_start") or ()
-    found["warm_start"] = tuple(former(str(run)) for run in _listed(runs))
-    switches = given["switch"] or found.get("switches") or ()
-    found["switches"] = tuple(as_switch(str(name)) for name in _listed(switches))
+    runs = listed("warm_start", given["warm_start"] or found.get("warm_start") or ())
+    found["warm_start"] = tuple(former(str(run)) for run in runs)
+    switches = listed("switches", given["switch"] or found.get("switches") or ())
+    found["switches"] = tuple(as_switch(str(name)) for name in switches)
     found.setdefault("seed", secrets.randbelow(1 << 31))
     try:
         made = SweepSpec(**found)
@@ -169,11 +169,6 @@ def _judge(given: Mapping[str, Any], found: dict[str, Any]) -> None:
     if not found.get("metric"):
         raise SweepError("say by which metric trials are judged: --metric NAME, as the script logs it.")
     found |= objectives(found["metric"], found.get("goal", "maximize"))
-
-
-def _listed(words: Any) -> Any:
-    """A file's word that stands alone is a list of one."""
-    return words if isinstance(words, (list, tuple)) else [words]
 
 
 def _params(given: list[str] | None) -> dict[str, str]:

@@ -118,8 +118,16 @@ def check_switches(switches: Sequence[str], pass_as: str, space: Space) -> None:
             )
 
 
-def as_switch(name: str) -> str:
-    """A switch as it is kept, with its dashes: `--amp` of amp, `--amp/--no-amp` of amp/no-amp."""
+def as_switch(name: object) -> str:
+    """A switch as it is kept, with its dashes: `--amp` of amp, `--amp/--no-amp` of amp/no-amp.
+
+    Raises:
+        SweepError: it is no name.
+    """
+    if not isinstance(name, str):
+        raise SweepError(
+            f"switches: {name!r} is no name of a hyperparameter. Give such as '--amp' or '--amp/--no-amp'."
+        )
     word, slash, off = name.partition("/")
     return f"{argument(word)}/{argument(off)}" if slash and off else f"{argument(word)}{slash}"
 

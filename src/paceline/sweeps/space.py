@@ -180,7 +180,10 @@ def _dimensions(parts: Mapping[str, Any], above: str, branch: str) -> tuple[Dime
             branches = tuple(_dimensions(option, whole, f"{key}[{n}]/") for n, option in enumerate(part.options))
             found.append(Dimension(key, whole, part, branches))
         else:
-            expression = part if isinstance(part, Expression) else Fixed(part)
+            try:
+                expression = part if isinstance(part, Expression) else Fixed(part)
+            except SweepError as error:
+                raise SweepError(f"{whole}: {error}") from None
             found.append(Dimension(key, whole, expression))
     return tuple(found)
 

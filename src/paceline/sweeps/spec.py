@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
@@ -80,6 +80,13 @@ class SweepSpec:
                 raise SweepError(f"goal={goal!r}: write 'maximize' or 'minimize'.")
             if self.metrics.count(metric) > 1:
                 raise SweepError(f"the metric {metric!r} is there twice.")
+        # A class has its methods too, and would be taken for a policy.
+        if isinstance(self.stop, type):
+            raise SweepError(
+                f"stop={self.stop.__name__} is a class. Make a policy of it: stop=pl.{self.stop.__name__}(...)."
+            )
+        if not isinstance(self.repeats, bool):
+            raise SweepError(f"repeats={self.repeats!r}: write True or False.")
         if self.further and self.stop is not None:
             raise SweepError(
                 f"stop={self.stop!r} with {len(self.metrics)} metrics: policies judge trials by one. Leave stop out, or give one "
@@ -117,6 +124,8 @@ class SweepSpec:
         check_way(self.pass_as, self.space)
         check_switches(self.switches, self.pass_as, self.space)
         for point in self.points:
+            if not isinstance(point, Mapping):
+                raise SweepError(f"points: {point!r} is no point. Give a list of mappings, such as [{{'--lr': 0.01}}].")
             self.space.chosen(point)
 
     @property
@@ -169,6 +178,19 @@ def objectives(metric: object, goal: object) -> dict[str, Any]:
             f"metric={list(metric)!r} with goal={goal!r}: give one goal for each metric, such as goal=['maximize', 'minimize']."
         )
     return {"metric": metric[0], "goal": goals[0], "further": tuple(zip(metric[1:], goals[1:], strict=True))}
+
+
+def listed(name: str, given: object) -> tuple[Any, ...]:
+    """Several of something, of which one may stand alone.
+
+    Raises:
+        SweepError: it is neither a list nor one of these.
+    """
+    if isinstance(given, (str, Mapping)):
+        return (given,)
+    if not isinstance(given, Iterable):
+        raise SweepError(f"{name}={given!r} is no list.")
+    return tuple(given)
 
 
 def _check_count(name: str, value: object, most: int) -> None:

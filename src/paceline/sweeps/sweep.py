@@ -17,7 +17,7 @@ from paceline.sweeps.points import ARGUMENTS, as_switch
 from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.samplers.samplers import check_sampler
 from paceline.sweeps.space import Space
-from paceline.sweeps.spec import SweepSpec, objectives
+from paceline.sweeps.spec import SweepSpec, listed, objectives
 from paceline.sweeps.start import submit_sweep
 from paceline.sweeps.trial import Goal
 from paceline.system import durations
@@ -101,12 +101,12 @@ class Sweep:
             sampler=self.sampler,
             seed=self.seed if self.seed is not None else 0,
             stop=self.stop,
-            points=tuple(self.points),
+            points=listed("points", self.points),
             max_failures=self.max_failures,
             max_duration_seconds=limit,
             repeats=self.repeats,
             pass_as=self.pass_as,
-            switches=tuple(map(as_switch, [self.switches] if isinstance(self.switches, str) else self.switches)),
+            switches=tuple(map(as_switch, listed("switches", self.switches))),
             array_size=self.array_size,
             controller=self.controller,
             warm_start=tuple(_id(run) for run in (former if isinstance(former, (list, tuple)) else (former,))),

@@ -158,7 +158,8 @@ def _wrong(option: DeclaredOption, given: Any, known: Declared) -> str | None:
     try:
         value: Any = {"int": int, "float": float, "str": str, "bool": bool}[option.type](text)
     except ValueError:
-        return f"{text} is no {option.type}, which is its type ({at})"
+        one = "; to try one at a time, give choice()" if isinstance(given, (list, tuple)) else ""
+        return f"{text} is no {option.type}, which is its type ({at}){one}"
     if option.choices is not None and value not in option.choices:
         shown = ", ".join(str(choice) for choice in option.choices[:20])
         return f"{text} is none of its choices {shown} ({at})"
