@@ -11,6 +11,7 @@ from paceline.runs import states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.sweeps import ending
+from paceline.sweeps.__main__ import _more_is_asked
 from paceline.sweeps.results import MORE
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
@@ -71,6 +72,9 @@ def test_trials_without_the_metric_end_a_sweep_and_count_anew_with_more(tmp_path
     for number in range(3):
         add_trial(folder, number, {"x": 0.5}, (1.0,), metric="other", chosen={"x": 0.5})
     assert "3 trials have ended, and none has logged the primary metric" in str(wanted(folder))
+    # As the controller finds it that has just written the end.
+    assert not _more_is_asked(folder)
     write_json(folder.path / MORE, {"trials": 5})
-    count_anew(folder)
+    assert _more_is_asked(folder)
+    assert store.stored(folder).sweep["trials"] == 8  # type: ignore[index]
     assert wanted(folder) is None
