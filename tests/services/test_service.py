@@ -163,6 +163,8 @@ def test_the_keys(workspace: Workspace, source: Path) -> None:
     assert [status(key) for key in (primary, secondary, None, "x" * len(primary))] == [200, 200, 401, 401]
     assert service.run({"x": [1]})["y"] == [2]  # with the key, by itself
     new = service.regen_key("primary")
+    # At once, whether the server has it yet or not.
+    assert service.run({"x": [1]})["y"] == [2]
     assert service.get_keys() == (new, secondary)
     wait_until(lambda: status(new) == 200, "the new key is good")
     assert [status(primary), status(secondary)] == [401, 200]

@@ -49,10 +49,12 @@ _END_S = 60.0
 
 @dataclass
 class _Served:
-    """A run that serves a revision. port: of the server on its node, once it is known. forward: ssh, which leads there."""
+    """A run that serves a revision. keys_time: of the keys that it was given (`keys.changed_ns`). port: of the server on its
+    node, once it is known. forward: ssh, which leads there."""
 
     tag: str
     folder: RunFolder
+    keys_time: int
     record: RunRecord | None = None
     port: int | None = None
     node: str | None = None
@@ -65,6 +67,9 @@ class _Served:
 
 class AwayServer:
     """Stands for `paceline.services.server.Server` where the target is another machine."""
+
+    #: A run has its keys from its start: for new ones there has to be another.
+    takes_keys = False
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket, target: str) -> None:
         self._folder, self._target = folder, target
@@ -127,7 +132,7 @@ class AwayServer:
         """Nothing to be done: the present run was not told of the other revision."""
 
     def reload(self) -> None:
-        """Nothing to be done: a run has its keys from its start, and new ones with the next revision."""
+        """Nothing to be done: a run has all that it needs from its start."""
 
     def state(self) -> dict[str, Any]:
         present = self._present
@@ -200,7 +205,10 @@ class AwayServer:
 
     def _remember(self) -> None:
         if self._present is not None:
-            write_json(self._memory, {"run_id": self._present.folder.run_id, "tag": self._present.tag})
+            self._write_memory(self._present)
+
+    def _write_memory(self, served: _Served) -> None:
+        write_json(self._memory, {"run_id": served.folder.run_id, "tag": served.tag, "keys": served.keys_time})
 
     def _adopted(self, tag: str, revision: Revision, workers: int) -> _Served | None:
         """The run of a supervisor before this one, if it serves this revision still; else it is canceled."""
@@ -216,17 +224,18 @@ class AwayServer:
         is_same = known["tag"].split(".")[0] == str(revision.number) and ("--workers", str(workers)) == tuple(
             words[-2:]
         )
-        if record.is_terminal or not is_same:
+        keys_time = keys.changed_ns(self._folder)
+        if record.is_terminal or not is_same or known.get("keys", keys_time) != keys_time:
             if not record.is_terminal:
                 read.request_cancel(folder, by=f"service {self._folder.name}")
             return None
-        return _Served(tag, folder)
+        return _Served(tag, folder, keys_time)
 
     def _submitted(self, tag: str, record: ServiceRecord, revision: Revision, workers: int) -> _Served:
         spec = revise.as_asked(self._folder, revision)
         if spec.source_directory is not None:
             spec = replace(spec, source_directory=str(self._folder.revision(revision.number).source))
-        place = self._folder.path / "submitted"
+        place, keys_time = self._folder.path / "submitted", keys.changed_ns(self._folder)
         shutil.rmtree(place, ignore_errors=True)
         try:
             package(self._folder.workspace_dir, spec, place, name=self._folder.name, workers=workers, elsewhere=True)
@@ -240,9 +249,9 @@ class AwayServer:
             )
         finally:
             shutil.rmtree(place, ignore_errors=True)
-        served = _Served(tag, run)
+        served = _Served(tag, run, keys_time)
         if self._present is None:
-            write_json(self._memory, {"run_id": run.run_id, "tag": tag})
+            self._write_memory(served)
         return served
 
     def _job(self, record: ServiceRecord, revision: Revision, workers: int) -> Job:

@@ -38,6 +38,14 @@ def read(folder: ServiceFolder) -> tuple[str, str]:
     return found["primary"], found["secondary"]
 
 
+def changed_ns(folder: ServiceFolder) -> int:
+    """When the keys were last changed; 0 where there are none."""
+    try:
+        return folder.keys.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def change(folder: ServiceFolder, which: str, value: str | None = None) -> str:
     """Replace one key, by a new one unless it is given; the key. Within `store.asking`.
 

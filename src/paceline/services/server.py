@@ -51,6 +51,8 @@ class Server:
         """The processes that this one has started."""
         return set() if self._process is None else {self._process.pid}
 
+    #: Whether `reload` is all that it needs for new keys.
+    takes_keys = True
     #: Of a server on another machine: its run, and where that is.
     run_id: str | None = None
     note: str | None = None

@@ -206,10 +206,16 @@ class Service:
             raise ServiceError(f"service {self.name!r} is stopped. `paceline service start {self.name}` starts it.")
         if record.state == states.FAILED or record.scoring_uri is None:
             raise ServiceError(f"service {self.name!r} has not been served yet: {record.failure or record.state}")
-        key = keys.read(self._folder)[0] if record.has_keys else None
         uri, certificate = record.scoring_uri, record.tls_cert
+        primary, secondary = keys.read(self._folder) if record.has_keys else (None, None)
         try:
-            return client.call(uri, input_data, key=key, timeout_s=timeout_s, certificate=certificate)
+            try:
+                return client.call(uri, input_data, key=primary, timeout_s=timeout_s, certificate=certificate)
+            except ServiceFailedError as error:
+                if error.status != 401 or secondary is None:
+                    raise
+                # The server takes a new key a moment after it was made; on another machine, once a server there has it.
+                return client.call(uri, input_data, key=secondary, timeout_s=timeout_s, certificate=certificate)
         except ServiceFailedError as error:
             if error.status is None or error.status < 500:
                 raise

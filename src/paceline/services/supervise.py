@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from paceline.errors import PacelineError
 from paceline.runs import store as runs_store
-from paceline.services import states, store
+from paceline.services import keys, states, store
 from paceline.services.away import AwayServer
 from paceline.services.folder import ServiceFolder
 from paceline.services.log import shorten
@@ -68,7 +68,7 @@ class Supervisor:
         self.ready_s: float | None = None
         self.next_start_s = 0.0
         self.next_shorten_s = 0.0
-        self.keys_time = self._keys_time()
+        self.keys_time = keys.changed_ns(self.folder)
         record = store.stored(folder)
         is_here = record.target == configured.LOCAL
         self.server: Server | AwayServer = (
@@ -249,15 +249,12 @@ class Supervisor:
         state = states.HEALTHY if is_ready else states.UNHEALTHY
         if state != self.record.state:
             self.record = store.change(self.folder, self.record, state=state)
-        if (changed := self._keys_time()) != self.keys_time:
+        if (changed := keys.changed_ns(self.folder)) != self.keys_time:
             self.keys_time = changed
-            self.server.reload()
-
-    def _keys_time(self) -> int:
-        try:
-            return self.folder.keys.stat().st_mtime_ns
-        except OSError:
-            return 0
+            if self.server.takes_keys:
+                self.server.reload()
+            elif self.record.revision is not None:
+                self._begin(self.record.revision, self.record.workers or 1, None)
 
     def _tidy(self) -> None:
         # Orphans come to this process. Its own children are waited for by whoever has started them, with their exit codes.

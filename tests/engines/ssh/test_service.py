@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,16 @@ def workspace(ssh_network: Hosts, tmp_path: Path) -> Iterator[Workspace]:
         service.delete()
     wait_until(lambda: not ssh_network.processes(host), "nothing runs on the host", 40)
     ssh_network.run(host, ["rm", "-rf", "/tmp/paceline-root/runs"])
+
+
+def _status(uri: str, key: str) -> int:
+    request = urllib.request.Request(uri, b'{"x": []}', {"Authorization": f"Bearer {key}"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
 
 
 def test_a_service_on_a_host(ssh_network: Hosts, workspace: Workspace, tmp_path: Path) -> None:
@@ -74,6 +86,14 @@ def test_a_service_on_a_host(ssh_network: Hosts, workspace: Workspace, tmp_path:
         assert service.run({"x": [1]})["y"] == [3]
         with pytest.raises(RuntimeError, match=r"none_such(.|\n)*Revision 2 goes on being served"):
             service.update(entry_script=source / "bad.py")
+        # A new key comes by another run of the same revision, and nobody sees anything of that.
+        served = service.record().run_id
+        old, (new, other) = service.get_keys()[0], (service.regen_key("primary"), service.get_keys()[1])
+        assert service.run({"x": [1]})["y"] == [3]
+        wait_until(lambda: service.record().run_id != served, "another run serves it", 120)
+        uri = str(service.scoring_uri)
+        assert [_status(uri, key) for key in (new, other, old)] == [200, 200, 401]
+        assert service.record().revision == 2
     finally:
         is_over.set()
         for each in clients:
