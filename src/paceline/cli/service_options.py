@@ -113,8 +113,10 @@ def variables(words: Sequence[str] | None) -> dict[str, str]:
     """The variables of these words; those without a value have the shell's.
 
     Raises:
-        ServiceError: the shell has none of such a name.
+        ServiceError: the shell has none of such a name, or it can be none.
     """
+    from paceline.services.asked import as_variables
+
     found = {}
     for word in words or ():
         name, equals, value = word.partition("=")
@@ -123,7 +125,7 @@ def variables(words: Sequence[str] | None) -> dict[str, str]:
                 raise ServiceError(f"--env {name}: the shell has no such variable. Write --env {name}=VALUE.")
             value = os.environ[name]
         found[name] = value
-    return found
+    return as_variables(found)
 
 
 def environment(given: Mapping[str, Any]) -> EnvironmentSpec | None:

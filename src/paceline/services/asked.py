@@ -101,7 +101,7 @@ def as_variables(values: Mapping[str, Any] | None) -> dict[str, str]:
     for name, value in texts.items():
         if not name or "=" in name or "\0" in name + value:
             raise ServiceError(
-                f"environment variable {name!r}: a name has no '=' in it, and neither has a NUL character."
+                f"environment variable {name!r}: a name has a character or more, no '=', and no NUL, which no value has either."
             )
     return texts
 

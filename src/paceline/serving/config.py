@@ -120,8 +120,8 @@ class ServerConfig:
             raise ServingError("tls_cert and tls_key go together: give both files, or neither.")
         if self.listen_fd is None and self.keys_file is None and not is_loopback(self.host):
             raise ServingError(
-                f"host={self.host!r} can be reached from other machines, and no keys_file says who may ask. Give keys, or "
-                "listen at 127.0.0.1."
+                f"host={self.host!r} can be reached from other machines, and no keys_file says who may ask. Give keys "
+                "(--keys FILE), or listen at 127.0.0.1."
             )
         if self.entry_script is not None and self.source_dir is None:
             raise ServingError(f"entry_script={self.entry_script!r} without source_dir, the folder that holds it.")

@@ -224,6 +224,12 @@ def test_each_request_has_a_line_with_its_id(server):
         time.sleep(0.05)
     line = next(line for line in server.log.splitlines() if "my-own-id" in line)
     assert " POST /score 200 11 " in line
+    # One that is refused, too, with the size of what it was told.
+    refused = server.score("x" * 2_000_000, headers={"x-request-id": "refused-id"})
+    while "refused-id" not in server.log and time.monotonic() < deadline:
+        time.sleep(0.05)
+    line = next(line for line in server.log.splitlines() if "refused-id" in line)
+    assert f" POST /score {refused.status_code} {len(refused.content)} " in line
 
 
 def test_metrics_are_counted(server):

@@ -209,7 +209,8 @@ class App:
         began: float,
     ) -> None:
         body = in_words_of(scope["path"], error(refused.status, refused.message).body)
-        headers = [_JSON, *ids, (b"content-length", b"%d" % len(body)), *refused.headers]
+        size = len(body)
+        headers = [_JSON, *ids, (b"content-length", b"%d" % size), *refused.headers]
         if self.is_draining or refused.unread:
             headers.append(_CLOSE)
         await send({"type": "http.response.start", "status": refused.status, "headers": headers})
@@ -224,7 +225,7 @@ class App:
             body = b""
         await send({"type": "http.response.body", "body": body})
         name = scope["path"] if scope["path"] in ("/score", "/metrics") else "other"
-        self._note(scope, refused.status, len(body), began, ids, name, None)
+        self._note(scope, refused.status, size, began, ids, name, None)
 
     async def _other(
         self, scope: Scope, receive: Receive, send: Send, ids: list[tuple[bytes, bytes]], began: float
