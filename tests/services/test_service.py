@@ -262,7 +262,7 @@ def test_variables_reach_the_script_and_are_shown_to_nobody_else(workspace: Work
         ({"speed": 3}, "There are max_batch, max_queue"),
         ({"environment": "conda"}, "is no Environment"),
         ({"environment": Environment(docker_image="python:3.12")}, "paceline package"),
-        ({"environment_variables": {"A=B": 1}}, "has no '=' in it"),
+        ({"environment_variables": {"A=B": 1}}, "a name has a character or more, no '='"),
         ({"target": "nowhere"}, "nowhere"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

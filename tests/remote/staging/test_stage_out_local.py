@@ -38,14 +38,14 @@ from paceline.runs.folder import RunFolder
 
 put = upload._put_file
 upload._AT_ONCE = 1
-def put_one(store, file, path):
+def put_one(store, file, path, by_content):
     if not left:
         target = store.local(path)
         target.parent.mkdir(exist_ok=True)
         target.with_name(f"{upload._MARK}-half").write_text("on")
         os.kill(os.getpid(), signal.SIGKILL)
     left.pop()
-    put(store, file, path)
+    put(store, file, path, by_content)
 left = [None] * int(sys.argv[2])
 upload._put_file = put_one
 settle(RunFolder(Path(sys.argv[1])))
