@@ -272,7 +272,7 @@ def _every_view(session: Session, *, good: str, pair: str, bad: str, sweep: str)
     assert page.title() != "owned"
     # Names that are markup are words.
     session.open("/?q=words")
-    assert "<script>" in page.locator("#rows tr").first.inner_text()
+    assert "<script>" in page.locator("#rows tr").first.text_content()
 
 
 def _keyboard(session: Session, good: str) -> None:
@@ -359,7 +359,8 @@ def _live(session: Session, live: str, outputs: Path) -> None:
     page = session.page
     session.open("/")
     row = page.locator(f"tr[data-run='{live}']")
-    assert "Running" in row.inner_text()
+    # Not its inner_text: that of a row which is not laid out yet is empty.
+    assert "Running" in row.text_content()
     session.open(f"/runs/{live}")
     session.wait_drawn("loss", 5)
     page.wait_for_selector("#log .line:has-text('first line')")
@@ -422,4 +423,4 @@ def _actions(session: Session, good: str, live: str) -> None:
     # The state changes under one's eyes, to the end.
     page.wait_for_selector("#head[data-status='Canceled']")
     session.open("/")
-    assert "Canceled" in page.locator(f"tr[data-run='{live}']").inner_text()
+    assert "Canceled" in page.locator(f"tr[data-run='{live}']").text_content()
