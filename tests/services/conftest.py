@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,3 +90,14 @@ def free_port() -> int:
     """A port of this machine that nobody listens at."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def status_with(key: str | None, uri: str) -> int:
+    """The status by which a service answers a request with this key."""
+    request = urllib.request.Request(uri, b'{"x": []}', {"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code

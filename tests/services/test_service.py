@@ -8,8 +8,6 @@ import os
 import socket
 import stat
 import threading
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from paceline.system import processes
 from paceline.workspace import Workspace
 from tests.environments.wheels import make_wheel
 from tests.helpers import wait_until, write_tree
-from tests.services.conftest import SCRIPT, deployed
+from tests.services.conftest import SCRIPT, deployed, status_with
 
 BROKEN = "def init():\n    raise RuntimeError('no weights')\n\ndef run(data):\n    return 1\n"
 
@@ -152,13 +150,7 @@ def test_the_keys(workspace: Workspace, source: Path) -> None:
     uri, (primary, secondary) = str(service.scoring_uri), service.get_keys()
 
     def status(key: str | None) -> int:
-        request = urllib.request.Request(uri, b'{"x": []}', {"Authorization": f"Bearer {key}"} if key else {})
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code
+        return status_with(key, uri)
 
     assert [status(key) for key in (primary, secondary, None, "x" * len(primary))] == [200, 200, 401, 401]
     assert service.run({"x": [1]})["y"] == [2]  # with the key, by itself

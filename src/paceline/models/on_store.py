@@ -95,8 +95,11 @@ def push(
             progress,
             by_content=True,
         )
-        infos = _contents(store, to, path)
-        if short := [file.name for file in record.files if not _is_whole(store, infos, file, verify)]:
+        # Those that were whole have been read already.
+        infos = _contents(store, to, path) if wanted else {}
+        if short := [
+            one.name for one in record.files if one.sha256 in wanted and not _is_whole(store, infos, one, verify)
+        ]:
             raise TransferError(f"{short[0]!r} of model {record.id} is not whole in {store.title}. Push again.")
         notes = registry.notes_of(workspace_dir, record)
         content = {**record.to_json(), "notes": asdict(notes)}

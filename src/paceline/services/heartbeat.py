@@ -14,17 +14,18 @@ SILENT_S = 60.0
 
 
 class Heartbeat:
-    """A pipe to one server. fd: the end that the server writes into, to be handed on to it."""
+    """A pipe to one server. fd: the number of the end that the server writes into, there too once it is handed on."""
 
     def __init__(self) -> None:
         self._read_fd, self.fd = os.pipe()
+        self._open = [self._read_fd, self.fd]
         os.set_blocking(self._read_fd, False)
         self._heard_s: float | None = None
 
     def handed_on(self) -> None:
         """The server has its end now."""
-        self._close(self.fd)
-        self.fd = -1
+        self._open.remove(self.fd)
+        os.close(self.fd)
 
     def is_silent(self) -> bool:
         """True where the server has moved before, and not for `SILENT_S`."""
@@ -34,11 +35,5 @@ class Heartbeat:
         return self._heard_s is not None and time.monotonic() - self._heard_s > SILENT_S
 
     def close(self) -> None:
-        for fd in (self._read_fd, self.fd):
-            self._close(fd)
-        self._read_fd = self.fd = -1
-
-    @staticmethod
-    def _close(fd: int) -> None:
-        if fd >= 0:
-            os.close(fd)
+        while self._open:
+            os.close(self._open.pop())

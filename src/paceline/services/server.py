@@ -40,7 +40,6 @@ class Server:
         self._log_start = 0
         self._drain_s = 30.0
         self._heartbeat: Heartbeat | None = None
-        self._beat_fd = -1
 
     @property
     def is_up(self) -> bool:
@@ -74,7 +73,6 @@ class Server:
         if self._heartbeat is not None:  # of a start that came to nothing
             self._heartbeat.close()
         self._heartbeat = Heartbeat()
-        self._beat_fd = self._heartbeat.fd
         self.keep(tag, record, revision, workers, setup)
         self._log_start = folder.log.stat().st_size if folder.log.exists() else 0
         let_in(self._listener)
@@ -85,7 +83,7 @@ class Server:
             # Not the script's folder: its modules may have the names of the library's.
             cwd=folder.server,
             stdin=subprocess.DEVNULL,
-            pass_fds=(self._listener.fileno(), self._beat_fd),
+            pass_fds=(self._listener.fileno(), self._heartbeat.fd),
             # A group of its own, by which what is left of it is found when it was killed.
             start_new_session=True,
             # SIGTERM: the requests in its hands are answered still.
@@ -111,7 +109,7 @@ class Server:
             host=record.host,
             port=record.port,
             listen_fd=self._listener.fileno(),
-            beat_fd=self._beat_fd,
+            beat_fd=None if self._heartbeat is None else self._heartbeat.fd,
             keys_file=str(folder.keys) if record.has_keys else None,
             tls_cert=record.tls_cert,
             tls_key=record.tls_key,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from paceline.controlling import canceling
 from paceline.runs import states, store
@@ -12,9 +13,11 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import parse_utc, utc_now
 from paceline.supervisor.logs import say
 from paceline.sweeps import causes, continuing, results
+from paceline.sweeps.causes import Cause
 from paceline.sweeps.children import all_runs
 from paceline.sweeps.pictures import run as pictures
 from paceline.sweeps.sweep_state import SweepState
+from paceline.sweeps.trial import Trial
 from paceline.system.files import read_json
 
 #: Completed trials without the primary metric, and none with it, that end a sweep.
@@ -31,7 +34,8 @@ def wanted(sweep: SweepState) -> str | None:
     # It goes through all trials, and between two of their changes nothing new comes of it.
     if sweep.judged != (sweep.changes, sweep.is_done):
         sweep.judged = sweep.changes, sweep.is_done
-        sweep.failure = _failure(sweep)
+        found = _failure(sweep)
+        sweep.failure = None if found is None else found.text
     return sweep.failure
 
 
@@ -50,9 +54,8 @@ def write(sweep: SweepState) -> None:
         by = (read_json(sweep.folder.cancel_request) or {}).get("by", "unknown")
         _close(sweep, states.CANCELED, exit_code=EXIT_CANCELED, canceled_by=str(by))
     elif failure:
-        failed = [trial for trial in sweep.trials if trial.status == states.FAILED]
-        see = causes.common(sweep, failed).see
-        _close(sweep, states.FAILED, exit_code=1, failure=FailureReport(cause="trials", message=failure, see=see))
+        report = FailureReport(cause="trials", message=failure.text, see=failure.see)
+        _close(sweep, states.FAILED, exit_code=1, failure=report)
     else:
         # Also a sweep that has come to its time limit: it has done what it could in the time that it was given.
         _close(sweep, states.COMPLETED, exit_code=0)
@@ -74,22 +77,28 @@ def _close(sweep: SweepState, status: str, **changes: object) -> None:
     say(f"the sweep is {status}")
 
 
-def _failure(sweep: SweepState) -> str | None:
+def _failure(sweep: SweepState) -> Cause | None:
     # What ended the sweep before it was asked for more does not end it again.
     counted = sweep.trials[sweep.spec.counted_from :]
     failed = [trial for trial in counted if trial.status == states.FAILED]
     most = sweep.spec.max_failures
     if most is not None and len(failed) >= most:
-        return f"{len(failed)} trials have failed, and max_failures is {most}. {causes.common(sweep, failed).text}"
+        return _because(f"{len(failed)} trials have failed, and max_failures is {most}.", sweep, failed)
     completed = [trial for trial in counted if trial.status == states.COMPLETED]
     # The 3 is lowered for a sweep of one or two trials, which could never come to three.
     if len(completed) >= min(_WITHOUT_METRIC, sweep.spec.trials) and not any(
         all(trial.curves) for trial in sweep.trials
     ):
-        return f"{len(completed)} trials have ended, and none has logged the primary metric. {sweep.no_metric(completed[0])}"
+        hint = sweep.no_metric(completed[0])
+        return Cause(text=f"{len(completed)} trials have ended, and none has logged the primary metric. {hint}")
     if nothing := continuing.without_checkpoints(sweep):
-        return nothing
+        return Cause(text=nothing)
     # While trials run one of them may still complete.
     if failed and sweep.is_done and not sweep.live and all(trial.status == states.FAILED for trial in sweep.trials):
-        return f"all trials have failed. {causes.common(sweep, sweep.trials).text}"
+        return _because("all trials have failed.", sweep, sweep.trials)
     return None
+
+
+def _because(text: str, sweep: SweepState, failed: Sequence[Trial]) -> Cause:
+    common = causes.common(sweep, failed)
+    return dataclasses.replace(common, text=f"{text} {common.text}")

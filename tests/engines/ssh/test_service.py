@@ -6,8 +6,6 @@ import os
 import signal
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from paceline.targets.configured import Configured, add
 from paceline.workspace import Workspace
 from tests.engines.hosts import Hosts
 from tests.helpers import wait_until, write_tree
-from tests.services.conftest import SCRIPT, supervisors
+from tests.services.conftest import SCRIPT, status_with, supervisors
 
 WHERE = SCRIPT.replace('"pid": os.getpid()', '"host": __import__("socket").gethostname()')
 
@@ -37,16 +35,6 @@ def workspace(ssh_network: Hosts, tmp_path: Path) -> Iterator[Workspace]:
         service.delete()
     wait_until(lambda: not ssh_network.processes(host), "nothing runs on the host", 40)
     ssh_network.run(host, ["rm", "-rf", "/tmp/paceline-root/runs"])
-
-
-def _status(uri: str, key: str) -> int:
-    request = urllib.request.Request(uri, b'{"x": []}', {"Authorization": f"Bearer {key}"})
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code
 
 
 def test_a_service_on_a_host(ssh_network: Hosts, workspace: Workspace, tmp_path: Path) -> None:
@@ -92,7 +80,7 @@ def test_a_service_on_a_host(ssh_network: Hosts, workspace: Workspace, tmp_path:
         assert service.run({"x": [1]})["y"] == [3]
         wait_until(lambda: service.record().run_id != served, "another run serves it", 120)
         uri = str(service.scoring_uri)
-        assert [_status(uri, key) for key in (new, other, old)] == [200, 200, 401]
+        assert [status_with(key, uri) for key in (new, other, old)] == [200, 200, 401]
         assert service.record().revision == 2
     finally:
         is_over.set()

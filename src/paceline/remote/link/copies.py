@@ -18,7 +18,6 @@ from paceline.system.files import read_json
 #: So far apart may the clocks of two nodes be, and the writing of two parts of one checkpoint.
 _CLOCKS_NS = 60 * 10**9
 
-
 #: A run's folder -> names of checkpoints that its scripts have removed, as far as this process has heard of it.
 _REMOVED: dict[str, set[str]] = {}
 
