@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.engines.conftest import require_module
 
 SCRIPT = """
@@ -129,7 +130,8 @@ def _script(cli: Any, *, loss: str = MEAN, strategy: str = "DataParallel()", epo
 
 
 def _checked(cli: Any, *words: str) -> tuple[int, str]:
-    process = cli.start("check", *words)
+    # Each starts three to five processes that would load torch and what its first optimizer loads.
+    process = cli.start("check", *words, env=forked.environment())
     out, error = process.communicate(timeout=900)
     assert "Traceback" not in error
     return process.returncode, out

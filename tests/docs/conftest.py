@@ -14,6 +14,7 @@ import pytest
 from paceline.errors import LauncherError
 from paceline.launchers.mpi import find_open_mpi
 from tests.docs.pages import ROOT
+from tests.forked import fork_scripts
 
 #: Read before a fixture takes the variable away.
 _REQUIRED = bool(os.environ.get("PACELINE_REQUIRE_ENGINES"))
@@ -27,6 +28,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(ROOT / "examples", copy / "examples", ignore=shutil.ignore_patterns("__pycache__", "outputs"))
     monkeypatch.chdir(copy)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    fork_scripts(monkeypatch)
     return copy
 
 

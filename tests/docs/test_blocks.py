@@ -21,6 +21,7 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.docs.reader import Reader, Scene
 from tests.docs.scenes import SCENES
 from tests.docs.test_translations import TRANSLATIONS
+from tests.forked import fork_scripts
 from tests.helpers import write_tree
 
 #: Pages, or folders of pages -> the test that runs their blocks in this one's place.
@@ -48,6 +49,7 @@ def test_the_blocks_of_a_page_work(page: Path, tmp_path: Path, monkeypatch: pyte
     lacking(needs_of(page))
     scene = Scene(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    fork_scripts(monkeypatch)
     if page.stem in SCENES:
         SCENES[page.stem](scene, monkeypatch)
     reader = Reader(page, scene)

@@ -21,6 +21,7 @@ from tests.docs.printed import assert_printed
 from tests.docs.test_docs import assert_prints_what_it_says
 from tests.docs.test_translations import TRANSLATIONS
 from tests.engines.conftest import require_engine
+from tests.forked import fork_scripts
 
 MAKER = runpy.run_path(str(ROOT / ".ci" / "notebooks.py"))
 PAGES: list[Path] = MAKER["pages"]()
@@ -67,6 +68,7 @@ def test_the_notebook_runs_from_top_to_end_and_prints_what_it_says(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    fork_scripts(monkeypatch)
     executed = execute(notebook(page), tmp_path)
     assert_outputs(notebook(page), executed)
     for block in blocks(page, "console"):

@@ -1,0 +1,138 @@
+"""Scripts that are forks run as they would by themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import forked
+from tests.engines.conftest import require_module
+from tests.helpers import wait_until
+
+
+@pytest.fixture(autouse=True)
+def with_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_module("torch")
+    if not sys.platform.startswith("linux"):
+        pytest.skip("scripts are forks on Linux alone")
+    forked.fork_scripts(monkeypatch)
+
+
+def start(path: Path, text: str, *words: str, options: tuple[str, ...] = (), **given: Any) -> subprocess.Popen[str]:
+    path.write_text(text)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | given
+    return subprocess.Popen([sys.executable, *options, path.name, *words], cwd=path.parent, **pipes)
+
+
+def test_a_script_finds_its_words_its_folder_its_descriptors_and_nothing_loaded(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("name = __name__")
+    inner, outer = os.pipe()
+    script = f"""
+import json, os, sys
+os.write({outer}, b"kept")
+loaded = sorted(name for name in ("numpy", "torch", "torch.optim.optimizer") if name in sys.modules)
+import beside
+class Kept: pass
+import pickle
+pickle.loads(pickle.dumps(Kept()))
+print(json.dumps([sys.argv, __file__, __name__, os.getcwd(), os.environ["OWN"], loaded, beside.name, sys.stdin.read()]))
+sys.exit(7)
+"""
+    read, write = os.pipe()
+    os.write(write, b"typed")
+    os.close(write)
+    process = start(
+        tmp_path / "a.py", script, "--x", "1", pass_fds=[outer], stdin=read, env={**os.environ, "OWN": "mine"}
+    )
+    os.close(read)
+    os.close(outer)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 7, err
+    assert json.loads(out) == [["a.py", "--x", "1"], "a.py", "__main__", str(tmp_path), "mine", [], "beside", "typed"]
+    assert os.read(inner, 9) == b"kept"
+    os.close(inner)
+
+
+def test_a_fork_is_not_a_process_that_loads_the_libraries(tmp_path: Path) -> None:
+    script = """
+import time
+before = time.process_time()
+import sys, torch
+assert "torch.distributed" in sys.modules
+optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+import inspect, os
+assert inspect.getsource(torch.nn.Linear) and torch.__spec__.loader is torch.__loader__
+print("forked" if os.getppid() != int(sys.argv[1]) else "a child of the test")
+"""
+    process = start(tmp_path / "a.py", script, str(os.getpid()))
+    assert process.communicate(timeout=60) == ("forked\n", "")
+
+
+def test_who_watches_for_a_module_changes_it_for_all_that_take_from_it(tmp_path: Path) -> None:
+    script = """
+import sys
+from paceline.collectives.when_loaded import when_loaded
+
+def change(module):
+    made = module.init_process_group
+    module.init_process_group = lambda *given: ("changed", *given)
+
+when_loaded("torch.distributed.distributed_c10d", change)
+when_loaded("torch.optim.optimizer", lambda module: print("heard of", module.__name__))
+import torch
+print(torch.distributed.init_process_group("x"))
+from torch.distributed import init_process_group
+print(init_process_group("y"))
+"""
+    process = start(tmp_path / "a.py", script)
+    out, err = process.communicate(timeout=60)
+    assert sorted(out.splitlines()) == ["('changed', 'x')", "('changed', 'y')", "heard of torch.optim.optimizer"], err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_signal_reaches_the_script_and_its_end_is_told(number: int, tmp_path: Path) -> None:
+    script = """
+import os, signal, sys, time
+try:
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("asked to end")
+    raise
+"""
+    process = start(tmp_path / "a.py", script)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    assert pid != process.pid
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == -number
+    assert ("asked to end" in out) == ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the script has ended too")
+
+
+def test_an_error_is_shown_with_the_script_s_frames_alone(tmp_path: Path) -> None:
+    process = start(tmp_path / "a.py", "import atexit\natexit.register(print, 'at the end')\n1 / 0\n")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "at the end\n")
+    assert err.splitlines()[:3] == [
+        "Traceback (most recent call last):",
+        '  File "a.py", line 3, in <module>',
+        "    1 / 0",
+    ]
+
+
+@pytest.mark.parametrize("options", [(), ("-u",)])
+def test_output_is_kept_back_or_not_as_by_itself(options: tuple[str, ...], tmp_path: Path) -> None:
+    script = "import os, sys\nprint('said')\nsys.stdout.buffer.write(b'and ')\nos.write(1, b'written\\n')\n"
+    process = start(tmp_path / "a.py", script, options=options)
+    without = {name: value for name, value in os.environ.items() if name != forked.VARIABLE}
+    by_itself = start(tmp_path / "a.py", script, options=options, env=without)
+    assert process.communicate(timeout=60) == by_itself.communicate(timeout=60)
