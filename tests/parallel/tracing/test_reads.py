@@ -79,3 +79,14 @@ def test_a_number_that_changes_runs_no_block_again() -> None:
     model.blocks[1].gain = 2.0
     tracer.trace((x,), {})
     assert models.Counted.calls > calls
+
+
+def test_a_closure_is_followed_though_the_program_has_frozen_its_objects() -> None:
+    # Story: after `gc.freeze()`, as before processes are forked, a pipeline went on with the number of the first step.
+    model = models.scaled()
+    gc.freeze()
+    try:
+        traced = _tracer(model).trace((torch.ones(2, 4),), {})
+    finally:
+        gc.unfreeze()
+    assert any(read.text.startswith("factor of ") for read in traced.reads.found.values())

@@ -212,6 +212,10 @@ def _note_cells(reads: Reads, frame: types.FrameType) -> None:
         and not _is_fixed(local[name])
         and not isinstance(local[name], (nn.Module, Tensor))
     ]
+    if wanted and gc.get_freeze_count():
+        # `gc.get_referrers` passes over what is frozen, and the closure would not be followed. It isn't frozen again: what has
+        # been made since would be too, for good.
+        gc.unfreeze()
     # A frame has the code and not the function, whose closure and defaults are needed.
     for function in gc.get_referrers(code) if wanted else ():
         if not isinstance(function, types.FunctionType) or not function.__closure__:
