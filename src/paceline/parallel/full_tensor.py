@@ -9,6 +9,10 @@ from typing import Any
 _TORCHS = logging.getLogger("torch.distributed.tensor._redistribute")
 
 
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
 def is_part(tensor: Any) -> bool:
     """Say if it is in parts (a DTensor)."""
     return hasattr(tensor, "full_tensor")
@@ -18,12 +22,12 @@ def whole(tensor: Any) -> Any:
     """The whole of a tensor that is in parts (a DTensor), on all ranks that hold them; anything else as it is."""
     if not is_part(tensor):
         return tensor
-    level = _TORCHS.level
-    _TORCHS.setLevel(logging.ERROR)
+    # A filter, not a level: to set one makes Python go through all loggers, of which torch has a thousand.
+    _TORCHS.addFilter(_is_error)
     try:
         return tensor.full_tensor()
     finally:
-        _TORCHS.setLevel(level)
+        _TORCHS.removeFilter(_is_error)
 
 
 def axes_of(tensor: Any) -> set[str]:

@@ -24,16 +24,16 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        packet = func.overloadpacket
+        kwargs = kwargs or {}
+        name, place = _known(func)
         # At this level operations are torch's own kernels: whatever a layer is made of, its random numbers come from one
         # of these.
-        fixed = _FIXED.get(str(packet))
+        fixed = _FIXED.get(name)
         if fixed is not None:
             return fixed(args, kwargs)
         # Fused attention draws inside of one kernel, which takes the probability as an argument.
-        if "dropout_p" in (names := _argument_names(func)):
-            place = names.index("dropout_p")
+        if place is not None:
+            kwargs = dict(kwargs)
             if place < len(args):
                 args = (*args[:place], 0.0, *args[place + 1 :])
             else:
@@ -49,14 +49,17 @@ def states(device: torch.device) -> tuple[Hashable, ...]:
     return (*found, *(state() for _, state in GENERATORS))
 
 
-def _argument_names(func: Any) -> list[str]:
-    known = _NAMES.get(func)
+def _known(func: Any) -> tuple[str, int | None]:
+    """An operation's name, and the place of `dropout_p` among its arguments: worked out once, for it runs thousands of times."""
+    known = _KNOWN.get(func)
     if known is None:
-        known = _NAMES[func] = [argument.name for argument in func._schema.arguments]
+        names = [argument.name for argument in func._schema.arguments]
+        place = names.index("dropout_p") if "dropout_p" in names else None
+        known = _KNOWN[func] = str(func.overloadpacket), place
     return known
 
 
-_NAMES: dict[Any, list[str]] = {}
+_KNOWN: dict[Any, tuple[str, int | None]] = {}
 
 
 def _at(args: Any, kwargs: Any, place: int, name: str, default: float) -> float:
