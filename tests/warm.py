@@ -73,15 +73,18 @@ class Process:
 
 
 class Warm:
-    """A Python that has torch loaded and starts programs."""
+    """A Python that has torch loaded and starts programs. also: a module of the tests that it loads besides."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], also: str | None = None) -> None:
         # Not in a test's folder: the path of a socket may have 107 bytes.
         self._folder = tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
         self.path = os.path.join(self._folder.name, "socket")
         # It ends when its standard input does, and so with this process, however that ends.
         self._process = subprocess.Popen(
-            [sys.executable, __file__, self.path], stdin=subprocess.PIPE, env=dict(environment), cwd="/"
+            [sys.executable, __file__, self.path, *([also] if also else [])],
+            stdin=subprocess.PIPE,
+            env=dict(environment),
+            cwd="/",
         )
 
     def start(
@@ -152,23 +155,23 @@ def be_a_rank(paths: str, *argv: str) -> None:
     os._exit(code)
 
 
-_started: dict[int, Warm] = {}
+_started: dict[tuple[int, str | None], Warm] = {}
 #: Worlds may be started in several threads at once.
 _starting = threading.Lock()
 
 
-def warm(rank: int) -> Warm:
-    """The program that has torch loaded for this rank. It gives its hash seed to what it starts."""
+def warm(rank: int, also: str | None = None) -> Warm:
+    """The program that has torch loaded for this rank, and this module too. It gives its hash seed to what it starts."""
     # Not for this file as a program, which knows nothing of the other tests.
     from tests.ranks import clean_environment
 
     with _starting:
-        place = rank % 2
+        place = rank % 2, also
         if place in _started and not _started[place].is_there:
             # A test that kills at random may hit it; those after it are not to fail for that.
             print(f"the program that has torch loaded ended with {_started.pop(place).close()}", file=sys.stderr)
         if place not in _started:
-            _started[place] = Warm(clean_environment())
+            _started[place] = Warm(clean_environment(), also)
         return _started[place]
 
 
@@ -274,7 +277,9 @@ elif __name__ == "__main__":
     with warnings.catch_warnings():
         # As for a script: the filters are those of the interpreter, and the script sets its own.
         warnings.simplefilter("ignore")
-        for name in _LOADED:
+        # In the place of which a child has the folder of its script.
+        sys.path[0] = str(Path(__file__).parents[1])
+        for name in (*_LOADED, *sys.argv[2:]):
             importlib.import_module(name)
     # What is loaded stays: children's collections pass it over, which would touch, and so copy, all its pages.
     gc.collect()

@@ -28,8 +28,10 @@ class Ended:
     output: str
 
 
-def run_on_ranks(size: int, folder: Path, *command: str, timeout_s: float = 2700.0) -> list[Ended]:
-    """How each of so many ranks of this Python program ended; none outlives the call."""
+def run_on_ranks(
+    size: int, folder: Path, *command: str, timeout_s: float = 2700.0, also: str | None = None
+) -> list[Ended]:
+    """How each of so many ranks of this Python program ended; none outlives the call. also: see `warm`."""
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     outputs = [folder / f"output_{rank}.txt" for rank in range(size)]
@@ -40,7 +42,7 @@ def run_on_ranks(size: int, folder: Path, *command: str, timeout_s: float = 2700
         for rank in range(size):
             with outputs[rank].open("w") as output:
                 environment = launcherless_environment(rank, size, port)
-                processes.append(warm(rank).start(command, environment, output.fileno()))
+                processes.append(warm(rank, also).start(command, environment, output.fileno()))
         for process in processes:
             try:
                 codes.append(process.wait(max(deadline - time.monotonic(), 0.01)))
@@ -77,7 +79,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         ]
 
         def start(folder: Path) -> str:
-            ended = run_on_ranks(size, folder, str(_WORLD), str(folder), *names)
+            ended = run_on_ranks(size, folder, str(_WORLD), str(folder), *names, also="tests.parallel.loaded")
             return "\n".join(f"rank {rank} ({end.returncode}): {end.output[-1500:]}" for rank, end in enumerate(ended))
 
         worlds.look(f"on-{size}", size, check, start)

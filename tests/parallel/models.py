@@ -180,6 +180,10 @@ SHALLOW = CASES | {
 _ON_MORE = ("cnn_batch", "transformer_tied", "long_skip")
 
 
+#: Those that a layout is most likely to get wrong: statistics of a batch, and a tie.
+RISKIEST = ("cnn_batch", "transformer_tied")
+
+
 def on(size: int, cases: dict[str, Case] = CASES) -> list[Case]:
     """Those for so many workers: all on two, and on more those of which their number could make something else."""
     return [case for name, case in cases.items() if size == 2 or name in _ON_MORE]

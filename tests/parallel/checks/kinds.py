@@ -59,21 +59,15 @@ SHORT = {
 
 
 def check_models_of_torchs_own_parts(ranks: Ranks) -> None:
-    assert_right(ranks, KINDS, SHORT)
+    assert_right(ranks, KINDS, ranks.cells(SHORT, SHORT | {name: tuple(KINDS) for name in LAYOUTS if name not in RARE}))
 
 
-def check_all_models_of_torchs_own_parts(ranks: Ranks) -> None:
-    assert_right(ranks, KINDS, SHORT, whole=True)
-
-
-def assert_right(
-    ranks: Ranks, kinds: Mapping[str, Kind], short: Mapping[str, Iterable[str]], *, whole: bool = False
-) -> None:
-    """short: layout -> the kinds that it has. whole: all kinds, but on those layouts that are for some alone."""
-    chosen = {name: set(kinds if whole and name not in RARE else short.get(name, ())) for name in LAYOUTS}
+def assert_right(ranks: Ranks, kinds: Mapping[str, Kind], of_layout: Mapping[str, Iterable[str]]) -> None:
+    """of_layout: layout -> the kinds that it has."""
+    chosen = {name: set(of_layout.get(name, ())) for name in LAYOUTS}
     # A name that is written wrongly would leave its kind out without a word.
     assert not set().union(*chosen.values()) - set(kinds)
-    assert set(short) <= set(LAYOUTS)
+    assert set(of_layout) <= set(LAYOUTS)
     wrong = []
     for name, kind in kinds.items():
         layouts = [layout for layout, (size, _) in LAYOUTS.items() if size == ranks.size and name in chosen[layout]]

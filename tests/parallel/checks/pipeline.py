@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.parallel import FullyShard, PipelineParallel
 from tests.parallel.equality import alone, assert_equal, batches, made, sgd, together
-from tests.parallel.models import CASES, Case, LongSkip, Mlp, on, token_loss, vectors
+from tests.parallel.models import CASES, RISKIEST, Case, LongSkip, Mlp, on, token_loss, vectors
 from tests.parallel.pipelines import (
     EXACT,
     assert_refused,
@@ -27,11 +27,25 @@ SIZES = (2, 4)
 
 
 def check_every_model_ends_as_in_one_process(ranks: Ranks) -> None:
-    for case in on(ranks.size):
-        one = alone(case, microbatches=4)
-        for strategy in (*pipelines(ranks.size), *combined(ranks.size)):
+    layouts = (*pipelines(ranks.size), *combined(ranks.size))
+    if ranks.size == 2:
+        options: dict[str, Any] = {"check": "first"}
+        grid = ranks.grid(on(2), layouts, with_all=("transformer_tied",))
+    else:
+        # With all at once: 7 rows in 4 microbatches are 2, 2, 2, 1; of 2 rows two are left, fewer than there are stages.
+        options = {"rows": (8, 7, 5, 2, 9), "clip_norm": 0.05}
+        plain, gpipe, interleaved, data, shard = layouts
+        covering = [
+            (CASES["cnn_batch"], [plain, data]),
+            (CASES["transformer_tied"], [interleaved, shard]),
+            (CASES["long_skip"], [gpipe]),
+        ]
+        grid = ranks.cells(covering, [(case, list(layouts)) for case in on(4)])
+    for case, several in grid:
+        one = alone(case, microbatches=4, **{name: value for name, value in options.items() if name != "check"})
+        for strategy in several:
             if fits(case, strategy, ranks.size):
-                assert_equal(one, together(case, strategy, microbatches=4, check="first"), **EXACT)
+                assert_equal(one, together(case, strategy, microbatches=4, **options), **EXACT)
 
 
 def check_values_are_carried_over_eight_stages(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
@@ -45,7 +59,8 @@ def check_values_are_carried_over_eight_stages(ranks: Ranks, sizes: tuple[int, .
 
 
 def check_single_precision_stays_close(ranks: Ranks) -> None:
-    for case in on(ranks.size):
+    cases = on(ranks.size)
+    for case in ranks.cells([case for case in cases if case.name in RISKIEST], cases):
         one = alone(case, dtype=torch.float32, microbatches=4, rows=(8,), optimizer=sgd)
         # The order of a schedule changes no number: all of them for one model.
         own = pipelines(2) if case.name == "transformer_tied" and ranks.size == 2 else [PipelineParallel(ranks.size)]

@@ -93,7 +93,8 @@ def check_dropout_is_reproducible_and_each_stage_has_its_own(ranks: Ranks) -> No
     begins = tuple(f"blocks.{4 // ranks.size * stage}" for stage in range(1, ranks.size))
 
     def losses(seed: int) -> list[float]:
-        par = parallel(made(case, torch.float64), PipelineParallel(cut=begins), case, given, seed=seed)
+        strategy = PipelineParallel(cut=begins)
+        par = parallel(made(case, torch.float64), strategy, case, given, seed=seed, check="off")
         return [float(par.step(batch)) for batch in given]
 
     torch.manual_seed(ranks.rank)
@@ -103,7 +104,7 @@ def check_dropout_is_reproducible_and_each_stage_has_its_own(ranks: Ranks) -> No
     assert losses(4) != first
 
     drawn: list[Any] = [None] * ranks.size
-    par = parallel(made(case, torch.float64), PipelineParallel(cut=begins), case, given)
+    par = parallel(made(case, torch.float64), PipelineParallel(cut=begins), case, given, check="off")
     own: list[float] = []
     for module in par.module.modules():
         if isinstance(module, nn.Dropout):
@@ -175,7 +176,9 @@ def check_1f1b_keeps_the_activations_of_as_many_microbatches_as_stages_are_left(
     cut = [f"blocks.{index * 4 // ranks.size}" for index in range(1, ranks.size)]
     most = {}
     for schedule in ("gpipe", "1f1b"):
-        par = parallel(made(case, torch.float64), PipelineParallel(schedule=schedule, cut=cut), case, microbatches=8)
+        par = parallel(
+            made(case, torch.float64), PipelineParallel(schedule=schedule, cut=cut), case, microbatches=8, check="off"
+        )
         batch = batches(case, torch.float64, (8,))[0]
         par.step(batch)
         _Kept.now = _Kept.most = 0
@@ -196,7 +199,7 @@ def check_each_worker_holds_its_part_of_the_model_alone(ranks: Ranks) -> None:
         # Cut by hand: by measured times one stage may get much more than another.
         stages = ranks.size * chunks
         cut = [f"blocks.{stage * 8 // stages}" for stage in range(1, stages)]
-        par = parallel(model, PipelineParallel(schedule=schedule, cut=cut), case)
+        par = parallel(model, PipelineParallel(schedule=schedule, cut=cut), case, check="off")
         par.step(batches(case, torch.float64, (8,))[0])
         held = sum(param.numel() for param in par.module.parameters())
         total = torch.tensor(held)
@@ -216,7 +219,7 @@ def check_stages_that_are_sharded_hold_a_part_of_their_part(ranks: Ranks, sizes:
     case = Case(name="deep", make=lambda: Transformer(tied=False, depth=8), batch=plain_tokens, loss=token_loss)
     model = made(case, torch.float64)
     total = sum(param.numel() for param in model.parameters())
-    par = parallel(model, FullyShard(2) @ PipelineParallel(2, cut=["blocks.4"]), case)
+    par = parallel(model, FullyShard(2) @ PipelineParallel(2, cut=["blocks.4"]), case, check="off")
     par.step(batches(case, torch.float64, (8,))[0])
     held = sum(param.to_local().numel() for param in par.module.parameters())
     assert held <= 1.3 * total / 4

@@ -18,7 +18,7 @@ SMALL = {
     "vocab_size": WORDS,
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "max_position_embeddings": 32,
     "pad_token_id": 0,
@@ -141,7 +141,7 @@ def lora(kind: Callable[[], nn.Module], targets: list[str]) -> Callable[[], nn.M
     return make
 
 
-GPT2 = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 32, "vocab_size": WORDS} | {
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": WORDS} | {
     "resid_pdrop": 0.0,
     "embd_pdrop": 0.0,
     "attn_pdrop": 0.0,
@@ -180,7 +180,7 @@ FAMILIES: dict[str, Kind] = {
     "bloom": decoder(
         "BloomForCausalLM",
         "BloomConfig",
-        n_layer=4,
+        n_layer=2,
         n_head=4,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -248,7 +248,7 @@ FAMILIES: dict[str, Kind] = {
         make=made(
             "DistilBertForSequenceClassification",
             "DistilBertConfig",
-            **{"vocab_size": WORDS, "dim": 32, "n_layers": 4, "n_heads": 4, "hidden_dim": 64, "num_labels": 3},
+            **{"vocab_size": WORDS, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "num_labels": 3},
             **{"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0, "max_position_embeddings": 32},
         ),
         batch=sentences,
@@ -275,7 +275,7 @@ FAMILIES: dict[str, Kind] = {
     ),
     "mamba": Kind(
         make=made(
-            "MambaForCausalLM", "MambaConfig", vocab_size=WORDS, hidden_size=32, num_hidden_layers=4, state_size=4
+            "MambaForCausalLM", "MambaConfig", vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, state_size=4
         ),
         batch=words,
         loss=next_words,

@@ -1,0 +1,23 @@
+"""What the worlds of ranks run: loaded once, by the program that each of their processes is forked from.
+
+A model of transformers is made of each family, for its classes are loaded when they are first asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+
+from tests.parallel.world import lacking, modules
+
+for _module in modules():
+    if lacking(_module) is None:
+        importlib.import_module(f"tests.parallel.checks.{_module}")
+if lacking("families") is None:
+    from tests.parallel.checks.families import SHORT
+    from tests.parallel.kinds.families import FAMILIES
+
+    for _name in set().union(*SHORT.values()):
+        # What can't be made is for its check to say.
+        with contextlib.suppress(Exception):
+            FAMILIES[_name].make()
