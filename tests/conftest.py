@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -87,6 +88,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("proof")]
     items[:] = longest_first(items, kept_durations())
+
+
+#: Take seconds to load, in each of the processes that collect the tests, and stay in it.
+_HEAVY = frozenset({"torch", "tensorflow", "transformers", "keras", "ray", "mlflow", "pandas", "sklearn"})
+_loaded_before = _HEAVY & sys.modules.keys()
+
+
+def pytest_collection_finish() -> None:
+    if found := sorted(_HEAVY & sys.modules.keys() - _loaded_before):
+        raise pytest.UsageError(f"collecting the tests loads {found}: use tests.late, or load it in the test")
+    # All that was collected stays: collections of garbage pass it over, in this process and in those that it forks.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -111,13 +111,12 @@ def refused(words: str, **changed: Any) -> None:
         paceline.parallelize(**(given | changed))
 
 
-class Bare(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(3, device="meta"))
-
-
 def test_arguments_that_can_not_be_right_are_refused() -> None:
+    class Bare(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(3, device="meta"))
+
     refused("microbatches=0", microbatches=0)
     refused("clip_norm=-1", clip_norm=-1)
     refused("precision='fp8'", precision="fp8")

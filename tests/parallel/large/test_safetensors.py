@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from paceline.parallel import ParallelError
+from tests.late import late
 
-from paceline.parallel import ParallelError  # noqa: E402
-from paceline.parallel.large.safetensors import INDEX, Folder, Writer  # noqa: E402
+torch = late("torch")
+safetensors = late("paceline.parallel.large.safetensors")
 
-VALUES = {
-    "a.weight": torch.arange(24.0).reshape(4, 6),
-    "b": torch.arange(3, dtype=torch.int64),
-    "c": torch.randn(2, 3, 4).to(torch.bfloat16),
-    "number": torch.tensor(7.5, dtype=torch.float64),
-    "none": torch.empty(0, 3),
-    "flags": torch.tensor([True, False]),
-}
+
+@functools.cache
+def values() -> dict[str, Any]:
+    return {
+        "a.weight": torch.arange(24.0).reshape(4, 6),
+        "b": torch.arange(3, dtype=torch.int64),
+        "c": torch.randn(2, 3, 4).to(torch.bfloat16),
+        "number": torch.tensor(7.5, dtype=torch.float64),
+        "none": torch.empty(0, 3),
+        "flags": torch.tensor([True, False]),
+    }
 
 
 def written(folder: Path, name: str = "model.safetensors") -> Path:
-    writer = Writer(folder / name, [(name, tuple(value.shape), value.dtype) for name, value in VALUES.items()])
-    for value in VALUES.values():
+    given = [(name, tuple(value.shape), value.dtype) for name, value in values().items()]
+    writer = safetensors.Writer(folder / name, given)
+    for value in values().values():
         writer.write(value)
     writer.close()
     return folder / name
 
 
 def test_what_was_written_is_read_whole_and_by_parts(tmp_path: Path) -> None:
-    for found in (Folder(written(tmp_path)), Folder(tmp_path)):
-        for name, value in VALUES.items():
+    for found in (safetensors.Folder(written(tmp_path)), safetensors.Folder(tmp_path)):
+        for name, value in values().items():
             assert torch.equal(found.read(name), value)
             assert found.read(name).dtype == value.dtype
         before = found.bytes_read
-        assert torch.equal(found.read("a.weight", ((1, 3), (0, 6))), VALUES["a.weight"][1:3])
-        assert torch.equal(found.read("a.weight", ((0, 4), (2, 5))), VALUES["a.weight"][:, 2:5])
-        assert torch.equal(found.read("c", ((1, 2), (1, 3), (0, 2))), VALUES["c"][1:2, 1:3, :2])
+        assert torch.equal(found.read("a.weight", ((1, 3), (0, 6))), values()["a.weight"][1:3])
+        assert torch.equal(found.read("a.weight", ((0, 4), (2, 5))), values()["a.weight"][:, 2:5])
+        assert torch.equal(found.read("c", ((1, 2), (1, 3), (0, 2))), values()["c"][1:2, 1:3, :2])
         # The bytes of the parts alone; of the third the rows of its second dimension.
         assert found.bytes_read - before == 12 * 4 + 12 * 4 + 8 * 2
         assert found.read("a.weight", ((4, 4), (0, 6))).shape == (0, 6)
@@ -47,30 +54,30 @@ def test_what_was_written_is_read_whole_and_by_parts(tmp_path: Path) -> None:
 def test_the_formats_own_library_reads_and_writes_the_same(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.torch")
     there = library.load_file(written(tmp_path))
-    assert there.keys() == VALUES.keys()
-    assert all(torch.equal(there[name], value) for name, value in VALUES.items())
-    library.save_file(VALUES, tmp_path / "other.safetensors", metadata={"format": "pt"})
-    back = Folder(tmp_path / "other.safetensors")
-    assert all(torch.equal(back.read(name), value) for name, value in VALUES.items())
+    assert there.keys() == values().keys()
+    assert all(torch.equal(there[name], value) for name, value in values().items())
+    library.save_file(values(), tmp_path / "other.safetensors", metadata={"format": "pt"})
+    back = safetensors.Folder(tmp_path / "other.safetensors")
+    assert all(torch.equal(back.read(name), value) for name, value in values().items())
 
 
 def test_what_is_no_safetensors_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ParallelError, match="there is neither"):
-        Folder(tmp_path)
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
+        safetensors.Folder(tmp_path)
+    (tmp_path / safetensors.INDEX).write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
     with pytest.raises(ParallelError, match="not a file beside it"):
-        Folder(tmp_path)
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+        safetensors.Folder(tmp_path)
+    (tmp_path / safetensors.INDEX).write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
     with pytest.raises(ParallelError, match=r"is not there\. Copy all"):
-        Folder(tmp_path)
-    (tmp_path / INDEX).write_text("[]")
+        safetensors.Folder(tmp_path)
+    (tmp_path / safetensors.INDEX).write_text("[]")
     with pytest.raises(ParallelError, match="is no index"):
-        Folder(tmp_path)
+        safetensors.Folder(tmp_path)
     path = tmp_path / "x.safetensors"
     for content in (b"", b"\xff" * 20, b"\x02" + b"\0" * 7 + b"[]", b"\x02" + b"\0" * 7 + b"{", written_over(tmp_path)):
         path.write_bytes(content)
         with pytest.raises(ParallelError, match="is no file of safetensors"):
-            Folder(path)
+            safetensors.Folder(path)
 
 
 def written_over(folder: Path) -> bytes:
@@ -79,7 +86,7 @@ def written_over(folder: Path) -> bytes:
 
 
 def test_a_shape_that_is_not_the_models_is_named(tmp_path: Path) -> None:
-    found = Folder(written(tmp_path))
+    found = safetensors.Folder(written(tmp_path))
     with pytest.raises(ParallelError, match=r"'a.weight' has the shape \[4, 6\], and the model's 'up' \[6, 4\]"):
         found.check("a.weight", (6, 4), "up")
     assert found.find(["x", "b"]) == "b"

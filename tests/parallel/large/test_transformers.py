@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+import paceline
+from paceline import parallel
+from paceline.parallel import DataParallel
+from tests.late import late
 
-import paceline  # noqa: E402
-from paceline.parallel import DataParallel, empty  # noqa: E402
+torch = late("torch")
 
 
 def test_gpt2_has_its_own_first_values_and_goes_to_and_fro(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_embd=64, n_layer=4, n_head=4, vocab_size=200, n_positions=32)
-    with empty():
+    with parallel.empty():
         model = transformers.GPT2LMHeadModel(config)
     assert model.transformer.wte.weight.is_meta
     par = paceline.parallelize(model, loss=lambda output, target: output.logits.mean(), strategy=DataParallel())
@@ -27,7 +29,7 @@ def test_gpt2_has_its_own_first_values_and_goes_to_and_fro(tmp_path: Path) -> No
     back = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "saved")
     assert all(torch.equal(value, values[name]) for name, value in back.state_dict().items())
     back.save_pretrained(tmp_path / "theirs", max_shard_size="100KB")
-    with empty():
+    with parallel.empty():
         model = transformers.GPT2LMHeadModel(config)
     again = paceline.parallelize(
         model,

@@ -5,20 +5,20 @@ from __future__ import annotations
 import gc
 import weakref
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
-from paceline.parallel import strategy  # noqa: E402
-from paceline.parallel.batches.batch import default_split  # noqa: E402
-from paceline.parallel.batches.microbatches import cut  # noqa: E402
-from paceline.parallel.forecast.measure import measured  # noqa: E402
-from paceline.parallel.mesh import build, start  # noqa: E402
-from paceline.parallel.task import Task  # noqa: E402
-from tests.parallel.models import CASES  # noqa: E402
+from paceline.parallel import strategy
 
 
 def test_the_weights_of_what_was_measured_can_go() -> None:
+    # Not above: they load torch, which collecting the tests does not.
+    import torch
+
+    from paceline.parallel.batches.batch import default_split
+    from paceline.parallel.batches.microbatches import cut
+    from paceline.parallel.forecast.measure import measured
+    from paceline.parallel.mesh import build, start
+    from paceline.parallel.task import Task
+    from tests.parallel.models import CASES
+
     case = CASES["transformer_untied"]
     model = case.make()
     task = Task(
