@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engines import hosts, ray_lab, slurm_lab
-from tests.engines.conformance import Local, is_of_agents_alone
+from tests.engines.conformance import Local, is_left_to_proof
 from tests.engines.hosts import Hosts
 from tests.engines.lab import SYSTEM, WHEEL, Lab, find_mpirun, processes_below
 from tests.engines.ray_lab import RayLab
@@ -84,7 +84,7 @@ def _arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if is_of_agents_alone(item.nodeid):
+        if is_left_to_proof(item.nodeid):
             item.add_marker(pytest.mark.proof)
 
 

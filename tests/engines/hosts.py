@@ -33,6 +33,9 @@ from paceline.system import processes
 _PARENT = Path("/var/tmp")
 _NEEDED = ("ip", "nsenter", "unshare", "setpriv", "mount", "ssh", "ssh-keygen", "/usr/sbin/sshd")
 _WAIT_S = 15.0
+#: What whoever logs in gets: the hosts share this machine's cores, each of them with threads for all, which would spin while they
+#: wait for one another.
+_FOR_ALL = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
 
 
 def missing() -> str | None:
@@ -296,7 +299,8 @@ class Hosts:
             f"Port 22\nHostKey {self.folder}/ssh/host_{name}\nAuthorizedKeysFile {self.folder}/ssh/authorized_keys\n"
             "PermitRootLogin yes\nPasswordAuthentication no\nUsePAM no\nStrictModes no\nPidFile none\nMaxStartups 200\n"
             "Subsystem sftp internal-sftp\n"
-            + "".join(f"SetEnv {name}={value}\n" for name, value in self.environment.items())
+            # Of several lines sshd takes the first alone.
+            f"SetEnv {' '.join(f'{name}={value}' for name, value in {**_FOR_ALL, **self.environment}.items())}\n"
         )
         init = folder / "init.sh"
         init.write_text(
@@ -307,6 +311,8 @@ class Hosts:
                     f"mount --bind {self.folder}/hosts /etc/hosts",
                     *mounts,
                     "mount -t tmpfs shm /dev/shm",
+                    # bash reads it for each command that comes over SSH, and a developer's may do much: pyenv's takes a second.
+                    "[ ! -f ~root/.bashrc ] || mount --bind /dev/null ~root/.bashrc",
                     "ip link set lo up",
                     f"until ip addr add {self.addresses[name]}/24 dev eth0 2>/dev/null; do sleep 0.01; done",
                     "ip link set eth0 up",

@@ -90,12 +90,12 @@ class CompletingChecks:
 
     def test_several_runs_at_once_do_not_disturb_each_other(self, bench: Bench) -> None:
         script = "import os\nopen('outputs/mine', 'w').write(os.environ['PACELINE_RUN_ID'])\nprint('done')\n"
-        runs = [bench.submit(script) for _ in range(3)]
+        runs = [bench.submit(script) for _ in range(2)]
         for run in runs:
             assert bench.wait_for_end(run) == states.COMPLETED, bench.story(run)
 
         assert [(run.folder.outputs / "mine").read_text() for run in runs] == [run.id for run in runs]
-        assert [text_of(run.folder.live_log(0)) for run in runs] == ["done\n"] * 3
+        assert [text_of(run.folder.live_log(0)) for run in runs] == ["done\n"] * 2
 
     @WAYS
     def test_a_run_whose_worker_was_killed_starts_over(self, bench: Bench, backend: str | None) -> None:

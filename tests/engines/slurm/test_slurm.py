@@ -121,7 +121,8 @@ def job_id(run: pl.Run) -> str:
 # --- what a run is given
 
 
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+# mpirun's workers are compared by the suite, and with srun's below.
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=pytest.mark.proof)])
 def test_a_script_runs_as_it_does_here(slurm: SlurmLab, lab: Lab, backend: str, request: pytest.FixtureRequest):
     if backend == "mpi":
         request.getfixturevalue("any_mpirun")
@@ -297,7 +298,8 @@ FAILS = """
 
 
 @pytest.mark.usefixtures("any_mpirun")
-@pytest.mark.parametrize("how", ["7", "kill"])
+# A worker that is killed ends as one that fails does, by its parent's word.
+@pytest.mark.parametrize("how", [pytest.param("7", marks=pytest.mark.proof), "kill"])
 def test_under_srun_the_others_have_their_grace_when_a_worker_fails(slurm: SlurmLab, lab: Lab, how: str):
     with_pmix(slurm, lab)
     values = {

@@ -27,7 +27,9 @@ class Ssh(TargetUnderTest):
         super().__init__(folder)
         self.hosts = hosts
         self.shared_folder = hosts.folder
-        self.settings = {"hosts": list(hosts.names), "ssh_config": str(hosts.ssh_config), "python": sys.executable}
+        own = {"hosts": list(hosts.names), "ssh_config": str(hosts.ssh_config), "python": sys.executable}
+        # test_ssh.py has hosts that are lost at the default silence.
+        self.settings = {**own, "silence_s": SILENCE_S}
 
     @property
     def whole(self) -> Mapping[str, Any]:
@@ -57,10 +59,6 @@ class SshThatCrashes(Ssh):
 
 class SshThatIsCutOff(Ssh):
     """Nodes that see the workspace, and whose cable is pulled."""
-
-    def __init__(self, folder: Path, hosts: Hosts) -> None:
-        super().__init__(folder, hosts)
-        self.settings = {**self.settings, "silence_s": SILENCE_S}
 
     def lose_node(self, name: str) -> None:
         self.hosts.cut(name)
