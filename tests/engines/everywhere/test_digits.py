@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +23,8 @@ pytestmark = pytest.mark.timeout(180)
 EXAMPLE = Path(__file__).parents[3] / "examples" / "digits"
 
 
-def learned(lab: Lab, target: str) -> dict[str, Any]:
-    """Loss and accuracy of the last epoch, of a run of the example on two nodes."""
+def trained(lab: Lab, target: str) -> pl.Run:
+    """A run of the example on two nodes."""
     estimator = pl.PyTorch(
         source_directory=EXAMPLE,
         entry_script="train.py",
@@ -34,6 +38,11 @@ def learned(lab: Lab, target: str) -> dict[str, Any]:
     run = lab.experiment.submit(estimator)
     wait_for_end(run)
     run.wait_for_completion()
+    return run
+
+
+def learned(run: pl.Run) -> dict[str, Any]:
+    """Loss and accuracy of the last epoch."""
     told = json.loads((run.folder.outputs / "metrics.json").read_text())
     last: dict[str, Any] = told["epochs"][-1]
     assert told["world_size"] == 2
@@ -45,19 +54,42 @@ def learned(lab: Lab, target: str) -> dict[str, Any]:
 def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name in ("torch", "sklearn", "matplotlib"):
         require_engine(name, importlib.util.find_spec(name))
-    return learned(Lab(tmp_path_factory.mktemp("here")), "local")
+    return learned(trained(Lab(tmp_path_factory.mktemp("here")), "local"))
 
 
 # Workers of Slurm's and Ray's nodes meet each other in the suite of targets.
-@pytest.mark.parametrize(
-    "way", ["ssh", *(pytest.param(way, marks=pytest.mark.proof) for way in ("slurm", "ray, shared folder"))]
+@pytest.fixture(
+    scope="module",
+    params=["ssh", *(pytest.param(way, marks=pytest.mark.proof) for way in ("slurm", "ray, shared folder"))],
 )
-def test_the_digits_are_learned_as_on_this_machine(
-    way: str, here: dict[str, Any], request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def there(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[pl.Run]:
+    for name in ("torch", "sklearn", "matplotlib"):
+        require_engine(name, importlib.util.find_spec(name))
+    folder = tmp_path_factory.mktemp("there")
+    with pytest.MonkeyPatch.context() as monkeypatch, place(request.param, request, folder, monkeypatch) as found:
+        yield trained(found.lab, "there")
+
+
+def test_the_digits_are_learned_as_on_this_machine(there: pl.Run, here: dict[str, Any]) -> None:
     assert here["accuracy"] > 0.9
-    with place(way, request, tmp_path, monkeypatch) as there:
-        found = learned(there.lab, "there")
+    found = learned(there)
     # One rounding of a 32-bit sum may fall another way over 90 steps; of 360 test images that may turn one.
     assert found["loss"] == pytest.approx(here["loss"], rel=1e-3)
     assert found["accuracy"] == pytest.approx(here["accuracy"], abs=1 / 360)
+
+
+@pytest.mark.parametrize("there", ["ssh"], indirect=True)
+def test_what_torch_says_of_hosts_without_names_is_passed_over(there: pl.Run) -> None:
+    # The lab has no name server that answers, so torch says so on every rank.
+    assert "[c10d] The hostname" in (there.folder.logs / "rank_1.log").read_text()
+    workspace = there.folder.path.parent.parent
+    shown = subprocess.run(
+        [sys.executable, "-m", "paceline", "logs", there.id],
+        env=os.environ | {"PACELINE_WORKSPACE": str(workspace)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # The first rank alone prints something of its own.
+    lines = [line.partition("] ") for line in shown.stdout.splitlines()]
+    assert [(rank, text[:5]) for rank, _, text in lines] == [("[rank 0", "epoch")] * 2, shown.stdout
