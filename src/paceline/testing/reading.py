@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.runs import states, store
 from paceline.testing import scripts
-from paceline.testing.bench import Bench
+from paceline.testing.bench import Bench, text_of
 
 
 class ReadingChecks:
@@ -30,7 +30,10 @@ class ReadingChecks:
             assert Path(run.download_file("outputs/early.txt", copy)).read_text() == "early"
 
         run.cancel()
-        assert run.wait_for_completion(raise_on_error=False).status == states.CANCELED
+        record = run.wait_for_completion(raise_on_error=False)
+        assert record.status == states.CANCELED
+        assert record.canceled_by
         # By now all is here, wherever it was.
+        assert text_of(run.folder.live_log(0)).splitlines() == ["has left it", "told to end"], bench.story(run)
         assert {"kept/early.txt", "outputs/early.txt"} <= {*run.get_file_names()}
         assert run.get_metrics() == {"early": 0.5}

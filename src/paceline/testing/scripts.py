@@ -124,12 +124,19 @@ while True:
     time.sleep(600)
 """
 
-#: Leaves something of each kind, and runs until it is ended.
+#: Leaves something of each kind, and runs until it is ended, of which it says a last word.
 LEAVE_AND_WAIT = """\
-import time
+import signal, sys, time
 
 import paceline
 
+
+def end(number, frame):
+    print("told to end", flush=True)
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, end)
 run = paceline.Run.get_context()
 run.log("early", 0.5, step=3)
 run.tag("early", "tag")

@@ -218,8 +218,8 @@ def _lay_over(network: Hosts, name: str, folder: Path) -> None:
     network.run(name, ["mount", "--bind", str(etc), "/etc/containers"])
 
 
-# Which engine brings the agents makes no difference to a container, but where there is no shared folder.
-@pytest.mark.parametrize("way", ["ssh", pytest.param("slurm", marks=pytest.mark.proof), "ray"])
+# Which engine brings the agents makes no difference to a container; hosts over SSH share no folder with this machine either.
+@pytest.mark.parametrize("way", ["ssh", *(pytest.param(way, marks=pytest.mark.proof) for way in ("slurm", "ray"))])
 def test_each_node_has_containers_of_its_own_engine_with_packages_and_data(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

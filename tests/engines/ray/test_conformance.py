@@ -13,8 +13,10 @@ import pytest
 
 from paceline.data.stores.datastore import Datastore
 from paceline.runs import remote_status
+from paceline.runs.record import user_name
 from paceline.runs.run import Run
 from paceline.targets.ray import jobs
+from paceline.testing.bench import Bench
 from paceline.testing.reading import ReadingChecks
 from paceline.testing.targets import TargetConformance, TargetUnderTest
 from paceline.workspace import Workspace
@@ -89,6 +91,11 @@ class TestRayWithADatastore(ReadingChecks):
     """What differs from a workspace that nodes see."""
 
     bench = TargetConformance.bench
+
+    def test_a_run_can_be_read_while_it_goes_on(self, bench: Bench) -> None:
+        super().test_a_run_can_be_read_while_it_goes_on(bench)
+        (run,) = bench.runs
+        assert run.record().canceled_by == user_name()
 
     @pytest.fixture
     def under_test(self, ray_cluster: RayLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RayWithADatastore:

@@ -13,7 +13,6 @@ import paceline as pl
 from paceline.data.stores.datastore import Datastore
 from paceline.errors import TargetError
 from paceline.runs import remote_status, states
-from paceline.runs.record import user_name
 from paceline.system import processes
 from paceline.targets import configured
 from paceline.targets.ray import jobs
@@ -140,14 +139,10 @@ def test_mpirun_goes_through_the_runs_own_remote_shell(plain_lab: Lab, monkeypat
     assert len({seen(run, rank)["host"] for rank in range(4)}) == 2
 
 
+# With a folder that both see, a command takes the way that it takes on Slurm; without one, its own.
+@pytest.mark.proof
 def test_a_command_runs_beside_a_worker_on_its_node(cluster: RayLab, lab: Lab) -> None:
-    run = lab.submit(WAITS, **TWO, environment_variables={"MINE": "abc"})
-    wait_until_running(run)
-    # The run's nodes report at the address by which the cluster knows this one, and nobody at another.
-    marked = processes.with_variable(processes.SUPERVISOR_VARIABLE, run.id)
-    supervisors = [pid for pid in marked if "paceline.supervisor" in words_of(pid)]
-    assert listening(supervisors).keys() == {cluster.hosts.addresses[cluster.head]}
-    check_exec(run)
+    check_exec(lab.submit(WAITS, **TWO, environment_variables={"MINE": "abc"}))
 
 
 def test_who_finds_no_room_says_for_what_it_waits_and_a_job_that_somebody_stops_is_canceled_with_its_grace(
@@ -155,6 +150,10 @@ def test_who_finds_no_room_says_for_what_it_waits_and_a_job_that_somebody_stops_
 ) -> None:
     first = lab.submit(WAITING, process_count_per_node=2, **{**TWO, "node_count": 3})
     wait_until_running(first)
+    # The run's nodes report at the address by which the cluster knows this one, and nobody at another.
+    marked = processes.with_variable(processes.SUPERVISOR_VARIABLE, first.id)
+    supervisors = [pid for pid in marked if "paceline.supervisor" in words_of(pid)]
+    assert listening(supervisors).keys() == {cluster.hosts.addresses[cluster.head]}
     second = lab.submit(WAITING, **TWO)
     wait_until(lambda: "free:" in str(second.record().waiting_for), "the second run says what it waits for", 30)
     assert second.status == states.QUEUED
@@ -294,18 +293,6 @@ def test_a_hang_on_two_nodes_is_noticed_and_named(cluster: RayLab, tmp_path: Pat
     cluster.add_target(lab.workspace_dir, datastore="lab")
     Datastore.register(pl.Workspace(lab.workspace_dir), "lab", str(cluster.folder / f"store{next(_numbers)}"))
     check_hang(lab.submit(STOPS, **TWO, hang_seconds=3))
-
-
-def test_a_run_without_a_shared_folder_is_canceled_by_name(cluster: RayLab, tmp_path: Path) -> None:
-    lab = Lab(tmp_path)
-    cluster.add_target(lab.workspace_dir, datastore="lab")
-    Datastore.register(pl.Workspace(lab.workspace_dir), "lab", str(cluster.folder / "store"))
-    run = lab.submit(WAITING, **TWO)
-    wait_until_running(run)
-    run.cancel()
-    assert wait_for_end(run) == states.CANCELED
-    assert run.record().canceled_by == user_name()
-    assert log_text(run) == "waiting\nsaved\n"
 
 
 def test_doctor_and_list_see_the_nodes(cluster: RayLab, lab: Lab) -> None:

@@ -99,7 +99,9 @@ def test_several_commands_at_once_have_their_own_words(both: Both, supervisor: A
     assert supervisor.heard.count({"gone": True}) == 3
 
 
-def test_who_can_write_to_the_store_alone_runs_nothing(both: Both, supervisor: Answering) -> None:
+def test_who_can_write_to_the_store_alone_runs_nothing(
+    both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Store(both.record) as store:
         for name, key in (("stranger", "ab" * 32), ("replayed", KEY)):
             Sealed(store, both.there.run_id, key, name, "in").put([REQUEST])
@@ -113,7 +115,8 @@ def test_who_can_write_to_the_store_alone_runs_nothing(both: Both, supervisor: A
     passage.tell({"data": "eA=="})
     assert hear(passage, "out") == ["eA=="]
     assert len(supervisor.requests) == 1, "the one that was asked for by whoever has the key"
-    # An answer of somebody else's is none.
+    # An answer of somebody else's is none; it is told once the store could have been away for as long.
+    monkeypatch.setattr(passages, "_SILENCE_S", 2.0)
     with Store(both.record) as store:
         forged = Sealed(store, both.here.run_id, "ab" * 32, passage._name, "out")
         forged.count = passage._out.count
