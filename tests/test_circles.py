@@ -6,9 +6,7 @@ import ast
 from collections.abc import Mapping
 from pathlib import Path
 
-import paceline
-
-SOURCE = Path(paceline.__file__).parent
+from tests.sources import SOURCE, read
 
 
 def module_of(path: Path) -> str:
@@ -20,15 +18,13 @@ def imported(module: str, code: bytes, known: Mapping[str, object], *, is_packag
     """The modules among `known` that the code imports, wherever in it; a name of a package counts as the package."""
     package = module if is_package else module.rpartition(".")[0]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(code)):
+    for node in read(code).imports:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             outer = package.split(".")
             base = ".".join(outer[: len(outer) - node.level + 1]) if node.level else ""
             names = [".".join(part for part in (base, node.module, alias.name) if part) for alias in node.names]
-        else:
-            continue
         for name in names:
             parts = name.split(".")
             above = (".".join(parts[:count]) for count in range(len(parts), 0, -1))

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import ast
+import functools
 import re
-from pathlib import Path
 
 import pytest
 
 from paceline import errors
 from paceline.errors import PacelineError, RunFailedError
-
-SOURCE = Path(errors.__file__).parent
+from tests.sources import SOURCE, read
 
 
 def own_classes() -> dict[str, type]:
@@ -20,15 +18,15 @@ def own_classes() -> dict[str, type]:
     }
 
 
+@functools.cache
 def all_classes() -> dict[str, tuple[str, set[str]]]:
     """The public exceptions in all source files: name -> module and names of its bases. Nothing is imported: some of the
     files need TensorFlow."""
     classes: dict[str, tuple[str, set[str]]] = {}
     for path in SOURCE.rglob("*.py"):
         module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.ClassDef):
-                classes[node.name] = (module, {ast.unparse(base).rpartition(".")[2] for base in node.bases})
+        for head in read(path.read_bytes()).classes:
+            classes[head.name] = (module, {base.rpartition(".")[2] for base in head.bases})
     found, before = {"PacelineError"}, set[str]()
     while found != before:
         before = set(found)

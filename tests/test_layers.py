@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import paceline
-
-SOURCE = Path(paceline.__file__).parent
+from tests.sources import SOURCE, read
 
 UP_TO_TARGETS = "errors system job runs environments data containers remote launchers targets"
 UP_TO_SUBMIT = f"{UP_TO_TARGETS} supervisor snapshot submit"
@@ -114,6 +112,10 @@ THIRD_PARTY = {
 }
 
 
+#: Modules and packages right below the package itself.
+OWN = {item.name.removesuffix(".py") for item in SOURCE.iterdir()}
+
+
 def layer_of(module: str) -> str:
     return module.partition(".")[0]
 
@@ -124,21 +126,13 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-class AtRunTime(ast.NodeTransformer):
-    """Takes out what stands under `if TYPE_CHECKING`: it is never run."""
-
-    def visit_If(self, node: ast.If) -> ast.If | list[ast.stmt]:
-        self.generic_visit(node)
-        return node.orelse if "TYPE_CHECKING" in ast.unparse(node.test) else node
-
-
-def imports(tree: ast.AST, package: str) -> set[str]:
+def imports(code: bytes | str, package: str) -> set[str]:
     """Every module that the code imports at run time; `package` is what relative imports start from."""
     found: set[str] = set()
-    for node in ast.walk(AtRunTime().visit(tree)):
+    for node in read(code).at_run_time:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             parts = package.split(".")
             base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
             top = ".".join(part for part in (base, node.module) if part)
@@ -155,9 +149,7 @@ def complaints(module: str, imported: set[str]) -> list[str]:
         if top != "paceline":
             if top not in sys.stdlib_module_names and layer not in THIRD_PARTY.get(top, "").split():
                 wrong.append(f"{module} imports {top}")
-        elif layer_of(rest) == layer or layer_of(rest) not in {
-            item.name.removesuffix(".py") for item in SOURCE.iterdir()
-        }:
+        elif layer_of(rest) == layer or layer_of(rest) not in OWN:
             continue  # its own layer, or a name of the package itself, such as __version__
         elif not any(f"{rest}.".startswith(f"{part}.") for part in allowed):
             wrong.append(f"{module} imports paceline.{rest}")
@@ -172,7 +164,7 @@ def test_every_import_follows_an_arrow():
     for path in FILES:
         module = module_of(path)
         package = f"paceline.{module}" if path.name == "__init__.py" else f"paceline.{module}".rpartition(".")[0]
-        wrong += complaints(module, imports(ast.parse(path.read_bytes()), package))
+        wrong += complaints(module, imports(path.read_bytes(), package))
     assert wrong == []
 
 
@@ -207,7 +199,7 @@ def test_every_import_follows_an_arrow():
 )
 def test_a_wrong_arrow_would_be_seen(module, code, complaint):
     package = f"paceline.{module}".rpartition(".")[0]
-    assert complaints(module, imports(ast.parse(code), package)) == [complaint]
+    assert complaints(module, imports(code, package)) == [complaint]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +214,7 @@ def test_a_wrong_arrow_would_be_seen(module, code, complaint):
 )
 def test_a_right_arrow_is_let_through(module, code):
     package = f"paceline.{module}".rpartition(".")[0]
-    assert complaints(module, imports(ast.parse(code), package)) == []
+    assert complaints(module, imports(code, package)) == []
 
 
 def test_every_part_of_the_package_has_a_layer():
@@ -233,7 +225,7 @@ def test_every_file_is_python_3_10():
     wrong = []
     for path in FILES:
         try:
-            ast.parse(path.read_bytes(), filename=str(path), feature_version=(3, 10))
+            read(path.read_bytes())
         except SyntaxError as error:
             wrong.append(f"{module_of(path)}: {error}")
     assert FILES

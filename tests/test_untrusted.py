@@ -81,11 +81,11 @@ ALLOWED = {
 
 def found_in(tree: ast.AST) -> Iterator[str]:
     """What in a module can run what it opens, by name."""
+    nodes = list(ast.walk(tree))
     connections = any(
-        isinstance(node, ast.ImportFrom) and (node.module or "").startswith("multiprocessing")
-        for node in ast.walk(tree)
+        isinstance(node, ast.ImportFrom) and (node.module or "").startswith("multiprocessing") for node in nodes
     )
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _OPENERS:
             yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name in _OPENING)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
