@@ -3,7 +3,7 @@
 A unit is a folder: its tests share what is slow to start, such as engines, worlds of ranks and environments. Of
 `tests/engines/everywhere`, a test belongs to the unit of the target that its parameter names. So each engine is started
 once, by the process that has its unit. Two units never need a port, a network, a store of containers or a folder of the
-same name: each lab takes free ones.
+same name: each lab takes free ones. Two folders whose tests start the same programs are one unit.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ DURATIONS = Path(__file__).with_name("durations.json")
 _UNKNOWN_S = 60.0
 _ENGINES = "tests/engines"
 _EVERYWHERE = f"{_ENGINES}/everywhere"
+#: Those that load TensorFlow: one process does it once for all.
+_TOGETHER = {"tests/compat/horovod/keras": "tests/compat/horovod/tensorflow"}
 #: The first word of a parameter's id that is a target's name, such as `[ray, shared folder]` or `[ssh]`.
 _TARGET = re.compile(r"\[(local|ssh|slurm|ray)\b")
 
@@ -54,7 +56,7 @@ def unit_of(nodeid: str) -> str:
     """ "tests/cli" of "tests/cli/test_run.py::test_it"; of a test everywhere, the folder of the target it is about."""
     folder = nodeid.partition("::")[0].rpartition("/")[0]
     if folder != _EVERYWHERE:
-        return folder
+        return _TOGETHER.get(folder, folder)
     # Those without a parameter are about hosts over SSH.
     target = _TARGET.search(nodeid)
     return f"{_ENGINES}/{target[1] if target else 'ssh'}"

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
     [
         ("tests/cli/test_run.py::test_it", "tests/cli"),
         ("tests/test_errors.py::test_it[a/b]", "tests"),
+        ("tests/compat/horovod/keras/test_on_ranks.py::test_it[2]", "tests/compat/horovod/tensorflow"),
         ("tests/engines/ray/test_ray.py::test_it[ssh]", "tests/engines/ray"),
         ("tests/engines/everywhere/test_links.py::test_it[local]", "tests/engines/local"),
         ("tests/engines/everywhere/test_links.py::test_it[ray, shared folder]", "tests/engines/ray"),

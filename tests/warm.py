@@ -1,11 +1,13 @@
-"""Programs that start with torch already loaded, which takes a processor two to three seconds in each of them.
+"""Programs that start with torch, or TensorFlow, already loaded, which takes a processor two to five seconds in each of them.
 
     Warm(rank) ── starts once ──> this file as a program: loads torch, waits
     start(argv) ── argv, variables, output ──> it forks; the child runs the script as `python script` would
     below(mpirun) ── each rank is this file again: it has its script run by the program of its rank, and ends as that does
 
-Two such programs, one for even and one for odd ranks: neighbours have other hash seeds than one another, as they have when each
-is started by itself, so that an order which depends on them is found.
+Two such programs for most kinds, one for even and one for odd ranks: neighbours have other hash seeds than one another, as
+they have when each is started by itself, so that an order which depends on them is found.
+
+TensorFlow is loaded and no more: it makes its threads when something is first computed, which each child does for itself.
 """
 
 from __future__ import annotations
@@ -25,12 +27,37 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_LOADED = (
+TORCH = "torch"
+#: For what looks at which of torch's modules a script has loaded itself.
+PLAIN_TORCH = "torch and no more"
+KERAS_ON_TORCH = "keras on torch"
+TENSORFLOW = "tensorflow"
+OLDER_KERAS = "tf_keras"
+_OF_TORCH = (
     *("torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
     *("torch.distributed.checkpoint.state_dict", "torch.nn.parallel", "torch.optim", "torch.utils.data"),
     # What the first step of an optimizer loads.
     "torch._dynamo",
 )
+#: Kind of program -> what it loads. TensorFlow loads Keras 3 with itself, unless it is to take tf_keras.
+_LOADED = {
+    TORCH: _OF_TORCH,
+    PLAIN_TORCH: ("torch", "torch._dynamo"),
+    KERAS_ON_TORCH: ("torch", "torch.distributed", "torch._dynamo", "keras", "sklearn.datasets"),
+    TENSORFLOW: ("tensorflow", "keras", "sklearn.datasets"),
+    OLDER_KERAS: ("tensorflow", "tf_keras", "sklearn.datasets"),
+}
+#: Of these one is enough: what may depend on an order in Paceline's code for Keras runs with TensorFlow as well.
+_ONE_SEED = {PLAIN_TORCH, KERAS_ON_TORCH, OLDER_KERAS}
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+#: Kind of program -> the variables that count when this is loaded. What it starts has those that it is given.
+_VARIABLES = {
+    TORCH: {},
+    PLAIN_TORCH: {},
+    KERAS_ON_TORCH: {"KERAS_BACKEND": "torch"},
+    TENSORFLOW: {"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "0"} | _QUIET,
+    OLDER_KERAS: {"TF_USE_LEGACY_KERAS": "1"} | _QUIET,
+}
 
 
 class Process:
@@ -60,7 +87,7 @@ class Process:
                 told = self._connection.recv(64)
             except (TimeoutError, BlockingIOError):
                 raise subprocess.TimeoutExpired("a warm program", timeout_s or 0.0) from None
-            assert told, "the program that has torch loaded has ended"
+            assert told, "the program that started it has ended"
             self._code = int(told)
             self._connection.close()
         return self._code
@@ -73,34 +100,42 @@ class Process:
 
 
 class Warm:
-    """A Python that has torch loaded and starts programs. also: a module of the tests that it loads besides."""
+    """A Python that has torch loaded, or what its kind says, and starts programs. also: a module of the tests that it loads
+    besides."""
 
-    def __init__(self, environment: Mapping[str, str], also: str | None = None) -> None:
+    def __init__(self, environment: dict[str, str], kind: str = TORCH, also: str | None = None) -> None:
         # Not in a test's folder: the path of a socket may have 107 bytes.
         self._folder = tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
         self.path = os.path.join(self._folder.name, "socket")
         # It ends when its standard input does, and so with this process, however that ends.
         self._process = subprocess.Popen(
-            [sys.executable, __file__, self.path, *([also] if also else [])],
+            [sys.executable, __file__, self.path, kind, *([also] if also else [])],
             stdin=subprocess.PIPE,
-            env=dict(environment),
+            env=environment | _VARIABLES[kind],
             cwd="/",
         )
 
     def start(
-        self, argv: Sequence[str], environment: Mapping[str, str], output: int, directory: Path | None = None
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        output: int,
+        directory: Path | None = None,
+        errors: int | None = None,
     ) -> Process:
-        """Run a script with these arguments. output: a descriptor, for all that it prints.
+        """Run a script with these arguments. output: a descriptor, for all that it prints; errors: for its standard error.
 
         directory: in which it runs, this process's own by default.
         """
         self.wait()
-        return Process(_ask(self.path, argv, environment, str(directory or os.getcwd()), output, output))
+        directory = directory or Path.cwd()
+        errors = output if errors is None else errors
+        return Process(_ask(self.path, argv, environment, str(directory), output, errors))
 
     def wait(self) -> None:
         """Return once it takes programs to start."""
         while not os.path.exists(self.path):
-            assert self._process.poll() is None, "the program that loads torch has ended"
+            assert self._process.poll() is None, "the program that loads it has ended"
             time.sleep(0.02)
 
     @property
@@ -137,41 +172,66 @@ def _ask(
     return connection
 
 
-def below_mpirun(ranks: int, *command: str) -> list[str]:
-    """The words by which mpirun starts a rank that runs a script with torch loaded: without it, `python *command`."""
-    started = [warm(rank) for rank in range(ranks)]
+def below_mpirun(ranks: int, *command: str, kind: str = TORCH) -> list[str]:
+    """The words by which mpirun, or horovodrun, starts a rank that runs a script with torch, or what the kind says, loaded.
+
+    Without it they would be `python *command`.
+    """
+    started = [warm(rank, kind) for rank in range(ranks)]
     for one in started:
         one.wait()
     # Without the packages: it uses none.
     return [sys.executable, "-S", __file__, "rank", json.dumps([one.path for one in started]), *command]
 
 
+def run_alone(
+    *command: str, loaded: str, environment: Mapping[str, str], timeout_s: float = 2700
+) -> subprocess.CompletedProcess[str]:
+    """What `python *command` has printed and returned, in a process that has this loaded already.
+
+    Raises:
+        subprocess.TimeoutExpired: it has not ended by then, and is killed.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = warm(0, loaded).start(command, environment, output.fileno(), errors=errors.fileno())
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+        texts = []
+        for file in (output, errors):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return subprocess.CompletedProcess(command, code, *texts)
+
+
 def be_a_rank(paths: str, *argv: str) -> None:
     """Have the script run in this rank's place, and end as it does; it ends with this process."""
-    path = json.loads(paths)[int(os.environ["OMPI_COMM_WORLD_RANK"])]
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["HOROVOD_RANK"]
+    path = json.loads(paths)[int(rank)]
     code = Process(_ask(path, argv, os.environ, os.getcwd(), 1, 2)).wait(None)
     if code < 0:
         os.kill(os.getpid(), -code)
     os._exit(code)
 
 
-_started: dict[tuple[int, str | None], Warm] = {}
+_started: dict[tuple[int, str, str | None], Warm] = {}
 #: Worlds may be started in several threads at once.
 _starting = threading.Lock()
 
 
-def warm(rank: int, also: str | None = None) -> Warm:
-    """The program that has torch loaded for this rank, and this module too. It gives its hash seed to what it starts."""
+def warm(rank: int, kind: str = TORCH, also: str | None = None) -> Warm:
+    """The program that has this loaded for this rank, and this module too. It gives its hash seed to what it starts."""
     # Not for this file as a program, which knows nothing of the other tests.
     from tests.ranks import clean_environment
 
     with _starting:
-        place = rank % 2, also
+        place = 0 if kind in _ONE_SEED else rank % 2, kind, also
         if place in _started and not _started[place].is_there:
             # A test that kills at random may hit it; those after it are not to fail for that.
-            print(f"the program that has torch loaded ended with {_started.pop(place).close()}", file=sys.stderr)
+            print(f"the program that has {kind} loaded ended with {_started.pop(place).close()}", file=sys.stderr)
         if place not in _started:
-            _started[place] = Warm(clean_environment(), also)
+            _started[place] = Warm(clean_environment(), kind, also)
         return _started[place]
 
 
@@ -258,6 +318,8 @@ def _run(told: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(told["environment"])
     os.chdir(told["directory"])
+    # The folder for temporary files is the child's own, by its variables.
+    tempfile.tempdir = None
     sys.argv = told["argv"]
     path = os.environ.get("PYTHONPATH")
     sys.path[:1] = [str(Path(sys.argv[0]).parent.absolute()), *(path.split(os.pathsep) if path else ())]
@@ -279,7 +341,7 @@ elif __name__ == "__main__":
         warnings.simplefilter("ignore")
         # In the place of which a child has the folder of its script.
         sys.path[0] = str(Path(__file__).parents[1])
-        for name in (*_LOADED, *sys.argv[2:]):
+        for name in (*_LOADED[sys.argv[2]], *sys.argv[3:]):
             importlib.import_module(name)
     # What is loaded stays: children's collections pass it over, which would touch, and so copy, all its pages.
     gc.collect()

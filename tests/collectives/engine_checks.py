@@ -9,7 +9,8 @@ import numpy
 from paceline import collectives
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool", "complex64")
-SHAPES = ((), (0,), (1,), (3, 5), (2, 0, 3), (70000,), (1100, 1000))
+LONG = (1100, 1000)
+SHAPES = ((), (0,), (1,), (3, 5), (2, 0, 3), (70000,), LONG)
 
 
 def value(rank: int, seed: int, shape: tuple[int, ...], dtype: str) -> numpy.ndarray:
@@ -18,6 +19,8 @@ def value(rank: int, seed: int, shape: tuple[int, ...], dtype: str) -> numpy.nda
 
 def reductions(engine: collectives.Engine) -> None:
     cases = [(d, s, op) for d in DTYPES for s in SHAPES for op in ("sum", "min", "max", "product")]
+    # A long one is cut into pieces before anybody looks at what is done with them: each operation for one dtype.
+    cases = [case for case in cases if case[1] != LONG or case[2] == "sum" or case[0] == "float32"]
     cases = [case for case in cases if not (case[0].startswith("complex") and case[2] in ("min", "max"))]
     order = list(range(len(cases)))
     random.Random(engine.rank).shuffle(order)

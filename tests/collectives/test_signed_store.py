@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from paceline.collectives.request import Agreement, Request
 from paceline.collectives.secret import VARIABLE, run_secret
 from paceline.collectives.signed_store import SignedStore
 from tests.collectives.gloo_world import Ranks
+from tests.warm import TORCH, run_alone
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 WHERE = "10.0.0.1:29500"
@@ -153,7 +152,8 @@ def test_a_stranger_at_the_store_runs_nothing(secret, tmp_path):
         if time.monotonic() > end_s or any(process.has_ended for process in world.processes):
             raise AssertionError(world.wait(1).told())
         time.sleep(0.02)
-    subprocess.run([sys.executable, "stranger.py", str(world.port)], cwd=tmp_path, check=True, timeout=120)
+    stranger = run_alone("stranger.py", str(world.port), loaded=TORCH, environment=os.environ, timeout_s=120)
+    assert stranger.returncode == 0, stranger.stderr
     (tmp_path / "go").touch()
     world.wait()
     assert not (tmp_path / "PWNED").exists()

@@ -42,7 +42,7 @@ def run_on_ranks(
         for rank in range(size):
             with outputs[rank].open("w") as output:
                 environment = launcherless_environment(rank, size, port)
-                processes.append(warm(rank, also).start(command, environment, output.fileno()))
+                processes.append(warm(rank, also=also).start(command, environment, output.fileno()))
         for process in processes:
             try:
                 codes.append(process.wait(max(deadline - time.monotonic(), 0.01)))

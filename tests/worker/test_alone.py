@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -14,6 +12,8 @@ import pytest
 
 import paceline
 from paceline.worker import alone
+from tests.engines.conftest import require_module
+from tests.warm import PLAIN_TORCH, TENSORFLOW, run_alone
 
 SOURCE = Path(paceline.__file__).parent.parent
 MAIN = SOURCE / "paceline/worker/__main__.py"
@@ -59,26 +59,21 @@ def noted(tmp_path: Path, script: str, world_size: int = 2, **variables: str) ->
         **{"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
         **variables,
     }
-    done = subprocess.run(
-        [sys.executable, str(MAIN), "--", "train.py"],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    kind = TENSORFLOW if script == KERAS else PLAIN_TORCH
+    done = run_alone(str(MAIN), "--", "train.py", loaded=kind, environment=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def test_a_worker_that_joins_nobody_and_trains_is_noted(tmp_path):
     # Each of two believed to be rank 0 of 1, and the run ended as Completed without a word.
+    require_module("torch")
     assert noted(tmp_path, TRAINS) == {"library": "torch"}
     assert noted(tmp_path, TRAINS + LIGHTNING + "sys.exit(0)\n") == {"library": "lightning"}
 
 
 def test_nothing_is_noted_of_others(tmp_path):
+    require_module("torch")
     assert noted(tmp_path, TRAINS + JOINS) is None, "its group was destroyed before the end"
     assert noted(tmp_path, EVALUATES) is None, "it has trained nothing"
     assert noted(tmp_path, TRAINS, world_size=1) is None, "there is nobody to join"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tests.compat.horovod.world import CHECKS as _FOLDER
 from tests.engines.conftest import require_engine
 from tests.engines.lab import WHEEL, find_mpirun
 from tests.ranks import MPI, Worlds, checks_in, clean_environment
-from tests.warm import below_mpirun
+from tests.warm import TORCH, below_mpirun, run_alone
 
 _ALL = ("collectives", "semantics", "gradients", "optimizer", "training", "state", "elastic")
 #: Number of ranks -> what runs on so many: all on one and on three; on two and on four what looks at the number
@@ -34,19 +33,17 @@ def every_check(modules: tuple[str, ...]) -> list[str]:
 
 
 def run_on_ranks(
-    ranks: int, program: Path, *arguments: str, has_torch: bool = False, **variables: str
+    ranks: int, program: Path, *arguments: str, loaded: str = TORCH, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """The program's end on so many ranks; one runs without any launcher. has_torch: several have torch loaded already."""
+    """The program's end on so many ranks; one runs without any launcher. loaded: what they have loaded already."""
     mpirun = find_mpirun(WHEEL)
     require_engine(WHEEL, mpirun)
-    command = [sys.executable, str(program), *arguments]
-    if ranks > 1:
-        if has_torch:
-            command = below_mpirun(ranks, *command[1:])
-        command = [str(mpirun), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", "-n", str(ranks), *command]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=2700, env=clean_environment() | MPI | variables, check=False
-    )
+    environment = clean_environment() | MPI | variables
+    if ranks == 1:
+        return run_alone(str(program), *arguments, loaded=loaded, environment=environment)
+    command = below_mpirun(ranks, str(program), *arguments, kind=loaded)
+    command = [str(mpirun), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", "-n", str(ranks), *command]
+    return subprocess.run(command, capture_output=True, text=True, timeout=2700, env=environment, check=False)
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +57,7 @@ def outcome(worlds: Worlds) -> Callable[[int, str], None]:
 
     def look(ranks: int, check: str) -> None:
         def start(folder: Path) -> str:
-            return run_on_ranks(ranks, _WORLD, str(folder), *MODULES[ranks], has_torch=True).stderr
+            return run_on_ranks(ranks, _WORLD, str(folder), *MODULES[ranks]).stderr
 
         worlds.look(f"torch-on-{ranks}", ranks, check, start)
 

@@ -46,17 +46,6 @@ MODULES = (
     "horovod.runner.launch",
     "horovod.runner.util.threads",
 )
-KERAS = (
-    "horovod.tensorflow",
-    "horovod.tensorflow.mpi_ops",
-    "horovod.tensorflow.elastic",
-    "horovod.tensorflow.keras",
-    "horovod.tensorflow.keras.callbacks",
-    "horovod.tensorflow.keras.elastic",
-    "horovod.keras",
-    "horovod.keras.callbacks",
-    "horovod.keras.elastic",
-)
 
 
 def run(code: str, *path: Path, check: bool = True) -> str:
@@ -93,11 +82,6 @@ IMPORT_ALL = IMPORT_EACH.format(names=MODULES) + (
 def test_every_module_is_one_under_both_names():
     require_module("torch")
     assert run("import paceline.compat as c; c.install('horovod'); c.install('horovod')\n" + IMPORT_ALL) == "ok"
-
-
-def test_the_modules_for_tensorflow_and_keras_are_one_under_both_names():
-    require_module("tensorflow")
-    run("import paceline.compat as c; c.install('horovod')\n" + IMPORT_EACH.format(names=KERAS))
 
 
 def test_the_folder_of_names_does_the_same():

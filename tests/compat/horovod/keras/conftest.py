@@ -12,21 +12,30 @@ from tests.compat.horovod.conftest import run_on_ranks
 from tests.compat.horovod.keras.world import CHECKS
 from tests.engines.conftest import require_engine
 from tests.ranks import Worlds, checks_in
+from tests.warm import KERAS_ON_TORCH, OLDER_KERAS, TENSORFLOW
 
 _WORLD = Path(__file__).with_name("world.py")
 #: For every Keras.
 _COMMON = ("training", "values", "callbacks", "saving", "elastic")
-#: By Keras: what it needs, its variables, what a script imports, and the modules of its checks.
+#: By Keras: what it needs, what its ranks have loaded, its variables, what a script imports, and the modules of its checks.
 KINDS = {
     "keras-tensorflow": (
         ("keras", "tensorflow"),
+        TENSORFLOW,
         {"KERAS_BACKEND": "tensorflow"},
         "horovod.keras",
         (*_COMMON, "keras3", "graphs"),
     ),
-    "keras-torch": (("keras", "torch"), {"KERAS_BACKEND": "torch"}, "horovod.keras", (*_COMMON, "keras3")),
+    "keras-torch": (
+        ("keras", "torch"),
+        KERAS_ON_TORCH,
+        {"KERAS_BACKEND": "torch"},
+        "horovod.keras",
+        (*_COMMON, "keras3"),
+    ),
     "tf_keras": (
         ("tf_keras", "tensorflow"),
+        OLDER_KERAS,
         {"TF_USE_LEGACY_KERAS": "1"},
         "horovod.tensorflow.keras",
         (*_COMMON, "keras2", "graphs"),
@@ -36,7 +45,7 @@ KINDS = {
 
 def checks(kind: str) -> list[str]:
     """The names of all checks for this Keras."""
-    return [f"{module}.{check}" for module in KINDS[kind][3] for check in checks_in(CHECKS, module)]
+    return [f"{module}.{check}" for module in KINDS[kind][4] for check in checks_in(CHECKS, module)]
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +56,7 @@ def outcome(request: pytest.FixtureRequest, worlds: Worlds) -> Callable[[str, in
     asked = [(one["kind"], one["ranks"], one["check"]) for one in params if "kind" in one]
 
     def look(kind: str, ranks: int, check: str) -> None:
-        needs, variables, module, _ = KINDS[kind]
+        needs, loaded, variables, module, _ = KINDS[kind]
         for need in needs:
             require_engine(need, importlib.util.find_spec(need))
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "0"}
@@ -56,7 +65,7 @@ def outcome(request: pytest.FixtureRequest, worlds: Worlds) -> Callable[[str, in
 
         def start(folder: Path) -> str:
             arguments = (str(folder), module, *names)
-            return run_on_ranks(ranks, _WORLD, *arguments, has_torch="torch" in needs, **(quiet | variables)).stderr
+            return run_on_ranks(ranks, _WORLD, *arguments, loaded=loaded, **(quiet | variables)).stderr
 
         worlds.look(f"{kind}-on-{ranks}", ranks, check, start)
 

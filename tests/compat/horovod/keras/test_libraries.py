@@ -1,25 +1,24 @@
-"""Which Keras is taken, what is loaded for it, and what is said where there is none. Each in an interpreter of its own."""
+"""Which Keras is taken, what is loaded for it, and what is said where there is none. Each in a process of its own."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 from tests.engines.conftest import require_module
+from tests.ranks import clean_environment
+from tests.warm import KERAS_ON_TORCH, OLDER_KERAS, TENSORFLOW, run_alone
 
 INSTALL = "import sys; import paceline.compat as c; c.install('horovod')\n"
 LOADED = "print(sorted({'torch', 'tensorflow', 'keras', 'tf_keras'} & set(sys.modules)))"
 
 
-def run(code: str, **variables: str) -> str:
-    """The last line of what a fresh interpreter prints, or of its error."""
+def run(code: str, loaded: str, **variables: str) -> str:
+    """The last line of what a process that has this loaded, and no more, prints, or of its error."""
     names = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS", "PYTHONPATH")
-    clean = {name: value for name, value in os.environ.items() if name not in names}
-    environment = clean | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONDONTWRITEBYTECODE": "1"} | variables
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False, timeout=280
-    )
+    clean = {name: value for name, value in clean_environment().items() if name not in names}
+    script = Path("script.py")
+    script.write_text(code)
+    done = run_alone(str(script), loaded=loaded, environment=clean | {"TF_CPP_MIN_LOG_LEVEL": "3"} | variables)
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return lines[-1]
 
@@ -28,13 +27,14 @@ def test_keras_on_torch_loads_no_tensorflow():
     require_module("torch")
     require_module("keras")
     code = INSTALL + "import horovod.keras as hvd, horovod.keras.callbacks, horovod.keras.elastic\n" + LOADED
-    assert run(code, KERAS_BACKEND="torch") == "['keras', 'torch']"
+    assert run(code, KERAS_ON_TORCH, KERAS_BACKEND="torch") == "['keras', 'torch']"
 
 
 def test_keras_on_tensorflow_loads_no_torch():
     require_module("tensorflow")
     assert (
-        run(INSTALL + "import horovod.keras as hvd\n" + LOADED, KERAS_BACKEND="tensorflow") == "['keras', 'tensorflow']"
+        run(INSTALL + "import horovod.keras as hvd\n" + LOADED, TENSORFLOW, KERAS_BACKEND="tensorflow")
+        == "['keras', 'tensorflow']"
     )
 
 
@@ -45,7 +45,7 @@ def test_legacy_keras_is_taken_where_the_script_asks_for_it():
         "print([m.callbacks.MetricAverageCallback.__mro__[2].__module__.split('.')[0] for m in (one, other)],\n"
         "    one.callbacks.MetricAverageCallback is other.callbacks.MetricAverageCallback)"
     )
-    assert run(code, TF_USE_LEGACY_KERAS="1") == "['tf_keras', 'tf_keras'] True"
+    assert run(code, OLDER_KERAS, TF_USE_LEGACY_KERAS="1") == "['tf_keras', 'tf_keras'] True"
 
 
 def test_a_keras_that_the_script_has_loaded_is_taken():
@@ -55,7 +55,7 @@ def test_a_keras_that_the_script_has_loaded_is_taken():
         + INSTALL
         + "import horovod.keras as hvd; print(hvd.callbacks.MetricAverageCallback.__mro__[2])"
     )
-    assert "'keras.src." in run(code, TF_USE_LEGACY_KERAS="1")
+    assert "'keras.src." in run(code, TENSORFLOW, TF_USE_LEGACY_KERAS="1")
 
 
 def test_a_model_of_the_older_keras_takes_callbacks_and_optimizers_of_the_newer_ones_package():
@@ -69,7 +69,7 @@ def test_a_model_of_the_older_keras_takes_callbacks_and_optimizers_of_the_newer_
         "x = np.ones((4, 1)); model.fit(x, x, verbose=0, callbacks=callbacks)\n"
         "print(callbacks[0].broadcast_done, float(model.optimizer.learning_rate.numpy())); hvd.shutdown()"
     )
-    assert run(code) == "True 0.25"
+    assert run(code, TENSORFLOW) == "True 0.25"
 
 
 def test_another_backend_is_refused_with_the_way_out():
@@ -77,7 +77,7 @@ def test_another_backend_is_refused_with_the_way_out():
     require_module("torch")
     # As it would be with jax, which needs more to be installed.
     code = INSTALL + "import keras; keras.backend.backend = lambda: 'jax'\nimport horovod.keras"
-    answer = run(code, KERAS_BACKEND="torch")
+    answer = run(code, KERAS_ON_TORCH, KERAS_BACKEND="torch")
     assert "backend 'jax'" in answer
     assert "KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch" in answer
 
@@ -87,6 +87,6 @@ def test_a_missing_keras_is_named():
         "sys.modules['tf_keras'] = None\nfrom paceline.compat.horovod._keras import libraries\n"
         "import importlib\nlibraries.of_tensorflow()"
     )
-    answer = run(code, TF_USE_LEGACY_KERAS="1")
+    answer = run(code, OLDER_KERAS, TF_USE_LEGACY_KERAS="1")
     assert "this script needs tf_keras" in answer
     assert "unset TF_USE_LEGACY_KERAS" in answer

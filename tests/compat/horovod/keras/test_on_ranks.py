@@ -17,18 +17,25 @@ _AS_WITH_TORCH = {
     "training.check_weight_decay_and_moving_averages_are_the_optimizers_own",
 }
 
+#: What both of the others run: Keras 3's own part with torch, the graphs of TensorFlow with tf_keras.
+_AS_WITH_BOTH = {
+    *("training.check_clipping_acts_on_the_average", "callbacks.check_all_callbacks_together_train"),
+    *("callbacks.check_a_schedule_by_steps_by_function_and_by_fractions", "saving.check_a_class_of_the_scripts_own"),
+    *("saving.check_weights_go_from_one_optimizer_to_another", "elastic.check_epochs_and_batches_are_counted_on"),
+    "saving.check_one_rank_may_load_what_the_others_build",
+}
+
+
+def _marks(kind: str, check: str) -> list[pytest.MarkDecorator]:
+    less = {"keras-tensorflow": _AS_WITH_TORCH | _AS_WITH_BOTH, "tf_keras": _AS_WITH_TORCH}
+    return [pytest.mark.proof] if check in less.get(kind, ()) else []
+
 
 # The first of a world waits for all of it.
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     ("kind", "ranks", "check"),
-    [
-        pytest.param(
-            kind, ranks, check, marks=[pytest.mark.proof] if kind != "keras-torch" and check in _AS_WITH_TORCH else []
-        )
-        for kind, ranks in PLACES
-        for check in checks(kind)
-    ],
+    [pytest.param(kind, ranks, check, marks=_marks(kind, check)) for kind, ranks in PLACES for check in checks(kind)],
 )
 def test_it_holds_on_every_rank(outcome, kind, ranks, check):
     outcome(kind, ranks, check)

@@ -22,6 +22,10 @@ CHECKS = Path(__file__).parent / "checks"
 
 def main(folder: str, module_name: str, *names: str) -> None:
     sys.path.insert(0, str(ROOT))
+    is_on_torch = os.environ.get("KERAS_BACKEND") == "torch"
+    if is_on_torch:
+        # As where it is not installed. Keras loads it, for seconds, only to set its seed.
+        sys.modules["tensorflow"] = None  # type: ignore[assignment]
     from paceline.compat import install
     from paceline.compat.horovod._keras import libraries
     from paceline.compat.horovod.common import objects
@@ -31,7 +35,7 @@ def main(folder: str, module_name: str, *names: str) -> None:
     hvd = importlib.import_module(module_name)
     is_tensorflows = ".tensorflow." in module_name
     keras = libraries.of_tensorflow() if is_tensorflows else libraries.standalone()
-    if "tensorflow" in sys.modules:
+    if not is_on_torch:
         import tensorflow as tf
 
         tf.config.threading.set_intra_op_parallelism_threads(1)

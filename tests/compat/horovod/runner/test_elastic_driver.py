@@ -18,6 +18,7 @@ from paceline.errors import RunFailedError
 from tests.compat.horovod.runner.test_launch import environment, run  # noqa: F401
 from tests.engines.conftest import require_engine
 from tests.helpers import write_program
+from tests.warm import below_mpirun
 
 TRAIN = """
 import os, signal, time
@@ -67,7 +68,7 @@ def test_a_killed_rank_and_a_host_that_comes_change_nothing_in_the_training(tmp_
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "hosts").write_text("localhost:2")
     write_program(tmp_path / "d.sh", "#!/bin/sh\ncat hosts\n")
-    done = run("-np", 2, "--min-np", 2, "--host-discovery-script", "./d.sh", "python", "train.py")
+    done = run("-np", 2, "--min-np", 2, "--host-discovery-script", "./d.sh", *below_mpirun(3, "train.py"))
     assert done.returncode == 0, done.stderr
     assert "rank 1 on" in done.stderr
     assert "there are other hosts. Going on from the last commit." in done.stderr

@@ -10,6 +10,7 @@ import pytest
 from tests.compat.horovod.conftest import run_on_ranks
 from tests.compat.horovod.tensorflow.world import CHECKS
 from tests.ranks import Worlds, checks_in
+from tests.warm import OLDER_KERAS, TENSORFLOW
 
 _ANY = ("collectives", "semantics", "gradients", "graphs", "reduction", "state")
 #: Number of ranks -> what runs on so many: on three, what looks at the number; training, which is compared with one process,
@@ -30,14 +31,19 @@ def every_check(modules: tuple[str, ...]) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def outcome(worlds: Worlds) -> Callable[..., None]:
+def outcome(request: pytest.FixtureRequest, worlds: Worlds) -> Callable[..., None]:
     """A function that fails as the check did on any of so many ranks."""
+
+    ours = [item for item in request.session.items if item.path.parent == _WORLD.parent]
+    params = [item.callspec.params for item in ours if "outcome" in getattr(item, "fixturenames", ())]
 
     def look(ranks: int, check: str, *, legacy: bool = False) -> None:
         def start(folder: Path) -> str:
             variables = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1" if legacy else "0"}
-            modules = LEGACY_MODULES if legacy else MODULES[ranks]
-            return run_on_ranks(ranks, _WORLD, str(folder), *modules, **variables).stderr
+            loaded = OLDER_KERAS if legacy else TENSORFLOW
+            # Those that were asked for.
+            names = [one["check"] for one in params if one.get("ranks") == (None if legacy else ranks)]
+            return run_on_ranks(ranks, _WORLD, str(folder), *names, loaded=loaded, **variables).stderr
 
         worlds.look(f"tensorflow{'-legacy' * legacy}-on-{ranks}", ranks, check, start)
 

@@ -38,7 +38,8 @@ def check_a_loop_of_the_scripts_own_in_a_graph(hvd, keras):
 
             return step
 
-        one, all_together = step_of(model, opt), step_of(alone, plain)
+        # The one that is compared with runs without a graph.
+        one, all_together = step_of(model, opt), step_of(alone, plain).python_function
         for number in range(3):
             rows = 8 * passes * hvd.size()
             all_together(x[number * rows : (number + 1) * rows], y[number * rows : (number + 1) * rows])

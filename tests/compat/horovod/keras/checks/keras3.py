@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from paceline.compat.horovod.common import handles
-from tests.compat.horovod.keras.checks.training import agree, compare, digits, digits_model, loss_of, pair, share
+from tests.compat.horovod.keras.checks.training import (
+    agree,
+    compare,
+    digits,
+    digits_model,
+    loss_of,
+    pair,
+    share,
+    train_alone,
+)
 
 
 def product(y, p):
@@ -43,8 +52,7 @@ def check_its_own_accumulation_sends_the_sums_alone(hvd, keras):
         alone, model = pair(keras, digits_model)
         rows, passes, steps = 4, 3, 2
         count = steps * rows * passes * hvd.size()
-        alone.compile(optimizer=optimizer(**clipping), loss=loss_of(keras))
-        alone.fit(x[:count], y[:count], batch_size=rows * passes * hvd.size(), shuffle=False, verbose=0)
+        train_alone(keras, alone, optimizer(**clipping), x[:count], y[:count], rows * passes * hvd.size())
         opt = hvd.DistributedOptimizer(optimizer(passes, **clipping))
         model.compile(optimizer=opt, loss=loss_of(keras))
         mine = share(hvd, x, steps, rows, passes), share(hvd, y, steps, rows, passes)

@@ -10,8 +10,9 @@ import pytest
 from paceline.compat import shim_dir
 from tests.compat.horovod.conftest import run_on_ranks
 from tests.engines.conftest import require_module
+from tests.warm import TENSORFLOW
 
-SCRIPT = Path(__file__).parents[3] / "examples" / "horovod_tensorflow" / "train.py"
+SCRIPT = Path(__file__).parents[4] / "examples" / "horovod_tensorflow" / "train.py"
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ SCRIPT = Path(__file__).parents[3] / "examples" / "horovod_tensorflow" / "train.
 def test_the_example_learns_the_digits(ranks, options):
     require_module("tensorflow")
     variables = {"PYTHONPATH": str(shim_dir()), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = run_on_ranks(ranks, SCRIPT, "--epochs", "6", *options, **variables)
+    done = run_on_ranks(ranks, SCRIPT, "--epochs", "6", *options, loaded=TENSORFLOW, **variables)
     assert done.returncode == 0, done.stderr
     accuracies = [float(found) for found in re.findall(r"accuracy (0\.\d+)", done.stdout)]
     assert len(accuracies) == 6, done.stdout

@@ -11,8 +11,9 @@ import pytest
 from paceline.compat import shim_dir
 from tests.compat.horovod.conftest import run_on_ranks
 from tests.engines.conftest import require_engine
+from tests.warm import KERAS_ON_TORCH, TENSORFLOW
 
-SCRIPT = Path(__file__).parents[3] / "examples" / "horovod_keras" / "train.py"
+SCRIPT = Path(__file__).parents[4] / "examples" / "horovod_keras" / "train.py"
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,8 @@ def test_the_example_learns_the_digits(tmp_path, backend, ranks, options):
         require_engine(need, importlib.util.find_spec(need))
     saved = tmp_path / "digits.keras"
     variables = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(shim_dir())}
-    done = run_on_ranks(ranks, SCRIPT, "--epochs", "5", "--save-to", str(saved), *options, **variables)
+    loaded = KERAS_ON_TORCH if backend == "torch" else TENSORFLOW
+    done = run_on_ranks(ranks, SCRIPT, "--epochs", "5", "--save-to", str(saved), *options, loaded=loaded, **variables)
     assert done.returncode == 0, done.stderr
     accuracies = [float(found) for found in re.findall(r"accuracy (0\.\d+)", done.stdout)]
     assert len(accuracies) == 5, done.stdout
