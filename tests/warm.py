@@ -3,6 +3,7 @@
     Warm(rank) ── starts once ──> this file as a program: loads torch, waits
     start(argv) ── argv, variables, output ──> it forks; the child runs the script as `python script` would
     below(mpirun) ── each rank is this file again: it has its script run by the program of its rank, and ends as that does
+    tests.warm_python ── a `python` that has the workers of runs forked from such a program
 
 Two such programs for most kinds, one for even and one for odd ranks: neighbours have other hash seeds than one another, as
 they have when each is started by itself, so that an order which depends on them is found.
@@ -25,7 +26,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.put_away import PutAway
 
 TORCH = "torch"
 #: For what looks at which of torch's modules a script has loaded itself.
@@ -58,6 +62,8 @@ _VARIABLES = {
     TENSORFLOW: {"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "0"} | _QUIET,
     OLDER_KERAS: {"TF_USE_LEGACY_KERAS": "1"} | _QUIET,
 }
+#: Of what is loaded, what a script imports anew and others in its process wait for.
+_PUT_AWAY = ("torch", "tensorflow", "keras", "tf_keras", "tensorboard")
 
 
 class Process:
@@ -100,16 +106,15 @@ class Process:
 
 
 class Warm:
-    """A Python that has torch loaded, or what its kind says, and starts programs. also: a module of the tests that it loads
-    besides."""
+    """A Python that has torch loaded, or what its kind says, and starts programs. also: modules that it loads besides."""
 
-    def __init__(self, environment: dict[str, str], kind: str = TORCH, also: str | None = None) -> None:
+    def __init__(self, environment: dict[str, str], kind: str = TORCH, *also: str) -> None:
         # Not in a test's folder: the path of a socket may have 107 bytes.
         self._folder = tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
         self.path = os.path.join(self._folder.name, "socket")
         # It ends when its standard input does, and so with this process, however that ends.
         self._process = subprocess.Popen(
-            [sys.executable, __file__, self.path, kind, *([also] if also else [])],
+            [sys.executable, __file__, self.path, kind, *also],
             stdin=subprocess.PIPE,
             env=environment | _VARIABLES[kind],
             cwd="/",
@@ -231,7 +236,7 @@ def warm(rank: int, kind: str = TORCH, also: str | None = None) -> Warm:
             # A test that kills at random may hit it; those after it are not to fail for that.
             print(f"the program that has {kind} loaded ended with {_started.pop(place).close()}", file=sys.stderr)
         if place not in _started:
-            _started[place] = Warm(clean_environment(), kind, also)
+            _started[place] = Warm(clean_environment(), kind, *([also] if also else []))
         return _started[place]
 
 
@@ -262,7 +267,7 @@ def serve(path: str) -> dict[str, Any]:
                 sys.exit()
             for fd in set(ready) & set(running):
                 # Whoever has started it wants its end.
-                os.kill(running[fd][0], signal.SIGKILL)
+                kill(running[fd][0])
             if woken in ready:
                 os.read(woken, 4096)
             for fd, (pid, connection) in list(running.items()):
@@ -290,6 +295,10 @@ def serve(path: str) -> dict[str, Any]:
                     os.dup2(output, 1)
                     os.dup2(errors, 2)
                     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                    if "python" in found:
+                        # Whoever asks passes signals on.
+                        os.setpgid(0, 0)
+                        connection.send(str(os.getpid()).encode())
                     others = [one for _, one in running.values()]
                     for one in (*others, connection, listener):
                         one.close()
@@ -304,11 +313,18 @@ def serve(path: str) -> dict[str, Any]:
                 running[connection.fileno()] = (pid, connection)
     finally:
         for pid, _ in running.values():
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
             os.waitpid(pid, 0)
 
 
-def _run(told: dict[str, Any]) -> None:
+def kill(pid: int) -> None:
+    """End a child, and with one that leads a group, those that it has started."""
+    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _run(told: dict[str, Any], loaded: PutAway) -> None:
     """As the interpreter itself would run a script."""
     import random
     import runpy
@@ -321,6 +337,11 @@ def _run(told: dict[str, Any]) -> None:
     # The folder for temporary files is the child's own, by its variables.
     tempfile.tempdir = None
     sys.argv = told["argv"]
+    if python := told.get("python"):
+        # All is as in a Python that has just started, of this path.
+        sys.executable = python
+        loaded.put_away(_PUT_AWAY)
+        sys.stdout.reconfigure(write_through=bool(os.environ.get("PYTHONUNBUFFERED")))  # type: ignore[union-attr]
     path = os.environ.get("PYTHONPATH")
     sys.path[:1] = [str(Path(sys.argv[0]).parent.absolute()), *(path.split(os.pathsep) if path else ())]
     # Each process has its own, unless it asks for a seed.
@@ -333,17 +354,19 @@ if __name__ == "__main__" and sys.argv[1] == "rank":
     be_a_rank(*sys.argv[2:])
 elif __name__ == "__main__":
     import gc
-    import importlib
     import warnings
 
+    # In the place of which a child has the folder of its script.
+    sys.path[0] = str(Path(__file__).parents[1])
+    from tests.put_away import PutAway
+
+    _away = PutAway()
     with warnings.catch_warnings():
         # As for a script: the filters are those of the interpreter, and the script sets its own.
         warnings.simplefilter("ignore")
-        # In the place of which a child has the folder of its script.
-        sys.path[0] = str(Path(__file__).parents[1])
         for name in (*_LOADED[sys.argv[2]], *sys.argv[3:]):
-            importlib.import_module(name)
+            _away.load(name)
     # What is loaded stays: children's collections pass it over, which would touch, and so copy, all its pages.
     gc.collect()
     gc.freeze()
-    _run(serve(sys.argv[1]))
+    _run(serve(sys.argv[1]), _away)

@@ -18,6 +18,7 @@ from tests.engines.hosts import Hosts
 from tests.engines.lab import SYSTEM, WHEEL, Lab, find_mpirun, processes_below
 from tests.engines.ray_lab import RayLab
 from tests.engines.slurm_lab import SlurmLab
+from tests.warm_python import submitting_with, warm_python
 
 #: Read before a fixture takes the variable away.
 _REQUIRED = bool(os.environ.get("PACELINE_REQUIRE_ENGINES"))
@@ -120,6 +121,21 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
     require_engine(f"a Ray cluster, and for that {why}", why is None)
     with ray_lab.cluster(hosts.apart(tmp_path_factory.getbasetemp())) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def python_with_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Python whose workers have torch loaded before they start."""
+    require_module("torch")
+    with warm_python(tmp_path_factory.mktemp("warm")) as python:
+        yield python
+
+
+@pytest.fixture
+def torch_at_hand(python_with_torch: Path) -> Iterator[None]:
+    """Runs on this machine have torch without the time that it takes to load (`tests.warm_python`)."""
+    with submitting_with(python_with_torch):
+        yield
 
 
 @pytest.fixture

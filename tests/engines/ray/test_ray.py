@@ -22,7 +22,7 @@ from tests.engines.conftest import use_mpirun
 from tests.engines.container_lab import words_of
 from tests.engines.elastic import COUNTS, began_at, wait_for_attempt, wait_for_step
 from tests.engines.lab import KEEP, WHEEL, Lab, exit_codes, log_text, seen, wait_for_end
-from tests.engines.local.test_listening import listening
+from tests.engines.local.worlds.test_listening import listening
 from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab
 from tests.helpers import wait_until
 

@@ -32,7 +32,8 @@ dist.init_process_group({backend!r})
 hvd.init()
 assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
 dist.barrier()
-open(f"{{sys.argv[1]}}/ready{{hvd.rank()}}", "w").close()
+with open(f"{{sys.argv[1]}}/told{{hvd.rank()}}", "w") as told: told.write(str(os.getpid()))
+os.rename(told.name, f"{{sys.argv[1]}}/ready{{hvd.rank()}}")
 while not os.path.exists(f"{{sys.argv[1]}}/go"): time.sleep(0.02)
 dist.destroy_process_group()
 """
@@ -89,7 +90,9 @@ def engines(any_mpirun: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_a_run_on_this_machine_listens_on_loopback_alone(lab: Lab, tmp_path: Path, backend: str) -> None:
+def test_a_run_on_this_machine_listens_on_loopback_alone(
+    lab: Lab, tmp_path: Path, backend: str, torch_at_hand: None
+) -> None:
     # torch's store and Open MPI's ranks listened at every address.
     run = lab.submit(
         SCRIPT.format(backend=backend),
@@ -105,11 +108,14 @@ def test_a_run_on_this_machine_listens_on_loopback_alone(lab: Lab, tmp_path: Pat
 
 
 @pytest.mark.parametrize("transport", ["--gloo", "--mpi"])
-def test_horovodrun_on_this_machine_listens_on_loopback_alone(tmp_path: Path, transport: str) -> None:
+def test_horovodrun_on_this_machine_listens_on_loopback_alone(
+    tmp_path: Path, transport: str, python_with_torch: Path
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(backend="gloo"))
     program = Path(sysconfig.get_path("scripts")) / "horovodrun"
-    command = [program, "-np", "2", transport, sys.executable, script, tmp_path]
+    python = python_with_torch
+    command = [python, program, "-np", "2", transport, python, script, tmp_path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             seen = _looked_at(
@@ -123,10 +129,15 @@ def test_horovodrun_on_this_machine_listens_on_loopback_alone(tmp_path: Path, tr
 
 
 def _looked_at(folder: Path, pids: Any, is_over: Any) -> dict[str, set[str]]:
-    wait_until(
-        lambda: all((folder / f"ready{rank}").exists() for rank in range(2)) or is_over(), "the ranks to be ready", 240
-    )
+    def are_ready() -> bool:
+        return all((folder / f"ready{rank}").exists() for rank in range(2))
+
+    wait_until(lambda: are_ready() or is_over(), "the ranks to be ready", 240)
     try:
-        return open_to_others(pids())
+        if not are_ready():
+            return {}  # it has failed, which whoever asks sees
+        # The ranks by what they say: not all belong to those who have started them.
+        ranks = [int((folder / f"ready{rank}").read_text()) for rank in range(2)]
+        return open_to_others([*pids(), *ranks])
     finally:
         (folder / "go").touch()

@@ -45,7 +45,7 @@ WORLD = {"estimator": pl.PyTorch, "distributed_backend": "mpi", "process_count_p
 
 
 @pytest.fixture(autouse=True)
-def wheel(any_mpirun: str) -> None:
+def wheel(any_mpirun: str, torch_at_hand: None) -> None:
     """With the Open MPI of the wheel, which mpi4py is built for."""
 
 

@@ -10,6 +10,8 @@ from paceline.runs import states
 from tests.engines.lab import Lab, wait_for_end
 from tests.helpers import wait_until
 
+pytestmark = pytest.mark.usefixtures("torch_at_hand")
+
 #: Rank 2 loads its data slowly; the others wait for it, inside of DistributedDataParallel.
 HOLDS_UP = """
 import os, time, torch, torch.distributed as dist

@@ -67,15 +67,13 @@ def test_mpi4py_adds_up_over_two_workers_and_a_rank_that_raises_ends_the_one_tha
     assert [rank for rank, _ in run.failure.victims] == [0]
 
 
-def test_torch_adds_up_over_two_workers_of_mpirun(lab: Lab, any_mpirun: str) -> None:
-    require_module("torch")
+def test_torch_adds_up_over_two_workers_of_mpirun(lab: Lab, any_mpirun: str, torch_at_hand: None) -> None:
     run = lab.complete(SUM_BY_GLOO, estimator=pl.PyTorch, node_count=2, distributed_backend="mpi")
 
     assert [log_text(run, rank).splitlines()[-1] for rank in range(2)] == ["rank 0 of 2: 11", "rank 1 of 2: 11"]
 
 
-def test_the_rank_that_broke_torchs_collective_is_named_not_those_that_noticed(lab: Lab) -> None:
-    require_module("torch")
+def test_the_rank_that_broke_torchs_collective_is_named_not_those_that_noticed(lab: Lab, torch_at_hand: None) -> None:
     run = lab.finish(MEAN_OF_GRADIENTS_AND_BREAK, estimator=pl.PyTorch, node_count=2, distributed_backend="gloo")
 
     # Until then they averaged their gradients.

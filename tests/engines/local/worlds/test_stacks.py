@@ -145,9 +145,8 @@ MPI = GLOO.replace('"gloo"', '"mpi"')
     ids=["gloo", "hvd", "mpi"],
 )
 def test_the_missing_rank_is_named(
-    lab: Lab, script: str, backend: str, collective: str, request: pytest.FixtureRequest
+    lab: Lab, script: str, backend: str, collective: str, request: pytest.FixtureRequest, torch_at_hand: None
 ) -> None:
-    pytest.importorskip("torch")
     if backend == "mpi":
         request.getfixturevalue("any_mpirun")
     run = lab.submit(script, process_count_per_node=3, distributed_backend=backend)

@@ -1,0 +1,44 @@
+"""Modules that are put away come back as if they were loaded at that moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.helpers import run_python, write_tree
+
+#: A package whose names others take from it, and one of which hides a module of the same name, as in torch.distributed.
+FILES = {
+    "package/__init__.py": "from .part import *\nfrom .same import same\n",
+    "package/part.py": "def begin():\n    return 'own'\n",
+    "package/same.py": "def same():\n    return 'a function'\n",
+    "package/later.py": "from .part import begin\n",
+    "package/unwanted.py": "",
+}
+CODE = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+from paceline.collectives.when_loaded import when_loaded
+from tests.put_away import PutAway
+away = PutAway()
+for name in ("package", "package.later", "package.unwanted"):
+    away.load(name)
+before = sys.modules["package.part"]
+away.put_away(["package"])
+assert not [name for name in sys.modules if name.startswith("package")]
+def instead(module):
+    assert module is before and module.__spec__.origin == module.__file__
+    module.begin = lambda: "ours"
+when_loaded("package.part", instead)
+when_loaded("package.same", lambda module: None)
+import package
+assert "package.unwanted" not in sys.modules and "package.later" not in sys.modules
+print(package.begin(), package.same(), sys.modules["package.same"].same())
+import package.later
+print(package.later.begin(), package.later.__loader__.path == package.later.__file__)
+"""
+
+
+def test_what_waits_for_a_module_sees_it_come_and_the_others_have_what_it_puts_there(tmp_path: Path) -> None:
+    write_tree(tmp_path, FILES)
+    said = run_python(CODE, tmp_path, Path(__file__).parents[1])
+    assert said.splitlines() == ["ours a function a function", "ours True"]
