@@ -17,7 +17,11 @@ import pytest
 
 import paceline as pl
 from paceline.data.stores.datastore import Datastore
+from paceline.runs import remote_status
 from paceline.targets.configured import Configured, add
+from paceline.targets.ray import jobs
+from paceline.targets.slurm import query
+from tests.engines.conformance import FRESH_S, GRACE_S
 from tests.engines.hosts import Hosts
 from tests.engines.lab import Lab
 from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab
@@ -61,6 +65,8 @@ def ssh(network: Hosts, folder: Path, *, is_shared: bool = False) -> Iterator[Pl
 def slurm(cluster: SlurmLab, folder: Path, monkeypatch: pytest.MonkeyPatch, *, login: bool = False) -> Iterator[Place]:
     """Nodes that see the workspace; or a cluster behind a login host, whose nodes see a folder of its own."""
     lab, settings = Lab(folder), {"time": "10"}
+    monkeypatch.setattr(query, "FRESH_S", FRESH_S)
+    monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
     if not login:
         for name, value in cluster.environment.items():
             monkeypatch.setenv(name, value)
@@ -90,6 +96,8 @@ def logged_in(cluster: SlurmLab) -> Iterator[None]:
 def ray(cluster: RayLab, folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_shared: bool = False) -> Iterator[Place]:
     """Nodes with a /tmp of their own, which only a datastore joins to this machine; or that see the workspace."""
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    monkeypatch.setattr(jobs, "FRESH_S", FRESH_S)
+    monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
     seen = cluster.folder / f"elsewhere{next(_numbers)}"
     seen.mkdir()
     lab = Lab(seen if is_shared else folder)
@@ -98,7 +106,7 @@ def ray(cluster: RayLab, folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_sh
     else:
         Datastore.register(pl.Workspace(lab.workspace_dir), "between", str(seen / "between"))
         cluster.add_target(lab.workspace_dir, "there", datastore="between")
-    found = _place(lab, cluster.hosts, seen, environments=1 if is_shared else 2)
+    found = _place(lab, cluster.whole().hosts, seen, environments=1 if is_shared else 2)
     yield found if is_shared else replace(found, reached="between")
 
 

@@ -66,6 +66,7 @@ class RayLab:
         self.hosts = Hosts("pc", private=private)
         self.head = ""
         self.nodes: tuple[str, ...] = ()
+        self._lost: list[str] = []
 
     def up(self) -> RayLab:
         self.hosts.up(3)
@@ -121,16 +122,29 @@ class RayLab:
 
         wait_until(are_there, f"{count} nodes are alive", 60)
 
-    def revive(self, name: str) -> None:
-        """Start a killed node again."""
-        self.hosts.boot(name)
-        self._finish_node(name, self._start_node(name))
-        self.wait_for_nodes(3)
+    def lose(self, name: str) -> None:
+        """Let a node crash; it stays away until somebody wants all nodes, for the start of one takes ten seconds."""
+        self.hosts.kill(name)
+        self._lost.append(name)
+
+    def whole(self) -> RayLab:
+        """The cluster, once those that were lost are back."""
+        lost, self._lost = self._lost, []
+        self.revive(*lost)
+        return self
+
+    def revive(self, *names: str) -> None:
+        """Start killed nodes again."""
+        for name in names:
+            self.hosts.boot(name)
+            self._finish_node(name, self._start_node(name))
+        if names:
+            self.wait_for_nodes(3)
 
     def left(self) -> dict[str, list[str]]:
         """Host -> command lines of what is none of Ray's own; `{}` once the runs have left nothing."""
         found = {}
-        for name in self.hosts.names:
+        for name in self.hosts.up_now:
             lines = [line for line in self.hosts.processes(name).values() if "paceline" in line]
             if lines:
                 found[name] = lines
