@@ -36,12 +36,17 @@ sys.stdin.read()
 """
 
 
+#: Objects that a listing's answer holds, where the client asks for no other number; of Amazon's server, it is 1000.
+OBJECTS_OF_AN_ANSWER = 50
+
+
 class S3:
     """moto's S3 server in a process of its own."""
 
     def __init__(self, port: int = 0) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", _MOTO, str(port)],
+            env={**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": str(OBJECTS_OF_AN_ANSWER)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,25 @@ def model(workspace, tmp_path):
         )
 
 
-@pytest.fixture
-def uri(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # MLflow keeps artifacts beside its database
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory):
+    """An empty database: MLflow makes one in the fifty steps of its history, each written to the disk."""
+    import mlflow
+
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     logging.getLogger("alembic").setLevel(logging.ERROR)
+    folder = tmp_path_factory.mktemp("mlflow")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        uri = f"sqlite:///{folder / 'mlflow.db'}"
+        mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri).search_registered_models()
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def uri(made_once, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MLflow keeps artifacts beside its database
+    shutil.copy(made_once, tmp_path)
     yield f"sqlite:///{tmp_path / 'mlflow.db'}"
     # MLflow keeps its connections to the end of the process, and Python warns of those that nobody has closed.
     for one in gc.get_objects():

@@ -23,7 +23,7 @@ from paceline.sweeps.sweep_run import SweepRun
 from paceline.system import locks
 from tests.helpers import make_run
 from tests.sweeps.helpers import SCRIPT, SWEEP_ID, until
-from tests.sweeps.made import add_trial
+from tests.sweeps.made import add_trial, make_sweep
 
 
 def test_a_sweep_tries_points_and_knows_the_best(submit: Any, capsys: Any) -> None:
@@ -175,15 +175,18 @@ def test_several_metrics_have_a_front(submit: Any) -> None:
     assert "trial 4 is Completed: score 3.02, cost 5, on the Pareto front of 1" in run.folder.driver_log.read_text()
 
 
-def test_a_sweep_knows_the_results_of_another_one(submit: Any) -> None:
+def test_a_sweep_knows_the_results_of_another_one(submit: Any, tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="the extra tune is not installed")
     space = {"x": pl.uniform(0, 1)}
-    first = submit(space, trials=12, concurrent=4)
-    first.wait_for_completion()
-    second = submit(space, trials=2, concurrent=1, sampler="tpe", warm_start=[first])
+    # As many as the sampler needs to propose anything from: a sweep that has run them is on disk as these are.
+    first = make_sweep(tmp_path / ".paceline" / "runs", SweepSpec(space=Space(space), metric="score"))
+    for number in range(12):
+        x = number / 12
+        add_trial(first, number, {"x": x}, (x, x + 0.01), chosen={"x": x}, metric="score")
+    second = submit(space, trials=2, concurrent=1, sampler="tpe", warm_start=[first.run_id])
     second.wait_for_completion()
-    assert second.spec.warm_start == (first.id,)
-    assert f"12 results of former sweeps are known: {first.id}" in second.folder.driver_log.read_text()
+    assert second.spec.warm_start == (first.run_id,)
+    assert f"12 results of former sweeps are known: {first.run_id}" in second.folder.driver_log.read_text()
     # What it proposes is what the sampler does that was told of them.
     proposals = Proposals(second.spec, second.folder.path, prior_trials(second.folder, second.spec))
     proposal = proposals.propose(0, [])
