@@ -80,9 +80,14 @@ def pytest_configure(config: pytest.Config) -> None:
 IS_PROOF = bool(os.environ.get("PACELINE_PROOF"))
 
 
+#: The ids of all tests that were collected, also of those that are left out.
+COLLECTED = pytest.StashKey[frozenset[str]]()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from tests.side_by_side import kept_durations, longest_first
 
+    config.stash[COLLECTED] = frozenset(item.nodeid for item in items)
     if not IS_PROOF:
         left_out = [item for item in items if item.get_closest_marker("proof")]
         config.hook.pytest_deselected(items=left_out)

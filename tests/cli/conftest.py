@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 import textwrap
 import time
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from paceline.system import processes
+from tests import forked
 from tests.engines.lab import processes_below
 
 PROGRAM = shutil.which("paceline", path=sysconfig.get_path("scripts"))
@@ -38,16 +40,20 @@ class Cli:
         self, *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None, code: int = 0
     ) -> subprocess.CompletedProcess[str]:
         """What the command answers; fails unless it exits with `code`."""
-        done = subprocess.run(
-            self.argv(*words),
-            env={**self.environment, **(env or {})},
-            cwd=cwd or self.folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        argv, environment = self.argv(*words), {**self.environment, **(env or {})}
+        if sys.platform.startswith("linux") and not any(name.startswith("PYTHON") for name in environment):
+            done = forked.run(argv, environment=environment, folder=cwd or self.folder, timeout_s=100)
+        else:
+            done = subprocess.run(
+                argv,
+                env=environment,
+                cwd=cwd or self.folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+            )
         assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback (most recent call last)" not in done.stderr.replace("    Traceback", "")
         return done

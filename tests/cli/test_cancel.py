@@ -75,6 +75,8 @@ def test_interrupting_logs_f_leaves_the_run_alone(cli: Cli) -> None:
     _, errors = following.communicate(timeout=180)
 
     assert (following.returncode, errors) == (130, "")
+    # A worker's first line may be there before its run is said to be running.
+    cli.wait(run_id, "Running")
     assert cli.json("status", run_id)["status"] == "Running"
     cli("cancel", "--wait", run_id)
 
@@ -100,6 +102,7 @@ def test_ctrl_c_asks_and_d_detaches(cli: Cli, terminal: Terminal) -> None:
     assert terminal.exit_code() == 0
     (run_id,) = cli.run_ids()
     assert f"Detached. The run goes on; follow it with: paceline logs -f {run_id}" in terminal.text
+    cli.wait(run_id, "Running")
     assert cli.json("status", run_id)["status"] == "Running"
     cli("cancel", "--wait", run_id)
 

@@ -1,4 +1,4 @@
-"""Loads what scripts import, hides it, and forks for each script that is handed over (site/sitecustomize.py).
+"""Loads what scripts import, hides it, and forks for each script that is handed over (site/sitecustomize.py, `forked.run`).
 
 In a child nothing seems loaded. `import torch` finds the module that is there already, with all that came with it; whoever
 watches for a module (`paceline.collectives.when_loaded`) hears of it, and what is changed in it then is changed where others have
@@ -25,14 +25,6 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-#: Each with all that it loads.
-HEADS = (
-    *("numpy", "torch", "torch.utils.data", "torch.utils.data.distributed", "torch.nn.parallel", "torch._dynamo"),
-    *("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint.state_dict"),
-    *("sklearn.datasets", "sklearn.linear_model", "sklearn.model_selection", "matplotlib.pyplot"),
-    *("torch.utils.tensorboard", "accelerate"),
-)
-
 #: Head -> the modules that its import has loaded, in their order.
 groups: dict[str, list[str]] = {}
 hidden: dict[str, Any] = {}
@@ -40,8 +32,8 @@ hidden: dict[str, Any] = {}
 takers: dict[str, list[tuple[ModuleType, tuple[str, ...]]]] = {}
 
 
-def load() -> None:
-    """Load the heads, and hide them with all that is not the standard library's."""
+def load(heads: Sequence[str]) -> None:
+    """Load the heads, each with all that it loads, and hide them with all that is not the standard library's."""
     original = builtins.__import__
 
     def noting(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
@@ -55,7 +47,7 @@ def load() -> None:
 
     builtins.__import__ = noting
     try:
-        for head in HEADS:
+        for head in heads:
             if importlib.util.find_spec(head.partition(".")[0]) is not None:
                 before = set(sys.modules)
                 importlib.import_module(head)
@@ -83,16 +75,15 @@ class Found(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        self._own = getattr(hidden[spec.name], "__spec__", None)
+        self._name, self._own = spec.name, getattr(hidden[spec.name], "__spec__", None)
         return hidden[spec.name]  # type: ignore[no-any-return]
 
     def exec_module(self, module: ModuleType) -> None:
-        name = next(name for name, one in hidden.items() if one is module)
         # The import system has put its own there.
         module.__spec__ = self._own
         if self._own is not None:
             module.__loader__ = self._own.loader
-        show(name)
+        show(self._name)
 
 
 def show(name: str) -> None:
@@ -305,7 +296,7 @@ if __name__ == "__main__":
     with warnings.catch_warnings():
         # As for a script: the filters are those of the interpreter, and the script sets its own.
         warnings.simplefilter("ignore")
-        load()
+        load(sys.argv[2:])
     # What is loaded stays: children's collections pass it over, which would touch, and so copy, all its pages.
     gc.collect()
     gc.freeze()
