@@ -177,12 +177,12 @@ def _ask(
     return connection
 
 
-def below_mpirun(ranks: int, *command: str, kind: str = TORCH) -> list[str]:
+def below_mpirun(ranks: int, *command: str, kind: str = TORCH, also: str | None = None) -> list[str]:
     """The words by which mpirun, or horovodrun, starts a rank that runs a script with torch, or what the kind says, loaded.
 
     Without it they would be `python *command`.
     """
-    started = [warm(rank, kind) for rank in range(ranks)]
+    started = [warm(rank, kind, also) for rank in range(ranks)]
     for one in started:
         one.wait()
     # Without the packages: it uses none.

@@ -14,10 +14,12 @@ import pytest
 from tests.collectives.gloo_world import free_port
 from tests.engines.conftest import require_engine
 from tests.parallel.world import lacking
-from tests.ranks import Worlds, launcherless_environment
+from tests.ranks import Worlds, clean_environment, launcherless_environment
 from tests.warm import Process, warm
 
 _WORLD = Path(__file__).with_name("world.py")
+#: See there; one pair of programs is for all tests of this folder.
+LOADED = "tests.parallel.loaded"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,18 @@ def run_on_ranks(
     return [Ended(code, output.read_text()) for code, output in zip(codes, outputs, strict=True)]
 
 
+def run_alone(output: Path, *command: str, timeout_s: float = 280.0) -> str:
+    """What this Python program prints as a process that no launcher has started; it has to end well."""
+    with output.open("w") as file:
+        process = warm(0, also=LOADED).start(command, clean_environment(), file.fileno(), output.parent)
+    try:
+        code = process.wait(timeout_s)
+    finally:
+        process.kill()
+    assert code == 0, output.read_text()
+    return output.read_text()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """torch's threads spin while they wait for each other: small tensors take 100 times as long on busy cores."""
@@ -79,7 +93,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         ]
 
         def start(folder: Path) -> str:
-            ended = run_on_ranks(size, folder, str(_WORLD), str(folder), *names, also="tests.parallel.loaded")
+            ended = run_on_ranks(size, folder, str(_WORLD), str(folder), *names, also=LOADED)
             return "\n".join(f"rank {rank} ({end.returncode}): {end.output[-1500:]}" for rank, end in enumerate(ended))
 
         worlds.look(f"on-{size}", size, check, start)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.conftest import require_engine
+from tests.parallel.conftest import run_alone
 
 FOLDER = Path(__file__).parents[2] / "examples" / "parallel"
 
@@ -45,14 +46,15 @@ def launched(folder: Path, script: str, ranks: int, *options: str) -> str:
     return done.stdout
 
 
+def alone(script: str, folder: Path, *options: str) -> str:
+    """What the script prints in one process, by itself."""
+    return run_alone(folder / "output.txt", str(FOLDER / script), *options)
+
+
 @pytest.fixture(scope="session")
-def of_one_process(need_torch: None) -> list[float]:
+def of_one_process(need_torch: None, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of the transformer in one process. Its text is this Python's own source: each Python has others."""
-    command = [sys.executable, str(FOLDER / "chars_parallel.py"), "--pieces", "160"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
-    first, last = losses(done.stdout)
+    first, last = losses(alone("chars_parallel.py", tmp_path_factory.mktemp("alone"), "--pieces", "160"))
     assert last < first
     return [first, last]
 
@@ -60,11 +62,7 @@ def of_one_process(need_torch: None) -> list[float]:
 def test_the_plain_files_learn(need_torch: None, tmp_path: Path) -> None:
     require_engine("scikit-learn", find_spec("sklearn"))
     for script, options in (("digits_plain.py", ["--epochs", "2"]), ("chars_plain.py", ["--pieces", "160"])):
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, str(FOLDER / script), *options]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-        assert done.returncode == 0, done.stderr
-        first, last = losses(done.stdout)
+        first, last = losses(alone(script, tmp_path, *options))
         assert last < first
 
 

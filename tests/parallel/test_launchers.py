@@ -12,6 +12,8 @@ import pytest
 
 from tests.engines.conftest import require_engine
 from tests.engines.lab import WHEEL, find_mpirun
+from tests.parallel.conftest import LOADED, run_alone
+from tests.warm import below_mpirun
 
 PROGRAM = """
 import torch
@@ -68,7 +70,7 @@ def output(*command: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def alone(program: Path) -> list[str]:
-    return output(sys.executable, str(program))
+    return run_alone(program.with_name("output.txt"), str(program)).splitlines()
 
 
 def test_without_a_launcher_there_is_one_process(alone: list[str]) -> None:
@@ -88,7 +90,8 @@ def test_mpirun_with_paceline_s_backend_gives_the_same(program: Path, alone: lis
     mpirun = find_mpirun(WHEEL)
     require_engine(WHEEL, mpirun)
     found = output(
-        *(str(mpirun), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", "-n", "2"), sys.executable, str(program)
+        *(str(mpirun), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", "-n", "2"),
+        *below_mpirun(2, str(program), also=LOADED),
     )
     assert found[0] == "world 2 mpi"
     assert found[1:4] == alone[1:4]

@@ -109,14 +109,27 @@ import torch, torch.distributed as dist
 """
 
 
-def run_script(tmp_path: Path, ranks: int, script: str, **options: Any) -> subprocess.CompletedProcess[str]:
+#: As in a program that has loaded torch before Paceline.
+SETUP_LOADED = """
+from paceline.torch_mpi import backend
+backend.install_when_loaded()
+import torch, torch.distributed as dist
+"""
+
+
+def run_script(
+    tmp_path: Path, ranks: int, script: str, *, is_fresh: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """is_fresh: as a user's program starts, without anything loaded: of what a start or an end has to do with."""
     need_mpi()
-    (tmp_path / "script.py").write_text(SETUP + script)
-    return mpirun(ranks, "script.py", cwd=tmp_path, is_fresh=True, **options)
+    (tmp_path / "script.py").write_text((SETUP if is_fresh else SETUP_LOADED) + script)
+    return mpirun(ranks, "script.py", cwd=tmp_path, is_fresh=is_fresh, **options)
 
 
 def test_a_script_that_never_destroys_its_group_ends_well(tmp_path: Path) -> None:
-    done = run_script(tmp_path, 2, "dist.init_process_group('mpi'); dist.all_reduce(torch.ones(3)); print('end')")
+    done = run_script(
+        tmp_path, 2, "dist.init_process_group('mpi'); dist.all_reduce(torch.ones(3)); print('end')", is_fresh=True
+    )
     assert (done.returncode, done.stdout.count("end")) == (0, 2), done.stderr
 
 
@@ -127,7 +140,7 @@ if dist.get_rank() == 1:
     raise ValueError("no such label")
 dist.all_reduce(torch.ones(3))
 """
-    done = run_script(tmp_path, 2, script, timeout_s=120)
+    done = run_script(tmp_path, 2, script, is_fresh=True, timeout_s=120)
     assert done.returncode != 0
     assert "ValueError: no such label" in done.stderr
     assert done.stderr.count("Traceback") == 1, done.stderr

@@ -32,7 +32,7 @@ def training(folder: Path, seed: int = 5) -> tuple[Any, Any]:
     case = CASES["mlp"]
     model = made(case, torch.float64, seed=seed)
     given = batches(case, torch.float64, (8,) * 3)
-    return paceline.parallelize(model, adamw(model), given, loss=case.loss, strategy=FullyShard()), given
+    return paceline.parallelize(model, adamw(model), given, loss=case.loss, strategy=FullyShard(), check="off"), given
 
 
 def killed(folder: Path) -> None:
@@ -95,7 +95,14 @@ def epoch(folder: Path, count: str) -> None:
     loader = DataLoader(Numbers(), batch_size=BATCH, shuffle=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     par = paceline.parallelize(
-        model, optimizer, loader, loss=nn.functional.mse_loss, strategy=DataParallel(), microbatches=2, seed=3
+        model,
+        optimizer,
+        loader,
+        loss=nn.functional.mse_loss,
+        strategy=DataParallel(),
+        microbatches=2,
+        seed=3,
+        check="off",
     )
     os.environ["PACELINE_CHECKPOINT_DIR"] = str(folder / "steps")
     par.load()
@@ -134,7 +141,14 @@ def sizes(folder: Path, count: str, attempt: str) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         loader = DataLoader(data, batch_size=BATCH, shuffle=True)
         return paceline.parallelize(
-            model, optimizer, loader, loss=nn.functional.mse_loss, strategy=kinds[kind](), microbatches=4, seed=3
+            model,
+            optimizer,
+            loader,
+            loss=nn.functional.mse_loss,
+            strategy=kinds[kind](),
+            microbatches=4,
+            seed=3,
+            check="off",
         )
 
     request = folder / f"request_{attempt}"
