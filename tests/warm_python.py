@@ -4,17 +4,17 @@
     <folder>/bin/python           the text below
     <folder>/bin/*                the same programs
 
-A worker that this `python` is to run, or a rank of horovodrun, is forked from a program that has torch loaded (`tests.warm`),
-which takes 0.05 s of a processor in place of 1.5 s. For its script nothing is loaded until it is imported (`tests.put_away`).
-All else, `python` runs itself. A worker is then no child of whoever has started it: that one has this `python` in its place,
-which passes signals on, ends as the worker does, and with which the worker ends.
+A worker that this `python` is to run, or a rank of horovodrun, is forked from a program that has torch, or what its kind says,
+loaded (`tests.warm`): that takes 0.05 s of a processor in place of 1.5 s. For its script nothing is loaded until it is imported
+(`tests.put_away`). All else, `python` runs itself. A worker is then no child of whoever has started it: that one has this
+`python` in its place, which passes signals on, ends as the worker does, and with which the worker ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -65,8 +65,8 @@ os._exit(code & 0xFF)
 
 
 @contextlib.contextmanager
-def warm_python(folder: Path, more: Sequence[str] = ()) -> Iterator[Path]:
-    """The path of such a Python, below `folder`. more: modules that are loaded beside torch."""
+def warm_python(folder: Path, *more: str, kind: str = TORCH) -> Iterator[Path]:
+    """The path of such a Python, below `folder`. kind: of the program; more: modules that it loads besides."""
     from tests.ranks import clean_environment
 
     real = Path(sys.executable)
@@ -78,7 +78,7 @@ def warm_python(folder: Path, more: Sequence[str] = ()) -> Iterator[Path]:
     for program in real.parent.iterdir():
         if not program.name.startswith("python"):
             (place / "bin" / program.name).symlink_to(program)
-    started = Warm(clean_environment(), TORCH, *more)
+    started = Warm(clean_environment(), kind, *more)
     try:
         write_program(python, _PYTHON.format(real=str(real), path=started.path, python=str(python)))
         for name in {"python", "python3"} - {real.name}:

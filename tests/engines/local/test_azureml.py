@@ -153,7 +153,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A Python that has loaded what the examples' scripts import: twenty of them are run."""
     pytest.importorskip("sklearn")
     parts = ("datasets", "linear_model", "metrics", "model_selection", "svm")
-    with warm_python(tmp_path_factory.mktemp("warm"), [f"sklearn.{part}" for part in parts]) as found:
+    with warm_python(tmp_path_factory.mktemp("warm"), *(f"sklearn.{part}" for part in parts)) as found:
         yield found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 import paceline as pl
 from tests.engines.conftest import require_engine
 from tests.engines.lab import Lab, log_text, wait_for_end
+from tests.warm import TENSORFLOW
+from tests.warm_python import submitting_with, warm_python
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tensorflow_multiworker"
 LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
@@ -95,6 +98,19 @@ def tensorflow() -> None:
     require_engine("tensorflow", find_spec("tensorflow"))
 
 
+@pytest.fixture(scope="module")
+def python_with_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Python whose workers have TensorFlow loaded before they start."""
+    with warm_python(tmp_path_factory.mktemp("warm"), kind=TENSORFLOW) as python:
+        yield python
+
+
+@pytest.fixture
+def at_hand(python_with_tensorflow: Path) -> Iterator[None]:
+    with submitting_with(python_with_tensorflow):
+        yield
+
+
 def test_two_workers_train_one_model(lab: Lab) -> None:
     require_engine("tf_keras", find_spec("tf_keras"))
     estimator = pl.TensorFlow(
@@ -118,7 +134,7 @@ def test_two_workers_train_one_model(lab: Lab) -> None:
     assert float(seen[0][-1][1]) > 0.85
 
 
-def test_fit_under_keras_3_fails_and_the_report_says_what_works(lab: Lab) -> None:
+def test_fit_under_keras_3_fails_and_the_report_says_what_works(lab: Lab, at_hand: None) -> None:
     require_engine("keras", find_spec("keras"))
     estimator = pl.TensorFlow(
         EXAMPLE, entry_script="train.py", node_count=2, distributed_backend="tensorflow", environment_variables=QUIET
@@ -132,7 +148,7 @@ def test_fit_under_keras_3_fails_and_the_report_says_what_works(lab: Lab) -> Non
 
 
 @pytest.mark.proof
-def test_a_loop_of_the_script_s_own_works_under_keras_3(lab: Lab) -> None:
+def test_a_loop_of_the_script_s_own_works_under_keras_3(lab: Lab, at_hand: None) -> None:
     require_engine("keras", find_spec("keras"))
     run = lab.complete(
         KERAS_3_LOOP,
@@ -150,7 +166,7 @@ def test_a_loop_of_the_script_s_own_works_under_keras_3(lab: Lab) -> None:
     assert float(ends[0][2]) < float(ends[0][1]) / 2
 
 
-def test_a_parameter_server_holds_what_workers_train(lab: Lab) -> None:
+def test_a_parameter_server_holds_what_workers_train(lab: Lab, at_hand: None) -> None:
     run = lab.complete(
         PARAMETER_SERVER,
         estimator=pl.TensorFlow,
