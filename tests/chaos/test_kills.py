@@ -1,7 +1,7 @@
 """SIGKILL, at random, of any process that belongs to a run, in any of its states.
 
 Whatever is killed: the run ends, in the state that is true, and says why; nothing of it is left running; what its
-workers had logged can be read. 20 kills here, 500 with `make chaos`. A failure prints the seed that repeats it
+workers had logged can be read. 12 kills here, 500 with `make chaos`. A failure prints the seed that repeats it
 (PACELINE_CHAOS_SEED).
 """
 
@@ -29,7 +29,7 @@ from paceline.system import locks, processes
 from paceline.targets.local_leases import Lease, LocalQueue, leases_dir
 from tests.environments.wheels import make_wheel
 
-KILLS = int(os.environ.get("PACELINE_CHAOS_KILLS", "20"))
+KILLS = int(os.environ.get("PACELINE_CHAOS_KILLS", "12"))
 SEED = int(os.environ.get("PACELINE_CHAOS_SEED", str(random.SystemRandom().randrange(1 << 30))))
 
 #: What only guards against hanging: a machine that reads programs from a busy disk is slow to start them.

@@ -728,7 +728,7 @@ def test_mpi_in_an_image_is_the_images(own_podman, engine, machine, lab):
 
 
 @only_podman
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+@pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.proof), "mpi"])
 def test_a_command_beside_a_worker_joins_its_container(own_podman, engine, machine, lab, backend):
     if backend == "mpi":
         found = probe(engine, machine)

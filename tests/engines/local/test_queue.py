@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
+
 import paceline as pl
 from paceline.runs import states
 from tests.engines.lab import Lab, wait_for_status
@@ -68,20 +70,21 @@ def test_a_killed_supervisor_gives_its_place_to_the_next(lab: Lab) -> None:
     assert "while the run was Running" in holder.failure.message
 
 
-def test_forty_submissions_at_once_from_several_processes_all_complete(lab: Lab) -> None:
+@pytest.mark.parametrize("each", [4, pytest.param(10, marks=pytest.mark.proof)])
+def test_submissions_at_once_from_several_processes_all_complete(lab: Lab, each: int) -> None:
     lab.write("import sys\nprint('number', sys.argv[1])\n")
     code = """
-        for number in range(int(sys.argv[1]), int(sys.argv[1]) + 10):
+        for number in map(int, sys.argv[1:]):
             print(experiment.submit(estimator, script_params={str(number): ""}).id)
     """
-    programs = [lab.submit_elsewhere(code, first) for first in range(0, 40, 10)]
+    programs = [lab.submit_elsewhere(code, *range(first, first + each)) for first in range(0, 4 * each, each)]
     ids = [run_id for program in programs for run_id in program.communicate(timeout=100)[0].split()]
 
     runs = [pl.Run(lab.experiment, run_id) for run_id in ids]
     for run in runs:
         run.wait_for_completion()
     texts = [run.folder.live_log(0).read_text() for run in runs]
-    assert texts == [f"number {number}\n" for number in range(40)]
-    assert len(set(ids)) == 40
+    assert texts == [f"number {number}\n" for number in range(4 * each)]
+    assert len(set(ids)) == 4 * each
     # One copy of the source serves them all.
     assert len([path for path in (lab.workspace_dir / "snapshots").iterdir() if path.name[0] != "."]) == 1
