@@ -59,9 +59,10 @@ def any_mpirun(monkeypatch: pytest.MonkeyPatch) -> str:
     return use_mpirun(WHEEL if find_mpirun(WHEEL) else SYSTEM, monkeypatch)
 
 
-@pytest.fixture(params=["single", "gloo", "mpi-wheel", "mpi-system"])
+@pytest.fixture(params=["single", "gloo", "mpi-wheel", pytest.param("mpi-system", marks=pytest.mark.proof)])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Each way to start workers, as an estimator's arguments: one process, or two with each backend."""
+    """Each way to start workers, as an estimator's arguments: one process, or two with each backend. What differs between
+    one Open MPI and the other, the tests with `mpirun` ask of both."""
     return _arguments(request.param, monkeypatch)
 
 

@@ -61,10 +61,16 @@ def test_stacks_of_workers_that_stand_still_in_different_ways(lab: Lab) -> None:
         "all are up",
         120,
     )
-    # `up` comes before the call in which each stands.
-    wait_until(lambda: "sleep" in run.stacks().ranks[3].get("command", ""), "rank 3 is another program", 60)
-    wait_until(lambda: functions(run.stacks().ranks[2])[0][:1] == ["<module>"], "rank 2 is in native code", 60)
-    found = run.stacks()
+    # `up` comes before the call in which each stands. Each look waits for the ranks that do not answer.
+    looks = []
+
+    def all_stand() -> bool:
+        looks.append(run.stacks())
+        ranks = looks[-1].ranks
+        return "sleep" in ranks[3].get("command", "") and functions(ranks[2])[0][:1] == ["<module>"]
+
+    wait_until(all_stand, "rank 3 is another program, and rank 2 in native code", 60)
+    found = looks[-1]
     ranks = found.ranks
     assert functions(ranks[0])[0][:2] == ["waits_here", "<module>"]
     assert "waits_here" in functions(ranks[0])[1]
