@@ -41,7 +41,9 @@ class Cli:
     ) -> subprocess.CompletedProcess[str]:
         """What the command answers; fails unless it exits with `code`."""
         argv, environment = self.argv(*words), {**self.environment, **(env or {})}
-        if sys.platform.startswith("linux") and not any(name.startswith("PYTHON") for name in environment):
+        # An interpreter reads those at its start; the path is looked at again.
+        is_read_at_start = any(name.startswith("PYTHON") and name != "PYTHONPATH" for name in environment)
+        if sys.platform.startswith("linux") and not is_read_at_start:
             done = forked.run(argv, environment=environment, folder=cwd or self.folder, timeout_s=100)
         else:
             done = subprocess.run(
