@@ -115,8 +115,9 @@ def _imported(source: Path | None, framework: str | None) -> Iterable[str]:
     modules = _modules(source) - {*sys.stdlib_module_names, "paceline", "azureml"}
     if framework:
         modules.add(framework.lower())
-    # Which distribution has a module, the present interpreter knows; of others the names are mostly the same.
-    known = metadata.packages_distributions()
+    # Which distribution has a module, the present interpreter knows; of others the names are mostly the same. It reads the
+    # lists of files of all that is installed.
+    known = metadata.packages_distributions() if modules else {}
     names = set()
     for module in modules:
         for name in known.get(module) or [_FRAMEWORKS.get(module, module)]:
