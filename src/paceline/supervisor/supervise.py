@@ -25,7 +25,6 @@ from paceline.runs.failure import (
 from paceline.runs.folder import RunFolder
 from paceline.runs.input_links import unlink_inputs
 from paceline.runs.record import RunRecord, parse_utc, utc_now
-from paceline.supervisor import notify
 from paceline.supervisor.attempt import run_attempt
 from paceline.supervisor.diagnosis.evidence import alone_text
 from paceline.supervisor.diagnosis.retries import NODES_GONE, is_retried
@@ -236,6 +235,9 @@ def _end(run: Supervision, status: str, **changes: Any) -> None:
     """Tell whoever wants to know, then write the end: a final record is never written again, and what went wrong in the telling
     has to be in it. All else of the run is gone and given back by now."""
     if run.job.notify:
+        # Not above: what sends takes a fifth of the time in which a supervisor starts, and few runs tell of their end.
+        from paceline.supervisor import notify
+
         # As `store.change` will have it.
         if status == states.CANCELED and (failed := store.failed_by_hand(run.folder)) is not None:
             status, changes = states.FAILED, {**changes, **failed}
