@@ -65,6 +65,20 @@ def installer(request, monkeypatch):
     return request.param
 
 
+#: pip does as uv does with these; the other tests ask both.
+uv_for_both = pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.proof)], indirect=True)
+each_installer_and_layering = pytest.mark.parametrize(
+    ("installer", "layered"),
+    [
+        ("uv", False),
+        ("pip", True),
+        pytest.param("uv", True, marks=pytest.mark.proof),
+        pytest.param("pip", False, marks=pytest.mark.proof),
+    ],
+    indirect=["installer"],
+)
+
+
 def test_a_whole_environment_has_what_is_named_and_what_that_requires_and_nothing_else(ensure, installer):
     built, _ = ensure(pip_packages=["chained"])
     assert versions(built, "chained", "small", "heavy", "editable") == {
@@ -117,6 +131,7 @@ def test_a_newer_version_asked_for_by_name_goes_into_the_layer_and_wins(ensure, 
     assert versions(built, "heavy", "small") == {"heavy": "3.0", "small": "1.0"}
 
 
+@uv_for_both
 def test_a_newer_version_that_a_package_requires_goes_into_the_layer(ensure, installer):
     built, said = ensure(pip_packages=["modern"], layered=True)
     assert (installer == "uv") is not any("pip installs" in line for line in said)
@@ -181,14 +196,14 @@ def test_a_requirement_whose_marker_is_false_is_passed_over(ensure):
     assert built.pip == ("for-windows==1.0", "small==1.0")
 
 
-@pytest.mark.parametrize("layered", [False, True])
+@each_installer_and_layering
 def test_a_source_folder_with_a_blank_in_its_name_is_installed(ensure, project, installer, layered):
     built, _ = ensure(pip_packages=[str(project)], layered=layered)
     assert versions(built, "own") == {"own": "first"}
     assert built.locked.locked_pip == (f"own @ {project.as_uri()}",)
 
 
-@pytest.mark.parametrize("layered", [False, True])
+@each_installer_and_layering
 def test_an_editable_folder_is_read_where_it_lies(ensure, project, installer, layered):
     built, _ = ensure(pip_packages=[f"-e {project}"], layered=layered)
     (project / "own.py").write_text("VERSION = 'second'\n")
@@ -225,6 +240,7 @@ def test_an_option_that_uv_does_not_know_is_left_to_pip(ensure, wheels):
     assert built.pip == ("small==1.1",)
 
 
+@uv_for_both
 def test_find_links_of_a_requirements_file_count(ensure, tmp_path, monkeypatch, installer):
     monkeypatch.delenv("PIP_FIND_LINKS")
     make_wheel(tmp_path / "more", "only-here", "1.0")
@@ -234,6 +250,7 @@ def test_find_links_of_a_requirements_file_count(ensure, tmp_path, monkeypatch, 
     assert built.pip == ("only-here==1.0",)
 
 
+@uv_for_both
 def test_a_find_links_folder_that_is_not_there_does_no_harm(ensure, wheels, monkeypatch, installer):
     monkeypatch.setenv("PIP_FIND_LINKS", f"/nowhere/at/all {wheels}")
     built, _ = ensure(pip_packages=["small"])
