@@ -29,14 +29,13 @@ _CPUS = 2
 #: Ray takes a node for dead after three questions in vain, so many milliseconds apart; by default it takes half a minute.
 _HEALTH = {"initial_delay": "1000", "period": "500", "timeout": "2000"}
 #: Without what Ray does for graphs, lists of tasks and reports, at which nobody looks here. And no worker is started ahead of its
-#: task or ended while it is idle: each costs as much as a run of Paceline's own processes.
+#: task, which Ray would do for each: a worker costs as much as all that Paceline starts for a run.
 _FRUGAL = {
     "RAY_enable_metrics_collection": "0",
     "RAY_enable_timeline": "0",
-    "RAY_enable_worker_prestart": "0",
     "RAY_event_stats": "0",
     "RAY_task_events_report_interval_ms": "0",
-    "RAY_num_workers_soft_limit": "8",
+    "RAY_num_workers_soft_limit": "0",
     "RAY_idle_worker_killing_time_threshold_ms": "600000",
     "REPORTER_UPDATE_INTERVAL_MS": "60000",
 }
