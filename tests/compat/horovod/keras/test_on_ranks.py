@@ -12,7 +12,10 @@ PLACES = [("keras-tensorflow", 2), ("keras-torch", 1), ("keras-torch", 3), ("tf_
 _AS_WITH_TORCH = {
     *("training.check_digits_equal_one_process_with_adam", "training.check_digits_in_three_passes_equal_one"),
     *("training.check_a_tied_transformer_equals_one_process", "training.check_a_schedule_goes_on_by_steps"),
-    "training.check_a_tied_transformer_in_three_passes_equals_one",
+    *(
+        "training.check_a_tied_transformer_in_three_passes_equals_one",
+        "training.check_clipping_of_each_acts_on_the_average",
+    ),
     "training.check_groups_predivide_and_compression_leave_the_average",
     "training.check_weight_decay_and_moving_averages_are_the_optimizers_own",
 }
@@ -22,7 +25,8 @@ _AS_WITH_BOTH = {
     *("training.check_clipping_acts_on_the_average", "callbacks.check_all_callbacks_together_train"),
     *("callbacks.check_a_schedule_by_steps_by_function_and_by_fractions", "saving.check_a_class_of_the_scripts_own"),
     *("saving.check_weights_go_from_one_optimizer_to_another", "elastic.check_epochs_and_batches_are_counted_on"),
-    "saving.check_one_rank_may_load_what_the_others_build",
+    *("saving.check_one_rank_may_load_what_the_others_build", "saving.check_a_file_is_read_without_horovod"),
+    "callbacks.check_the_best_model_is_saved_by_the_first_rank_alone",
 }
 
 
