@@ -12,7 +12,7 @@ import pytest
 import paceline as pl
 from tests.engines.conftest import require_engine
 from tests.engines.lab import Lab, log_text, wait_for_end
-from tests.warm import TENSORFLOW
+from tests.warm import OLDER_KERAS, TENSORFLOW
 from tests.warm_python import submitting_with, warm_python
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tensorflow_multiworker"
@@ -111,7 +111,7 @@ def at_hand(python_with_tensorflow: Path) -> Iterator[None]:
         yield
 
 
-def test_two_workers_train_one_model(lab: Lab) -> None:
+def test_two_workers_train_one_model(lab: Lab, tmp_path: Path) -> None:
     require_engine("tf_keras", find_spec("tf_keras"))
     estimator = pl.TensorFlow(
         EXAMPLE,
@@ -120,8 +120,9 @@ def test_two_workers_train_one_model(lab: Lab) -> None:
         distributed_backend="tensorflow",
         environment_variables=LEGACY | QUIET,
     )
-    run = lab.experiment.submit(estimator)
-    wait_for_end(run)
+    with warm_python(tmp_path / "warm", kind=OLDER_KERAS) as python, submitting_with(python):
+        run = lab.experiment.submit(estimator)
+        wait_for_end(run)
     run.wait_for_completion()
     seen = [
         re.findall(rf"worker {rank} of 2, epoch \d: loss (\d\.\d+), accuracy (\d\.\d+)", log_text(run, rank))
