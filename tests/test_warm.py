@@ -1,4 +1,4 @@
-"""The programs that have torch loaded outlive those who ask them, and are replaced where something has killed them."""
+"""The programs that have libraries loaded outlive those who ask them, and are replaced where something has killed them."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from tests.engines.conftest import require_engine
 
 @pytest.fixture(autouse=True)
 def engine() -> None:
-    require_engine("torch", find_spec("torch"))
+    require_engine("numpy", find_spec("numpy"))
 
 
 def code_of_a_script(folder: Path) -> int:
     script = folder / "script.py"
     script.write_text("import sys; sys.exit(7)")
     with (folder / "output").open("w") as output:
-        process = warm.warm(0).start([str(script)], os.environ, output.fileno())
+        process = warm.warm(0, warm.NUMPY).start([str(script)], os.environ, output.fileno())
     return process.wait(120)
 
 
 def test_whoever_is_killed_before_it_asks_does_not_end_it(tmp_path: Path) -> None:
-    started = warm.warm(0)
+    started = warm.warm(0, warm.NUMPY)
     started.wait()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(started.path)
     assert code_of_a_script(tmp_path) == 7
-    assert warm.warm(0) is started
+    assert warm.warm(0, warm.NUMPY) is started
 
 
 def test_one_that_was_killed_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    before = warm.warm(0)
+    before = warm.warm(0, warm.NUMPY)
     os.kill(before.pid, signal.SIGKILL)
     os.waitid(os.P_PID, before.pid, os.WEXITED | os.WNOWAIT)
     assert code_of_a_script(tmp_path) == 7
-    assert warm.warm(0) is not before
+    assert warm.warm(0, warm.NUMPY) is not before
     assert "ended with -9" in capfd.readouterr().err

@@ -37,6 +37,8 @@ PLAIN_TORCH = "torch and no more"
 KERAS_ON_TORCH = "keras on torch"
 TENSORFLOW = "tensorflow"
 OLDER_KERAS = "tf_keras"
+#: For the tests of such programs themselves, whatever they load.
+NUMPY = "numpy alone"
 _OF_TORCH = (
     *("torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
     *("torch.distributed.checkpoint.state_dict", "torch.nn.parallel", "torch.optim", "torch.utils.data"),
@@ -50,6 +52,7 @@ _LOADED = {
     KERAS_ON_TORCH: ("torch", "torch.distributed", "torch._dynamo", "keras", "sklearn.datasets"),
     TENSORFLOW: ("tensorflow", "keras", "sklearn.datasets"),
     OLDER_KERAS: ("tensorflow", "tf_keras", "sklearn.datasets"),
+    NUMPY: ("numpy",),
 }
 #: Of these one is enough: what may depend on an order in Paceline's code for Keras runs with TensorFlow as well.
 _ONE_SEED = {PLAIN_TORCH, KERAS_ON_TORCH, OLDER_KERAS}
@@ -61,6 +64,7 @@ _VARIABLES = {
     KERAS_ON_TORCH: {"KERAS_BACKEND": "torch"},
     TENSORFLOW: {"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "0"} | _QUIET,
     OLDER_KERAS: {"TF_USE_LEGACY_KERAS": "1"} | _QUIET,
+    NUMPY: {},
 }
 #: Of what is loaded, what a script imports anew and others in its process wait for.
 _PUT_AWAY = ("torch", "tensorflow", "keras", "tf_keras", "tensorboard")
