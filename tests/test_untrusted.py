@@ -7,6 +7,7 @@ a reason, and a line in docs/security.md.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,18 @@ _OBJECTS_OF_MPI = frozenset(
             "irecv",
         ),
         *("sendrecv", "exscan", "scan"),
+    )
+)
+
+#: A file without any of these words has nothing of the kind; most have none, and are not parsed.
+_WORDS = re.compile(
+    "|".join(
+        (
+            *_OPENERS,
+            *_OBJECT_COLLECTIVES,
+            *("yaml", "multiprocessing", "read_pickle", "allow_pickle", r"\bload\b"),
+            *(rf"\b{name}\b" for name in ("comm", "COMM_WORLD", "_comm", "mpi_comm")),
+        )
     )
 )
 
@@ -117,7 +130,8 @@ def test_whatever_could_run_what_it_opens_has_a_reason() -> None:
     found = {
         (str(path.relative_to(SOURCE)), what)
         for path in SOURCE.rglob("*.py")
-        for what in found_in(ast.parse(path.read_text(encoding="utf-8")))
+        if _WORDS.search(text := path.read_text(encoding="utf-8"))
+        for what in found_in(ast.parse(text))
     }
     assert found - ALLOWED.keys() == set(), "new: read it as JSON, or give a reason here and in docs/security.md"
     assert ALLOWED.keys() - found == set(), "gone: take it out of the list"
@@ -142,6 +156,7 @@ def test_whatever_could_run_what_it_opens_has_a_reason() -> None:
 )
 def test_the_look_would_see_it(text: str, what: str) -> None:
     assert what in set(found_in(ast.parse(text)))
+    assert _WORDS.search(text)
 
 
 @pytest.mark.parametrize(
