@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +97,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 #: Take seconds to load, in each of the processes that collect the tests, and stay in it.
 _HEAVY = frozenset({"torch", "tensorflow", "transformers", "keras", "ray", "mlflow", "pandas", "sklearn"})
-_loaded_before = _HEAVY & sys.modules.keys()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    before = _HEAVY & sys.modules.keys()
+    report = yield
+    if found := sorted(_HEAVY & sys.modules.keys() - before):
+        report.outcome = "failed"
+        report.longrepr = f"collecting it loads {found}: use tests.late, or load it in the test"
+    return report
 
 
 def pytest_collection_finish() -> None:
-    if found := sorted(_HEAVY & sys.modules.keys() - _loaded_before):
-        raise pytest.UsageError(f"collecting the tests loads {found}: use tests.late, or load it in the test")
     # All that was collected stays: collections of garbage pass it over, in this process and in those that it forks.
     gc.collect()
     gc.freeze()
