@@ -58,6 +58,22 @@ time.sleep(60)
             end(worker, supervisor.pid)
 
 
+@linux
+def test_what_a_killed_supervisor_was_about_to_start_is_a_descendant_of_its_guardian():
+    """Between fork and exec it has the supervisor's own environment: it was passed over, and its worker started."""
+    code = """
+import os, signal
+from paceline.system import processes
+pid = os.fork()
+if not pid:
+    signal.alarm(20)  # where it is passed over
+    os.read(os.pipe()[0], 1)
+print(processes.descendants(os.getpid()) == [pid], processes.kill_descendants(os.getpid()))
+"""
+    said = run_python(code, environment={processes.SUPERVISOR_VARIABLE: "digits_1_0"})
+    assert said == "True 1\n"
+
+
 def test_a_zombie_is_neither_alive_nor_a_descendant():
     process = subprocess.Popen(["true"])
     wait_until(lambda: processes._state(process.pid) == "Z", "the child's end")

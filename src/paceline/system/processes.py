@@ -238,12 +238,14 @@ def _below(pids: Sequence[int]) -> list[int]:
     children: dict[int, list[int]] = {}
     for child, parent in parents.items():
         children.setdefault(parent, []).append(child)
+    own = _variable(os.getpid(), SUPERVISOR_VARIABLE)
     found: list[int] = []
     todo = [child for pid in pids for child in children.get(pid, ())]
     while todo:
         child = todo.pop()
         if child not in zombies:
-            if _has_variable(child, SUPERVISOR_VARIABLE):
+            # A supervisor that is killed while it starts a worker leaves a copy of itself, for a moment, by the name of its run.
+            if _variable(child, SUPERVISOR_VARIABLE) not in (None, own):
                 continue
             found.append(child)
         # Of zombies too: what shows as one may have threads that are still ending, and has its children until they have.
@@ -299,9 +301,14 @@ def _state(pid: int) -> str:
 
 
 def _has_variable(pid: int, name: str, value: str | None = None) -> bool:
-    # As it was at the start: what a process sets in its own environment later does not show in /proc.
-    wanted = f"\0{name}=".encode() + (os.fsencode(value) + b"\0" if value is not None else b"")
-    return wanted in b"\0" + _read(pid, "environ")
+    found = _variable(pid, name)
+    return found is not None and value in (None, found)
+
+
+def _variable(pid: int, name: str) -> str | None:
+    """As it was at the start: what a process sets in its own environment later does not show in /proc."""
+    _, is_there, rest = (b"\0" + _read(pid, "environ")).partition(f"\0{name}=".encode())
+    return os.fsdecode(rest.partition(b"\0")[0]) if is_there else None
 
 
 def _read(pid: int, name: str) -> bytes:
