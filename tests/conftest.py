@@ -202,8 +202,6 @@ def warm_programs_end() -> Iterator[None]:
     yield
     if warm := sys.modules.get("tests.warm"):
         warm.close_all()
-    if forked := sys.modules.get("tests.forked"):
-        forked.close_all()
 
 
 _MARKS = (b"PACELINE_RUN_DIR=", b"PACELINE_SUPERVISOR=", b"PACELINE_SERVICE_DIR=")

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests import forked
 from tests.engines.conftest import require_module
 from tests.helpers import wait_until
+from tests.warm import fork_scripts
+from tests.warm.ways import VARIABLE
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,7 @@ def with_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     require_module("torch")
     if not sys.platform.startswith("linux"):
         pytest.skip("scripts are forks on Linux alone")
-    forked.fork_scripts(monkeypatch)
+    fork_scripts(monkeypatch)
 
 
 def start(path: Path, text: str, *words: str, options: tuple[str, ...] = (), **given: Any) -> subprocess.Popen[str]:
@@ -133,6 +134,6 @@ def test_an_error_is_shown_with_the_script_s_frames_alone(tmp_path: Path) -> Non
 def test_output_is_kept_back_or_not_as_by_itself(options: tuple[str, ...], tmp_path: Path) -> None:
     script = "import os, sys\nprint('said')\nsys.stdout.buffer.write(b'and ')\nos.write(1, b'written\\n')\n"
     process = start(tmp_path / "a.py", script, options=options)
-    without = {name: value for name, value in os.environ.items() if name != forked.VARIABLE}
+    without = {name: value for name, value in os.environ.items() if name != VARIABLE}
     by_itself = start(tmp_path / "a.py", script, options=options, env=without)
     assert process.communicate(timeout=60) == by_itself.communicate(timeout=60)

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from paceline.system import processes
-from tests import forked
 from tests.engines.lab import processes_below
+from tests.warm import run_command
 
 PROGRAM = shutil.which("paceline", path=sysconfig.get_path("scripts"))
 
@@ -44,7 +44,7 @@ class Cli:
         # An interpreter reads those at its start; the path is looked at again.
         is_read_at_start = any(name.startswith("PYTHON") and name != "PYTHONPATH" for name in environment)
         if sys.platform.startswith("linux") and not is_read_at_start:
-            done = forked.run(argv, environment=environment, folder=cwd or self.folder, timeout_s=100)
+            done = run_command(*argv, environment=environment, folder=cwd or self.folder, timeout_s=100)
         else:
             done = subprocess.run(
                 argv,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests import forked
 from tests.engines.conftest import require_module
+from tests.warm import forking_variables
 
 SCRIPT = """
 import torch
@@ -131,7 +131,7 @@ def _script(cli: Any, *, loss: str = MEAN, strategy: str = "DataParallel()", epo
 
 def _checked(cli: Any, *words: str) -> tuple[int, str]:
     # Each starts three to five processes that would load torch and what its first optimizer loads.
-    process = cli.start("check", *words, env=forked.environment())
+    process = cli.start("check", *words, env=forking_variables())
     out, error = process.communicate(timeout=900)
     assert "Traceback" not in error
     return process.returncode, out

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.engines.conftest import require_engine
 from tests.ranks import launcherless_environment
-from tests.warm import warm
+from tests.warm import program
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ class Ranks:
         # Closed by `wait`.
         self._files = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(number)]  # noqa: SIM115
         self.processes = [
-            warm(rank).start(
+            program(rank).start(
                 list(map(str, command)),
                 launcherless_environment(rank, number, self.port) | common | variables,
                 file.fileno(),

@@ -14,7 +14,7 @@ import pytest
 from paceline.errors import LauncherError
 from paceline.launchers.mpi import find_open_mpi
 from tests.docs.pages import ROOT
-from tests.forked import fork_scripts
+from tests.warm import fork_scripts
 
 #: Read before a fixture takes the variable away.
 _REQUIRED = bool(os.environ.get("PACELINE_REQUIRE_ENGINES"))

@@ -21,8 +21,8 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.docs.reader import Reader, Scene
 from tests.docs.scenes import SCENES
 from tests.docs.test_translations import TRANSLATIONS
-from tests.forked import fork_scripts
 from tests.helpers import write_tree
+from tests.warm import fork_scripts
 
 #: Pages, or folders of pages -> the test that runs their blocks in this one's place.
 ELSEWHERE = {

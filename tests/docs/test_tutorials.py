@@ -21,7 +21,7 @@ from tests.docs.printed import assert_printed
 from tests.docs.test_docs import assert_prints_what_it_says
 from tests.docs.test_translations import TRANSLATIONS
 from tests.engines.conftest import require_engine
-from tests.forked import fork_scripts
+from tests.warm import fork_scripts
 
 MAKER = runpy.run_path(str(ROOT / ".ci" / "notebooks.py"))
 PAGES: list[Path] = MAKER["pages"]()

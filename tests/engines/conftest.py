@@ -18,7 +18,7 @@ from tests.engines.hosts import Hosts
 from tests.engines.lab import SYSTEM, WHEEL, Lab, find_mpirun, processes_below
 from tests.engines.ray_lab import RayLab
 from tests.engines.slurm_lab import SlurmLab
-from tests.warm_python import submitting_with, warm_python
+from tests.warm import submitting_with, warm_python
 
 #: Read before a fixture takes the variable away.
 _REQUIRED = bool(os.environ.get("PACELINE_REQUIRE_ENGINES"))
@@ -134,7 +134,7 @@ def python_with_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
 
 @pytest.fixture
 def torch_at_hand(python_with_torch: Path) -> Iterator[None]:
-    """Runs on this machine have torch without the time that it takes to load (`tests.warm_python`)."""
+    """Runs on this machine have torch without the time that it takes to load (`tests.warm.python`)."""
     with submitting_with(python_with_torch):
         yield
 

@@ -15,7 +15,7 @@ from tests.collectives.gloo_world import free_port
 from tests.engines.conftest import require_engine
 from tests.parallel.world import lacking
 from tests.ranks import Worlds, clean_environment, launcherless_environment
-from tests.warm import Process, warm
+from tests.warm import Process, program
 
 _WORLD = Path(__file__).with_name("world.py")
 #: See there; one pair of programs is for all tests of this folder.
@@ -33,7 +33,7 @@ class Ended:
 def run_on_ranks(
     size: int, folder: Path, *command: str, timeout_s: float = 2700.0, also: str | None = None
 ) -> list[Ended]:
-    """How each of so many ranks of this Python program ended; none outlives the call. also: see `warm`."""
+    """How each of so many ranks of this Python program ended; none outlives the call. also: see `program`."""
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     outputs = [folder / f"output_{rank}.txt" for rank in range(size)]
@@ -44,7 +44,7 @@ def run_on_ranks(
         for rank in range(size):
             with outputs[rank].open("w") as output:
                 environment = launcherless_environment(rank, size, port)
-                processes.append(warm(rank, also=also).start(command, environment, output.fileno()))
+                processes.append(program(rank, also=also).start(command, environment, output.fileno()))
         for process in processes:
             try:
                 codes.append(process.wait(max(deadline - time.monotonic(), 0.01)))
@@ -59,7 +59,7 @@ def run_on_ranks(
 def run_alone(output: Path, *command: str, timeout_s: float = 280.0) -> str:
     """What this Python program prints as a process that no launcher has started; it has to end well."""
     with output.open("w") as file:
-        process = warm(0, also=LOADED).start(command, clean_environment(), file.fileno(), output.parent)
+        process = program(also=LOADED).start(command, clean_environment(), file.fileno(), output.parent)
     try:
         code = process.wait(timeout_s)
     finally:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import paceline
-from tests import forked
 from tests.cli.conftest import Cli, cli
 from tests.engines.conftest import require_engine
 from tests.helpers import make_job, make_run
+from tests.warm import forking_variables
 
 __all__ = ["cli"]
 
@@ -34,7 +34,7 @@ def needs(name: str) -> None:
 
 def values(cli: Cli, script: str, *words: str) -> dict[str, Any]:
     """Run it; metric name -> [(step, value, ...)] by rank and step."""
-    variables = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"} | forked.environment()
+    variables = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"} | forking_variables()
     done = cli("run", "--json", *words, cli.script(script), env=variables)
     found = json.loads(done.stdout[done.stdout.index("{\n") :])
     (one,) = cli.json("metrics", found["run_id"], *(f"--name={name}" for name in _names(cli, found["run_id"])))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from paceline.workspace import Workspace
-from tests.warm_python import warm_python
+from tests.warm import warm_python
 
 SCRIPT = """
 import argparse, os, subprocess, sys

@@ -12,8 +12,7 @@ import pytest
 import paceline as pl
 from tests.engines.conftest import require_engine
 from tests.engines.lab import Lab, log_text, wait_for_end
-from tests.warm import OLDER_KERAS, TENSORFLOW
-from tests.warm_python import submitting_with, warm_python
+from tests.warm import OLDER_KERAS, TENSORFLOW, submitting_with, warm_python
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tensorflow_multiworker"
 LEGACY = {"TF_USE_LEGACY_KERAS": "1"}

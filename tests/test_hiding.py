@@ -1,4 +1,4 @@
-"""Modules that are put away come back as if they were loaded at that moment."""
+"""Modules that are hidden come back as if they were loaded at that moment."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CODE = """
 import sys
 sys.path[:0] = sys.argv[1:3]
 from paceline.collectives.when_loaded import when_loaded
-from tests.put_away import PutAway
-away = PutAway()
+from tests.warm.hiding import Hiding
+hiding = Hiding()
 for name in ("package", "package.later", "package.unwanted"):
-    away.load(name)
+    hiding.load(name)
 before = sys.modules["package.part"]
-away.put_away(["package"])
+hiding.hide()
 assert not [name for name in sys.modules if name.startswith("package")]
 def instead(module):
     assert module is before and module.__spec__.origin == module.__file__

@@ -1,0 +1,127 @@
+"""Modules that are loaded already, and hidden until somebody imports them: then they come without the time that it takes.
+
+To whoever imports them, it is as if they were loaded at that moment, with all that they load. Whoever watches for a module
+(`paceline.collectives.when_loaded`) hears of it, and what is changed in it then is changed where others have taken it from there.
+
+    hiding.load("torch"); hiding.hide()     sys.modules has no torch, nor torch.nn
+    import torch                            both are there again, as they were
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+
+class Hiding:
+    """A finder of what is hidden."""
+
+    def __init__(self) -> None:
+        self._modules: dict[str, ModuleType] = {}
+        #: Module -> those that came in the same import, in their order.
+        self._group: dict[str, list[str]] = {}
+        self._asked: set[str] = set()
+        #: Module -> who has taken which names from it, `*` for all.
+        self._takers: dict[str, list[tuple[ModuleType, tuple[str, ...]]]] = {}
+
+    def load(self, name: str) -> None:
+        """Import a module, if it is installed, and remember what comes with it."""
+        if find_spec(name.partition(".")[0]) is None:
+            return
+        before, imports = set(sys.modules), builtins.__import__
+
+        def noting(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+            module = imports(name, globals, locals, fromlist, level)
+            # One that is not done with its own import has nothing yet that others could have changed.
+            if fromlist and globals and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+                taker = sys.modules.get(globals.get("__name__", ""))
+                if taker is not None and getattr(module, "__name__", None):
+                    self._takers.setdefault(module.__name__, []).append((taker, tuple(fromlist)))
+            return module
+
+        builtins.__import__ = noting
+        try:
+            importlib.import_module(name)
+        finally:
+            builtins.__import__ = imports
+        came = [one for one in sys.modules if one not in before and _top(one) not in sys.stdlib_module_names]
+        self._group.update(dict.fromkeys(came, came))
+        self._asked.add(name)
+
+    def hide(self) -> None:
+        """Have all that was loaded imported once more. Called once."""
+        self._modules = {name: sys.modules.pop(name) for name in self._group if name in sys.modules}
+        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        module = self._modules.get(name)
+        if module is None:
+            return None
+        own = getattr(module, "__spec__", None)
+        # A copy: whoever puts a loader of its own in does not change the module's.
+        spec = copy.copy(own) if own else ModuleSpec(name, None, is_package=hasattr(module, "__path__"))
+        spec.loader = _Loader(self, name, module)  # type: ignore[assignment]
+        return spec
+
+    def show(self, name: str) -> None:
+        """Put what came with this module beside it; who watches for one of them hears of it."""
+        group = [one for one in self._group[name] if one in self._modules]
+        with_it = group if name in self._asked else [one for one in group if _top(one) == _top(name)]
+        watched = {getattr(finder, "name", None) for finder in sys.meta_path}
+        before = {one: dict(vars(self._modules[one])) for one in with_it if one in watched}
+        for one in with_it:
+            if one in sys.modules:
+                continue
+            if one not in watched:
+                sys.modules[one] = self._modules[one]
+                continue
+            within, _, own = one.rpartition(".")
+            above = self._modules.get(within)
+            kept = vars(above).get(own) if above else None
+            importlib.import_module(one)
+            if above and kept is not None:
+                # The package may have had something else under this name by then, such as a function.
+                setattr(above, own, kept)
+            for other, values in before.items():
+                self._pass_on(self._modules[other], values)
+                before[other] = dict(vars(self._modules[other]))
+
+    def _pass_on(self, module: ModuleType, before: dict[str, Any]) -> None:
+        """Give what has changed in a module to those that have taken it from there, and to those that took it from them."""
+        changed = {
+            name: (before[name], value)
+            for name, value in vars(module).items()
+            if name in before and before[name] is not value and name[:2] != "__"
+        }
+        for taker, names in self._takers.get(module.__name__, ()) if changed else ():
+            taken = {id(old): new for name, (old, new) in changed.items() if name in names or "*" in names}
+            values = dict(vars(taker))
+            for name, value in values.items():
+                if id(value) in taken and taker is not module:
+                    setattr(taker, name, taken[id(value)])
+            self._pass_on(taker, values)
+
+
+class _Loader:
+    def __init__(self, hiding: Hiding, name: str, module: ModuleType) -> None:
+        self._hiding, self._name, self._module = hiding, name, module
+        self._own = {key: getattr(module, key, None) for key in ("__spec__", "__loader__")}
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system, or whoever watches, has put others there.
+        vars(module).update(self._own)
+        self._hiding.show(self._name)
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]

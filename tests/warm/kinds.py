@@ -1,0 +1,64 @@
+"""What the programs load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Kind(NamedTuple):
+    """loads: those that are not installed are left out. variables: those that count when it is loaded. programs: with two,
+    neighbouring ranks have other hash seeds than one another, as they have when each is started by itself: an order which
+    depends on them is found."""
+
+    loads: tuple[str, ...]
+    variables: Mapping[str, str] = {}
+    programs: int = 1
+
+
+TORCH = "torch"
+#: For what looks at which of torch's modules a script has loaded itself.
+PLAIN_TORCH = "torch and no more"
+KERAS_ON_TORCH = "keras on torch"
+TENSORFLOW = "tensorflow"
+OLDER_KERAS = "tf_keras"
+#: For the tests of such programs themselves, whatever they load.
+NUMPY = "numpy alone"
+EXAMPLES = "what the examples import"
+COMMAND_LINE = "the command line"
+
+_TORCH = (
+    *("torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
+    *("torch.distributed.checkpoint.state_dict", "torch.nn.parallel", "torch.optim", "torch.utils.data"),
+    # What the first step of an optimizer loads.
+    "torch._dynamo",
+)
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+
+#: TensorFlow is loaded and no more: it makes its threads when something is first computed, which each child does for itself.
+#: It loads Keras 3 with itself, unless it is to take tf_keras.
+KINDS = {
+    TORCH: Kind(_TORCH, programs=2),
+    PLAIN_TORCH: Kind(("torch", "torch._dynamo")),
+    # One is enough: what may depend on an order in Paceline's code for Keras runs with TensorFlow as well.
+    KERAS_ON_TORCH: Kind(
+        ("torch", "torch.distributed", "torch._dynamo", "keras", "sklearn.datasets"), {"KERAS_BACKEND": "torch"}
+    ),
+    TENSORFLOW: Kind(
+        ("tensorflow", "keras", "sklearn.datasets"),
+        {"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "0"} | _QUIET,
+        programs=2,
+    ),
+    OLDER_KERAS: Kind(("tensorflow", "tf_keras", "sklearn.datasets"), {"TF_USE_LEGACY_KERAS": "1"} | _QUIET),
+    NUMPY: Kind(("numpy",), programs=2),
+    EXAMPLES: Kind(
+        (
+            *("numpy", *_TORCH, "torch.utils.data.distributed", "torch.utils.tensorboard", "accelerate"),
+            *("sklearn.datasets", "sklearn.linear_model", "sklearn.model_selection", "matplotlib.pyplot"),
+        ),
+        _QUIET,
+    ),
+    COMMAND_LINE: Kind(
+        ("typer.main", "paceline.cli.main", *(f"paceline.cli.{name}" for name in ("run", "read", "logs", "files")))
+    ),
+}

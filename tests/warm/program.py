@@ -1,0 +1,135 @@
+"""Loads what it is told, and forks for each script that somebody asks for at its socket (`hand_over.ask`). It ends when its
+standard input does, and so with whoever has started it, however that ends.
+
+    whoever asks                      this program                     a fork
+    "start", what is told, fds  ──>   fork ─────────────────────────>  runs the script with these fds
+                                <──   its pid
+    closes it, or ends          ──>   kills it, with its group
+                                <──   its exit code, at its end
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import marshal
+import os
+import select
+import signal
+import socket
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+# From this folder, for the package would load what only those need who ask.
+from as_main import run
+from hiding import Hiding
+
+
+def serve(path: str) -> dict[str, Any]:
+    """Take scripts until standard input ends. Returns in each child, with what it was told."""
+    running: dict[int, tuple[int, socket.socket]] = {}  # descriptor of the process -> pid, connection
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Under its name only when it listens: whoever sees it may connect.
+    listener.bind(f"{path}~")
+    listener.listen(64)
+    os.rename(f"{path}~", path)
+    try:
+        while True:
+            asked = {connection.fileno(): pid for pid, connection in running.values()}
+            ready, _, _ = select.select([0, listener, *running, *asked], [], [])
+            if 0 in ready:
+                sys.exit()
+            for fd in set(ready) & set(asked):
+                # Whoever has started it wants its end, or is gone.
+                kill(asked[fd])
+            for fd in set(ready) & set(running):
+                pid, connection = running.pop(fd)
+                os.close(fd)
+                _, status = os.waitpid(pid, 0)
+                tell(connection, os.waitstatus_to_exitcode(status))
+                connection.close()
+            if listener in ready:
+                connection, _ = listener.accept()
+                fds = take(connection)
+                if not fds:
+                    connection.close()
+                    continue
+                pid = os.fork()
+                if pid == 0:
+                    for one in (listener, connection, *(one for _, one in running.values())):
+                        one.close()
+                    # Those of the parent are none of its.
+                    running.clear()
+                    os.setpgid(0, 0)
+                    with os.fdopen(fds[0], "rb") as file:
+                        file.seek(0)
+                        told: dict[str, Any] = marshal.load(file)
+                    put(fds[1:], told["fds"])
+                    return told
+                # Whichever of both is first: whoever hears of it may signal the group.
+                with contextlib.suppress(OSError):
+                    os.setpgid(pid, pid)
+                for fd in fds:
+                    os.close(fd)
+                running[os.pidfd_open(pid)] = (pid, connection)
+                tell(connection, pid)
+    finally:
+        for pid, _ in running.values():
+            kill(pid)
+            os.waitpid(pid, 0)
+
+
+def take(connection: socket.socket) -> list[int]:
+    """What is told, as a file, and the script's descriptors; nothing where whoever connected was killed before it asked, as
+    mpirun kills the ranks that are left."""
+    try:
+        return socket.recv_fds(connection, 64, 253)[1]
+    except ConnectionError:
+        return []
+
+
+def tell(connection: socket.socket, number: int) -> None:
+    # Nobody hears it where whoever has started it is gone.
+    with contextlib.suppress(OSError):
+        connection.send(str(number).encode())
+
+
+def kill(pid: int) -> None:
+    """End a child, and what it has started."""
+    for end in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError):
+            end(pid, signal.SIGKILL)
+
+
+def put(fds: list[int], numbers: list[int]) -> None:
+    """Give the descriptors the numbers that they have where they come from; nothing else is left open."""
+    free = max(*fds, *numbers) + 1
+    moved = [os.dup2(fd, free + place) for place, fd in enumerate(fds)]
+    os.closerange(0, free)
+    for fd, number in zip(moved, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    # A child has the folder of its script in this place, and no more modules of these names than another process.
+    sys.path[0] = str(Path(__file__).parents[2])
+    del sys.modules["as_main"], sys.modules["hiding"]
+    hiding = Hiding()
+    with warnings.catch_warnings():
+        # As for a script: the filters are those of the interpreter, and the script sets its own.
+        warnings.simplefilter("ignore")
+        for name in sys.argv[2:]:
+            hiding.load(name)
+    # What is loaded stays: children's collections pass it over, which would touch, and so copy, all its pages.
+    gc.collect()
+    gc.freeze()
+    told = serve(sys.argv[1])
+    # Each process has its own, unless it asks for a seed.
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    if told["hides"]:
+        hiding.hide()
+    run(told)

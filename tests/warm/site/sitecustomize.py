@@ -1,0 +1,23 @@
+"""Hands a script over to the program that has its libraries loaded (tests/warm). Read by each Python that has this folder in
+PYTHONPATH, at its start."""
+
+import os
+import sys
+
+
+def _hand_over_script():
+    (python, _, path), words = os.environ.get("FORKED_SCRIPTS", "").partition(os.pathsep), sys.orig_argv[1:]
+    is_unbuffered = words[:1] == ["-u"]
+    words = words[is_unbuffered:]
+    is_script = bool(words) and (words[0].endswith(".py") or os.path.basename(words[0]) == "torchrun")
+    if not is_script or python != sys.executable or "PYTHONHASHSEED" in os.environ:
+        return
+    if is_unbuffered:
+        os.environ["PYTHONUNBUFFERED"] = "1"
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    from hand_over import hand_over
+
+    hand_over(path, words, hides=True, frees=False)
+
+
+_hand_over_script()

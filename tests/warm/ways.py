@@ -1,0 +1,93 @@
+"""Ways to have a script run by a program that has its libraries loaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.warm.kinds import COMMAND_LINE, EXAMPLES, TORCH
+from tests.warm.programs import program
+
+_HERE = Path(__file__).parent
+#: Where site/sitecustomize.py finds the program: the interpreter that it is a stand-in for, and its socket.
+VARIABLE = "FORKED_SCRIPTS"
+
+
+def run_alone(
+    *words: str,
+    loaded: str,
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+    timeout_s: float = 2700,
+    **options: bool,
+) -> subprocess.CompletedProcess[str]:
+    """What `python *words` has printed and returned, in a process that has this loaded already. options: see `ask`.
+
+    Raises:
+        subprocess.TimeoutExpired: it has not ended by then, and is killed.
+    """
+    (out, own_out), (err, own_err) = os.pipe(), os.pipe()
+    with ThreadPoolExecutor(2) as readers:
+        printed = [readers.submit(_read, fd) for fd in (out, err)]
+        try:
+            process = program(0, loaded).start(words, environment, own_out, folder, own_err, **options)
+        finally:
+            os.close(own_out)
+            os.close(own_err)
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(words, code, *(one.result() for one in printed))
+
+
+def _read(fd: int) -> str:
+    with open(fd, encoding="utf-8", errors="replace") as pipe:
+        return pipe.read()
+
+
+def run_command(
+    *words: str, environment: Mapping[str, str], folder: Path, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """What a command of Paceline's command line answers: `words` are its script and its arguments. To load the command line is
+    half of what a command takes."""
+    options = {"folder": folder, "timeout_s": timeout_s, "hides": True, "frees": False}
+    return run_alone(*words, loaded=COMMAND_LINE, environment=environment, **options)
+
+
+def below_mpirun(ranks: int, *words: str, kind: str = TORCH, also: str | None = None) -> list[str]:
+    """The words by which mpirun, or horovodrun, starts a rank that runs a script with torch, or what the kind says, loaded.
+
+    Without it they would be `python *words`.
+    """
+    started = [program(rank, kind, also) for rank in range(ranks)]
+    sockets = os.pathsep.join(one.path for one in started)
+    # Without the packages: it uses none.
+    return [sys.executable, "-S", str(_HERE / "hand_over.py"), sockets, *words]
+
+
+def forking_variables() -> dict[str, str]:
+    """What to set for programs whose scripts are to be forks; nothing where there is no torch, or no Linux.
+
+    Only the interpreter that the tests run in hands its scripts over, and neither `python -m`, nor `python -c`, nor a Python
+    without PYTHONPATH.
+    """
+    if not sys.platform.startswith("linux") or find_spec("torch") is None:
+        return {}
+    return {
+        "PYTHONPATH": str(_HERE / "site"),
+        VARIABLE: f"{sys.executable}{os.pathsep}{program(0, EXAMPLES).path}",
+    }
+
+
+def fork_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the scripts of all that this test starts be forks."""
+    for name, value in forking_variables().items():
+        monkeypatch.setenv(name, value)
