@@ -70,12 +70,16 @@ def test_a_worker_that_joins_nobody_and_trains_is_noted(tmp_path):
     require_module("torch")
     assert noted(tmp_path, TRAINS) == {"library": "torch"}
     assert noted(tmp_path, TRAINS + LIGHTNING + "sys.exit(0)\n") == {"library": "lightning"}
+    assert noted(tmp_path, TRAINS + "import torch.distributed.checkpoint\n") == {"library": "torch"}, (
+        "it saves by itself"
+    )
 
 
 def test_nothing_is_noted_of_others(tmp_path):
     require_module("torch")
     assert noted(tmp_path, TRAINS + JOINS) is None, "its group was destroyed before the end"
     assert noted(tmp_path, EVALUATES) is None, "it has trained nothing"
+    assert noted(tmp_path, TRAINS + "import torch.distributed.launcher\n") is None, "workers of its own may have"
     assert noted(tmp_path, TRAINS, world_size=1) is None, "there is nobody to join"
     assert noted(tmp_path, TRAINS, PACELINE_SEPARATE_WORKERS="1") is None, "it is meant"
     assert noted(tmp_path, TRAINS + "import os\nos._exit(0)\n") is None, "it did not come to its end"

@@ -28,7 +28,8 @@ _OTHER_WAYS = (
         "smdistributed",
         "oneflow",
     ),
-    *("ray", "dask.distributed", "distributed", "pyspark", "torch.distributed.elastic.agent", "mindspore", "paddle"),
+    # The launcher of torchrun: its agent alone is loaded by torch's checkpoints too.
+    *("ray", "dask.distributed", "distributed", "pyspark", "torch.distributed.launcher", "mindspore", "paddle"),
 )
 #: What trains a JAX model.
 _JAX_TRAINERS = ("optax", "flax", "equinox", "haiku")
