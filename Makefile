@@ -14,7 +14,7 @@ demo: .venv/.ready
 
 # More processes than two cores: much of a test's time is waiting, for an engine or for a time-out.
 test: .venv/.ready engines
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 4
 
 # The full numbers of what `make test` does less often: kills, steps without growth, plans of collective operations; and the
 # cells of matrices that it leaves out, which are marked `proof`.
