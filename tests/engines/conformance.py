@@ -47,8 +47,8 @@ class Local(TargetUnderTest):
 
 
 #: Checks of each backend's workers. What agents do with these is the same on all targets, so that hosts over SSH have Gloo's and
-#: mpirun's, Slurm and Ray, which only bring the agents, mpirun's, which have all that Gloo's have and daemons besides; and the
-#: single one, which is Gloo's first, is left to this machine's own suite. `make proof` does the others.
+#: mpirun's, Slurm and Ray, which only bring the agents, mpirun's or none: they have all that Gloo's have, and daemons. The single
+#: one, which is Gloo's first, is left to this machine's own suite. `make proof` does the others.
 _OF_WORKERS = (
     "test_a_run_is_canceled_while_it_runs",
     "test_a_run_whose_supervisor_was_killed_has_failed",
@@ -65,12 +65,32 @@ _OF_PLAIN_RUNS = (
     "test_a_run_is_what_it_would_be_on_this_machine",
 )
 _ENDS, _GOES_ON = "test_a_lost_node_ends_the_run_everywhere", "test_a_run_goes_on_without_a_lost_node"
-# Suite -> check -> its backends that `make proof` does. Of losses, each way to lose a host and each backend is once among those
-# that end a run and once among those that a run outlives, with test_ssh.py, where a host is cut off from Gloo's workers;
-# test_slurm.py and test_ray.py have a loss with Gloo, with the next attempt and at the default silence.
+#: Checks that only the single worker's plain run serves: mpirun's workers have the others' check of the same run.
+_OF_ONE_PLAIN_RUN = ("test_canceling_a_run_that_has_ended_changes_nothing",)
+#: Checks of what supervisors and agents do, which is the same code on all targets; this machine's suite and that of hosts over
+#: SSH have them all. What an engine does with runs that wait, and with those that it ends, test_slurm.py and test_ray.py ask.
+_OF_SUPERVISORS = (
+    "test_several_runs_at_once_do_not_disturb_each_other",
+    "test_a_worker_that_was_killed_is_told_from_one_that_failed",
+    "test_a_run_is_canceled_while_it_waits",
+    "test_a_run_is_canceled_while_it_prepares",
+    "test_a_run_is_ended_at_its_time_limit",
+    # Without a shared folder reading is another matter: see the suites of those.
+    "test_a_run_can_be_read_while_it_goes_on",
+)
+_OF_SUPERVISORS_BY_BACKEND = (
+    "test_a_run_whose_supervisor_was_killed_has_failed",
+    "test_a_run_whose_worker_was_killed_starts_over",
+    "test_the_report_names_the_worker_that_failed_and_why",
+)
+# Suite -> check -> its backends that `make proof` does, "" for a check that has none. Of losses, each way to lose a host and each
+# backend is once among those that end a run and once among those that a run outlives, with test_ssh.py, where a host is cut off
+# from Gloo's workers; test_slurm.py and test_ray.py have a loss with Gloo, with the next attempt and at the default silence.
 _OF_AGENTS_ALONE = {
     **dict.fromkeys(_OF_WORKERS, ("single", "gloo")),
-    **dict.fromkeys(_OF_PLAIN_RUNS, ("gloo",)),
+    **dict.fromkeys(_OF_PLAIN_RUNS, ("single", "gloo")),
+    **dict.fromkeys((*_OF_ONE_PLAIN_RUN, *_OF_SUPERVISORS), ("",)),
+    **dict.fromkeys(_OF_SUPERVISORS_BY_BACKEND, ("single", "gloo", "mpi")),
     _ENDS: ("gloo",),
 }
 _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -82,7 +102,7 @@ _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
 
 
 def is_left_to_proof(nodeid: str) -> bool:
-    """Whether a test of the suite repeats for a backend what others are tested for."""
+    """Whether a test of the suite repeats for a target or a backend what others are tested for."""
     *_, suite, name = nodeid.split("::")
     check, _, backend = name.rstrip("]").partition("[")
     return backend in _LEFT_TO_PROOF.get(suite, {}).get(check, ())

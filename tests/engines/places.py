@@ -119,8 +119,11 @@ WAYS: dict[str, tuple[str, Callable[..., contextlib.AbstractContextManager[Place
     "ray": ("ray_cluster", ray),
 }
 
-#: `WAYS` as a fixture's parameters. Where Ray's nodes see the workspace, it is as on Slurm's; Ray's own suite runs there.
-EACH = [pytest.param(name, marks=[pytest.mark.proof] if name == "ray, shared folder" else []) for name in WAYS]
+#: Those whose nodes see the workspace where others of their engine do not: what reaches them then lies there already.
+_SHARED = ("ssh, shared folder", "slurm", "ray, shared folder")
+#: `WAYS` as a fixture's parameters: of each engine the one that has to bring everything to its nodes and back. `make proof` does
+#: the others, on whose nodes the engines' own suites run.
+EACH = [pytest.param(name, marks=[pytest.mark.proof] if name in _SHARED else []) for name in WAYS]
 
 
 @contextlib.contextmanager

@@ -788,7 +788,7 @@ def test_cancel_reaches_the_script_in_its_container(own_podman, lab):
 
 
 @only_podman
-@pytest.mark.parametrize("delay_ms", [0, 60])
+@pytest.mark.parametrize("delay_ms", [pytest.param(0, marks=pytest.mark.proof), 60])
 def test_a_client_that_ends_with_0_at_a_signal_before_its_script_has_failed(own_podman, lab, delay_ms):
     # Story: podman ends with 0 at a SIGTERM while it makes its container, and the run was Completed.
     run = lab.submit(WAITS, custom_docker_image=IMAGE)

@@ -17,6 +17,7 @@ import paceline as pl
 from tests.engines.conftest import require_engine
 from tests.engines.lab import Lab, wait_for_end
 from tests.engines.places import place
+from tests.warm_python import submitting_with, warm_python
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -54,7 +55,10 @@ def learned(run: pl.Run) -> dict[str, Any]:
 def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name in ("torch", "sklearn", "matplotlib"):
         require_engine(name, importlib.util.find_spec(name))
-    return learned(trained(Lab(tmp_path_factory.mktemp("here")), "local"))
+    folder = tmp_path_factory.mktemp("here")
+    # Both workers have what the example imports from one program that has loaded it.
+    with warm_python(folder / "warm", "sklearn.datasets", "matplotlib.pyplot") as python, submitting_with(python):
+        return learned(trained(Lab(folder), "local"))
 
 
 # Workers of Slurm's and Ray's nodes meet each other in the suite of targets.

