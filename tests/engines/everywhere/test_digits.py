@@ -17,7 +17,7 @@ import paceline as pl
 from tests.engines.conftest import require_engine
 from tests.engines.lab import Lab, wait_for_end
 from tests.engines.places import place
-from tests.warm_python import submitting_with, warm_python
+from tests.warm import submitting_with, warm_python
 
 pytestmark = pytest.mark.timeout(180)
 
