@@ -46,16 +46,18 @@ class Local(TargetUnderTest):
         return [*super().left(run), *(str(path) for path in mine if locks.is_held(run.folder.lock))]
 
 
-#: Checks of each backend's workers. What agents do with these is the same on all targets, so that hosts over SSH have Gloo's and
+#: Checks of each backend's workers. What agents do with these is the same on all targets, so that hosts over SSH have Gloo's or
 #: mpirun's, Slurm and Ray, which only bring the agents, mpirun's or none: they have all that Gloo's have, and daemons. The single
 #: one, which is Gloo's first, is left to this machine's own suite. `make proof` does the others.
-_OF_WORKERS = (
-    "test_a_run_is_canceled_while_it_runs",
+_OF_LOST_SUPERVISORS = (
     "test_a_run_whose_supervisor_was_killed_has_failed",
     "test_so_has_one_that_nobody_looks_after_any_more",
+)
+_OF_ATTEMPTS = (
     "test_a_run_whose_worker_was_killed_starts_over",
     "test_the_report_names_the_worker_that_failed_and_why",
 )
+_OF_WORKERS = ("test_a_run_is_canceled_while_it_runs", *_OF_LOST_SUPERVISORS, *_OF_ATTEMPTS)
 #: Checks of one plain run with each backend. On Slurm and Ray, Gloo's workers are compared with this machine's by
 #: test_a_script_runs_as_it_does_here and test_two_nodes_train_together_and_know_nothing_of_ray.
 _OF_PLAIN_RUNS = (
@@ -78,11 +80,7 @@ _OF_SUPERVISORS = (
     # Without a shared folder reading is another matter: see the suites of those.
     "test_a_run_can_be_read_while_it_goes_on",
 )
-_OF_SUPERVISORS_BY_BACKEND = (
-    "test_a_run_whose_supervisor_was_killed_has_failed",
-    "test_a_run_whose_worker_was_killed_starts_over",
-    "test_the_report_names_the_worker_that_failed_and_why",
-)
+_OF_SUPERVISORS_BY_BACKEND = ("test_a_run_whose_supervisor_was_killed_has_failed", *_OF_ATTEMPTS)
 # Suite -> check -> its backends that `make proof` does, "" for a check that has none. Of losses, each way to lose a host and each
 # backend is once among those that end a run and once among those that a run outlives, with test_ssh.py, where a host is cut off
 # from Gloo's workers; test_slurm.py and test_ray.py have a loss with Gloo, with the next attempt and at the default silence.
@@ -93,8 +91,17 @@ _OF_AGENTS_ALONE = {
     **dict.fromkeys(_OF_SUPERVISORS_BY_BACKEND, ("single", "gloo", "mpi")),
     _ENDS: ("gloo",),
 }
+# Over SSH, what a lost supervisor leaves is looked at where there is more of it, with mpirun's daemons. That one of mpirun's
+# workers fails is seen in test_whoever_ends_mpis_workers_leaves_no_container_on_any_node, and another attempt of such workers in
+# the check of a run that goes on.
 _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "TestSsh": {**dict.fromkeys(_OF_WORKERS, ("single",)), _ENDS: ("mpi",), _GOES_ON: ("gloo",)},
+    "TestSsh": {
+        **dict.fromkeys(_OF_WORKERS, ("single",)),
+        **dict.fromkeys(_OF_LOST_SUPERVISORS, ("single", "gloo")),
+        **dict.fromkeys(_OF_ATTEMPTS, ("single", "mpi")),
+        _ENDS: ("mpi",),
+        _GOES_ON: ("gloo",),
+    },
     "TestSshWithASharedFolder": {_ENDS: ("gloo",)},
     "TestSlurm": _OF_AGENTS_ALONE,
     "TestRay": _OF_AGENTS_ALONE,
