@@ -13,10 +13,15 @@ from tests.compat.horovod.conftest import run_on_ranks
 SCRIPT = Path(__file__).parents[3] / "examples" / "horovod_torch" / "train.py"
 
 
-# Without options two ranks run it as README says (tests/docs/test_docs.py).
+# Without options two ranks run it as README says (tests/docs/test_docs.py); what one rank does alone, tests/compat/horovod/checks
+# show.
 @pytest.mark.parametrize(
     ("ranks", "options"),
-    [(1, ()), (2, ("--fp16-allreduce",)), pytest.param(2, ("--use-adasum",), marks=pytest.mark.proof)],
+    [
+        pytest.param(1, (), marks=pytest.mark.proof),
+        (2, ("--fp16-allreduce",)),
+        pytest.param(2, ("--use-adasum",), marks=pytest.mark.proof),
+    ],
 )
 def test_the_example_learns_the_digits(ranks, options):
     done = run_on_ranks(ranks, SCRIPT, "--epochs", "6", *options, PYTHONPATH=str(shim_dir()))
