@@ -211,7 +211,7 @@ def test_any_operations_in_any_order_give_what_numpy_gives(world: tuple[int, Wor
     size, processes = world
 
     @settings(
-        max_examples=PLANS or 50,
+        max_examples=PLANS or 30,
         derandomize=not PLANS,
         database=None,
         deadline=None,

@@ -26,12 +26,13 @@ def strategies(size: int) -> list[object]:
 def check_every_model_ends_as_in_one_process(ranks: Ranks) -> None:
     # On four workers with all at once: of 2 rows over 4 replicas half compute padding.
     options: dict[str, Any] = {} if ranks.size == 2 else {"rows": (7, 5, 3, 2, 6), "clip_norm": 0.05}
+    check = "first" if ranks.size == 2 else "off"
     with_all = RISKIEST if ranks.size == 2 else ("transformer_tied",)
     cases = on(ranks.size, CASES if ranks.size == 2 else SHALLOW)
     for case, layouts in ranks.grid(cases, strategies(ranks.size), with_all=with_all):
         one = alone(case, **options)
         for strategy in layouts:
-            assert_equal(one, together(case, strategy, check="first", **options), **EXACT)
+            assert_equal(one, together(case, strategy, check=check, **options), **EXACT)
 
 
 def check_microbatches_equal_accumulation(ranks: Ranks) -> None:

@@ -19,7 +19,6 @@ SHORT = {
     "data": ("keeps-state", "weight-norm-old", "loss-reads-aux", "own-loss-dict", "lookup-sparse", "python-random"),
     "shard": (
         "lstm",
-        "gru",
         "checkpointed-reentrant",
         "loss-reads-all-parameters",
         "gradients",

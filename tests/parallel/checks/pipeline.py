@@ -34,12 +34,9 @@ def check_every_model_ends_as_in_one_process(ranks: Ranks) -> None:
     else:
         # With all at once: 7 rows in 4 microbatches are 2, 2, 2, 1; of 2 rows two are left, fewer than there are stages.
         options = {"rows": (8, 7, 5, 2, 9), "clip_norm": 0.05}
-        plain, gpipe, interleaved, data, shard = layouts
-        covering = [
-            (CASES["cnn_batch"], [plain, data]),
-            (CASES["transformer_tied"], [interleaved, shard]),
-            (CASES["long_skip"], [gpipe]),
-        ]
+        # GPipe is there on two, and what skips stages in the check below.
+        plain, _, interleaved, data, shard = layouts
+        covering = [(CASES["cnn_batch"], [plain, data]), (CASES["transformer_tied"], [interleaved, shard])]
         grid = ranks.cells(covering, [(case, list(layouts)) for case in on(4)])
     for case, several in grid:
         one = alone(case, microbatches=4, **{name: value for name, value in options.items() if name != "check"})

@@ -52,7 +52,7 @@ def check_five_steps_of_adamw_are_those_of_one_process(ranks: Any) -> None:
     for case, several in ranks.cells(covering, whole):
         one = alone(case, **options)
         for layout in several:
-            many = together(case, layout, check="first", **options)
+            many = together(case, layout, check="first" if ranks.size == 2 else "off", **options)
             assert_equal(one, many, loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64, buffer=FLOAT64)
 
 
