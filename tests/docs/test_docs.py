@@ -142,15 +142,26 @@ def test_the_readmes_commands_print_what_it_says(checkout: Path, number: int) ->
     assert_prints_what_it_says(blocks(README, "console")[number].text)
 
 
+#: In place of the digits, of which README shows no line there, and which its first command trains: each of four workers would
+#: load torch and scikit-learn for one epoch.
+MEETING = """
+from mpi4py import MPI
+assert MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank) == 0 + 1 + 2 + 3
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("script", [MEETING, pytest.param(None, marks=pytest.mark.proof)], ids=["meeting", "digits"])
 def test_the_readmes_commands_on_other_machines_print_what_it_says(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, script: str | None
 ) -> None:
     lacks = hosts.missing()
     require_engine(f"hosts ({lacks})" if lacks else "hosts", not lacks)
     found = [block.text for block in blocks(README, "console") if is_elsewhere(block.text)]
     assert len(found) >= 3
+    if script is not None:
+        (checkout / "examples" / "digits" / "train.py").write_text(script)
     with hosts.Hosts("lab", private=()).up(2) as lab:
         for name, value in lab.ssh_environment().items():
             monkeypatch.setenv(name, value)
