@@ -38,6 +38,8 @@ _AS_WITH_BOTH = {
 _AS_WITH_EITHER = {
     *("graphs.check_several_steps_in_one_call", "graphs.check_a_loop_of_the_scripts_own_in_a_graph"),
     *("training.check_digits_in_two_passes_equal_one", "callbacks.check_all_callbacks_together_train"),
+    # Three passes of the kind before are kept.
+    "keras2.check_an_optimizer_of_the_kind_before_in_two_passes_equals_one",
     *(
         "callbacks.check_a_schedule_by_steps_by_function_and_by_fractions",
         "elastic.check_epochs_and_batches_are_counted_on",

@@ -179,14 +179,22 @@ def test_installing_the_name_by_hand_is_no_contradiction(tmp_path):
 # --- ends
 
 
+ENDS = [
+    ("raise ValueError('bad batch')", 1, "ValueError: bad batch"),
+    ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
+    ("sys.exit(7)", 7, "ended with exit code 7"),
+    ("os._exit(3)", 3, "ended with exit code 3"),
+]
+
+
 @pytest.mark.parametrize(
-    ("end", "code", "told"),
+    ("transport", "end", "code", "told"),
     [
-        ("raise ValueError('bad batch')", 1, "ValueError: bad batch"),
-        ("sys.exit(7)", 7, "ended with exit code 7"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
-        ("os._exit(3)", 3, "ended with exit code 3"),
+        *(("--gloo", *end) for end in ENDS),
+        # Under mpirun an exit code is told the same way, whatever made it.
+        *(pytest.param("--mpi", *end, marks=[pytest.mark.proof] if end[1] == 3 else []) for end in ENDS),
     ],
+    indirect=["transport"],
 )
 def test_the_first_rank_that_fails_ends_the_others_and_gives_the_exit_code(tmp_path, transport, end, code, told):
     path = script(tmp_path, f"if rank == 1: {end}\ntime.sleep(600)")
@@ -261,7 +269,18 @@ def gone(pids: list[int]) -> None:
     wait_until(lambda: not [pid for pid in pids if processes.is_alive(pid)], "all processes of the job are gone")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("transport", "number"),
+    [
+        ("--gloo", signal.SIGINT),
+        ("--gloo", signal.SIGHUP),
+        ("--mpi", signal.SIGTERM),
+        pytest.param("--mpi", signal.SIGINT, marks=pytest.mark.proof),
+        pytest.param("--mpi", signal.SIGHUP, marks=pytest.mark.proof),
+        pytest.param("--gloo", signal.SIGTERM, marks=pytest.mark.proof),
+    ],
+    indirect=["transport"],
+)
 def test_a_signal_ends_all_ranks(waiting, number):
     job, pids = waiting()
     job.send_signal(number)

@@ -9,8 +9,8 @@ from tests.engines.conftest import require_module
 
 #: Each number of passes, and the tape, are seen with the embedding or with the convolutions.
 _AS_OTHERS = {
-    "training.check_a_transformer_with_tied_embedding_in_one_pass_and_in_three",
-    "training.check_the_digits_cnn_in_two_passes_and_by_tape",
+    "training.check_a_transformer_with_tied_embedding_in_one_pass_in_three_and_by_tape",
+    "training.check_the_digits_cnn_in_two_passes",
 }
 
 
