@@ -11,7 +11,8 @@ import paceline as pl
 from paceline.errors import ModelError
 from paceline.job.environment import EnvironmentSpec
 from paceline.models import packages
-from paceline.runs import states
+from paceline.models.lineage import of_run
+from paceline.runs import states, store
 from paceline.runs.context import WorkerContext
 from paceline.system.files import write_json
 from tests.helpers import make_job, make_run, write_tree
@@ -110,6 +111,15 @@ def test_a_process_that_does_not_see_the_workspace_is_told_where_to_register(tmp
     with pytest.raises(ModelError, match=rf"is {where} of run .* model register NAME PATH --run {folder.run_id}"):
         pl.Run.get_context().register_model("m", "outputs/m")
     assert not (tmp_path / "ws/models").exists()
+
+
+def test_a_script_that_is_faster_than_its_supervisor_is_running(tmp_path, monkeypatch):
+    folder, fd = make_run(tmp_path / "ws/runs", status=states.STARTING)
+    os.close(fd)
+    record = store.stored(folder)
+    assert of_run(folder, record)["status"] == "Starting"
+    monkeypatch.setenv("PACELINE_RUN_ID", folder.run_id)
+    assert of_run(folder, record)["status"] == "Running"
 
 
 def test_outside_of_a_run_a_script_is_told_what_it_would_do(capsys):

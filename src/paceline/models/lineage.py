@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from paceline.models.packages import ask, installed_here
-from paceline.runs import series, store
+from paceline.runs import series, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import json_safe
 from paceline.runs.record import RunRecord
@@ -28,7 +28,7 @@ def of_run(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
         "experiment": record.experiment,
         "parent_run_id": record.parent_run_id,
         "kind": record.kind,
-        "status": record.status,
+        "status": _status(record),
         "submitted_by": record.submitted_by,
         "created_utc": record.created_utc,
         "snapshot_id": record.snapshot_id,
@@ -42,6 +42,11 @@ def of_run(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
         "datasets": _datasets(folder),
         "metrics": _metrics(folder),
     }
+
+
+def _status(record: RunRecord) -> str:
+    # A script may come here before the supervisor has written that all workers have started.
+    return states.RUNNING if record.status == states.STARTING and _is_own(record) else record.status
 
 
 def _topology(record: RunRecord) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def check_gpt2_is_cut_by_heads_and_equals_one_process(ranks: Ranks) -> None:
 
 #: Layout -> the families of `make test`.
 SHORT = {
-    "data": ("lora", "llama-own-loss"),
+    "data": ("gemma2", "lora", "llama-own-loss"),
     "shard": ("gpt2-checkpointed",),
     "pipe": ("t5", "mixtral-router-loss", "qwen2", "bert-own-loss", "lora"),
     # GPT-2 has a check of its own.

@@ -19,6 +19,7 @@ SHORT = {
     "data": ("keeps-state", "weight-norm-old", "loss-reads-aux", "own-loss-dict", "lookup-sparse", "python-random"),
     "shard": (
         "lstm",
+        "gru",
         "checkpointed-reentrant",
         "loss-reads-all-parameters",
         "gradients",
