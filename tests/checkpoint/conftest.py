@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -20,3 +21,8 @@ def as_if_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     saving.wait()
     signal.signal(signal.SIGTERM, before)
+    if leaving._pipe is not None:
+        signal.set_wakeup_fd(-1)
+        # Its thread ends with it.
+        os.close(leaving._pipe)
+        leaving._pipe = None

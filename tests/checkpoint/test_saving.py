@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -192,6 +193,40 @@ def test_ranks_that_are_asked_to_end_leave_one_checkpoint_and_nobody_waits(tmp_p
         [(step, members)] = files.whole(files.parts_in(tmp_path / mode)).items()
         found = checkpoint.Checkpoint(step, tuple(tmp_path / mode / part.name for part in members))
         assert list(found.parts) == [{"rank": rank, "step": step} for rank in range(count)]
+
+
+WAITS = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+from paceline import checkpoint
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+for step in range(1, 100_000):
+    dist.all_reduce(torch.ones(1))
+    print("ready", flush=True)
+    if step == 3 and rank == 0:
+        signal.pause()
+    checkpoint.save({"step": step}, step, every=50_000, folder=sys.argv[1])
+"""
+
+
+def test_a_rank_that_is_asked_in_a_collective_ends_with_the_one_that_never_comes(tmp_path):
+    (tmp_path / "program.py").write_text(WAITS)
+    ranks = start_ranks(tmp_path, "whole")
+    try:
+        for process in ranks:
+            for _ in range(3):
+                assert process.stdout.readline() == b"ready\n"
+        # By then rank 1 is in the next collective; one that is not there yet ends in the same way.
+        time.sleep(0.5)
+        for process in reversed(ranks):
+            process.send_signal(signal.SIGTERM)
+        assert [process.wait(120) for process in ranks] == [-signal.SIGTERM] * 2
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    assert steps(tmp_path / "whole") == [3]
 
 
 def start_ranks(folder, mode):

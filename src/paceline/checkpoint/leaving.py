@@ -32,9 +32,15 @@ _STOP_S = 2.0
 _LEFT = "paceline_checkpoint_left"
 
 _is_asked = False
+#: The same, as a thread has learnt it: the handler has not run yet, for the main thread is in a collective.
+_has_heard = False
 _is_listening = False
 _saves = True
+#: The end of the pipe into which the interpreter writes the numbers of signals at once, where this module has made it.
+_pipe: int | None = None
 _following: threading.Thread | None = None
+#: Taken again by a handler that runs within `follow`.
+_one_follows = threading.RLock()
 #: The script has ended by itself.
 _is_over = threading.Event()
 
@@ -50,12 +56,14 @@ def listen(*, saves: bool) -> None:
         # Helpers that the script forks (a DataLoader's workers) have nothing to save: SIGTERM ends them.
         # Blocked meanwhile, or one that comes just after the fork would be noted in the child and lost.
         os.register_at_fork(before=_block, after_in_child=_in_child, after_in_parent=_unblock)
+        if not saves:
+            _hear_in_collectives()
     _is_listening = True
 
 
 def asked() -> str | None:
     """SIGNAL or RESIZE where this process has been asked to end; None where it goes on."""
-    if _is_asked:
+    if _is_asked or _has_heard:
         return SIGNAL
     return RESIZE if elastic.is_resize_requested() else None
 
@@ -107,11 +115,36 @@ def follow() -> None:
     """End this process, which saves nothing, once the rank that does has left. That one may need it for the step that it is
     in. Then this one waits in a collective, where no handler of Python's runs: so a thread ends it."""
     global _following
-    if _following is None:
-        _following = threading.Thread(target=_end_after_the_first, name="paceline-leave", daemon=True)
-        _following.start()
-        # A script may come to its end meanwhile. A thread that comes out of torch's C++ then aborts the process.
-        atexit.register(_stop_following)
+    with _one_follows:
+        if _following is None:
+            _following = threading.Thread(target=_end_after_the_first, name="paceline-leave", daemon=True)
+            _following.start()
+            # A script may come to its end meanwhile. A thread that comes out of torch's C++ then aborts the process.
+            atexit.register(_stop_following)
+
+
+def _hear_in_collectives() -> None:
+    """Start a thread that hears of SIGTERM while the main thread waits in a collective: the interpreter runs handlers between
+    two of its own instructions only, and rank 0 may leave before the next one. Not where the script has such a pipe itself."""
+    global _pipe
+    hears, tells = os.pipe()
+    os.set_blocking(tells, False)
+    if (others := signal.set_wakeup_fd(tells, warn_on_full_buffer=False)) != -1:
+        signal.set_wakeup_fd(others)
+        os.close(hears)
+        os.close(tells)
+        return
+    _pipe = tells
+    threading.Thread(target=_hear, args=(hears,), name="paceline-hear", daemon=True).start()
+
+
+def _hear(pipe: int) -> None:
+    global _has_heard
+    while numbers := os.read(pipe, 64):
+        if signal.SIGTERM in numbers:
+            _has_heard = True
+            follow()
+            return
 
 
 def _stop_following() -> None:
@@ -150,6 +183,12 @@ def _unblock() -> None:
 
 
 def _in_child() -> None:
+    global _pipe
+    if _pipe is not None:
+        # A signal of the child is none of the parent's.
+        signal.set_wakeup_fd(-1)
+        os.close(_pipe)
+        _pipe = None
     if signal.getsignal(signal.SIGTERM) is _on_signal:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _unblock()
