@@ -15,14 +15,14 @@ from tests.parallel.conftest import run_on_ranks
 _PROGRAM = Path(__file__).with_name("limited.py")
 MIB = 2**20
 
-# 3 GB of parameters and 5 GB for each worker in the proof: 25 blocks of 1600. Here a ninth of it, beside what the interpreter
+# 3 GB of parameters and 5 GB for each worker in the proof: 25 blocks of 1600. Here a twentieth of it, beside what the interpreter
 # and torch take themselves, which does not shrink with the model.
 _FULL = bool(os.environ.get("PACELINE_LARGE"))
-WIDTH, LIMIT_MIB = (1600, 5 * 1024) if _FULL else (512, 960)
+WIDTH, BLOCKS, LIMIT_MIB = (1600, 25, 5 * 1024) if _FULL else (512, 13, 800)
 
 
 def trained(folder: Path, strategy: str, *more: str) -> list[dict[str, object]]:
-    command = (str(_PROGRAM), str(folder), strategy, str(WIDTH), "25", str(LIMIT_MIB), *more)
+    command = (str(_PROGRAM), str(folder), strategy, str(WIDTH), str(BLOCKS), str(LIMIT_MIB), *more)
     ended = run_on_ranks(4, folder / f"output_{strategy}_{len(more)}", *command)
     assert [end.returncode for end in ended] == [0] * 4, "\n".join(end.output[-2000:] for end in ended)
     return [json.loads((folder / f"{strategy}_{rank}.json").read_text()) for rank in range(4)]
@@ -55,7 +55,7 @@ def test_a_model_that_no_worker_could_hold_is_trained_saved_and_loaded(tmp_path:
 
 def test_one_worker_alone_can_not(tmp_path: Path) -> None:
     require_engine("torch", find_spec("torch"))
-    command = (str(_PROGRAM), str(tmp_path), "DataParallel", str(WIDTH), "25", str(LIMIT_MIB))
+    command = (str(_PROGRAM), str(tmp_path), "DataParallel", str(WIDTH), str(BLOCKS), str(LIMIT_MIB))
     (ended,) = run_on_ranks(1, tmp_path / "output", *command)
     assert ended.returncode != 0
     assert "for parameters, gradients and optimizer on each worker as one worker" in ended.output
