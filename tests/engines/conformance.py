@@ -95,6 +95,8 @@ _OF_AGENTS_ALONE = {
 # workers fails is seen in test_whoever_ends_mpis_workers_leaves_no_container_on_any_node, and another attempt of such workers in
 # the check of a run that goes on.
 _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
+    # On this machine test_end.py, test_failure.py and test_restart.py ask the same of Gloo's workers or of single ones.
+    "TestLocal": {**dict.fromkeys(_OF_WORKERS, ("gloo",)), "test_a_run_is_canceled_while_it_runs": ("single", "gloo")},
     "TestSsh": {
         **dict.fromkeys(_OF_WORKERS, ("single",)),
         **dict.fromkeys(_OF_LOST_SUPERVISORS, ("single", "gloo")),

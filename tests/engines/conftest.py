@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.engines import hosts, ray_lab, slurm_lab
+from tests.engines import crossed, hosts, ray_lab, slurm_lab
 from tests.engines.conformance import Local, is_left_to_proof
 from tests.engines.hosts import Hosts
 from tests.engines.lab import SYSTEM, WHEEL, Lab, find_mpirun, processes_below
 from tests.engines.ray_lab import RayLab
 from tests.engines.slurm_lab import SlurmLab
-from tests.warm import submitting_with, warm_python
+from tests.warm import TENSORFLOW, submitting_with, warm_python
 
 #: Read before a fixture takes the variable away.
 _REQUIRED = bool(os.environ.get("PACELINE_REQUIRE_ENGINES"))
@@ -86,7 +86,7 @@ def _arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if is_left_to_proof(item.nodeid):
+        if is_left_to_proof(item.nodeid) or crossed.is_left_to_proof(item.nodeid):
             item.add_marker(pytest.mark.proof)
 
 
@@ -129,6 +129,14 @@ def python_with_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
     """A Python whose workers have torch loaded before they start."""
     require_module("torch")
     with warm_python(tmp_path_factory.mktemp("warm")) as python:
+        yield python
+
+
+@pytest.fixture(scope="session")
+def python_with_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Python whose workers have TensorFlow loaded before they start."""
+    require_module("tensorflow")
+    with warm_python(tmp_path_factory.mktemp("warm"), kind=TENSORFLOW) as python:
         yield python
 
 

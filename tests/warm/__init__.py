@@ -18,7 +18,7 @@ Ways in:
 
 from tests.warm.kinds import KERAS_ON_TORCH, NUMPY, OLDER_KERAS, PLAIN_TORCH, TENSORFLOW, TORCH
 from tests.warm.programs import Process, close_all, program
-from tests.warm.python import submitting_with, warm_python
+from tests.warm.python import forking_in_environments, submitting_with, warm_python
 from tests.warm.ways import below_mpirun, fork_scripts, forking_variables, run_alone, run_command
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "below_mpirun",
     "close_all",
     "fork_scripts",
+    "forking_in_environments",
     "forking_variables",
     "program",
     "run_alone",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.workspace import Workspace
-from tests.warm import PLAIN_TORCH, warm_python
+from tests.warm import PLAIN_TORCH, forking_in_environments, warm_python
 
 SCRIPT = """
 import argparse, os, subprocess, sys
@@ -173,10 +172,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ],
 )
 def test_the_examples_in_the_style_of_each_era_run_as_they_are(
-    tmp_path: Path, driver: str, last: str, python: Path
+    tmp_path: Path, driver: str, last: str, request: pytest.FixtureRequest
 ) -> None:
-    if "tensorflow" in driver and importlib.util.find_spec("tensorflow") is None:
-        pytest.skip("TensorFlow is not installed.")
+    python = request.getfixturevalue("python_with_tensorflow" if "tensorflow" in driver else "python")
     shutil.copytree(EXAMPLES, tmp_path / "project")
     done = subprocess.run(
         [python, "-m", "paceline.azureml", driver],
@@ -185,6 +183,8 @@ def test_the_examples_in_the_style_of_each_era_run_as_they_are(
         env={
             **{name: value for name, value in os.environ.items() if name != "PACELINE_WORKSPACE"},
             **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+            # What their environments are to hold, that of the tests has.
+            **forking_in_environments(python),
         },
         capture_output=True,
         text=True,

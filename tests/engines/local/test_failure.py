@@ -12,6 +12,7 @@ from paceline.compat import azureml
 from paceline.runs import states
 from paceline.runs.failure import FailureReport
 from tests.engines.lab import Lab, exit_codes, log_text
+from tests.engines.parents import BELOW_THE_SUPERVISOR
 
 TWO = {"process_count_per_node": 2, "distributed_backend": "gloo"}
 
@@ -163,6 +164,7 @@ def test_a_victim_of_a_rank_that_left_with_0_is_told_apart(lab: Lab) -> None:
     assert "Before that, rank 0 had ended with exit code 0." in report.message
 
 
+@BELOW_THE_SUPERVISOR
 def test_a_syntax_error_shows_the_line_and_no_frame_of_ours(lab: Lab, parent: dict[str, Any]) -> None:
     run = lab.finish("x = 1\nprint('unfinished'\n", **parent)
 
@@ -175,6 +177,7 @@ def test_a_syntax_error_shows_the_line_and_no_frame_of_ours(lab: Lab, parent: di
     assert "SyntaxError: '(' was never closed" in log_text(run, report.rank or 0)
 
 
+@BELOW_THE_SUPERVISOR
 def test_a_missing_import_is_named(lab: Lab, parent: dict[str, Any]) -> None:
     run = lab.finish("def main():\n    import nonesuch\nmain()\n", **parent)
 

@@ -11,6 +11,7 @@ import paceline as pl
 from paceline.runs.follow import Show
 from paceline.runs.logs import LogLine
 from tests.engines.lab import Lab, log_text, wait_for_file
+from tests.engines.parents import BELOW_MPIRUN
 
 
 def lines_of(run: pl.Run) -> list[tuple[int, str]]:
@@ -20,6 +21,7 @@ def lines_of(run: pl.Run) -> list[tuple[int, str]]:
     return [(line.rank, line.text) for line in lines]
 
 
+@BELOW_MPIRUN
 def test_print_without_a_newline_and_binary_garbage_are_kept_to_the_byte(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, sys

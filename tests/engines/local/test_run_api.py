@@ -13,8 +13,10 @@ import paceline as pl
 from paceline.compat import azureml
 from paceline.runs import states
 from tests.engines.lab import KEEP, Lab, log_text, seen
+from tests.engines.parents import BELOW_MPIRUN
 
 
+@BELOW_MPIRUN
 def test_what_every_rank_logs_is_kept_apart_and_merged(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, paceline

@@ -9,8 +9,10 @@ import pytest
 import paceline as pl
 from paceline.runs import states
 from tests.engines.lab import KEEP, Lab, exit_codes, log_text, seen
+from tests.engines.parents import BELOW_MPIRUN, BELOW_THE_SUPERVISOR
 
 
+@BELOW_THE_SUPERVISOR
 def test_a_script_is_the_main_module(lab: Lab, parent: dict[str, Any]) -> None:
     script = KEEP + (
         "import helper, inspect\n"
@@ -93,6 +95,7 @@ def test_multiprocessing_works_in_a_script(lab: Lab, parent: dict[str, Any], met
     assert sorted(run.get_metrics(rank=0)["from a child"]) == [1, 2, 3]
 
 
+@BELOW_THE_SUPERVISOR
 def test_a_source_may_hold_files_named_like_modules_of_ours_and_of_python(lab: Lab, parent: dict[str, Any]) -> None:
     # As far as Python itself survives it: what the script imports is the source's, what Paceline needs is Paceline's.
     names = "paceline worker report script select runs job plan processes errors monitor ranks cli targets launchers"
@@ -114,6 +117,7 @@ def test_paceline_is_ours_whatever_the_source_holds(lab: Lab) -> None:
     assert log_text(run) == f"{run.id}\n"
 
 
+@BELOW_THE_SUPERVISOR
 def test_a_script_may_close_its_output(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, time
@@ -130,6 +134,7 @@ def test_a_script_may_close_its_output(lab: Lab, parent: dict[str, Any]) -> None
     assert (run.folder.outputs / "after_0").read_text() == "went on"
 
 
+@BELOW_THE_SUPERVISOR
 def test_a_failure_after_the_output_was_closed_is_reported(lab: Lab, parent: dict[str, Any]) -> None:
     run = lab.finish("import os\nos.close(1)\nos.close(2)\nraise ValueError('nobody hears me')\n", **parent)
 
@@ -150,6 +155,7 @@ def test_children_that_hold_the_output_open_do_not_hold_up_the_end(lab: Lab, par
     assert set(exit_codes(run).values()) == {0}
 
 
+@BELOW_THE_SUPERVISOR
 def test_a_childs_failure_is_not_the_workers(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, sys
@@ -164,6 +170,7 @@ def test_a_childs_failure_is_not_the_workers(lab: Lab, parent: dict[str, Any]) -
     assert run.status == states.COMPLETED
 
 
+@BELOW_THE_SUPERVISOR
 def test_a_child_that_raises_is_not_taken_for_its_worker(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os
@@ -179,6 +186,7 @@ def test_a_child_that_raises_is_not_taken_for_its_worker(lab: Lab, parent: dict[
     assert (run.status, run.failure) == (states.COMPLETED, None)
 
 
+@BELOW_MPIRUN
 def test_all_ranks_write_to_outputs_at_once(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os

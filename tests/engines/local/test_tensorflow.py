@@ -12,7 +12,7 @@ import pytest
 import paceline as pl
 from tests.engines.conftest import require_engine
 from tests.engines.lab import Lab, log_text, wait_for_end
-from tests.warm import OLDER_KERAS, TENSORFLOW, submitting_with, warm_python
+from tests.warm import OLDER_KERAS, submitting_with, warm_python
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tensorflow_multiworker"
 LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
@@ -95,13 +95,6 @@ PARAMETER_SERVER = """
 @pytest.fixture(autouse=True)
 def tensorflow() -> None:
     require_engine("tensorflow", find_spec("tensorflow"))
-
-
-@pytest.fixture(scope="module")
-def python_with_tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A Python whose workers have TensorFlow loaded before they start."""
-    with warm_python(tmp_path_factory.mktemp("warm"), kind=TENSORFLOW) as python:
-        yield python
 
 
 @pytest.fixture

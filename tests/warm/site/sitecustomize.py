@@ -5,6 +5,16 @@ import os
 import sys
 
 
+def _hand_over_worker():
+    """A run's worker, in whatever environment it is to run: for those that hold nothing of their own."""
+    path, words = os.environ.get("FORKED_WORKERS"), sys.orig_argv[1:]
+    if path and words and words[0].endswith("paceline/worker/__main__.py"):
+        sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        from hand_over import hand_over
+
+        hand_over(path, words, python=sys.executable, hides=True, send=os.killpg)
+
+
 def _hand_over_script():
     (python, _, path), words = os.environ.get("FORKED_SCRIPTS", "").partition(os.pathsep), sys.orig_argv[1:]
     is_unbuffered = words[:1] == ["-u"]
@@ -20,4 +30,5 @@ def _hand_over_script():
     hand_over(path, words, hides=True, frees=False)
 
 
+_hand_over_worker()
 _hand_over_script()
