@@ -12,6 +12,7 @@ are to be loaded meanwhile. Without it an engine has started this, in a job of i
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -20,6 +21,10 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+if __name__ == "__main__":
+    # What is loaded stays until the end: the collector would look at all of it again and again (`main` starts it).
+    gc.disable()
 
 from paceline.runs import store, work_dir
 from paceline.runs.containers import remove_containers
@@ -50,6 +55,9 @@ def main(argv: list[str]) -> int:
     # Before the fork: from its first moment on, what the supervisor leaves as an orphan comes to the guardian. The kernel
     # does not hand this property down, so the supervisor asks for it again, and gets its workers' orphans itself.
     processes.become_subreaper()
+    # Collections pass over what is loaded: they would also copy its pages, which both processes share.
+    gc.freeze()
+    gc.enable()
     child = os.fork()
     if child:
         return _guard(folder, child)
