@@ -111,10 +111,17 @@ def pytest_make_collect_report(
     return report
 
 
-def pytest_collection_finish() -> None:
-    # All that was collected stays: collections of garbage pass it over, in this process and in those that it forks.
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    # All that is collected stays: it is not looked at for garbage meanwhile, and collections of garbage pass it over later, in
+    # this process and in those that it forks.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -102,11 +102,13 @@ def checks_of(module: str) -> dict[str, tuple[int, ...]]:
 def matrices(module: str) -> set[str]:
     """The module's checks that ask for their cells. Read, not imported."""
     text = (CHECKS / f"{module}.py").read_text()
+    # Not by `ast.get_source_segment`, which splits the whole text for each function.
+    lines = text.split("\n")
     return {
         node.name
         for node in ast.parse(text).body
         if isinstance(node, ast.FunctionDef)
-        and re.search(r"\branks\.(cells|grid)\(", ast.get_source_segment(text, node) or "")
+        and re.search(r"\branks\.(cells|grid)\(", "\n".join(lines[node.lineno - 1 : node.end_lineno]))
     }
 
 

@@ -60,7 +60,11 @@ def main(argv: list[str]) -> int:
     gc.enable()
     child = os.fork()
     if child:
-        return _guard(folder, child)
+        code = _guard(folder, child)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # At once: Python would free all that is loaded, object by object, and so copy the pages that the supervisor had too.
+        os._exit(code)
     processes.become_subreaper()
     supervise(folder)
     return 0
