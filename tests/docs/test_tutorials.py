@@ -78,7 +78,7 @@ def test_the_notebook_runs_from_top_to_end_and_prints_what_it_says(
 
 
 def shorter(book: dict[str, Any]) -> dict[str, Any]:
-    """The notebook with one epoch of two for the model in parts: each of its seven workers says as much after half of the steps."""
+    """The notebook, in which the model in parts trains for one epoch in place of two: its seven workers print the same lines."""
     for cell in book["cells"]:
         text = "".join(cell["source"])
         if text.startswith("%%writefile parts/train.py"):

@@ -5,9 +5,16 @@ In a process of its own: what draws takes more memory than the sweep's controlle
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
 import signal
 import sys
 from pathlib import Path
+
+if __name__ == "__main__":
+    # This process ends before what the collector could free would matter, and most of its time goes by with loading.
+    gc.disable()
 
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
@@ -24,6 +31,7 @@ def main(argv: list[str]) -> int:
     folder = RunFolder(Path(argv[0]))
     spec = SweepSpec.from_json(store.stored(folder).sweep or {})
     trials = children.trials(folder, spec)
+    _load_without_documentation()
     drawn = draw.sketched(f"Sweep {folder.run_id}: {len(trials)} trials", spec, trials)
     draw.into(folder.outputs, drawn)
     # The page says why something is not drawn, and the log too, for who looks there for the files.
@@ -33,5 +41,18 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _load_without_documentation() -> None:
+    """Where there is matplotlib, load it without the texts that it would write for `help()` on each of its classes."""
+    # If it can't be loaded, whoever draws says so.
+    with contextlib.suppress(Exception):
+        from matplotlib import artist
+
+        artist.kwdoc = lambda artist: ""
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # At once: Python would free all of matplotlib, object by object.
+    os._exit(code)
