@@ -23,7 +23,7 @@ from paceline.sweeps.sweep_run import SweepRun
 from paceline.system import detached, processes
 from tests.helpers import write_tree
 
-KILLS = int(os.environ.get("PACELINE_SWEEP_KILLS", "5"))
+KILLS = int(os.environ.get("PACELINE_SWEEP_KILLS", "3"))
 SEED = int(os.environ.get("PACELINE_CHAOS_SEED", str(random.SystemRandom().randrange(1 << 30))))
 
 #: What only guards against hanging.

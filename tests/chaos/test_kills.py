@@ -29,7 +29,7 @@ from paceline.system import locks, processes
 from paceline.targets.local_leases import Lease, LocalQueue, leases_dir
 from tests.environments.wheels import make_wheel
 
-KILLS = int(os.environ.get("PACELINE_CHAOS_KILLS", "8"))
+KILLS = int(os.environ.get("PACELINE_CHAOS_KILLS", "4"))
 SEED = int(os.environ.get("PACELINE_CHAOS_SEED", str(random.SystemRandom().randrange(1 << 30))))
 
 #: What only guards against hanging: a machine that reads programs from a busy disk is slow to start them.

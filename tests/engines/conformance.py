@@ -99,6 +99,9 @@ _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
     "TestLocal": {**dict.fromkeys(_OF_WORKERS, ("gloo",)), "test_a_run_is_canceled_while_it_runs": ("single", "gloo")},
     "TestSsh": {
         **dict.fromkeys(_OF_WORKERS, ("single",)),
+        # Gloo's workers, and their cancel, test_ssh.py has on two hosts.
+        **dict.fromkeys(_OF_PLAIN_RUNS, ("gloo",)),
+        "test_a_run_is_canceled_while_it_runs": ("single", "gloo"),
         **dict.fromkeys(_OF_LOST_SUPERVISORS, ("single", "gloo")),
         **dict.fromkeys(_OF_ATTEMPTS, ("single", "mpi")),
         _ENDS: ("mpi",),

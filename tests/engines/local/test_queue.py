@@ -70,7 +70,7 @@ def test_a_killed_supervisor_gives_its_place_to_the_next(lab: Lab) -> None:
     assert "while the run was Running" in holder.failure.message
 
 
-@pytest.mark.parametrize("each", [4, pytest.param(10, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("each", [2, pytest.param(10, marks=pytest.mark.proof)])
 def test_submissions_at_once_from_several_processes_all_complete(lab: Lab, each: int) -> None:
     lab.write("import sys\nprint('number', sys.argv[1])\n")
     code = """

@@ -34,7 +34,7 @@ def meet():
 """
 #: So little that a test is short, and so much that a busy machine does not stand still for as long.
 LIMIT_S = 3.0
-#: Less, for some of these compute all the time. Two looks that are compared are a second apart, as above.
+#: Less, for some of these compute. Two looks that are compared are a second apart, as above.
 HEALTHY_LIMIT_S = 1.0
 
 STOPPED = "import signal; os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else None\nmeet()"
@@ -126,10 +126,18 @@ HANGS = {
     "groups": (GROUPS, ["all_reduce 1 ", "waits in all_reduce 1 ", "itself, ", "`exchange`"]),
 }
 
-COMPILE = """
+#: A third of a core, that others may have the rest: several times what counts as getting on.
+COMPUTES = """
+import time
+while True:
+    end = time.thread_time() + 0.03
+    while time.thread_time() < end: pass
+    time.sleep(0.06)
+"""
+COMPILE = f"""
 import subprocess
 if rank == 1:
-    subprocess.run([sys.executable, "-c", "while True: pass"])
+    subprocess.run([sys.executable, "-c", {COMPUTES!r}])
 meet()
 """
 CHECKPOINT = """
@@ -162,7 +170,13 @@ if rank == 0:
     read()
 dist.barrier()
 """
-NATIVE = "if rank == 0:\n    while True:\n        torch.mm(torch.ones(400, 400), torch.ones(400, 400))\ndist.barrier()"
+NATIVE = """
+torch.set_num_threads(1)
+if rank == 0:
+    while True:
+        torch.mm(torch.ones(400, 400), torch.ones(400, 400)), time.sleep(0.02)
+dist.barrier()
+"""
 HEALTHY = {
     "compile": COMPILE,
     "checkpoint": CHECKPOINT,
