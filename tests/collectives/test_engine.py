@@ -45,8 +45,8 @@ except collectives.ShutDownError as error:
 """
 
 
-# On two, any plan of operations runs (test_properties.py).
-@pytest.mark.parametrize("ranks", [1, 3, 4])
+# On two, as on four, any plan of operations runs (test_properties.py).
+@pytest.mark.parametrize("ranks", [1, 3, pytest.param(4, marks=pytest.mark.proof)])
 def test_every_operation_gives_what_numpy_gives(ranks, tmp_path):
     need_mpi()
     done = mpirun(ranks, Path(__file__).with_name("engine_checks.py"), cwd=tmp_path)

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 from tests.engines.conftest import require_engine
 from tests.helpers import run_python
+from tests.ranks import clean_environment
+from tests.warm import TORCH, run_alone
+
+
+def run_with_torch(folder: Path, code: str) -> str:
+    """What a process that has torch loaded, and nothing of ours, prints when it runs this."""
+    script = folder / "script.py"
+    script.write_text(code)
+    done = run_alone(str(script), loaded=TORCH, environment=clean_environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_nothing_is_loaded_before_torch_is() -> None:
@@ -41,7 +53,7 @@ print("mpi4py" in sys.modules)
     assert lines == ["True True", "SourceFileLoader SourceFileLoader", "[]", "False"]
 
 
-def test_a_torch_that_was_loaded_before_gets_it_too() -> None:
+def test_a_torch_that_was_loaded_before_gets_it_too(tmp_path: Path) -> None:
     require_engine("torch", importlib.util.find_spec("torch"))
     code = """
 import torch.distributed as dist
@@ -50,10 +62,10 @@ assert not dist.is_mpi_available()
 backend.install_when_loaded()
 print(dist.is_mpi_available())
 """
-    assert run_python(code) == "True\n"
+    assert run_with_torch(tmp_path, code) == "True\n"
 
 
-def test_other_backends_are_what_they_were() -> None:
+def test_other_backends_are_what_they_were(tmp_path: Path) -> None:
     require_engine("torch", importlib.util.find_spec("torch"))
     code = """
 from paceline.torch_mpi import backend
@@ -66,10 +78,10 @@ print(type(dist.group.WORLD).__name__, tensor.tolist())
 dist.destroy_process_group()
 """
     # Gloo of torch 2.9 and 2.10 says first how many ranks it has found.
-    assert run_python(code).splitlines()[-1] == "ProcessGroup [1.0, 1.0]"
+    assert run_with_torch(tmp_path, code).splitlines()[-1] == "ProcessGroup [1.0, 1.0]"
 
 
-def test_without_mpi4py_the_error_says_what_to_install() -> None:
+def test_without_mpi4py_the_error_says_what_to_install(tmp_path: Path) -> None:
     require_engine("torch", importlib.util.find_spec("torch"))
     code = """
 import sys
@@ -82,4 +94,4 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    assert "pip install 'paceline[mpi]'" in run_python(code)
+    assert "pip install 'paceline[mpi]'" in run_with_torch(tmp_path, code)
