@@ -30,6 +30,13 @@ _AS_WITH_BOTH = {
         "callbacks.check_the_best_model_is_saved_by_the_first_rank_alone",
         "callbacks.check_momentum_is_corrected_as_the_rate_is",
     ),
+    *(
+        "saving.check_a_loaded_model_averages_again_and_has_its_state",
+        "training.check_passes_add_up_unless_they_are_averaged",
+    ),
+    *("callbacks.check_metrics_are_averages_for_the_callbacks_after_it", "keras3.check_it_trains_eagerly"),
+    "callbacks.check_the_ranks_are_equal_before_the_first_batch",
+    "elastic.check_32_restoring_brings_back_weights_and_the_optimizers_state",
     "training.check_a_tied_transformer_in_two_passes_equals_one",
     "callbacks.check_a_model_without_an_input_shape_is_equal_after_the_first_batch",
 }
@@ -38,6 +45,7 @@ _AS_WITH_BOTH = {
 _AS_WITH_EITHER = {
     *("graphs.check_several_steps_in_one_call", "graphs.check_a_loop_of_the_scripts_own_in_a_graph"),
     *("training.check_digits_in_two_passes_equal_one", "callbacks.check_all_callbacks_together_train"),
+    *("graphs.check_rows_of_an_embedding", "training.check_digits_equal_one_process"),
     # Three passes of the kind before are kept.
     "keras2.check_an_optimizer_of_the_kind_before_in_two_passes_equals_one",
     *(

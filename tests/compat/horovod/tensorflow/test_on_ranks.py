@@ -12,12 +12,14 @@ _AS_OTHERS = {
     "training.check_a_transformer_with_tied_embedding_in_one_pass_in_three_and_by_tape",
     "training.check_the_digits_cnn_in_two_passes",
 }
+#: What has the same graph on one rank as on two.
+_AS_ON_TWO = ("semantics.", "graphs.", "gradients.", "reduction.")
 
 
 def _is_repeated(ranks: int, check: str) -> bool:
     """True if the code that this runs is run by a check that stays."""
     # What three ranks show of the engine they show with torch; one alone sends nothing, and its graphs are those of two ranks.
-    return ranks == 3 or check in _AS_OTHERS or (ranks == 1 and check.startswith(("semantics.", "graphs.")))
+    return ranks == 3 or check in _AS_OTHERS or (ranks == 1 and check.startswith(_AS_ON_TWO))
 
 
 # The first of a world waits for all of it.
