@@ -71,7 +71,8 @@ def check_buffers_schedulers_groups_and_momentum_go_on(ranks: Any) -> None:
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "lr": 0.05}]
         return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
-    for strategy in STRATEGIES:
+    # The optimizer's state in parts, and buffers that one stage alone has; replicas are in the matrix of layouts.
+    for strategy in ranks.cells((FullyShard(), PipelineParallel()), STRATEGIES):
         case = CASES["cnn_batch"]
         straight, given = started(case, strategy, optimizer=grouped)
         schedule = torch.optim.lr_scheduler.StepLR(straight.optimizer, step_size=2, gamma=0.5)
@@ -111,11 +112,10 @@ def check_combined_layouts_go_on_from_each_other(ranks: Any, sizes: tuple[int, .
     straight, given = started(case, DataParallel(), microbatches=4)
     for number, (strategy, batch) in enumerate(zip(layouts, given, strict=False)):
         straight.step(batch)
-        par, _ = started(case, strategy, seed=number, microbatches=4)
+        # What is loaded takes the place of other numbers.
+        par, _ = started(case, strategy, seed=number or 5, microbatches=4)
         if number:
             par.load(ranks.folder / "last")
-        else:
-            par, _ = started(case, strategy, microbatches=4)
         par.step(batch)
         par.save(ranks.folder / "last")
         assert_same(values(straight), values(par), LIMIT)
@@ -125,7 +125,8 @@ def check_dropout_goes_on_where_it_was(ranks: Any) -> None:
     case = Case(
         name="dropout", make=lambda: Transformer(tied=True, depth=2, dropout=0.3), batch=plain_tokens, loss=token_loss
     )
-    for strategy in STRATEGIES:
+    # Replicas draw the same whether they are sharded or not.
+    for strategy in ranks.cells((DataParallel(), PipelineParallel(), TensorParallel()), STRATEGIES):
         straight, given = started(case, strategy)
         for number, batch in enumerate(given[:4]):
             straight.step(batch)
@@ -148,7 +149,7 @@ def check_parameters_that_do_not_learn_are_kept_too(ranks: Any) -> None:
         return torch.optim.AdamW([param for param in model.parameters() if param.requires_grad], lr=1e-2)
 
     case = Case(name="frozen", make=make, batch=vectors)
-    for strategy in STRATEGIES:
+    for strategy in ranks.cells((FullyShard(), PipelineParallel()), STRATEGIES):
         par, given = started(case, strategy, optimizer=some)
         par.step(given[0])
         par.save(ranks.folder / "frozen")

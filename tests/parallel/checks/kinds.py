@@ -16,9 +16,8 @@ SIZES = (2, 4)
 
 #: Layout -> the kinds of `make test`, the others being those of `make proof` alone.
 SHORT = {
-    "data": ("keeps-state", "weight-norm-old", "loss-reads-aux", "own-loss-dict", "lookup-sparse", "python-random"),
+    "data": ("keeps-state", "loss-reads-aux", "lookup-sparse", "python-random"),
     "shard": (
-        "lstm",
         "gru",
         "checkpointed-reentrant",
         "loss-reads-all-parameters",
@@ -27,12 +26,10 @@ SHORT = {
         "muon-wide",
     ),
     "pipe": (
-        *("packed", "packed-in-blocks", "transformer", "own-gradient", "in-place", "checkpointed-reentrant", "vmapped"),
+        *("packed", "packed-in-blocks", "own-gradient", "in-place", "checkpointed-reentrant", "vmapped"),
         *(
             "own-loss-tuple",
-            "own-loss-dict",
             "loss-reads-aux",
-            "loss-reads-all-parameters",
             "loss-learns",
             "numpy-random",
         ),
@@ -49,7 +46,7 @@ SHORT = {
         ),
         *("weight-norm-old", "own-loss-dataclass", "muon-wide"),
     ),
-    "data@pipe": ("own-gradient", "own-loss-dict", "loss-reads-all-parameters"),
+    "data@pipe": ("own-loss-dict", "loss-reads-all-parameters"),
     "shard@pipe": ("loss-reads-parameter", "loss-reads-numbers"),
     "data@tensor": ("own-loss-sum",),
     "context": ("transformer", "tower", "conv-batch"),

@@ -34,9 +34,9 @@ def check_every_model_ends_as_in_one_process(ranks: Ranks) -> None:
     else:
         # With all at once: 7 rows in 4 microbatches are 2, 2, 2, 1; of 2 rows two are left, fewer than there are stages.
         options = {"rows": (8, 7, 5, 2, 9), "clip_norm": 0.05}
-        # GPipe is there on two, and what skips stages in the check below.
-        plain, _, interleaved, data, shard = layouts
-        covering = [(CASES["cnn_batch"], [plain, data]), (CASES["transformer_tied"], [interleaved, shard])]
+        # GPipe is there on two, what skips stages in the check below, and four stages in the matrix of checkpoints.
+        _, _, interleaved, data, shard = layouts
+        covering = [(CASES["cnn_batch"], [data]), (CASES["transformer_tied"], [interleaved, shard])]
         grid = ranks.cells(covering, [(case, list(layouts)) for case in on(4)])
     for case, several in grid:
         one = alone(case, microbatches=4, **{name: value for name, value in options.items() if name != "check"})
@@ -59,8 +59,9 @@ def check_single_precision_stays_close(ranks: Ranks) -> None:
     cases = on(ranks.size)
     for case in ranks.cells([case for case in cases if case.name in RISKIEST], cases):
         one = alone(case, dtype=torch.float32, microbatches=4, rows=(8,), optimizer=sgd)
-        # The order of a schedule changes no number: all of them for one model.
-        own = pipelines(2) if case.name == "transformer_tied" and ranks.size == 2 else [PipelineParallel(ranks.size)]
+        # The order of a schedule changes no number, as float64 shows above.
+        all_schedules = case.name == "transformer_tied" and ranks.size == 2 and ranks.is_whole
+        own = pipelines(2) if all_schedules else [PipelineParallel(ranks.size)]
         for strategy in (*own, *combined(ranks.size)):
             if fits(case, strategy, ranks.size):
                 options = {"dtype": torch.float32, "microbatches": 4, "rows": (8,), "optimizer": sgd}

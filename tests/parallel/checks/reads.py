@@ -361,8 +361,10 @@ def check_what_the_loop_changes_is_followed(ranks: Ranks) -> None:
 
 
 def check_replicas_and_parts_follow_too(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
-    # The model runs as it is on these layouts: each way to read has one of them in turn.
-    for name, layouts in ranks.grid(list(FOLLOWED), (DataParallel(), FullyShard(), TensorParallel())):
+    # The model runs as it is on these layouts: of each way to read, one has one of them in turn.
+    for name, layouts in ranks.grid(
+        ranks.cells(list(_ON_FOUR), list(FOLLOWED)), (DataParallel(), FullyShard(), TensorParallel())
+    ):
         make, change = FOLLOWED[name]
         one = _alone(make, change)
         for strategy in layouts:
