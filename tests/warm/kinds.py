@@ -59,6 +59,16 @@ KINDS = {
         _QUIET,
     ),
     COMMAND_LINE: Kind(
-        ("typer.main", "paceline.cli.main", *(f"paceline.cli.{name}" for name in ("run", "read", "logs", "files")))
+        (
+            *(
+                "typer.main",
+                "paceline.cli.main",
+                *(f"paceline.cli.{name}" for name in ("run", "read", "logs", "files")),
+            ),
+            *(
+                f"paceline.cli.{name}"
+                for name in ("sweep", "model", "service", "compute", "data", "serve", "env", "pipeline")
+            ),
+        )
     ),
 }
