@@ -109,6 +109,7 @@ def test_packages_of_the_shell_s_pythonpath_are_installed_all_the_same(ensure, w
     assert versions(built, "small") == {"small": "1.1"}
 
 
+@uv_for_both
 def test_a_layer_sees_what_the_base_has_and_its_editable_packages(ensure, installer):
     built, _ = ensure(pip_packages=["beside-heavy"], layered=True)
     assert versions(built, "beside_heavy", "heavy", "small", "editable") == {
@@ -302,6 +303,7 @@ def test_a_secret_of_a_find_links_url_shows_nowhere(ensure, store, monkeypatch, 
         assert not path.is_file() or b"hunter2secret" not in path.read_bytes()
 
 
+@uv_for_both
 def test_a_variable_in_a_requirement_is_filled_in_and_masked(ensure, wheels, tmp_path, monkeypatch, installer):
     wheel = make_wheel(tmp_path / "secret-folder-name", "handmade", "4.0")
     monkeypatch.setenv("PLACE", "secret-folder-name")
@@ -356,6 +358,7 @@ def test_a_password_from_a_variable_is_used_and_kept_nowhere(
     assert kept == []
 
 
+@uv_for_both
 def test_a_wrong_password_fails_without_being_told(ensure, guarded, tmp_path, monkeypatch, installer):
     wheel = make_wheel(tmp_path / "served", "handmade", "4.0")
     monkeypatch.setenv("INDEX_TOKEN", "wrong-passw0rd")

@@ -23,7 +23,15 @@ from tests.helpers import wait_until
 from tests.ui.conftest import HOSTILE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_OPTIONS = ("--no-sandbox", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync")
+_OPTIONS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-software-rasterizer",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+)
 #: Guards against hanging alone.
 PATIENCE_MS = 90_000
 #: Read before a fixture takes it away.
