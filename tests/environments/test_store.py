@@ -155,7 +155,7 @@ def killed_builds(store, base_python, environment):
         builder = start_build(store, base_python, environment)
         deadline = time.monotonic() + 20
         while not moment() and builder.poll() is None and time.monotonic() < deadline:
-            pass
+            time.sleep(0.001)
         builder.kill()
         builder.communicate(timeout=120)
         yield
