@@ -94,16 +94,17 @@ def check_buffers_schedulers_groups_and_momentum_go_on(ranks: Any) -> None:
 def check_combined_layouts_go_on_from_each_other(ranks: Any, sizes: tuple[int, ...] = (4,)) -> None:
     """What the matrix of layouts leaves out; each goes on from the one before."""
     covering = (
-        DataParallel(2) @ TensorParallel(2),
         FullyShard(2) @ PipelineParallel(2),
         DataParallel(2) @ FullyShard(2),
         FullyShard(2) @ TensorParallel(2),
     )
-    # These are in the matrix with another schedule, which is no part of a checkpoint.
+    # The others: tensors that are cut once, not twice as in the last above; and what is in the matrix with another schedule,
+    # which is no part of a checkpoint.
     layouts = ranks.cells(
         covering,
         (
             *covering,
+            DataParallel(2) @ TensorParallel(2),
             DataParallel(2) @ PipelineParallel(2, schedule="interleaved"),
             PipelineParallel(4, schedule="gpipe"),
         ),

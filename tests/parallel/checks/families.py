@@ -45,9 +45,9 @@ def check_gpt2_is_cut_by_heads_and_equals_one_process(ranks: Ranks) -> None:
 
 #: Layout -> the families of `make test`.
 SHORT = {
-    "data": ("gemma2", "lora", "llama-own-loss"),
+    "data": ("gemma2", "lora", "bert-own-loss"),
     "shard": ("gpt2-checkpointed",),
-    "pipe": ("t5", "mixtral-router-loss", "qwen2", "bert-own-loss"),
+    "pipe": ("t5", "mixtral-router-loss", "qwen2"),
     # GPT-2 has a check of its own.
     "tensor": ("whisper",),
     # Whisper is there on four workers below, and blocks that are computed again are in the checks of `context`.
