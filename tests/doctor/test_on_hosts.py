@@ -58,6 +58,8 @@ def of(findings: list[Finding], check: str) -> list[tuple[str | None, str]]:
     return [(finding.node, finding.level) for finding in findings if finding.check == check]
 
 
+# The hosts of the next test are asked the same, and test_reduce.py has the two processes of one node.
+@pytest.mark.proof
 def test_this_machine_is_well(tmp_path):
     require_engine("torch", importlib.util.find_spec("torch"))
     require_engine("mpi4py", importlib.util.find_spec("mpi4py"))

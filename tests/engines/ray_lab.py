@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -125,6 +126,11 @@ class RayLab:
         """Let a node crash; it stays away until somebody wants all nodes, for the start of one takes ten seconds."""
         self.hosts.kill(name)
         self._lost.append(name)
+
+    def lose_ray(self, name: str) -> None:
+        """Let a node end without its host: what Ray itself has there dies. `lose` takes the rest, for the node to come back."""
+        (raylet,) = [pid for pid, line in self.hosts.processes(name).items() if "/raylet/raylet " in line]
+        os.kill(raylet, signal.SIGKILL)
 
     def whole(self) -> RayLab:
         """The cluster, once those that were lost are back."""

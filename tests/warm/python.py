@@ -34,7 +34,7 @@ if not words or not words[0].endswith(FORKED) or not os.path.exists({path!r}):
 sys.path.insert(0, {here!r})
 from hand_over import hand_over
 
-hand_over({path!r}, words, python={python!r}, hides=True, send=os.killpg)
+hand_over({path!r}, words, python={python!r}, hides=True, frees=False, send=os.killpg)
 """
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,9 +46,7 @@ class Ray(TargetUnderTest):
         return next(name for name in reversed(names) if name != self.cluster.head)
 
     def lose_node(self, name: str) -> None:
-        """Let the node end without its host: what Ray itself has there dies. test_ray.py has a host that crashes."""
-        (raylet,) = [pid for pid, line in self.cluster.hosts.processes(name).items() if "/raylet/raylet " in line]
-        os.kill(raylet, signal.SIGKILL)
+        self.cluster.lose_ray(name)
 
     def bring_back(self, name: str) -> None:
         """Two are left, which are enough for the next run; the node is back for the next test that wants all."""

@@ -289,16 +289,19 @@ def test_doctor_and_list_see_the_nodes(cluster: RayLab, lab: Lab) -> None:
     assert names <= set(cluster.hosts.names)
 
 
-# The last: nobody after it waits for the node to come back.
+# The last: nobody after it waits for the node to come back. What Ray has on the node dies, and takes the agent with it; hosts
+# that crash are those of the elastic run above, and of hosts over SSH, whose agents these are.
 def test_a_lost_node_ends_the_attempt_and_the_next_has_others(cluster: RayLab, lab: Lab) -> None:
     run = lab.submit(WAITING, max_restarts=1, **TWO)
     wait_until_running(run)
     wait_until(lambda: len(list(run.folder.checkpoints.glob("rank*"))) == 2, "both ranks wait")
     killed = next(name for name in hosts_of(run) if name != cluster.head)
-    cluster.lose(killed)
+    cluster.lose_ray(killed)
 
     assert wait_for_end(run) == states.COMPLETED
     first, second = run.record().attempts
     assert first.cause == "node_lost"
     assert killed not in second.nodes
     assert [seen(run, rank, "seen2")["before"] for rank in (0, 1)] == [True, True]
+    wait_until(lambda: not cluster.left(), f"nothing is left: {cluster.left()}", 15)
+    cluster.lose(killed)

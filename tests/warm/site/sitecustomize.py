@@ -12,7 +12,7 @@ def _hand_over_worker():
         sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         from hand_over import hand_over
 
-        hand_over(path, words, python=sys.executable, hides=True, send=os.killpg)
+        hand_over(path, words, python=sys.executable, hides=True, frees=False, send=os.killpg)
 
 
 def _hand_over_script():
