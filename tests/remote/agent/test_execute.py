@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,25 @@ def test_what_comes_goes_in_and_what_it_says_comes_out(serve):
     channel.tell(end=True)
     assert channel.exit_code() == 3
     assert (channel.said("out"), channel.said("err")) == (b"one\n\x00\xff", b"wrong\n")
+
+
+def test_what_lies_in_the_pipe_is_said_however_late_a_busy_machine_comes_to_it():
+    said, ours = [], os.pipe()
+
+    class Slow:
+        def say(self, out):
+            time.sleep(0.3)
+            said.append(base64.b64decode(out))
+
+    reader = execute._Reader(Slow(), ours[0], "out")
+    reader.start()
+    # The end for writing stays open, as where the command has left a process behind: nothing tells that this is all.
+    os.write(ours[1], bytes(50_000))
+    reader.drain()
+    assert b"".join(said) == bytes(50_000)
+    os.close(ours[1])
+    reader.join(60)
+    os.close(ours[0])
 
 
 @pytest.mark.parametrize(("program", "code"), [("no-such-program", 127), ("/", 126)])

@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import pty
+import select
 import signal
 import struct
 import subprocess
@@ -36,6 +37,8 @@ _LOOK_S = 0.02
 _HANG_UP_S = 1.0
 #: After its end, how long what it has started may go on writing to its output.
 _DRAIN_S = 0.5
+#: On a busy machine a reader may come to what the command itself has written later than that. A pipe holds 64 KiB.
+_LATE_S, _PIPE_BYTES = 30.0, 1 << 16
 _CHUNK = 1 << 14
 #: The command waits when so much of its output is unread.
 _AHEAD_BYTES = 8 << 20
@@ -122,7 +125,7 @@ class _Run:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._readers: list[threading.Thread] = []
+        self._readers: list[_Reader] = []
 
     def code(self) -> int | None:
         """The command's exit code as a shell gives it; None while it runs."""
@@ -142,17 +145,45 @@ class _Run:
     def drain(self) -> None:
         """Wait for the rest of its output; not for ever, where a process that it has left holds that open."""
         for reader in self._readers:
-            reader.join(_DRAIN_S)
+            reader.drain()
 
     def _read(self, fd: int, name: str) -> None:
-        def read() -> None:
-            with contextlib.suppress(OSError):  # a terminal whose last process has gone
-                while data := os.read(fd, _CHUNK):
-                    self._channel.say(**{name: _text(data)})
-
-        reader = threading.Thread(target=read, daemon=True)
+        reader = _Reader(self._channel, fd, name)
         reader.start()
         self._readers.append(reader)
+
+
+class _Reader(threading.Thread):
+    """Says what comes from one output of the command."""
+
+    def __init__(self, channel: Channel, fd: int, name: str) -> None:
+        super().__init__(daemon=True)
+        self._channel, self._fd, self._name = channel, fd, name
+        # Held from taking something out of the pipe until it is said.
+        self._at_it = threading.Lock()
+        self._count = 0
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError):  # a terminal whose last process has gone
+            while True:
+                select.select([self._fd], [], [])
+                with self._at_it:
+                    data = os.read(self._fd, _CHUNK)
+                    if not data:
+                        return
+                    self._channel.say(**{self._name: _text(data)})
+                    self._count += len(data)
+
+    def drain(self) -> None:
+        """Wait until all is said that lies in the pipe, and for what still comes a moment longer; not for ever, where a process
+        holds the pipe open or writes without end."""
+        begun, deadline = self._count, time.monotonic() + _LATE_S
+        self.join(_DRAIN_S)
+        while self.is_alive() and self._count - begun < _PIPE_BYTES and time.monotonic() < deadline:
+            with self._at_it, contextlib.suppress(OSError):
+                if not select.select([self._fd], [], [], 0)[0]:
+                    return
+            self.join(_LOOK_S)
 
 
 class _Pipes(_Run):

@@ -20,11 +20,16 @@ _FINALIZE_S = 30
 _CONTROLLER_MIB = 1024
 #: Before the time limit, when it goes on in the job's next life. Slurm may be a minute early.
 _REQUEUE_S = 60
+# Before it begins: a signal that bash has no trap for ends bash.
+_CONTROLLER_TRAPS = """\
+controller= asked=
+trap 'scontrol requeue "$SLURM_JOB_ID"' USR2
+trap 'asked=1; [ -z "$controller" ] || kill -TERM $controller' TERM
+"""
 # The children are all that it knows, so it may be ended at any moment.
 _CONTROLLER_GOES_ON = """\
 controller=$!
-trap 'scontrol requeue "$SLURM_JOB_ID"' USR2
-trap 'kill -TERM $controller' TERM
+[ -z "$asked" ] || kill -TERM $controller
 while kill -0 $controller 2>/dev/null; do wait $controller; code=$?; done
 exit $code
 """
@@ -117,7 +122,8 @@ def controller_text(
     options += [f"--{name}={value}" for name, value in places.items() if value is not None]
     its_dir = shlex.quote(str(run_dir))
     start = _begin([_escaped(option) for option in options], settings, shlex.quote(run_id), its_dir, library_dir)
-    return f"{start}{shlex.quote(python)} -m paceline.sweeps {its_dir} &\n{_CONTROLLER_GOES_ON}"
+    command = f"{shlex.quote(python)} -m paceline.sweeps {its_dir} &"
+    return f"{start}{_CONTROLLER_TRAPS}{command}\n{_CONTROLLER_GOES_ON}"
 
 
 def extension_text(
