@@ -9,6 +9,9 @@ PLAN is a JSON list, an entry for each time that nodes are asked for: their name
     {"name": "a", "keeps": "text"}    its files can't be fetched, for this reason
     "no nodes"                        refused with these words
     {"breaks": "text"}                an error that is nobody's but ours
+    {"loads_after_s": 0}              the first: so long after its start an attempt has loaded what tells of failures
+
+The names of the modules that it has at its end are in RUN_DIR/loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from paceline.errors import TargetError
 from paceline.job.plan import Node
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_now
-from paceline.supervisor import supervise
+from paceline.supervisor import supervise, watch
 from paceline.targets.local_nodes import LocalNodes
 
 
@@ -84,6 +87,10 @@ class Nodes(LocalNodes):
 
 if __name__ == "__main__":
     folder = RunFolder(Path(sys.argv[1]))
-    target = Target(json.loads(sys.argv[2]), folder.path / "told")
+    plan = json.loads(sys.argv[2])
+    if plan and "loads_after_s" in plan[0]:
+        watch._LOAD_S = plan[0]["loads_after_s"]
+    target = Target(plan, folder.path / "told")
     supervise.target_of_run = lambda run_dir: target
     supervise.supervise(folder)
+    (folder.path / "loaded").write_text("\n".join(sys.modules))

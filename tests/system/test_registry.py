@@ -9,14 +9,16 @@ import sys
 
 import pytest
 
-from paceline.system.registry import Documents, VersionFolders, Versions, name_rule
+from paceline.system.names import name_rule
+from paceline.system.registry import Documents, VersionFolders, Versions
 
 RULE = name_rule("_-", 8)
 
 ADD_MANY = """
 import sys
 from pathlib import Path
-from paceline.system.registry import Versions, name_rule
+from paceline.system.names import name_rule
+from paceline.system.registry import Versions
 registry = Versions(Path(sys.argv[1]), name_rule("_-", 8))
 for number in range(int(sys.argv[3])):
     with registry.locked():

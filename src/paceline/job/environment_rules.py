@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.errors import EnvironmentSpecError
 from paceline.job.local_paths import absolute
-from paceline.system.registry import name_rule
+from paceline.system.names import name_rule
 
 NAME = name_rule("_.-", 128)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import ModelError
-from paceline.system.registry import name_rule
+from paceline.system.names import name_rule
 
 #: The Azure SDK's own rule.
 NAME = name_rule("._-", 255)

@@ -12,17 +12,18 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.job.plan import Launch
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_now
-from paceline.runs.stacks import RunStacks
-from paceline.supervisor.diagnosis.standstill import gets_on
 from paceline.supervisor.logs import say
 from paceline.supervisor.looks import Looks
 from paceline.system.files import write_json, write_whole
+
+if TYPE_CHECKING:
+    from paceline.runs.stacks import RunStacks
 
 #: Between two looks that are compared, in seconds: a part of the limit, in these bounds.
 _SHORTEST_S, _LONGEST_S = 1.0, 10.0
@@ -77,6 +78,10 @@ class HangWatch:
         if self._first is None:
             self._first, self._next_look = told, now + self._pause_s
             return
+        # Not above: few runs are ever silent for so long, and each would load it at its start.
+        from paceline.runs.stacks import RunStacks
+        from paceline.supervisor.diagnosis.standstill import gets_on
+
         first, self._first = self._first, None
         self._next_look = now + max(self._pause_s, self._limit_s / 4)
         if (why := gets_on(first, told)) is not None:

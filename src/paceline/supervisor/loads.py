@@ -11,16 +11,19 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EngineError
 from paceline.job.plan import Launch
 from paceline.launchers import environment
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
-from paceline.runs.pace import Counted, RunPace, Straggler, is_training, pace_of
-from paceline.supervisor.diagnosis.memory import Sample
 from paceline.system.files import write_json
+
+# Loaded with the first sample: most runs of a second or two have none, and their supervisors start sooner without it.
+if TYPE_CHECKING:
+    from paceline.runs.pace import Counted, RunPace
+    from paceline.supervisor.diagnosis.memory import Sample
 
 #: Seconds between two samples; 0 takes none.
 SECONDS_VARIABLE, SECONDS = "PACELINE_SAMPLE_SECONDS", 5.0
@@ -84,7 +87,13 @@ class LoadWatch:
 
     def pace(self) -> RunPace:
         """How the time of the ranks went, and who was slow for sure, over the attempt."""
+        from paceline.runs.pace import pace_of
+
         return self._placed(pace_of(self._windows, self._names))
+
+    def end_text(self) -> str | None:
+        """A sentence for the run's end on who was slow; None where nobody was, or it was never looked at."""
+        return self.pace().end_text if self._windows else None
 
     def note_place(self, ranks: tuple[int, ...], place: str, share: float) -> None:
         """Take in where a straggler was met most often."""
@@ -114,6 +123,9 @@ class LoadWatch:
         return found
 
     def _take(self, told: Mapping[int, Mapping[str, Any]]) -> None:
+        from paceline.runs.pace import pace_of
+        from paceline.supervisor.diagnosis.memory import Sample
+
         now, at_s = time.monotonic(), time.time()
         nodes = {node: {name: v for name, v in one.items() if name != "ranks"} for node, one in told.items()}
         ranks = {int(rank): dict(load) for one in told.values() for rank, load in one.get("ranks", {}).items()}
@@ -133,6 +145,8 @@ class LoadWatch:
             self._look_where(judged.straggler.ranks)
 
     def _add_window(self, ranks: Mapping[int, Mapping[str, float]], now: float) -> None:
+        from paceline.runs.pace import Counted, is_training
+
         window: dict[int, Counted] = {}
         for place in self._launch.places:
             load = ranks.get(place.rank)
@@ -160,6 +174,8 @@ class LoadWatch:
         found = pace.straggler
         if found is None or self._place is None or found.ranks != self._place[0]:
             return pace
+        from paceline.runs.pace import RunPace, Straggler
+
         told = {name: getattr(found, name) for name in Straggler.__dataclass_fields__}
         placed = Straggler(**{**told, "place": self._place[1], "place_share": self._place[2]})
         return RunPace(ranks=pace.ranks, straggler=placed, seconds=pace.seconds, is_over=pace.is_over)

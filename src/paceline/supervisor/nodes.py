@@ -15,8 +15,6 @@ from paceline.errors import EngineError
 from paceline.job.plan import Command, ProcessExit, RemotePaths, StartedCommand
 from paceline.runs.failure import FailureReport, signal_name
 from paceline.runs.folder import RunFolder
-from paceline.runs.logs import last_lines
-from paceline.supervisor.diagnosis.findings import how_lost
 from paceline.supervisor.supervision import Supervision
 from paceline.system import processes
 from paceline.system.files import read_json
@@ -136,12 +134,16 @@ def _end(nodes: Nodes, running: Mapping[tuple[int, int], int]) -> None:
 
 
 def _lost_report(nodes: Nodes, lost: Mapping[int, str]) -> FailureReport:
+    from paceline.supervisor.diagnosis.findings import how_lost
+
     rank, how = min(lost.items())
     name = nodes.nodes[rank].name
     return FailureReport(cause="node_lost", message=f"Node {name} was lost: {how_lost(how, name)}.", node=name)
 
 
 def _report(verb: str, node_rank: int, code: int, result: Any, folder: RunFolder) -> FailureReport:
+    from paceline.runs.logs import last_lines
+
     told = (result or {}).get("failure")
     log = folder.prepare_log(node_rank)
     if told is None:

@@ -8,7 +8,7 @@ import errno
 import os
 import shutil
 import signal
-import traceback
+import sys
 from typing import Any
 
 from paceline.errors import EngineError, TargetError, UserError
@@ -255,8 +255,8 @@ def _fail_internally(run: Supervision, error: BaseException) -> None:
     with contextlib.suppress(Exception):  # whatever it is, it must not keep the record from its end
         give_nodes_back(run)
     processes.kill_descendants(os.getpid())
-    with contextlib.suppress(OSError):  # a full disk
-        traceback.print_exception(error)
+    # The interpreter's own: nothing has to be loaded for it, and a full disk is no error of its.
+    sys.__excepthook__(type(error), error, error.__traceback__)
     remove_containers(run.job, run.record.run_id)
     shutil.rmtree(run.folder.scratch, ignore_errors=True)
     if run.target is not None:

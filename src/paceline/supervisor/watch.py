@@ -12,23 +12,22 @@ What is looked at, ten times a second and whenever a child ends:
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EngineError
 from paceline.job.plan import Command, Launch, ProcessExit, StartedCommand
 from paceline.remote.silence import SILENCE_S
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
-from paceline.runs.profile import RunProfile
-from paceline.runs.stacks import RunStacks
 from paceline.supervisor.diagnosis.evidence import stalled_text
-from paceline.supervisor.diagnosis.findings import Findings, lost_nodes, may_have_lost_a_node, report
 from paceline.supervisor.disks import DiskWatch
 from paceline.supervisor.execute import ExecCommands
 from paceline.supervisor.hangs import HangWatch, hang_text
@@ -42,6 +41,10 @@ from paceline.supervisor.supervision import Outcome
 from paceline.system.elastic import EXIT_RESIZE
 from paceline.system.files import read_json
 from paceline.targets import Nodes
+
+if TYPE_CHECKING:
+    from paceline.runs.stacks import RunStacks
+    from paceline.supervisor.diagnosis.findings import Findings
 
 _TICK_S = 0.1
 #: After the first failure, how long others get to report theirs, which may have come earlier.
@@ -60,6 +63,8 @@ _LOST_GRACE_S = 10.0
 _LAST_LOOK_S = 5.0
 #: How long, and how often a second, a rank that holds up the others is sampled, once.
 _WHERE_S, _WHERE_RATE = 4.0, 10.0
+#: After so long a run has loaded what tells of a failure or a hang; one that ends well before that never does.
+_LOAD_S = 5.0
 
 
 class WorkerWatch:
@@ -114,6 +119,7 @@ class WorkerWatch:
         self._oom_before = nodes.oom_kills()
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
         self._ending_since: float | None = None
+        self._load_at_s = time.monotonic() + _LOAD_S
         #: Where the ranks stood at the time limit.
         self._stood: str | None = None
 
@@ -132,12 +138,15 @@ class WorkerWatch:
                 self._end_all()
                 self._exec.close()
                 self._looks.close()
-            if failure is None and stopped is None and self._hangs.failure is None:
+            may_have_failed = failure is None and stopped is None and not self._ended_well()
+            if may_have_failed and self._hangs.failure is None:
                 self._wait_for_losses()
-        if (slow := self._loads.pace().end_text) is not None:
+        if (slow := self._loads.end_text()) is not None:
             self._warn(slow)
         lost, resized = 0, False
-        if failure is None and stopped is None:
+        if may_have_failed:
+            from paceline.supervisor.diagnosis.findings import lost_nodes, report
+
             findings = self._findings()
             failure, lost = self._hangs.failure or report(findings), len(lost_nodes(findings))
             resized = bool(failure and failure.exit_code == EXIT_RESIZE and self._resize and self._resize.requested)
@@ -190,6 +199,8 @@ class WorkerWatch:
             self._loads.look()
             self._exec.look()
             self._looks.look()
+            if time.monotonic() > self._load_at_s:
+                self._load_diagnosis()
             if self._running:
                 self._hangs.look()
                 if self._resize is not None:
@@ -201,6 +212,7 @@ class WorkerWatch:
 
     def _look_where(self, ranks: tuple[int, ...]) -> None:
         """Sample the first of the ranks that hold up the others, to tell in which line."""
+        from paceline.runs.profile import RunProfile
 
         def take(told: dict[str, Any]) -> None:
             if (found := RunProfile(told).place(ranks[0])) is not None:
@@ -212,6 +224,8 @@ class WorkerWatch:
         """See where each rank stands, before the workers are told to end: then they stand elsewhere."""
         if not self._running:
             return
+        from paceline.runs.stacks import RunStacks
+
         found: list[RunStacks] = []
         self._looks.begin(lambda told: found.append(RunStacks(told)))
         deadline = time.monotonic() + _LAST_LOOK_S
@@ -370,6 +384,8 @@ class WorkerWatch:
 
         The workers' peers notice a broken connection in a moment; a silent node counts as lost only after `silence_s`.
         """
+        from paceline.supervisor.diagnosis.findings import may_have_lost_a_node
+
         silence_s: float = getattr(self._nodes, "silence_s", SILENCE_S)
         deadline = (self._ending_since or time.monotonic()) + silence_s + _NOTICE_S
         while may_have_lost_a_node(self._findings()) and time.monotonic() < deadline:
@@ -378,7 +394,25 @@ class WorkerWatch:
 
     # --- what came of it
 
+    def _load_diagnosis(self) -> None:
+        """Load what is needed once something goes wrong: Paceline may have been replaced by the end of a long run."""
+        self._load_at_s = math.inf
+        import_module("paceline.supervisor.diagnosis.findings")
+        import_module("paceline.supervisor.diagnosis.standstill")
+        import_module("paceline.runs.stacks")
+
+    def _ended_well(self) -> bool:
+        """True if every worker has ended well and by itself: then there is nothing to find out."""
+        if self._lost or self._errors or self._asked or self._hangs.failure is not None:
+            return False
+        # Of nodes elsewhere a launcher may have lost one that nobody has noticed yet.
+        if self._has_launcher and self._nodes.shell(0) is not None:
+            return False
+        return all(self._exit_codes.get(rank) == 0 for rank in self._places)
+
     def _findings(self) -> Findings:
+        from paceline.supervisor.diagnosis.findings import Findings
+
         return Findings(
             launch=self._launch,
             folder=self._folder,

@@ -33,15 +33,6 @@ _VERSION = re.compile(r"[1-9][0-9]*")
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 
-def name_rule(also: str, longest: int, *, last: str | None = None) -> re.Pattern[str]:
-    """The rule for names that are names of files: ASCII letters and digits, and after the first of them those of `also`.
-
-    longest: in characters. last: those of `also` with which a name may end; None: all.
-    """
-    ends = re.escape(also if last is None else last)
-    return re.compile(rf"[A-Za-z0-9](?:[A-Za-z0-9{re.escape(also)}]{{0,{longest - 2}}}[A-Za-z0-9{ends}])?")
-
-
 @dataclass(frozen=True)
 class Documents:
     """A folder with one document for each name. rule: which names there can be; files of other names are passed over."""

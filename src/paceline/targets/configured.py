@@ -12,15 +12,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from dataclasses import replace as replace_field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.errors import TargetError
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json, write_json
-from paceline.system.registry import Documents, name_rule
+from paceline.system.names import name_rule
 from paceline.targets.base import Examined, Target
 from paceline.targets.kinds import OWN, kind_class, make_target
-from paceline.targets.status import Status
+
+if TYPE_CHECKING:
+    from paceline.system.registry import Documents
+    from paceline.targets.status import Status
 
 LOCAL = "local"
 _NAME = name_rule("_-", 64)
@@ -212,6 +215,9 @@ def target_of_run(run_dir: Path) -> Target:
 
 
 def _registry(workspace_dir: Path) -> Documents:
+    # Not above: whoever looks after a run reads the copy in its folder.
+    from paceline.system.registry import Documents
+
     return Documents(workspace_dir / "compute", _NAME)
 
 

@@ -15,10 +15,10 @@ from paceline.system.processes import core_count
 from paceline.targets.local import LocalTarget
 from paceline.targets.local_leases import LocalQueue, leases_dir
 from paceline.targets.options import Option, check_settings
-from paceline.targets.status import NodeStatus, Status
 
 if TYPE_CHECKING:
     from paceline.remote.link.link import Link
+    from paceline.targets.status import Status
 
 
 class ThisMachine(LocalTarget):
@@ -33,6 +33,9 @@ class ThisMachine(LocalTarget):
 
     def status(self) -> Status:
         """This machine, and what of it runs hold by leases."""
+        # Not above: each supervisor of this machine loads this module, and none asks.
+        from paceline.targets.status import NodeStatus, Status
+
         gpus, cores = devices(), core_count()
         # A look drops the tickets of dead runs, as every user of the queue does.
         tickets = LocalQueue(leases_dir(), cores, gpus).tickets()

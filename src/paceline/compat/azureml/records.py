@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.compat.azureml.exceptions import UserErrorException
-from paceline.system.registry import Documents, Versions, name_rule
+from paceline.system.names import name_rule
+from paceline.system.registry import Documents, Versions
 
 #: Names of what is kept.
 RULE = name_rule("_.-", 255)

@@ -21,7 +21,8 @@ from paceline.data.datasets.steps import Steps, steps_from_json
 from paceline.errors import DataError
 from paceline.job.data_reference import Source
 from paceline.system.files import read_json, write_json
-from paceline.system.registry import Versions, name_rule
+from paceline.system.names import name_rule
+from paceline.system.registry import Versions
 
 if TYPE_CHECKING:
     from paceline.data.transfer.listing import FileInfo

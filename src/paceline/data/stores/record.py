@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 from paceline.errors import DataError
 from paceline.system.files import write_whole
-from paceline.system.registry import Documents, name_rule
+from paceline.system.names import name_rule
+from paceline.system.registry import Documents
 
 DEFAULT_NAME = "default"
 _NAME = name_rule("_-", 255)

@@ -1,0 +1,14 @@
+"""The rule for names that people give and that become names of files, wherever they lie."""
+
+from __future__ import annotations
+
+import re
+
+
+def name_rule(also: str, longest: int, *, last: str | None = None) -> re.Pattern[str]:
+    """The rule for names that are names of files: ASCII letters and digits, and after the first of them those of `also`.
+
+    longest: in characters. last: those of `also` with which a name may end; None: all.
+    """
+    ends = re.escape(also if last is None else last)
+    return re.compile(rf"[A-Za-z0-9](?:[A-Za-z0-9{re.escape(also)}]{{0,{longest - 2}}}[A-Za-z0-9{ends}])?")

@@ -1,0 +1,29 @@
+"""What a supervisor loads, and when: each run waits for what is loaded at its start."""
+
+from __future__ import annotations
+
+from tests.helpers import run_python
+from tests.supervisor.test_supervise import Stage
+
+#: What tells why a run has failed, or hangs.
+TELLS = {"paceline.supervisor.diagnosis.findings", "paceline.supervisor.diagnosis.standstill", "paceline.runs.stacks"}
+
+
+def test_what_few_runs_need_is_not_loaded_at_the_start():
+    loaded = set(run_python("import sys, paceline.supervisor.__main__; print(*sys.modules)").split())
+    assert "paceline.supervisor.watch" in loaded
+    assert not loaded & TELLS
+    assert not loaded & {"paceline.runs.pace", "paceline.runs.profile", "statistics", "_hashlib", "traceback"}
+
+
+def test_a_short_run_that_ends_well_never_loads_what_tells_of_failures(tmp_path):
+    stage = Stage(tmp_path, "print('done')")
+    assert stage.see_through({"name": "a"}).status == "Completed"
+    assert not TELLS & set((stage.folder.path / "loaded").read_text().split())
+
+
+def test_a_run_that_lasts_has_it_before_anything_fails(tmp_path):
+    """The story: Paceline was installed anew while a run of days went on, and its failure could not be told."""
+    stage = Stage(tmp_path, "import time; time.sleep(0.5)")
+    assert stage.see_through({"name": "a", "loads_after_s": 0}).status == "Completed"
+    assert set((stage.folder.path / "loaded").read_text().split()) >= TELLS
