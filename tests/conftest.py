@@ -66,7 +66,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+#: What pytest's processes share, in the first of them.
+SHARED = pytest.StashKey[Any]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    from tests.warm.sharing import Sharing
+
+    if SHARED not in node.config.stash:
+        node.config.stash[SHARED] = Sharing()
+    node.workerinput["warm"] = node.config.stash[SHARED].folder
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if shared := config.stash.get(SHARED, None):
+        shared.close()
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if shared := getattr(config, "workerinput", {}).get("warm"):
+        from tests.warm import sharing
+
+        sharing.folder = Path(shared)
     # With several processes, the first alone hears of all tests.
     if config.getoption("--keep-durations") and not hasattr(config, "workerinput"):
         if not all(Path(arg).is_dir() for arg in config.args) or config.getoption("keyword"):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.engines.conftest import require_engine
-from tests.warm import NUMPY, program
+from tests.warm import NUMPY, close_all, program, programs, sharing
+from tests.warm.kinds import KINDS
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +43,28 @@ def test_one_that_was_killed_is_replaced(tmp_path: Path, capfd: pytest.CaptureFi
     assert code_of_a_script(tmp_path) == 7
     assert program(0, NUMPY) is not before
     assert "ended with -9" in capfd.readouterr().err
+
+
+def test_it_is_one_for_all_of_pytests_processes_and_ends_with_the_first_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, NUMPY, KINDS[NUMPY]._replace(is_shared=True))
+    shared = sharing.Sharing()
+    monkeypatch.setattr(sharing, "folder", Path(shared.folder))
+    found = []
+    # Each with a list of its own, as another process has it.
+    for _ in range(2):
+        monkeypatch.setattr(programs, "_started", {})
+        found.append(program(0, NUMPY))
+        assert code_of_a_script(tmp_path) == 7
+        close_all()
+        assert not found[-1].has_ended
+    assert found[0].socket == found[1].socket
+    os.kill(found[0].process.pid, signal.SIGKILL)
+    found[0].process.wait()
+    assert code_of_a_script(tmp_path) == 7, "whoever comes next starts it again"
+    again = program(0, NUMPY)
+    assert again.socket != found[0].socket
+    shared.close()
+    assert again.process.wait(60) == 0
+    assert not os.path.exists(shared.folder)

@@ -5,6 +5,7 @@ seconds in each process.
       hiding.py     in a child that is to find nothing loaded: hides it until the child imports it
       as_main.py    the child runs the script as the interpreter would
     programs.py     starts such programs, and asks them for processes
+    sharing.py      with several processes of pytest, all ask the same programs
     hand_over.py    a Python hands its script over: it passes signals on, waits, and ends as the script does
 
 Ways in:

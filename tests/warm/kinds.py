@@ -9,11 +9,12 @@ from typing import NamedTuple
 class Kind(NamedTuple):
     """loads: those that are not installed are left out. variables: those that count when it is loaded. programs: with two,
     neighbouring ranks have other hash seeds than one another, as they have when each is started by itself: an order which
-    depends on them is found."""
+    depends on them is found. is_shared: by all of pytest's processes."""
 
     loads: tuple[str, ...]
     variables: Mapping[str, str] = {}
     programs: int = 1
+    is_shared: bool = True
 
 
 TORCH = "torch"
@@ -50,7 +51,7 @@ KINDS = {
         programs=2,
     ),
     OLDER_KERAS: Kind(("tensorflow", "tf_keras", "sklearn.datasets"), {"TF_USE_LEGACY_KERAS": "1"} | _QUIET),
-    NUMPY: Kind(("numpy",), programs=2),
+    NUMPY: Kind(("numpy",), programs=2, is_shared=False),
     EXAMPLES: Kind(
         (
             *("numpy", *_TORCH, "torch.utils.data.distributed", "torch.utils.tensorboard", "accelerate"),

@@ -40,7 +40,7 @@ def serve(path: str) -> dict[str, Any]:
             asked = {connection.fileno(): pid for pid, connection in running.values()}
             ready, _, _ = select.select([0, listener, *running, *asked], [], [])
             if 0 in ready:
-                sys.exit()
+                break
             for fd in set(ready) & set(asked):
                 # Whoever has started it wants its end, or is gone.
                 kill(asked[fd])
@@ -79,6 +79,8 @@ def serve(path: str) -> dict[str, Any]:
         for pid, _ in running.values():
             kill(pid)
             os.waitpid(pid, 0)
+    # At once: the interpreter would free all that is loaded, object by object.
+    os._exit(0)
 
 
 def take(connection: socket.socket) -> list[int]:

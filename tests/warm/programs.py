@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.system import processes
+from tests.warm import sharing
 from tests.warm.hand_over import ask
 from tests.warm.kinds import KINDS, TORCH
 
@@ -64,27 +67,35 @@ class Process:
 
 
 class Program:
-    """A Python that has loaded what its kind says. also: modules that it loads besides."""
+    """A Python that has loaded what its kind says. also: modules that it loads besides.
 
-    def __init__(self, kind: str = TORCH, *also: str) -> None:
+    at: where it listens; a folder of its own by default. lifeline: what it reads, and ends with; by default a pipe of its
+    own, which `close` closes.
+    """
+
+    def __init__(self, kind: str = TORCH, *also: str, at: Path | None = None, lifeline: int = subprocess.PIPE) -> None:
         # Not in a test's folder: the path of a socket may have 107 bytes.
-        self._folder = tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
-        self._path = os.path.join(self._folder.name, "socket")
+        self._folder = None if at else tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
+        self.socket = str(at) if self._folder is None else os.path.join(self._folder.name, "socket")
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
         self.process = subprocess.Popen(
-            [sys.executable, str(_PROGRAM), self._path, *KINDS[kind].loads, *also],
-            stdin=subprocess.PIPE,
+            [sys.executable, str(_PROGRAM), self.socket, *KINDS[kind].loads, *also],
+            stdin=lifeline,
             env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | KINDS[kind].variables,
             cwd="/",
         )
 
     @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
     def path(self) -> str:
         """Of its socket, once it takes scripts."""
-        while not os.path.exists(self._path):
-            assert self.process.poll() is None, "the program that loads it has ended"
+        while not os.path.exists(self.socket):
+            assert not self.has_ended, "the program that loads it has ended"
             time.sleep(0.02)
-        return self._path
+        return self.socket
 
     def start(
         self,
@@ -103,13 +114,37 @@ class Program:
             fds = {0: nothing.fileno(), 1: output, 2: output if errors is None else errors}
             return Process(ask(self.path, words, environment, folder or Path.cwd(), fds, **options))
 
-    def close(self) -> int:
-        """Its exit code, once it has ended."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        code = self.process.wait()
-        self._folder.cleanup()
-        return code
+    @property
+    def is_own(self) -> bool:
+        """False of one that ends with its lifeline."""
+        return self.process.stdin is not None
+
+    def close(self) -> int | None:
+        """Its exit code, once it has ended; None of one that ends later."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+            self.process.wait()
+        if self._folder is not None:
+            self._folder.cleanup()
+        return self.process.poll()
+
+
+class SharedProgram(Program):
+    """One that another of pytest's processes has started."""
+
+    def __init__(self, pid: int, socket: str) -> None:
+        self.socket, self._pid = socket, pid
+
+    @property
+    def has_ended(self) -> bool:
+        return not processes.is_alive(self._pid)
+
+    @property
+    def is_own(self) -> bool:
+        return False
+
+    def close(self) -> int | None:
+        return None
 
 
 _started: dict[tuple[int, str, str | None], Program] = {}
@@ -121,15 +156,33 @@ def program(rank: int = 0, kind: str = TORCH, also: str | None = None) -> Progra
     """The program that has this loaded for this rank, and this module too. It gives its hash seed to what it starts."""
     with _starting:
         place = rank % KINDS[kind].programs, kind, also
-        if place in _started and _started[place].process.poll() is not None:
+        if place in _started and _started[place].has_ended:
             # A test that kills at random may hit it; those after it are not to fail for that.
             print(f"the program that has {kind} loaded ended with {_started.pop(place).close()}", file=sys.stderr)
         if place not in _started:
-            _started[place] = Program(kind, *([also] if also else []))
+            _started[place] = _of_all(place) if sharing.folder and KINDS[kind].is_shared else _new(place)
         return _started[place]
 
 
+def _new(place: tuple[int, str, str | None], **options: Any) -> Program:
+    _, kind, also = place
+    return Program(kind, *([also] if also else []), **options)
+
+
+def _of_all(place: tuple[int, str, str | None]) -> Program:
+    """The one that all of pytest's processes use, which this one starts if it is not there."""
+    assert sharing.folder is not None
+    link = sharing.folder / hashlib.sha256(repr(place).encode()).hexdigest()[:16]
+    with sharing.locked(sharing.folder):
+        if (there := sharing.found(link)) and processes.is_alive(there[0]):
+            return SharedProgram(*there)
+        with sharing.lifeline(sharing.folder) as fd:
+            started = _new(place, at=sharing.unused(link), lifeline=fd)
+        sharing.note(link, started.process.pid, started.socket)
+        return started
+
+
 def close_all() -> None:
-    """End those that `program` has started."""
-    while _started:
-        _started.popitem()[1].close()
+    """End those that `program` has started and that are not shared."""
+    for place in [place for place, one in _started.items() if one.is_own]:
+        _started.pop(place).close()

@@ -19,7 +19,7 @@ from unittest import mock
 
 from tests.helpers import write_program
 from tests.warm.kinds import TORCH
-from tests.warm.programs import Program
+from tests.warm.programs import Program, program
 
 #: Little is imported: it runs for every worker, and for every program that looks at its Python.
 _PYTHON = """\
@@ -47,10 +47,11 @@ def warm_python(folder: Path, *more: str, kind: str = TORCH) -> Iterator[Path]:
     for name in ("pyvenv.cfg", "lib"):
         (place / name).symlink_to(Path(sys.prefix) / name)
     python = place / "bin" / real.name
-    for program in real.parent.iterdir():
-        if not program.name.startswith("python"):
-            (place / "bin" / program.name).symlink_to(program)
-    with contextlib.closing(Program(kind, *more)) as started:
+    for other in real.parent.iterdir():
+        if not other.name.startswith("python"):
+            (place / "bin" / other.name).symlink_to(other)
+    # With more modules it is for this one alone.
+    with contextlib.closing(Program(kind, *more)) if more else contextlib.nullcontext(program(0, kind)) as started:
         here = str(Path(__file__).parent)
         (place / "program").symlink_to(started.path)
         write_program(python, _PYTHON.format(real=str(real), path=started.path, python=str(python), here=here))

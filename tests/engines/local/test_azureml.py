@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.workspace import Workspace
-from tests.warm import PLAIN_TORCH, forking_in_environments, warm_python
+from tests.warm import forking_in_environments, kinds, warm_python
 
 SCRIPT = """
 import argparse, os, subprocess, sys
@@ -151,10 +151,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "azureml"
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A Python that has loaded what the examples' scripts import: twenty of them are run."""
     pytest.importorskip("sklearn")
-    parts = ("datasets", "linear_model", "metrics", "model_selection", "svm")
-    with warm_python(
-        tmp_path_factory.mktemp("warm"), *(f"sklearn.{part}" for part in parts), kind=PLAIN_TORCH
-    ) as found:
+    with warm_python(tmp_path_factory.mktemp("warm"), kind=kinds.EXAMPLES) as found:
         yield found
 
 
