@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.engines.conftest import require_engine
-from tests.parallel.conftest import run_alone
+from tests.parallel.conftest import LOADED, run_alone
+from tests.warm import forking_variables
+from tests.warm.kinds import TORCH
 
 FOLDER = Path(__file__).parents[2] / "examples" / "parallel"
 
@@ -32,7 +34,9 @@ def launched(folder: Path, script: str, ranks: int, *options: str) -> str:
     command = [sys.executable, "-m", "paceline", "run", str(FOLDER / script), "-j", f"1x{ranks}"]
     if ranks > 1:
         command += ["--backend", "gloo"]
+    # The workers are forks of a program that has torch loaded: to load it is most of what these runs would take.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= forking_variables(TORCH, LOADED)
     done = subprocess.run(
         [*command, "--", *options],
         cwd=folder,

@@ -13,7 +13,8 @@ import pytest
 from tests.engines.conftest import require_engine
 from tests.engines.lab import WHEEL, find_mpirun
 from tests.parallel.conftest import LOADED, run_alone
-from tests.warm import below_mpirun
+from tests.warm import below_mpirun, forking_variables
+from tests.warm.kinds import TORCH
 
 PROGRAM = """
 import torch
@@ -62,6 +63,7 @@ def output(*command: str) -> list[str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
+        **forking_variables(TORCH, LOADED),
     }
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -80,7 +82,8 @@ def test_without_a_launcher_there_is_one_process(alone: list[str]) -> None:
 
 
 def test_torchrun_gives_the_same(program: Path, alone: list[str]) -> None:
-    found = output(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program))
+    torchrun = Path(sys.executable).with_name("torchrun")
+    found = output(sys.executable, str(torchrun), "--standalone", "--nproc-per-node", "2", str(program))
     assert found[0] == "world 2 gloo"
     assert found[1:4] == alone[1:4]
     assert found[4].startswith("DataParallel(2): ")

@@ -73,8 +73,10 @@ def below_mpirun(ranks: int, *words: str, kind: str = TORCH, also: str | None = 
     return [sys.executable, "-S", str(_HERE / "hand_over.py"), sockets, *words]
 
 
-def forking_variables() -> dict[str, str]:
+def forking_variables(kind: str = EXAMPLES, also: str | None = None) -> dict[str, str]:
     """What to set for programs whose scripts are to be forks; nothing where there is no torch, or no Linux.
+
+    kind, also: of the program that forks them; see `program`.
 
     Only the interpreter that the tests run in hands its scripts over, and neither `python -m`, nor `python -c`, nor a Python
     without PYTHONPATH.
@@ -83,7 +85,7 @@ def forking_variables() -> dict[str, str]:
         return {}
     return {
         "PYTHONPATH": str(_HERE / "site"),
-        VARIABLE: f"{sys.executable}{os.pathsep}{program(0, EXAMPLES).path}",
+        VARIABLE: f"{sys.executable}{os.pathsep}{program(0, kind, also).path}",
     }
 
 

@@ -47,10 +47,11 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], li
 
 
 def check_the_whole_state_is_the_plain_models(ranks: Any) -> None:
-    data, _, pipe, _ = STRATEGIES
+    data, shard, pipe, tensor = STRATEGIES
     whole = dict.fromkeys(("transformer_tied", "cnn_batch"), STRATEGIES)
     # Buffers are on all workers, or on the one that has the stage.
-    for name, several in ranks.cells(whole | {"cnn_batch": (data, pipe)}, whole).items():
+    covering = {"transformer_tied": (shard, tensor), "cnn_batch": (data, pipe)}
+    for name, several in ranks.cells(covering, whole).items():
         for strategy in several:
             par, given = started(SHALLOW[name], strategy)
             assert_same(values(par), made(SHALLOW[name], torch.float64).state_dict())
@@ -110,11 +111,12 @@ def check_combined_layouts_go_on_from_each_other(ranks: Any, sizes: tuple[int, .
         ),
     )
     case = SHALLOW["transformer_tied"]
-    straight, given = started(case, DataParallel(), microbatches=4)
+    microbatches = ranks.cells(2, 4)
+    straight, given = started(case, DataParallel(), microbatches=microbatches)
     for number, (strategy, batch) in enumerate(zip(layouts, given, strict=False)):
         straight.step(batch)
         # What is loaded takes the place of other numbers.
-        par, _ = started(case, strategy, seed=number or 5, microbatches=4)
+        par, _ = started(case, strategy, seed=number or 5, microbatches=microbatches)
         if number:
             par.load(ranks.folder / "last")
         par.step(batch)

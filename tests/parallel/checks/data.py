@@ -40,7 +40,7 @@ def check_every_model_ends_as_in_one_process(ranks: Ranks) -> None:
 
 def check_microbatches_equal_accumulation(ranks: Ranks) -> None:
     for name, several in ranks.cells(
-        {"cnn_batch": (2, 4), "transformer_tied": (3,)}, dict.fromkeys(("cnn_batch", "transformer_tied"), (2, 3, 4))
+        {"cnn_batch": (4,), "transformer_tied": (3,)}, dict.fromkeys(("cnn_batch", "transformer_tied"), (2, 3, 4))
     ).items():
         for microbatches in several:
             one = alone(CASES[name], microbatches=microbatches, rows=(12, 12))
@@ -51,7 +51,7 @@ def check_microbatches_equal_accumulation(ranks: Ranks) -> None:
 def check_batches_that_do_not_divide(ranks: Ranks) -> None:
     rows = (7, 5, 3, 2, 6)
     for name, several in ranks.cells(
-        {"cnn_batch": (1, 2), "transformer_tied": (2,)}, dict.fromkeys(("mlp", "cnn_batch", "transformer_tied"), (1, 2))
+        {"cnn_batch": (1,), "transformer_tied": (2,)}, dict.fromkeys(("mlp", "cnn_batch", "transformer_tied"), (1, 2))
     ).items():
         for microbatches in several:
             one = alone(CASES[name], microbatches=microbatches, rows=rows)

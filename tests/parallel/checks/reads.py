@@ -410,7 +410,9 @@ def check_stages_and_replicas_that_read_other_values_are_told(ranks: Ranks, size
     make, change = FOLLOWED["attribute"]
     # Rows that the replicas share unevenly are no reason.
     uneven = [(x[:7], y[:7]) for x, y in _batches()]
-    for is_other in (lambda rank: rank == 1, lambda rank: rank >= 2, lambda rank: rank % 2):
+    # A whole replica, or a stage of each; and one rank by itself.
+    covering: list[Callable[[int], bool]] = [lambda rank: rank >= 2, lambda rank: rank % 2 == 1]
+    for is_other in ranks.cells(covering, [*covering, lambda rank: rank == 1]):
         par, model = _together(make, change, DataParallel(2) @ PipelineParallel(2, cut=["blocks.2"]), check="off")
         for batch in uneven:
             par.step(batch)

@@ -48,7 +48,10 @@ def check_five_steps_of_adamw_are_those_of_one_process(ranks: Any) -> None:
     covering = whole
     if ranks.size == 4:
         alone_, data, shard = layouts(ranks)
-        covering = [(SHALLOW["transformer_tied"], [alone_, shard]), (SHALLOW["cnn_batch"], [data])]
+        covering = [
+            *((SHALLOW["transformer_tied"], [shard]), (SHALLOW["cnn_batch"], [data])),
+            (SHALLOW["long_skip"], [alone_]),
+        ]
     for case, several in ranks.cells(covering, whole):
         one = alone(case, **options)
         for layout in several:

@@ -42,6 +42,13 @@ def spread(model, **options):
 pytestmark = pytest.mark.timeout(900)
 
 
+#: For those where nobody answers any more: how long a rank waits is no part of what they say.
+IMPATIENT = """
+from paceline.parallel.failure import error_store
+error_store.GRACE_S = 1.0
+"""
+
+
 def run(tmp_path: Path, code: str, size: int = 2) -> list[Ended]:
     require_engine("torch", find_spec("torch"))
     program = tmp_path / "program.py"
@@ -118,7 +125,7 @@ except ZeroDivisionError:
 """
     from paceline.parallel.failure import error_store
 
-    ended = run_and_stop(tmp_path, code)
+    ended = run_and_stop(tmp_path, IMPATIENT + code)
     assert ended[0].returncode == 1
     assert "rank 1, microbatch 0 failed first" in ended[0].output
     assert error_store.GRACE_S + 2 * error_store.POLL_S < 10
@@ -157,7 +164,7 @@ if RANK == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 par.step((x, y))
 """
-    ended = run(tmp_path, code)
+    ended = run(tmp_path, IMPATIENT + code)
     assert ended[1].returncode == -9
     assert ended[0].returncode == 1
     assert "ended without a word" in ended[0].output
