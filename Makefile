@@ -43,7 +43,7 @@ docs: .venv/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	$(BIN)/python -m pytest -q tests/docs/test_site.py
 
-# 500 kills of random processes in random states, 200 of a sweep's controller; `make test` does 20 and 5.
+# 500 kills of random processes in random states, 200 of a sweep's controller; `make test` does 4 and 3.
 chaos: .venv/.ready
 	PACELINE_CHAOS_KILLS=500 PACELINE_SWEEP_KILLS=200 $(BIN)/python -m pytest tests/chaos --timeout 7200
 

@@ -1,7 +1,7 @@
 """SIGKILL of a sweep's controller, again and again: as it loads, as it makes a trial, as it waits, as it writes the end.
 
 No trial is lost, none runs twice, each has the point that an unbroken sweep gives it, and the best is that of the children.
-5 kills here, 200 with `make chaos`. A failure prints the seed that repeats it (PACELINE_CHAOS_SEED).
+3 kills here, 200 with `make chaos`. A failure prints the seed that repeats it (PACELINE_CHAOS_SEED).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SIGKILL, at random, of any process that belongs to a run, in any of its states.
 
 Whatever is killed: the run ends, in the state that is true, and says why; nothing of it is left running; what its
-workers had logged can be read. 8 kills here, 500 with `make chaos`. A failure prints the seed that repeats it
+workers had logged can be read. 4 kills here, 500 with `make chaos`. A failure prints the seed that repeats it
 (PACELINE_CHAOS_SEED).
 """
 
