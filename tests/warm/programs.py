@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.system import processes
+from paceline.system import locks, processes
 from tests.warm import sharing
 from tests.warm.hand_over import ask
 from tests.warm.kinds import KINDS, TORCH
@@ -173,7 +173,7 @@ def _of_all(place: tuple[int, str, str | None]) -> Program:
     """The one that all of pytest's processes use, which this one starts if it is not there."""
     assert sharing.folder is not None
     link = sharing.folder / hashlib.sha256(repr(place).encode()).hexdigest()[:16]
-    with sharing.locked(sharing.folder):
+    with locks.locked(sharing.folder / "lock"):
         if (there := sharing.found(link)) and processes.is_alive(there[0]):
             return SharedProgram(*there)
         with sharing.lifeline(sharing.folder) as fd:

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -44,13 +43,6 @@ def lifeline(place: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-@contextlib.contextmanager
-def locked(place: Path) -> Iterator[None]:
-    with open(place / "lock", "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def found(link: Path) -> tuple[int, str] | None:

@@ -140,11 +140,12 @@ def _hear_in_collectives() -> None:
 
 def _hear(pipe: int) -> None:
     global _has_heard
-    while numbers := os.read(pipe, 64):
-        if signal.SIGTERM in numbers:
-            _has_heard = True
-            follow()
-            return
+    with open(pipe, "rb", buffering=0) as hears:
+        while numbers := hears.read(64):
+            if signal.SIGTERM in numbers:
+                _has_heard = True
+                follow()
+                return
 
 
 def _stop_following() -> None:
