@@ -18,7 +18,7 @@ import sys
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
-from paceline.worker import report, script, watched
+from paceline.worker import report, scheduling, script, watched
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish")
 
@@ -58,6 +58,7 @@ def main(argv: "list[str]") -> None:
     _offer_names()
     _listen_to_trackers()
     _set_old_variables()
+    scheduling.begin()
     watched.begin(kind)
     report.started()
     # A shell puts variables in place by itself, where its quotes allow it, and has some of its own.

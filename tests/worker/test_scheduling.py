@@ -1,0 +1,79 @@
+"""Under which policy of the kernel's a worker computes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.worker import scheduling
+
+MAIN = Path(paceline.__file__).parent / "worker/__main__.py"
+#: As the script's own thread sees it, one that it starts, and a process that it starts.
+SHOW = """
+import os, subprocess, sys, threading
+print(os.sched_getscheduler(0))
+threading.Thread(target=lambda: print(os.sched_getscheduler(0))).start()
+subprocess.run([sys.executable, "-c", "import os; print(os.sched_getscheduler(0))"])
+"""
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the kernel is not Linux")
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(scheduling, "_GPU_DEVICES", ())
+
+
+def policies(folder: Path, start=None, **variables: str) -> list[str]:
+    (folder / "train.py").write_text(SHOW)
+    (folder / "attempts/1").mkdir(parents=True, exist_ok=True)
+    environment = {name: text for name, text in os.environ.items() if name != scheduling.VARIABLE}
+    environment |= {"PYTHONPATH": str(MAIN.parents[2]), "PYTHONUNBUFFERED": "1", "RANK": "0", "WORLD_SIZE": "1"}
+    environment |= {"PACELINE_RUN_DIR": str(folder), "PACELINE_ATTEMPT": "1", **variables}
+    command = [sys.executable, str(MAIN), "--", "train.py"]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True, preexec_fn=start
+    )
+    return done.stdout.split()
+
+
+def test_a_worker_with_its_threads_and_processes_is_a_batch_job(tmp_path):
+    assert policies(tmp_path, CUDA_VISIBLE_DEVICES="") == [str(os.SCHED_BATCH)] * 3
+
+
+def test_the_policy_is_left_to_who_sets_one(tmp_path):
+    assert policies(tmp_path, CUDA_VISIBLE_DEVICES="", PACELINE_SCHEDULING="normal") == [str(os.SCHED_OTHER)] * 3
+    idle = lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # noqa: E731
+    assert policies(tmp_path, idle, CUDA_VISIBLE_DEVICES="") == [str(os.SCHED_IDLE)] * 3
+
+
+def test_a_worker_that_is_shown_a_gpu_keeps_the_usual_one(tmp_path):
+    assert policies(tmp_path, CUDA_VISIBLE_DEVICES="0") == [str(os.SCHED_OTHER)] * 3
+
+
+@pytest.mark.parametrize("shown", [None, "", "-1", "0,1"])
+@pytest.mark.parametrize("has_driver", [True, False])
+def test_which_workers_may_use_a_gpu(tmp_path, monkeypatch, shown, has_driver):
+    device = tmp_path / "nvidiactl"
+    if has_driver:
+        device.touch()
+    monkeypatch.setattr(scheduling, "_GPU_DEVICES", (str(device),))
+    asked = []
+    monkeypatch.setattr(os, "sched_getscheduler", lambda pid: os.SCHED_OTHER)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda pid, policy, param: asked.append(policy))
+    scheduling.begin({} if shown is None else {"CUDA_VISIBLE_DEVICES": shown})
+    assert asked == ([] if shown == "0,1" or (shown is None and has_driver) else [os.SCHED_BATCH])
+
+
+def test_where_it_is_forbidden_the_worker_goes_on_without(no_gpu, monkeypatch):
+    def refuse(*given):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    monkeypatch.setattr(os, "sched_getscheduler", lambda pid: os.SCHED_OTHER)
+    scheduling.begin({})
