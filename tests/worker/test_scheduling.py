@@ -70,6 +70,15 @@ def test_which_workers_may_use_a_gpu(tmp_path, monkeypatch, shown, has_driver):
     assert asked == ([] if shown == "0,1" or (shown is None and has_driver) else [os.SCHED_BATCH])
 
 
+def test_a_value_that_is_none_of_them_is_named_and_the_default_holds(no_gpu, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(os, "sched_getscheduler", lambda pid: os.SCHED_OTHER)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda pid, policy, param: asked.append(policy))
+    scheduling.begin({scheduling.VARIABLE: "norml"})
+    assert asked == [os.SCHED_BATCH]
+    assert capsys.readouterr().err == "paceline: PACELINE_SCHEDULING is 'norml'; there are batch and normal\n"
+
+
 def test_where_it_is_forbidden_the_worker_goes_on_without(no_gpu, monkeypatch):
     def refuse(*given):
         raise PermissionError(1, "Operation not permitted")

@@ -8,6 +8,7 @@ a time slice, a few milliseconds. A worker's share of the processors stays the s
 from __future__ import annotations
 
 import os
+import sys
 
 # Not typing's: a worker loads this before its script.
 TYPE_CHECKING = False
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 #: "batch", the default, or "normal": the policy stays as it is.
 VARIABLE = "PACELINE_SCHEDULING"
+_VALUES = ("batch", "normal")
 #: Of the drivers of NVIDIA and AMD.
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
@@ -27,7 +29,10 @@ def begin(environ: Mapping[str, str] = os.environ) -> None:
     Nothing changes off Linux, under any policy but the usual one (`chrt --idle 0 paceline run ...`), and where this worker
     may use a GPU: to keep that busy, its thread has to go on as soon as it wakes up.
     """
-    if environ.get(VARIABLE, "batch") != "batch" or not hasattr(os, "SCHED_BATCH") or _may_use_gpu(environ):
+    wanted = environ.get(VARIABLE) or "batch"
+    if wanted not in _VALUES:
+        print(f"paceline: {VARIABLE} is {wanted!r}; there are {' and '.join(_VALUES)}", file=sys.stderr)
+    if wanted == "normal" or not hasattr(os, "SCHED_BATCH") or _may_use_gpu(environ):
         return
     try:
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
