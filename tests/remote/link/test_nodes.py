@@ -281,8 +281,13 @@ def test_a_process_of_the_run_is_signalled_whoever_has_started_it(make_nodes, ru
     nodes.send(run_folder, library)
     for run_id, is_reached in ((f"{run_folder.run_id}0", False), (run_folder.run_id, True)):
         with subprocess.Popen(["sleep", "600"], env={**os.environ, "PACELINE_RUN_ID": run_id}) as process:
-            assert nodes.signal(process.pid, 0, signal.SIGTERM) is is_reached
-            if not is_reached:
+            try:
+                # Popen returns when the kernel has begun to load the program, a moment before its variables are there.
+                wait_until(Path(f"/proc/{process.pid}/environ").read_bytes, "the variables")
+                assert nodes.signal(process.pid, 0, signal.SIGTERM) is is_reached
+                if is_reached:
+                    process.wait(60)
+            finally:
                 process.kill()
         assert process.returncode == -(signal.SIGTERM if is_reached else signal.SIGKILL)
 
