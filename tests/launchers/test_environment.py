@@ -40,6 +40,7 @@ def test_what_makes_the_submitting_process_somebody_s_worker_is_dropped(name):
         *("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NCCL_DEBUG", "WANDB_API_KEY", "RANKS"),
         *("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "HOROVOD_LOG_LEVEL"),
         *(MPIRUN_VARIABLE, GPUS_VARIABLE, LEASES_VARIABLE, LIMIT_VARIABLE),
+        *("PACELINE_SCHEDULING", "PACELINE_TRACKERS", "PACELINE_SEPARATE_WORKERS", "PACELINE_STACKS_SIGNAL"),
     ],
 )
 def test_the_user_s_own_settings_are_kept(name):

@@ -42,7 +42,8 @@ _FOREIGN = frozenset(
 #: Settings of the user's own under those prefixes.
 _USERS_OWN = (
     *("OMPI_ALLOW_RUN_AS_ROOT", "PACELINE_MPIRUN", "PACELINE_GPUS", "PACELINE_LEASES", "PACELINE_SNAPSHOT_LIMIT"),
-    *("PACELINE_CONTAINER_ENGINE", "PACELINE_DATA_CACHE", "PACELINE_STACKS_SIGNAL"),
+    *("PACELINE_CONTAINER_ENGINE", "PACELINE_DATA_CACHE", "PACELINE_STACKS_SIGNAL", "PACELINE_SCHEDULING"),
+    *("PACELINE_TRACKERS", "PACELINE_SEPARATE_WORKERS"),
     "HOROVOD_GLOO_TIMEOUT_SECONDS",
 )
 #: The user's settings of Open MPI, unless an mpirun is above us: it passes its own on under the same names.
