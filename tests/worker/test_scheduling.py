@@ -25,8 +25,13 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the kern
 
 
 @pytest.fixture
-def no_gpu(monkeypatch):
+def asked(monkeypatch):
+    """The policies that this process asks for, from now on; there is no GPU, and the policy is the usual one."""
+    policies: list[int] = []
     monkeypatch.setattr(scheduling, "_GPU_DEVICES", ())
+    monkeypatch.setattr(os, "sched_getscheduler", lambda pid: os.SCHED_OTHER)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda pid, policy, param: policies.append(policy))
+    return policies
 
 
 def policies(folder: Path, start=None, **variables: str) -> list[str]:
@@ -58,31 +63,24 @@ def test_a_worker_that_is_shown_a_gpu_keeps_the_usual_one(tmp_path):
 
 @pytest.mark.parametrize("shown", [None, "", "-1", "0,1"])
 @pytest.mark.parametrize("has_driver", [True, False])
-def test_which_workers_may_use_a_gpu(tmp_path, monkeypatch, shown, has_driver):
+def test_which_workers_may_use_a_gpu(tmp_path, monkeypatch, asked, shown, has_driver):
     device = tmp_path / "nvidiactl"
     if has_driver:
         device.touch()
     monkeypatch.setattr(scheduling, "_GPU_DEVICES", (str(device),))
-    asked = []
-    monkeypatch.setattr(os, "sched_getscheduler", lambda pid: os.SCHED_OTHER)
-    monkeypatch.setattr(os, "sched_setscheduler", lambda pid, policy, param: asked.append(policy))
     scheduling.begin({} if shown is None else {"CUDA_VISIBLE_DEVICES": shown})
     assert asked == ([] if shown == "0,1" or (shown is None and has_driver) else [os.SCHED_BATCH])
 
 
-def test_a_value_that_is_none_of_them_is_named_and_the_default_holds(no_gpu, monkeypatch, capsys):
-    asked = []
-    monkeypatch.setattr(os, "sched_getscheduler", lambda pid: os.SCHED_OTHER)
-    monkeypatch.setattr(os, "sched_setscheduler", lambda pid, policy, param: asked.append(policy))
+def test_a_value_that_is_none_of_them_is_named_and_the_default_holds(asked, capsys):
     scheduling.begin({scheduling.VARIABLE: "norml"})
     assert asked == [os.SCHED_BATCH]
     assert capsys.readouterr().err == "paceline: PACELINE_SCHEDULING is 'norml'; there are batch and normal\n"
 
 
-def test_where_it_is_forbidden_the_worker_goes_on_without(no_gpu, monkeypatch):
+def test_where_it_is_forbidden_the_worker_goes_on_without(asked, monkeypatch):
     def refuse(*given):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    monkeypatch.setattr(os, "sched_getscheduler", lambda pid: os.SCHED_OTHER)
     scheduling.begin({})
