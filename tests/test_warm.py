@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.system import processes
 from tests.engines.conftest import require_engine
+from tests.helpers import wait_until
 from tests.warm import NUMPY, close_all, program, programs, sharing
 from tests.warm.kinds import KINDS
 
@@ -42,7 +44,7 @@ def test_one_that_was_killed_is_replaced(tmp_path: Path, capfd: pytest.CaptureFi
     os.waitid(os.P_PID, before.process.pid, os.WEXITED | os.WNOWAIT)
     assert code_of_a_script(tmp_path) == 7
     assert program(0, NUMPY) is not before
-    assert "ended with -9" in capfd.readouterr().err
+    assert "has ended: exit code -9" in capfd.readouterr().err
 
 
 def test_it_is_one_for_all_of_pytests_processes_and_ends_with_the_first_of_them(
@@ -60,11 +62,12 @@ def test_it_is_one_for_all_of_pytests_processes_and_ends_with_the_first_of_them(
         close_all()
         assert not found[-1].has_ended
     assert found[0].socket == found[1].socket
-    os.kill(found[0].process.pid, signal.SIGKILL)
-    found[0].process.wait()
+    assert found[0].pid not in processes.descendants(os.getpid())
+    os.kill(found[0].pid, signal.SIGKILL)
+    wait_until(lambda: found[0].has_ended, "it has ended")
     assert code_of_a_script(tmp_path) == 7, "whoever comes next starts it again"
     again = program(0, NUMPY)
     assert again.socket != found[0].socket
     shared.close()
-    assert again.process.wait(60) == 0
+    wait_until(lambda: again.has_ended, "it has ended")
     assert not os.path.exists(shared.folder)

@@ -67,27 +67,14 @@ class Process:
 
 
 class Program:
-    """A Python that has loaded what its kind says. also: modules that it loads besides.
+    """A Python that has libraries loaded, and runs scripts in processes that are forked from it."""
 
-    at: where it listens; a folder of its own by default. lifeline: what it reads, and ends with; by default a pipe of its
-    own, which `close` closes.
-    """
-
-    def __init__(self, kind: str = TORCH, *also: str, at: Path | None = None, lifeline: int = subprocess.PIPE) -> None:
-        # Not in a test's folder: the path of a socket may have 107 bytes.
-        self._folder = None if at else tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
-        self.socket = str(at) if self._folder is None else os.path.join(self._folder.name, "socket")
-        environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        self.process = subprocess.Popen(
-            [sys.executable, str(_PROGRAM), self.socket, *KINDS[kind].loads, *also],
-            stdin=lifeline,
-            env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | KINDS[kind].variables,
-            cwd="/",
-        )
+    def __init__(self, socket: str) -> None:
+        self.socket = socket
 
     @property
     def has_ended(self) -> bool:
-        return self.process.poll() is not None
+        raise NotImplementedError
 
     @property
     def path(self) -> str:
@@ -114,37 +101,56 @@ class Program:
             fds = {0: nothing.fileno(), 1: output, 2: output if errors is None else errors}
             return Process(ask(self.path, words, environment, folder or Path.cwd(), fds, **options))
 
-    @property
-    def is_own(self) -> bool:
-        """False of one that ends with its lifeline."""
-        return self.process.stdin is not None
 
-    def close(self) -> int | None:
-        """Its exit code, once it has ended; None of one that ends later."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-            self.process.wait()
-        if self._folder is not None:
-            self._folder.cleanup()
-        return self.process.poll()
+class OwnProgram(Program):
+    """One that has loaded what its kind says, for this process alone. also: modules that it loads besides."""
 
-
-class SharedProgram(Program):
-    """One that another of pytest's processes has started."""
-
-    def __init__(self, pid: int, socket: str) -> None:
-        self.socket, self._pid = socket, pid
+    def __init__(self, kind: str = TORCH, *also: str) -> None:
+        # Not in a test's folder: the path of a socket may have 107 bytes.
+        self._folder = tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
+        super().__init__(os.path.join(self._folder.name, "socket"))
+        command, options = _started_with(self.socket, kind, *also)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
 
     @property
     def has_ended(self) -> bool:
-        return not processes.is_alive(self._pid)
+        return self.process.poll() is not None
+
+    def close(self) -> int:
+        """Its exit code, once it has ended."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self._folder.cleanup()
+        return self.process.returncode
+
+
+class SharedProgram(Program):
+    """One of all of pytest's processes. It is below none of them: a test may kill all that is below its own process."""
+
+    def __init__(self, pid: int, socket: str) -> None:
+        super().__init__(socket)
+        self.pid = pid
 
     @property
-    def is_own(self) -> bool:
-        return False
+    def has_ended(self) -> bool:
+        return not processes.is_alive(self.pid)
 
-    def close(self) -> int | None:
-        return None
+    @classmethod
+    def started(cls, at: Path, lifeline: int, kind: str, *also: str) -> SharedProgram:
+        """A new one. at: where it listens. lifeline: what it reads, and ends with."""
+        command, options = _started_with(str(at), kind, *also)
+        pid = subprocess.run(
+            [*command, "--apart"], stdin=lifeline, stdout=subprocess.PIPE, check=True, **options
+        ).stdout
+        return cls(int(pid), str(at))
+
+
+def _started_with(socket: str, kind: str, *also: str) -> tuple[list[str], dict[str, Any]]:
+    """The command of a program that listens there, and with which options of `subprocess` it is started."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    environment = kept | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | KINDS[kind].variables
+    return [sys.executable, str(_PROGRAM), socket, *KINDS[kind].loads, *also], {"env": environment, "cwd": "/"}
 
 
 _started: dict[tuple[int, str, str | None], Program] = {}
@@ -158,18 +164,15 @@ def program(rank: int = 0, kind: str = TORCH, also: str | None = None) -> Progra
         place = rank % KINDS[kind].programs, kind, also
         if place in _started and _started[place].has_ended:
             # A test that kills at random may hit it; those after it are not to fail for that.
-            print(f"the program that has {kind} loaded ended with {_started.pop(place).close()}", file=sys.stderr)
+            print(f"the program that has {kind} loaded has ended: {_closed(_started.pop(place))}", file=sys.stderr)
         if place not in _started:
-            _started[place] = _of_all(place) if sharing.folder and KINDS[kind].is_shared else _new(place)
+            modules = [also] if also else []
+            is_shared = sharing.folder and KINDS[kind].is_shared
+            _started[place] = _of_all(place, *modules) if is_shared else OwnProgram(kind, *modules)
         return _started[place]
 
 
-def _new(place: tuple[int, str, str | None], **options: Any) -> Program:
-    _, kind, also = place
-    return Program(kind, *([also] if also else []), **options)
-
-
-def _of_all(place: tuple[int, str, str | None]) -> Program:
+def _of_all(place: tuple[int, str, str | None], *also: str) -> SharedProgram:
     """The one that all of pytest's processes use, which this one starts if it is not there."""
     assert sharing.folder is not None
     link = sharing.folder / hashlib.sha256(repr(place).encode()).hexdigest()[:16]
@@ -177,12 +180,17 @@ def _of_all(place: tuple[int, str, str | None]) -> Program:
         if (there := sharing.found(link)) and processes.is_alive(there[0]):
             return SharedProgram(*there)
         with sharing.lifeline(sharing.folder) as fd:
-            started = _new(place, at=sharing.unused(link), lifeline=fd)
-        sharing.note(link, started.process.pid, started.socket)
+            started = SharedProgram.started(sharing.unused(link), fd, place[1], *also)
+        sharing.note(link, started.pid, started.socket)
         return started
 
 
 def close_all() -> None:
-    """End those that `program` has started and that are not shared."""
-    for place in [place for place, one in _started.items() if one.is_own]:
-        _started.pop(place).close()
+    """End those that `program` has started for this process alone."""
+    for place in [place for place, one in _started.items() if isinstance(one, OwnProgram)]:
+        _closed(_started.pop(place))
+
+
+def _closed(program: Program) -> str:
+    """How it ended, as far as this process is told."""
+    return f"exit code {program.close()}" if isinstance(program, OwnProgram) else "it was one of all processes"
