@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if is_left_to_proof(item.nodeid) or crossed.is_left_to_proof(item.nodeid):
             item.add_marker(pytest.mark.proof)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A test that failed on Slurm says what Slurm has done: its folder is gone with the tests."""
+    report = yield
+    found = [one for one in getattr(item, "funcargs", {}).values() if isinstance(one, SlurmLab)]
+    if report.when == "call" and report.failed:
+        with contextlib.suppress(subprocess.SubprocessError, OSError):
+            report.sections += [("Slurm", lab.told()) for lab in dict.fromkeys(found)]
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -125,6 +125,12 @@ class SlurmLab:
         """What Slurm's programs need that are to notice at once that there is no controller."""
         return {"SLURM_CONF": str(self.folder / "impatient.conf")}
 
+    def told(self) -> str:
+        """What it says of its jobs and nodes, and the last that its programs have written."""
+        asked = (["scontrol", "show", "job"], ["scontrol", "show", "node"])
+        answers = [self.run(*argv, check=False, timeout=20) for argv in asked]
+        return "\n".join([*answers, *(self._tail(name, 8000) for name in ("slurmctld", "slurmd"))])
+
     # What happens to it
 
     def stop_controller(self) -> None:
@@ -243,9 +249,9 @@ class SlurmLab:
             assert time.monotonic() < deadline, f"{what}: not within {_WAIT_S} s; {self.run('sinfo', check=False)}"
             time.sleep(0.05)
 
-    def _tail(self, name: str) -> str:
-        texts = [path.read_text(errors="replace")[-1500:] for path in (self.folder / "log").glob(f"{name}*")]
-        return "\n".join(texts)
+    def _tail(self, name: str, length: int = 1500) -> str:
+        paths = sorted((self.folder / "log").glob(f"{name}*"))
+        return "\n".join(f"{path.name}:\n{path.read_text(errors='replace')[-length:]}" for path in paths)
 
     def _conf(self, cores: int) -> str:
         folder, hosts = self.folder, self.hosts

@@ -272,7 +272,8 @@ class AwayServer:
             arguments=tuple(words),
             compute_target=self._target,
             environment=environment,
-            environment_variables=dict(revision.variables),
+            # It answers at once beside workers that compute.
+            environment_variables={"PACELINE_SCHEDULING": "normal", **revision.variables},
             secrets={name: f"env:{name}" for name in self._values(record)},
             grace_period_seconds=drain_s + 5.0,
         )

@@ -21,7 +21,9 @@ from tests.engines.hosts import Hosts
 from tests.helpers import wait_until, write_tree
 from tests.services.conftest import SCRIPT, status_with, supervisors
 
-WHERE = SCRIPT.replace('"pid": os.getpid()', '"host": __import__("socket").gethostname()')
+WHERE = SCRIPT.replace(
+    '"pid": os.getpid()', '"host": __import__("socket").gethostname(), "policy": os.sched_getscheduler(0)'
+)
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def test_a_service_on_a_host(ssh_network: Hosts, workspace: Workspace, tmp_path:
     )
     service.wait_for_deployment(timeout_sec=300)
     host = ssh_network.names[0]
-    assert service.run({"x": [1]}) == {"y": [2], "host": host}
+    assert service.run({"x": [1]}) == {"y": [2], "host": host, "policy": os.SCHED_OTHER}
     record = service.record()
     assert str(record.scoring_uri).startswith("http://127.0.0.1:")
     assert f"on {host}" in str(record.note)

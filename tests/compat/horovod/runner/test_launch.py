@@ -61,6 +61,18 @@ def lines(done: subprocess.CompletedProcess[str], rank: int, stream: str = "stdo
 # --- what ranks find
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the kernel is not Linux")
+def test_ranks_are_batch_jobs_whatever_starts_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    # A rank that is under way when the policy is set has it from its next line on.
+    text = "import os, time; time.sleep(0.3); print(os.sched_getscheduler(0))"
+    path = script(tmp_path, text)
+    for command in (["python", path], ["python", "-c", text], ["sh", "-c", f'python -c "{text}"']):
+        assert lines(run("--gloo", "-np", 1, *command), 0) == [str(os.SCHED_BATCH)]
+    monkeypatch.setenv("PACELINE_SCHEDULING", "normal")
+    assert lines(run("--gloo", "-np", 1, "python", path), 0) == [str(os.SCHED_OTHER)]
+
+
 def test_ranks_know_their_places(tmp_path, transport):
     path = script(tmp_path, "print(json.dumps([{k: v for k, v in os.environ.items()}, os.getcwd(), sys.argv]))")
     done = run(transport, "-np", 2, "-H", "localhost:1,127.0.0.1:1", "python", path.name, "--lr", "0.1", "a b", "-np")

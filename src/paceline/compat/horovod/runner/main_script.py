@@ -14,7 +14,7 @@ if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpat
 
 from paceline.collectives import store_address
 from paceline.torch_mpi import backend
-from paceline.worker import report, scheduling, script
+from paceline.worker import report, script
 
 _SCRATCH = "HOROVODRUN_SCRATCH"
 
@@ -34,7 +34,6 @@ def main(argv: "list[str]") -> None:
     report.failed = failed
     if os.environ.get("HOROVOD_CONTROLLER") == "mpi":
         backend.install_when_loaded()
-    scheduling.begin()
     # Rank 0 alone has the store's server; the others connect to it.
     if os.environ.get("RANK") == "0":
         store_address.keep_to_master_address()

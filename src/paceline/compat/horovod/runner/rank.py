@@ -36,6 +36,7 @@ from paceline.collectives import secret  # noqa: E402
 from paceline.compat.horovod.runner import wire  # noqa: E402
 from paceline.compat.horovod.runner.rank_command import python_command, with_names  # noqa: E402
 from paceline.system import processes  # noqa: E402
+from paceline.worker import scheduling  # noqa: E402
 
 _GRACE_S = 5.0
 #: Commits of elastic state begin so, in the rank's folder (`common.kept_commits`).
@@ -170,7 +171,7 @@ class _Rank:
         # task.py, which runs a function, does by itself what `main_script` does for a script.
         if not self._start["payload_bytes"]:
             argv = python_command(argv, environment)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             argv,
             env=environment,
             # The same for all: mpirun would give its own input to rank 0 alone.
@@ -182,6 +183,9 @@ class _Rank:
             # No thread has been started yet, so this is safe.
             preexec_fn=_dies_with_parent(),  # noqa: PLW1509
         )
+        # While it has one thread; those that it starts have its policy.
+        scheduling.begin(environment, process.pid)
+        return process
 
     def _pump(self, stream: IO[bytes], mark: bytes) -> None:
         # os.read gives what there is. The stream's own read would wait until its buffer is full, and hold lines back.

@@ -14,15 +14,12 @@ if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpat
 import pickle
 import traceback
 
-from paceline.worker import scheduling
-
 
 def main() -> int:
     # Taken out of the environment before the function is called, for what it starts is no rank.
     scratch = os.environ.pop("HOROVODRUN_SCRATCH")
     with open(os.path.join(scratch, "call"), "rb") as file:
         told = pickle.load(file)
-    scheduling.begin()
     # Behind this process's own: with another `executable` the caller's standard library is of another release.
     sys.path += [place for place in told["path"] if place not in sys.path]
     error: BaseException | None = None
