@@ -23,9 +23,8 @@ _VALUES = ("batch", "normal")
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 
-def begin(environ: Mapping[str, str] = os.environ, pid: int = 0) -> None:
-    """Take the policy from now on; threads that are there already keep theirs. pid: of a worker that has just been started with
-    these variables, 0 for this process.
+def begin(environ: Mapping[str, str] = os.environ) -> None:
+    """Take the policy from now on; threads that are there already keep theirs. environ: the worker's variables.
 
     Nothing changes off Linux, under any policy but the usual one (`chrt --idle 0 paceline run ...`), and where this worker
     may use a GPU: to keep that busy, its thread has to go on as soon as it wakes up.
@@ -36,9 +35,9 @@ def begin(environ: Mapping[str, str] = os.environ, pid: int = 0) -> None:
     if wanted == "normal" or not hasattr(os, "SCHED_BATCH") or _may_use_gpu(environ):
         return
     try:
-        if os.sched_getscheduler(pid) == os.SCHED_OTHER:
-            os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:  # a container that forbids it, or the worker has ended: a run goes on without
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:  # a container that forbids it: a run goes on without
         pass
 
 

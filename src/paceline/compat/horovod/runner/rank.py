@@ -171,7 +171,9 @@ class _Rank:
         # task.py, which runs a function, does by itself what `main_script` does for a script.
         if not self._start["payload_bytes"]:
             argv = python_command(argv, environment)
-        process = subprocess.Popen(
+        # The program inherits it, whatever it is: `python`, a shell, `task.py`.
+        scheduling.begin(environment)
+        return subprocess.Popen(
             argv,
             env=environment,
             # The same for all: mpirun would give its own input to rank 0 alone.
@@ -183,9 +185,6 @@ class _Rank:
             # No thread has been started yet, so this is safe.
             preexec_fn=_dies_with_parent(),  # noqa: PLW1509
         )
-        # While it has one thread; those that it starts have its policy.
-        scheduling.begin(environment, process.pid)
-        return process
 
     def _pump(self, stream: IO[bytes], mark: bytes) -> None:
         # os.read gives what there is. The stream's own read would wait until its buffer is full, and hold lines back.
