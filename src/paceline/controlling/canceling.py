@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 
 from paceline.errors import PacelineError
 from paceline.runs import read, states, store, tags_and_properties
+from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_now
-from paceline.supervisor.logs import say
 
 #: Tag of a child: why it was stopped.
 STOPPED = "stopped"

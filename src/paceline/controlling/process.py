@@ -15,9 +15,9 @@ from typing import Protocol
 
 from paceline.errors import PacelineError
 from paceline.runs import controllers, read, store
+from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
-from paceline.supervisor.logs import say
 from paceline.system import locks
 
 #: For the submitting program, or this job's life before it was put back into the queue, to let go of the lock. On a file system

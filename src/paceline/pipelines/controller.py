@@ -13,9 +13,9 @@ from paceline.pipelines import ending, reuse
 from paceline.pipelines.handing_over import HandingOverSteps
 from paceline.pipelines.state import PipelineState, StepState
 from paceline.runs import states, store
+from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, utc_now
-from paceline.supervisor.logs import say
 
 #: Between two looks at the steps that run.
 _LOOK_S = 0.05

@@ -9,10 +9,10 @@ from paceline.errors import PacelineError
 from paceline.pipelines.spec import PipelineSpec, child_id
 from paceline.pipelines.state import PipelineState, StepState
 from paceline.runs import read, states, store
+from paceline.runs.driver_log import say
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_now
-from paceline.supervisor.logs import say
 from paceline.system.files import read_json
 
 

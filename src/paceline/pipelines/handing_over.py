@@ -12,8 +12,8 @@ from paceline.job.job import Job
 from paceline.pipelines import reuse
 from paceline.pipelines.state import PipelineState, StepState
 from paceline.runs import removal, states, store, tags_and_properties
+from paceline.runs.driver_log import say
 from paceline.submit import SourceCopy, submit, submit_again
-from paceline.supervisor.logs import say
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.start import submit_sweep
 from paceline.system.files import read_json

@@ -21,13 +21,13 @@ import traceback
 from pathlib import Path
 
 from paceline.errors import PacelineError, ServiceError, ServiceNotFoundError
+from paceline.runs.driver_log import say
 from paceline.runs.failure import signal_name
 from paceline.services import states, store
 from paceline.services.folder import MARK, ServiceFolder
 from paceline.services.listener import open_listener
 from paceline.services.record import UP
 from paceline.services.supervise import run
-from paceline.supervisor.logs import say
 from paceline.system import locks, processes
 
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import PacelineError
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.plan import NodeSetup
+from paceline.runs.driver_log import say
 from paceline.services import store
 from paceline.services.folder import ServiceFolder
-from paceline.supervisor.logs import say
 from paceline.system.files import write_json
 
 if TYPE_CHECKING:

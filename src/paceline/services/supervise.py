@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from paceline.errors import PacelineError
 from paceline.runs import store as runs_store
+from paceline.runs.driver_log import say
 from paceline.services import keys, states, store
 from paceline.services.away import AwayServer
 from paceline.services.folder import ServiceFolder
@@ -27,7 +28,6 @@ from paceline.services.preparation import Preparation
 from paceline.services.record import GONE, UP, Revision, Wanted
 from paceline.services.server import Server
 from paceline.serving.state import READY
-from paceline.supervisor.logs import say
 from paceline.supervisor.signals import Wake
 from paceline.system import processes
 from paceline.system.files import remove_tree

@@ -27,9 +27,9 @@ from typing import Any
 from paceline.job.plan import Command, Launch, ProcessExit
 from paceline.launchers import environment
 from paceline.launchers.processes import ProcessesLauncher
+from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.in_containers import wrapped_beside
-from paceline.supervisor.logs import say
 from paceline.supervisor.looks import LIMIT_S, Looks
 from paceline.system.files import read_json, write_json
 from paceline.targets import Nodes

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.job.plan import Launch
+from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_now
-from paceline.supervisor.logs import say
 from paceline.supervisor.looks import Looks
 from paceline.system.files import write_json, write_whole
 

@@ -1,6 +1,6 @@
-"""The logs of a run as its supervisor writes them: its own, and the workers' from their beginning to their end.
+"""The workers' logs of a run as its supervisor keeps them, from their beginning to their end.
 
-logs/driver.log                 the supervisor's own words; its standard output and error
+logs/driver.log                 the supervisor's own words (`runs.driver_log`); its standard output and error
 attempts/<k>/rank_<n>.log       what worker n prints; the worker writes it without anybody in between
 attempts/<k>/log_order.txt      "time rank size" for each growth that was seen, for the merged view of all ranks
 logs/rank_<n>.log               a link to the log of the newest attempt
@@ -10,23 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 
 from paceline.job.plan import Launch
+from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.system import gaps
 from paceline.system.files import write_whole
-
-
-def say(text: str) -> None:
-    """Write one line into the driver's log, with the time in front. A full disk silences it and does nothing worse."""
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-    try:
-        print(f"{stamp}Z {text}", flush=True)
-    except OSError:
-        # The line stays in Python's buffer: the interpreter would try to write it again at exit, and fail there.
-        sys.stdout = open("/dev/null", "w")  # noqa: SIM115
 
 
 def make_logs(folder: RunFolder, launch: Launch) -> None:

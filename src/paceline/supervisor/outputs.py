@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from paceline.errors import EngineError, PacelineError, TargetError
 from paceline.runs import left_out, states, stored_outputs, tags_and_properties, work_dir
+from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
-from paceline.supervisor.logs import say
 from paceline.supervisor.nodes import from_here, on_nodes
 from paceline.supervisor.supervision import Outcome, Supervision
 from paceline.system.files import read_json, write_json

@@ -19,11 +19,11 @@ from paceline.errors import (
 from paceline.job.job import Job
 from paceline.job.plan import NodeSetup, RemotePaths
 from paceline.runs import states, work_dir
+from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
 from paceline.runs.input_links import link_inputs, unlink_inputs
 from paceline.runs.record import RunRecord
-from paceline.supervisor.logs import say
 from paceline.supervisor.nodes import NodeOutcome, from_here, on_nodes
 from paceline.supervisor.supervision import Outcome, Supervision
 from paceline.system.files import read_json, write_json

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from paceline.job.plan import Launch
 from paceline.launchers.environment import resize_request
-from paceline.supervisor.logs import say
+from paceline.runs.driver_log import say
 from paceline.system.files import write_whole
 from paceline.targets import Nodes
 

@@ -14,6 +14,7 @@ from typing import Any
 from paceline.errors import EngineError, TargetError, UserError
 from paceline.runs import left_out, remote_status, states, store, work_dir
 from paceline.runs.containers import remove_containers
+from paceline.runs.driver_log import say
 from paceline.runs.failure import (
     EXIT_CANCELED,
     EXIT_PREEMPTED,
@@ -28,7 +29,7 @@ from paceline.runs.record import RunRecord, parse_utc, utc_now
 from paceline.supervisor.attempt import run_attempt
 from paceline.supervisor.diagnosis.evidence import alone_text
 from paceline.supervisor.diagnosis.retries import NODES_GONE, is_retried
-from paceline.supervisor.logs import say, shorten_logs
+from paceline.supervisor.logs import shorten_logs
 from paceline.supervisor.outputs import brought_home, settle_links, with_outputs_stored
 from paceline.supervisor.prepare import clean_nodes, give_nodes_back, hold_nodes
 from paceline.supervisor.supervision import Outcome, Supervision

@@ -14,10 +14,10 @@ from paceline.job.job import Job
 from paceline.job.plan import Launch, NodeSetup, RemotePaths
 from paceline.job.sizes import range_text
 from paceline.runs import remote_status, states, store
+from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
-from paceline.supervisor.logs import say
 from paceline.supervisor.signals import Wake
 from paceline.system.files import read_json
 from paceline.targets import Nodes, Target

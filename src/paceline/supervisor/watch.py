@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import EngineError
 from paceline.job.plan import Command, Launch, ProcessExit, StartedCommand
 from paceline.remote.silence import SILENCE_S
+from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.diagnosis.evidence import stalled_text
@@ -33,7 +34,7 @@ from paceline.supervisor.execute import ExecCommands
 from paceline.supervisor.hangs import HangWatch, hang_text
 from paceline.supervisor.in_containers import left_its_container
 from paceline.supervisor.loads import LoadWatch
-from paceline.supervisor.logs import LogWatch, say
+from paceline.supervisor.logs import LogWatch
 from paceline.supervisor.looks import Looks
 from paceline.supervisor.resize import ResizeWatch
 from paceline.supervisor.signals import Wake

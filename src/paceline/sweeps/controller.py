@@ -12,9 +12,9 @@ import time
 
 from paceline.errors import PacelineError
 from paceline.runs import states, store
+from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, utc_now
-from paceline.supervisor.logs import say
 from paceline.sweeps import causes, ending, remarks, results
 from paceline.sweeps.front import front
 from paceline.sweeps.handing_over import HandingOver

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from paceline.controlling import canceling
 from paceline.runs import states, store
+from paceline.runs.driver_log import say
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import parse_utc, utc_now
-from paceline.supervisor.logs import say
 from paceline.sweeps import causes, continuing, results
 from paceline.sweeps.causes import Cause
 from paceline.sweeps.children import all_runs

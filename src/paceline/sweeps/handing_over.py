@@ -16,9 +16,9 @@ from paceline.errors import EngineError
 from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
 from paceline.job.job import Job
 from paceline.runs import removal, tags_and_properties
+from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.submit import SourceCopy, submit, submit_again, submit_alike
-from paceline.supervisor.logs import say
 from paceline.sweeps import continuing
 from paceline.sweeps.live.table import number as short
 from paceline.sweeps.points import in_places_of, job_of

@@ -7,7 +7,7 @@ import dataclasses
 
 from paceline.controlling.canceling import Canceling
 from paceline.runs import tags_and_properties
-from paceline.supervisor.logs import say
+from paceline.runs.driver_log import say
 from paceline.sweeps.children import PAUSED, PROMOTED, RUNG
 from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.sweep_state import SweepState

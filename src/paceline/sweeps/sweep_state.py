@@ -10,8 +10,8 @@ from pathlib import Path
 from paceline.controlling.child import never_began
 from paceline.errors import PacelineError
 from paceline.runs import removal, states, store
+from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
-from paceline.supervisor.logs import say
 from paceline.sweeps.children import all_runs, child_id, series_of, trial_of
 from paceline.sweeps.curves import CurveReader
 from paceline.sweeps.ended import EndedTrials, keep

@@ -17,8 +17,8 @@ if __name__ == "__main__":
     gc.disable()
 
 from paceline.runs import store
+from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
-from paceline.supervisor.logs import say
 from paceline.sweeps import children
 from paceline.sweeps.pictures import draw
 from paceline.sweeps.pictures.run import LIMIT_S

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 
+from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
-from paceline.supervisor.logs import say
 from paceline.system.library import library_dir
 
 #: A sweep of thousands of trials takes seconds; what takes longer than this hangs.

@@ -15,6 +15,7 @@ from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, preview_ports
 from paceline.remote.staging.stage_out_local import is_over, settle
+from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine
@@ -334,6 +335,7 @@ class SlurmTarget:
         done = self._scheduler.call(["scontrol", "requeue", job_id])
         if done.returncode != 0:
             raise EngineError(f"{error} The job can't be requeued to get other nodes: {done.said}.") from error
+        say(f"{error} So Slurm was asked to put the job back into the queue, where it gets other nodes.")
         # Slurm now ends this batch script by SIGTERM, as it does at a preemption; `waiting` notices that.
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:

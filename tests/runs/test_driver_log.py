@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from paceline.supervisor.logs import say
+from paceline.runs.driver_log import say
 from tests.helpers import run_python
 
 
@@ -19,7 +19,7 @@ def test_each_line_has_its_time(capsys):
 def test_a_full_disk_silences_it_and_no_more():
     code = """
 import os, sys
-from paceline.supervisor.logs import say
+from paceline.runs.driver_log import say
 out = os.dup(1)
 full = os.open("/dev/full", os.O_WRONLY)
 os.dup2(full, 1)
