@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -126,10 +127,14 @@ class SlurmLab:
         return {"SLURM_CONF": str(self.folder / "impatient.conf")}
 
     def told(self) -> str:
-        """What it says of its jobs and nodes, and the last that its programs have written."""
-        asked = (["scontrol", "show", "job"], ["scontrol", "show", "node"])
+        """The last that its programs have written, and what it says of its nodes and jobs; short, as reports are cut off."""
+        logs = [self._tail(name, 3000) for name in ("slurmctld.log", "slurmd")]
+        asked = (
+            ["scontrol", "-o", "show", "node"],
+            ["squeue", "-t", "all", "-o", "%i %T %r %R begins=%S nodes=%N"],
+        )
         answers = [self.run(*argv, check=False, timeout=20) for argv in asked]
-        return "\n".join([*answers, *(self._tail(name, 8000) for name in ("slurmctld", "slurmd"))])
+        return "\n".join([*logs, *answers])
 
     # What happens to it
 
@@ -156,9 +161,11 @@ class SlurmLab:
 
     def boot_node(self, name: str) -> None:
         self.hosts.boot(name)
+        # What Slurm could not tell the node it says again for some seconds, such as that a job's steps are to end there. The job
+        # may have begun anew by then, and its new step would be ended.
+        self._until(lambda: re.search(r"Agent count:\s+0\n", self.run("sdiag", check=False)), "Slurm waits for no node")
+        # ReturnToService=2 takes the node back as soon as this registers.
         self.start_node(name)
-        with contextlib.suppress(AssertionError):
-            self.run("scontrol", "update", f"nodename={name}", "state=resume")
 
     # Helpers
 
@@ -250,7 +257,9 @@ class SlurmLab:
             time.sleep(0.05)
 
     def _tail(self, name: str, length: int = 1500) -> str:
-        paths = sorted((self.folder / "log").glob(f"{name}*"))
+        # What is in the log of a daemon stands in its output as well.
+        paths = [path for path in sorted((self.folder / "log").glob(f"{name}*")) if path.suffix != ".pid"]
+        paths = [path for path in paths if path.with_suffix(".log") not in paths or path.suffix == ".log"]
         return "\n".join(f"{path.name}:\n{path.read_text(errors='replace')[-length:]}" for path in paths)
 
     def _conf(self, cores: int) -> str:
