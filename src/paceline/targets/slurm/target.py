@@ -335,7 +335,9 @@ class SlurmTarget:
         done = self._scheduler.call(["scontrol", "requeue", job_id])
         if done.returncode != 0:
             raise EngineError(f"{error} The job can't be requeued to get other nodes: {done.said}.") from error
-        say(f"{str(error).rstrip('.')}. So Slurm was asked to put the job back into the queue, where it gets other nodes.")
+        say(
+            f"{str(error).rstrip('.')}. So Slurm was asked to put the job back into the queue, where it gets other nodes."
+        )
         # Slurm now ends this batch script by SIGTERM, as it does at a preemption; `waiting` notices that.
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
