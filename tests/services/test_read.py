@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 from pathlib import Path
 
-from paceline.services import states, store
+import pytest
+
+from paceline.errors import ServiceNotFoundError
+from paceline.services import read, states, store
 from paceline.services.folder import MARK
+from paceline.services.record import GONE
 from paceline.system import processes
 from paceline.system.files import write_json
 from paceline.workspace import Workspace
@@ -27,6 +32,29 @@ def test_a_service_of_another_machine_is_left_to_that(workspace: Workspace, sour
     assert service.state == states.NOT_RESPONDING
     assert "elsewhere" in str(service.error)
     write_json(folder.record, own.to_json())
+
+
+@pytest.mark.parametrize("last_look", ["is_held", "take"])
+def test_one_that_is_deleted_between_two_looks_is_deleted(
+    workspace: Workspace, source: Path, monkeypatch: pytest.MonkeyPatch, last_look: str
+) -> None:
+    service = deployed(workspace, source)
+    folder = service._folder
+    service.stop()
+    # As its supervisor leaves it in the moment before the end.
+    store.want(folder, state=GONE)
+
+    def gone(*_: object, **__: object) -> bool:
+        shutil.rmtree(folder.path)
+        return False
+
+    def gone_before(path: Path) -> int | None:
+        gone()
+        return os.open(path, os.O_RDWR)
+
+    monkeypatch.setattr(read.locks, last_look, gone if last_look == "is_held" else gone_before)
+    with pytest.raises(ServiceNotFoundError):
+        read.record(folder)
 
 
 def test_a_supervisor_that_never_begins_is_not_started_by_every_look(workspace: Workspace, source: Path) -> None:

@@ -36,12 +36,18 @@ def record(folder: ServiceFolder) -> ServiceRecord:
     if locks.is_held(folder.lock, here=is_here):
         return found
     if not is_here or not os.access(folder.record, os.W_OK):
+        # Deleted since it was read, it has no lock that is held either, and nothing is amiss.
+        store.stored(folder)
         host = found.owner.get("host")
         failure = (
             f"nobody looks after it; it goes on when its owner looks at it on {host}, or by its systemd unit there"
         )
         return dataclasses.replace(found, state=states.NOT_RESPONDING, failure=failure)
-    fd = locks.take(folder.lock)
+    try:
+        fd = locks.take(folder.lock)
+    except FileNotFoundError:
+        store.stored(folder)
+        raise
     # Of several readers at once, one starts it.
     if fd is None:
         return found

@@ -24,15 +24,16 @@ def listening(key: bytes, heard: list[object]) -> tuple[tuple[str, int], threadi
 
 
 def test_a_listener_of_another_job_is_passed_over_for_the_next_address() -> None:
-    heard: list[object] = []
-    other, first = listening(b"another", heard)
-    ours, second = listening(b"ours", heard)
+    heard_there: list[object] = []
+    heard_here: list[object] = []
+    other, first = listening(b"another", heard_there)
+    ours, second = listening(b"ours", heard_here)
     connection = wire.connect([other, ours], b"ours")
     first.join(20)
     second.join(20)
-    assert heard[0] is None
+    assert heard_there == [None]
     wire.send(connection, {"hello": 1})
-    assert wire.receive(heard[1]) == {"hello": 1}  # type: ignore[arg-type]
+    assert wire.receive(heard_here[0]) == {"hello": 1}  # type: ignore[arg-type]
 
 
 def test_none_that_knows_the_key_is_one_error() -> None:
