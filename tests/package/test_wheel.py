@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -70,6 +71,23 @@ def test_the_wheel_has_what_types_shells_and_readers_ask_for(built: Built) -> No
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "docs/")) or ".pyc" in name]
     # Was to be 2 MB: docs/decisions/0017-docs.md says what it consists of.
     assert built.wheel.stat().st_size < 2_400_000
+
+
+def test_a_tree_in_which_a_run_was_made_is_packed_whole(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, tree)
+    # What a run's supervisor is loaded from.
+    (tree / ".paceline/lib/1").mkdir(parents=True)
+    (tree / ".paceline/lib/1/paceline").symlink_to(tree / "src/paceline")
+    made = done(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path / "dist", cwd=tree)
+    assert made.returncode == 0, made.stderr
+    (source,) = (tmp_path / "dist").glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert "src/paceline/__init__.py" in names
+    assert not [name for name in names if name.startswith(".paceline")]
 
 
 def interpreters() -> dict[str, str]:
