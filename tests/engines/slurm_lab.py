@@ -128,7 +128,7 @@ class SlurmLab:
 
     def told(self) -> str:
         """The last that its programs have written, and what it says of its nodes and jobs; short, as reports are cut off."""
-        logs = [self._tail(name, 3000) for name in ("slurmctld.log", "slurmd")]
+        logs = [self._tail(name, 3000) for name in ("slurmctld.log", "slurmd*.log")]
         asked = (
             ["scontrol", "-o", "show", "node"],
             ["squeue", "-t", "all", "-o", "%i %T %r %R begins=%S nodes=%N"],
@@ -257,9 +257,7 @@ class SlurmLab:
             time.sleep(0.05)
 
     def _tail(self, name: str, length: int = 1500) -> str:
-        # What is in the log of a daemon stands in its output as well.
-        paths = [path for path in sorted((self.folder / "log").glob(f"{name}*")) if path.suffix != ".pid"]
-        paths = [path for path in paths if path.with_suffix(".log") not in paths or path.suffix == ".log"]
+        paths = sorted((self.folder / "log").glob(f"{name}*"))
         return "\n".join(f"{path.name}:\n{path.read_text(errors='replace')[-length:]}" for path in paths)
 
     def _conf(self, cores: int) -> str:

@@ -35,6 +35,14 @@ def uv(*words: object) -> subprocess.CompletedProcess[str]:
     return done(Path(sys.executable).with_name("uv"), *words)
 
 
+def pack(kind: str, tree: Path, folder: Path) -> Path:
+    """The archive that is built of a tree. kind: `wheel` or `sdist`."""
+    made = done(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", folder, cwd=tree)
+    assert made.returncode == 0, made.stderr
+    (archive,) = folder.glob({"wheel": "*.whl", "sdist": "*.tar.gz"}[kind])
+    return archive
+
+
 @dataclass(frozen=True)
 class Built:
     wheel: Path
@@ -45,16 +53,11 @@ class Built:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The wheel is built from the source archive, as by those who have that alone."""
     folder = tmp_path_factory.mktemp("dist")
-    made = done(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=ROOT)
-    assert made.returncode == 0, made.stderr
-    (source,) = folder.glob("*.tar.gz")
+    source = pack("sdist", ROOT, folder)
     with tarfile.open(source) as archive:
         archive.extractall(folder / "unpacked", filter="data")
     (tree,) = (folder / "unpacked").iterdir()
-    made = done(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=tree)
-    assert made.returncode == 0, made.stderr
-    (wheel,) = folder.glob("*.whl")
-    return Built(wheel, source)
+    return Built(pack("wheel", tree, folder), source)
 
 
 def test_the_wheel_has_what_types_shells_and_readers_ask_for(built: Built) -> None:
@@ -81,10 +84,7 @@ def test_a_tree_in_which_a_run_was_made_is_packed_whole(tmp_path: Path) -> None:
     # What a run's supervisor is loaded from.
     (tree / ".paceline/lib/1").mkdir(parents=True)
     (tree / ".paceline/lib/1/paceline").symlink_to(tree / "src/paceline")
-    made = done(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path / "dist", cwd=tree)
-    assert made.returncode == 0, made.stderr
-    (source,) = (tmp_path / "dist").glob("*.tar.gz")
-    with tarfile.open(source) as archive:
+    with tarfile.open(pack("sdist", tree, tmp_path / "dist")) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert "src/paceline/__init__.py" in names
     assert not [name for name in names if name.startswith(".paceline")]

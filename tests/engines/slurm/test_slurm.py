@@ -105,11 +105,13 @@ def begin(lab: Lab, *, ranks: int = 2, **values: Any) -> pl.Run:
 def begun(run: pl.Run, attempt: int, ranks: int = 2) -> list[str]:
     """The hosts that an attempt's workers are on, once they have begun."""
     files = [run.folder.outputs / f"begun_{rank}_{attempt}" for rank in range(ranks)]
+
+    def have_begun() -> bool:
+        return all(file.exists() for file in files)
+
     try:
-        wait_until(
-            lambda: all(file.exists() for file in files) or run.record().is_terminal, f"attempt {attempt} has begun", 90
-        )
-        assert all(file.exists() for file in files), "the run has ended"
+        wait_until(lambda: have_begun() or run.record().is_terminal, f"attempt {attempt} has begun", 90)
+        assert have_begun(), "the run has ended"
     except AssertionError as error:
         pytest.fail(f"{error}\n{run.record()}\n{run.folder.driver_log.read_text()}")
     return [wait_for_file(file) for file in files]

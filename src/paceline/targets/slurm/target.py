@@ -332,19 +332,19 @@ class SlurmTarget:
         Raises:
             EngineError: Slurm refuses to.
         """
+        # What a node's agent has said comes last in the error, without a full stop.
+        why = f"{str(error).rstrip('.')}."
         done = self._scheduler.call(["scontrol", "requeue", job_id])
         if done.returncode != 0:
-            raise EngineError(f"{error} The job can't be requeued to get other nodes: {done.said}.") from error
-        say(
-            f"{str(error).rstrip('.')}. So Slurm was asked to put the job back into the queue, where it gets other nodes."
-        )
+            raise EngineError(f"{why} The job can't be requeued to get other nodes: {done.said}.") from error
+        say(f"{why} So Slurm was asked to put the job back into the queue, where it gets other nodes.")
         # Slurm now ends this batch script by SIGTERM, as it does at a preemption; `waiting` notices that.
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if waiting("requeued by Slurm"):
                 return
             time.sleep(0.2)
-        raise EngineError(f"{error} The job was requeued to get other nodes, but Slurm has not ended it in 60 s.")
+        raise EngineError(f"{why} The job was requeued to get other nodes, but Slurm has not ended it in 60 s.")
 
     # --- for people
 
