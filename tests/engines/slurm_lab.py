@@ -161,6 +161,9 @@ class SlurmLab:
 
     def boot_node(self, name: str) -> None:
         self.hosts.boot(name)
+        # A job that ended meanwhile is COMPLETING there until Slurm takes the node for lost; of one that is back before, Slurm
+        # asks for the job's end again only after a minute.
+        self._until(lambda: self._is_down(name), f"Slurm has noticed that {name} is lost")
         # What Slurm could not tell the node it says again for some seconds, such as that a job's steps are to end there. The job
         # may have begun anew by then, and its new step would be ended.
         self._until(lambda: re.search(r"Agent count:\s+0\n", self.run("sdiag", check=False)), "Slurm waits for no node")
@@ -168,6 +171,9 @@ class SlurmLab:
         self.start_node(name)
 
     # Helpers
+
+    def _is_down(self, name: str) -> bool:
+        return self.run("sinfo", "-h", "-N", "-n", name, "-o", "%t", check=False).startswith("down")
 
     def _words(self) -> list[str]:
         return [f"{name}={value}" for name, value in self.environment.items()]
