@@ -98,6 +98,22 @@ def test_an_exception_of_a_workers_own_is_the_cause_though_a_node_was_lost_too(f
     assert (told.cause, told.rank) == ("exception", 0)
 
 
+def test_a_rank_that_left_for_more_nodes_is_no_cause_where_a_node_is_lost_at_that_moment(found):
+    # Story: of two ranks that had left at their checkpoint, one was on a host that crashed before its exit code was heard of.
+    launch = make_launch(make_job(distributed_backend="gloo", node_count=(1, 2), process_count_per_node=1).resized(2))
+    values = {"has_launcher": False, "launcher_code": None, "exit_codes": {1: 79}}
+    left = {rank: error("SystemExit: 79", at=1.0, exit_code=79) for rank in range(2)}
+    told = report(found(launch=launch, errors=left, lost={0: "gone"}, **values))
+    assert (told.cause, told.node) == ("node_lost", "node-0")
+    # Before anybody has noticed the loss: what is asked for is that the attempt ended with this code.
+    assert report(found(launch=launch, errors=left, **values)).exit_code == 79
+
+
+def test_a_script_s_exit_code_is_told_though_its_process_s_end_was_not_heard_of(found):
+    told = report(found(errors={0: error("SystemExit: 3", at=1.0, exit_code=3)}, exit_codes={}))
+    assert (told.exit_code, told.message) == (3, "Rank 0 on node node-0 failed: the script left with exit code 3.")
+
+
 def test_an_mpirun_that_ended_well_before_a_rank_was_heard_of_is_no_success(found):
     told = report(found(exit_codes={0: 0}))
     assert (told.cause, told.exit_code) == ("launcher", 1)

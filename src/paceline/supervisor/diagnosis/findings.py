@@ -19,6 +19,7 @@ from paceline.supervisor.diagnosis.hints import with_hints
 from paceline.supervisor.diagnosis.memory import Sample, memory_text
 from paceline.supervisor.diagnosis.ports import find_clash, holder_here
 from paceline.supervisor.in_containers import why_not_started
+from paceline.system.elastic import EXIT_RESIZE
 from paceline.system.files import read_json
 
 #: Lines at the end of a worker's log in which a port is looked for that its exception does not name.
@@ -89,8 +90,9 @@ class Findings:
             own = error.get("time", 0.0) < self.asked[rank]
             stopped, error = (False, error) if own else (True, None)
             exit_code = error.get("exit_code", 1) if error else exit_code
-        elif error is not None and exit_code is not None and exit_code > 128:
-            # The exception came first; that native code then aborted the dying interpreter changes nothing.
+        elif error is not None and (exit_code is None or exit_code > 128):
+            # The exception came first; that native code then aborted the dying interpreter changes nothing. Of one whose node is
+            # lost, the process's own code is never heard of.
             exit_code = error.get("exit_code", 1)
         lines = last_lines(self.folder.rank_log(self.launch.attempt, rank), _CRASH_LINES)
         return WorkerEnd(
@@ -167,7 +169,11 @@ def may_have_lost_a_node(found: Findings) -> bool:
 def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:
     """The report of a node that went, unless a worker had failed by itself before: not for a peer that was gone."""
     lost = lost_nodes(found)
-    if not lost or any(end.error is not None and not end.stopped and not end.is_victim for end in ends):
+    own = [end for end in ends if end.error is not None and not end.stopped and not end.is_victim]
+    # Those of an elastic run that had left for more nodes, as they were asked to, have not failed.
+    if found.launch.job.node_range is not None:
+        own = [end for end in own if end.exit_code != EXIT_RESIZE]
+    if not lost or own:
         return None
     node_rank, how = min(lost.items())
     name = found.launch.nodes[node_rank].name
