@@ -36,6 +36,19 @@ def reductions(engine: collectives.Engine) -> None:
         numpy.testing.assert_array_equal(handles[i].wait(60), wanted, str(cases[i]))
 
 
+def short_integers_wrap(engine: collectives.Engine) -> None:
+    """The story: Open MPI's operations for AVX stop at the largest number, from a few elements on."""
+    for dtype in ("int8", "uint8", "int16", "uint16"):
+        large = numpy.full(100 * engine.size, numpy.iinfo(dtype).max - 3, dtype)
+        wanted = numpy.multiply(large, engine.size, dtype=dtype, casting="unsafe")
+        for name, out in (
+            ("all", engine.allreduce(f"w{dtype}", large)),
+            ("part", engine.reducescatter(f"v{dtype}", large)),
+        ):
+            got = out.wait(20)
+            numpy.testing.assert_array_equal(got, wanted[: len(got)], f"{dtype} {name}")
+
+
 def movements(engine: collectives.Engine) -> None:
     rank, size = engine.rank, engine.size
     gathered = engine.allgather("g", numpy.full((rank, 2), rank)).wait(20)
@@ -75,7 +88,14 @@ def joining(engine: collectives.Engine) -> None:
 
 if __name__ == "__main__":
     started = collectives.start()
-    for check in (reductions, movements, mismatches_raise_everywhere_and_the_engine_goes_on, process_sets, joining):
+    for check in (
+        reductions,
+        short_integers_wrap,
+        movements,
+        mismatches_raise_everywhere_and_the_engine_goes_on,
+        process_sets,
+        joining,
+    ):
         # Negotiated, then from the cache.
         for _ in range(2):
             check(started)

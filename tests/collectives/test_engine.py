@@ -45,6 +45,33 @@ except collectives.ShutDownError as error:
 """
 
 
+#: What several machines do, and what is larger than the memory that the ranks of one share.
+SHORT_INTEGERS = """
+import numpy
+from mpi4py import MPI
+from paceline.collectives.mpi_transport import MpiTransport
+transport = MpiTransport(MPI.COMM_WORLD)
+for dtype in ("int8", "uint8", "int16", "uint16"):
+    array = numpy.full(200, numpy.iinfo(dtype).max - 3, dtype)
+    wanted = array + array
+    transport.allreduce(array, target := numpy.empty_like(array), "sum")
+    assert (target == wanted).all(), (dtype, target[0], wanted[0])
+    transport.reducescatter(array, part := numpy.empty(100, dtype), [100, 100], "sum")
+    assert (part == wanted[:100]).all(), (dtype, part[0], wanted[0])
+    transport.allreduce(array, array, "sum")
+    assert (array == wanted).all(), (dtype, array[0], wanted[0])
+"""
+
+
+def test_sums_of_short_integers_wrap_over_mpi_as_numpys_do(tmp_path):
+    # The story: Open MPI's operations for AVX stop at the largest number, from a few elements on.
+    need_mpi()
+    script = tmp_path / "short.py"
+    script.write_text(SHORT_INTEGERS)
+    done = mpirun(2, script, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 # On two, as on four, any plan of operations runs (test_properties.py).
 @pytest.mark.parametrize("ranks", [1, 3, pytest.param(4, marks=pytest.mark.proof)])
 def test_every_operation_gives_what_numpy_gives(ranks, tmp_path):

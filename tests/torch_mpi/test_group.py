@@ -206,6 +206,28 @@ def broadcast_reduce_gather_and_scatter_know_their_root(rank: int, size: int) ->
         assert out.tolist() == [rank] * 3
 
 
+def sums_of_short_integers_wrap_as_torchs_own_do(rank: int, size: int) -> None:
+    """The story: Open MPI's operations for AVX stop at the largest number, from a few elements on."""
+    import torch
+    import torch.distributed as dist
+
+    for name in ("int8", "uint8", "int16"):
+        dtype = getattr(torch, name)
+        large = torch.iinfo(dtype).max - 3
+        wanted = torch.full((100,), large, dtype=dtype) * size
+        given = torch.full((100,), large, dtype=dtype)
+        dist.all_reduce(given)
+        assert given.equal(wanted), (name, given, wanted)
+        on_root = torch.full((100,), large, dtype=dtype)
+        dist.reduce(on_root, 0)
+        assert rank or on_root.equal(wanted), (name, on_root)
+        part = torch.empty(100, dtype=dtype)
+        dist.reduce_scatter_tensor(part, torch.full((100 * size,), large, dtype=dtype))
+        assert part.equal(wanted), (name, part)
+        dist.reduce_scatter(part.zero_(), [torch.full((100,), large, dtype=dtype) for _ in range(size)])
+        assert part.equal(wanted), (name, part)
+
+
 def gathering_fits_the_pieces_together(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
@@ -457,6 +479,7 @@ CHECKS = (
     all_reduce_gives_the_reduction_for_every_dtype_and_shape,
     all_reduce_of_integers_and_booleans_works_on_their_bits,
     halves_are_added_in_float32,
+    sums_of_short_integers_wrap_as_torchs_own_do,
     tensors_that_are_not_contiguous_are_reduced_where_they_lie,
     what_cannot_be_reduced_is_refused_and_the_group_goes_on,
     a_rank_that_is_not_in_the_group_is_refused_and_the_group_goes_on,

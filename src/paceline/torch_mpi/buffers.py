@@ -123,10 +123,16 @@ def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> list[Any]:
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain tensor that MPI can compute with: itself, or a float32 copy of a half-precision one."""
-    # MPI has no type for floats of 16 or 8 bits.
-    if tensor.is_floating_point() and tensor.element_size() < 4:
-        return plain(tensor).float()
+    """A plain tensor that MPI can compute with: itself, a float32 copy of a half-precision one, or an int32 copy of an integer
+    of 8 or 16 bits."""
+    if tensor.element_size() < 4:
+        # MPI has no type for floats of 16 or 8 bits.
+        if tensor.is_floating_point():
+            return plain(tensor).float()
+        # Open MPI's sums of short integers stop at the largest number where the processor has AVX (its component op/avx),
+        # others wrap around, as torch's do. An int32's last bits are right in both cases.
+        if tensor.dtype != torch.bool:
+            return plain(tensor).to(torch.int32)
     return plain(tensor)
 
 
