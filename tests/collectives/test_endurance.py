@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torch_mpi.test_world import mpirun, need_mpi
+from tests.torch_mpi.test_world import mpirun, mpirun_text, need_mpi
 
 STEPS = int(os.environ.get("PACELINE_ENDURANCE_STEPS", "2000"))
 #: Of the second half of the steps. A leak of one request, or one name, in each step is 200 bytes or more of each:
@@ -64,9 +64,7 @@ def test_the_measure_of_memory_sees_a_leak(tmp_path, monkeypatch):
 
 def test_an_engine_that_was_stopped_leaves_no_thread_and_no_file_open(tmp_path):
     need_mpi()
-    script = tmp_path / "lives.py"
-    script.write_text(LIVES)
-    done = mpirun(2, script, cwd=tmp_path)
+    done = mpirun_text(2, LIVES, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("lives") == 2
 

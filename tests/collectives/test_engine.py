@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torch_mpi.test_world import mpirun, need_mpi
+from tests.torch_mpi.test_world import mpirun, mpirun_text, need_mpi
 
 DEATH = """
 import os, signal, numpy
@@ -66,9 +66,7 @@ for dtype in ("int8", "uint8", "int16", "uint16"):
 def test_sums_of_short_integers_wrap_over_mpi_as_numpys_do(tmp_path):
     # The story: Open MPI's operations for AVX stop at the largest number, from a few elements on.
     need_mpi()
-    script = tmp_path / "short.py"
-    script.write_text(SHORT_INTEGERS)
-    done = mpirun(2, script, cwd=tmp_path)
+    done = mpirun_text(2, SHORT_INTEGERS, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -86,8 +84,6 @@ def test_a_killed_rank_raises_on_the_other(death, tmp_path):
     need_mpi()
     if death == DEATH_AT_A_MEETING and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs a core for each of two ranks")
-    script = tmp_path / "death.py"
-    script.write_text(death)
-    done = mpirun(2, script, cwd=tmp_path)
+    done = mpirun_text(2, death, tmp_path)
     assert done.returncode != 0
     assert "told: rank 1 (process" in done.stdout, done.stdout + done.stderr

@@ -58,6 +58,13 @@ def mpirun(
     )
 
 
+def mpirun_text(ranks: int, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The same of a script with this text, in the folder."""
+    script = folder / "script.py"
+    script.write_text(text)
+    return mpirun(ranks, script, cwd=folder)
+
+
 def run_checks(file: str, ranks: int, folder: Path) -> dict[str, str]:
     """The checks of this test file that failed on any of so many ranks, with their tracebacks."""
     need_mpi()

@@ -64,21 +64,21 @@ class MpiTransport:
         return status.Get_source(), data
 
     def allreduce(self, source: Any, target: Any, op: str) -> None:
-        operation = self._operations[target.dtype.kind == "b"][op]
         if _saturates(target, op):
             wide = source.astype("int32")
-            self.comm.Allreduce(self._mpi.IN_PLACE, wide, operation)
+            self.allreduce(wide, wide, op)
             target[...] = wide
             return
+        operation = self._operations[target.dtype.kind == "b"][op]
         self.comm.Allreduce(self._mpi.IN_PLACE if source is target else _viewed(source), _viewed(target), operation)
 
     def reducescatter(self, source: Any, target: Any, counts: Sequence[int], op: str) -> None:
-        operation = self._operations[target.dtype.kind == "b"][op]
         if _saturates(target, op):
             wide = target.astype("int32")
-            self.comm.Reduce_scatter(source.astype("int32"), wide, list(counts), operation)
+            self.reducescatter(source.astype("int32"), wide, counts, op)
             target[...] = wide
             return
+        operation = self._operations[target.dtype.kind == "b"][op]
         self.comm.Reduce_scatter(_viewed(source), _viewed(target), list(counts), operation)
 
     def allgather(self, array: Any, result: Any, rows: Sequence[int]) -> None:

@@ -122,17 +122,16 @@ def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> list[Any]:
     return [raw(tensor), (list(sizes), starts), _carrier(tensor.element_size())]
 
 
-def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain tensor that MPI can compute with: itself, a float32 copy of a half-precision one, or an int32 copy of an integer
-    of 8 or 16 bits."""
-    if tensor.element_size() < 4:
-        # MPI has no type for floats of 16 or 8 bits.
-        if tensor.is_floating_point():
-            return plain(tensor).float()
-        # Open MPI's sums of short integers stop at the largest number where the processor has AVX (its component op/avx),
-        # others wrap around, as torch's do. An int32's last bits are right in both cases.
-        if tensor.dtype != torch.bool:
-            return plain(tensor).to(torch.int32)
+def wide(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
+    """A plain tensor with which MPI can do this operation of its own: the tensor itself, a float32 copy of a half-precision one,
+    or for sums an int32 copy of an integer of 8 or 16 bits."""
+    # MPI has no type for floats of 16 or 8 bits.
+    if tensor.is_floating_point() and tensor.element_size() < 4:
+        return plain(tensor).float()
+    # Open MPI's sums of short integers stop at the largest number where the processor has AVX (its component op/avx), others wrap
+    # around, as torch's do. An int32's last bits are right in both cases.
+    if operation == MPI.SUM and tensor.element_size() < 4:
+        return plain(tensor).to(torch.int32)
     return plain(tensor)
 
 

@@ -34,7 +34,7 @@ def all_reduce(tensors: Sequence[Tensor], op: Any, size: int) -> Call:
 
     def run(comm: Any) -> None:
         for tensor, kind in zip(tensors, kinds, strict=True):
-            memory = buffers.wide(tensor)
+            memory = buffers.wide(tensor, kind)
             _reduce_in_place(comm, memory, kind)
             buffers.average(memory, op, size)
             buffers.put(memory, tensor)
@@ -49,7 +49,7 @@ def reduce(tensors: Sequence[Tensor], op: Any, root: int, size: int) -> Call:
     kind = buffers.reduction(op, tensor.dtype)
 
     def run(comm: Any) -> None:
-        memory = buffers.wide(tensor)
+        memory = buffers.wide(tensor, kind)
         if comm.rank != root:
             comm.Reduce(buffers.numbers(memory), None, op=kind, root=root)
             return
@@ -165,7 +165,7 @@ def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Any, size: int
     def run(comm: Any) -> None:
         mine = sizes[comm.rank]
         _expect(output.numel() == mine, f"reduce_scatter of {mine} elements into an output of {output.numel()}")
-        source = buffers.wide(buffers.joined(tensors))
+        source = buffers.wide(buffers.joined(tensors), kind)
         memory = source.new_empty(mine)
         comm.Reduce_scatter(buffers.numbers(source), buffers.numbers(memory), sizes, op=kind)
         buffers.average(memory, op, size)
@@ -188,7 +188,7 @@ def reduce_scatter_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], 
 
     def run(comm: Any) -> None:
         for output, tensor, kind in zip(outputs, tensors, kinds, strict=True):
-            source = buffers.wide(tensor)
+            source = buffers.wide(tensor, kind)
             memory = source.new_empty(output.numel())
             comm.Reduce_scatter_block(buffers.numbers(source), buffers.numbers(memory), op=kind)
             buffers.average(memory, op, size)

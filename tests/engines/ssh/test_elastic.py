@@ -222,6 +222,6 @@ def test_a_hundred_losses_and_returns_of_hosts_change_no_loss_and_leave_out_no_s
     assert len(losses) == len(expected) > 25
     assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < 1e-10
     causes = [attempt.cause for attempt in run.record().attempts]
-    # Hosts that come back at the same time are one change; of a few losses that may be most.
-    assert causes.count("node_lost") >= lost // 3
-    assert causes.count("resized") >= lost // 3
+    assert causes.count("node_lost") >= lost / 3
+    # Hosts that come back at the same time are one change; of a few losses that may be all.
+    assert causes.count("resized") >= (lost / 3 if lost >= 100 else 1)
