@@ -409,7 +409,9 @@ def test_what_is_said_to_a_command_goes_through_one_connection(home: Path, tmp_p
         assert (folder.exec_requests.stat().st_mode & 0o777) == 0o700
         passage.tell({"end": True})
         assert hear(passage, "exit") == [3]
-        assert [told["number"] for told in supervisor.heard[:-1]] == list(range(50))
+        # On a slow machine, how far the answers were read comes between them.
+        assert [told["number"] for told in supervisor.heard if "number" in told] == list(range(50))
+        assert supervisor.heard[-1] == {"end": True}
         passage.close()
         passage.close()
         wait_until(lambda: is_clean(folder), "nothing is left", 60)
