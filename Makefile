@@ -21,7 +21,7 @@ test: .venv/.ready engines
 proof: .venv/.ready engines chaos
 	$(BIN)/python -m pip install --quiet accelerate lightning tensorboardX transformers wandb '$(TORCH)'
 	PACELINE_REQUIRE_TRACKERS=1 $(BIN)/python -m pytest tests/trackers/test_libraries.py
-	PACELINE_ENDURANCE_STEPS=10000 PACELINE_PLANS=5000 \
+	PACELINE_PROOF=1 PACELINE_ENDURANCE_STEPS=10000 PACELINE_PLANS=5000 \
 	    $(BIN)/python -m pytest tests/collectives/test_endurance.py tests/collectives/test_properties.py --timeout 14400
 	PACELINE_PROOF=1 $(BIN)/python -m pytest -n 3 -m proof
 	# A hundred losses of hosts: the better part of an hour.

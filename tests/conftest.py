@@ -107,8 +107,15 @@ COLLECTED = pytest.StashKey[frozenset[str]]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    from tests import crossed
     from tests.side_by_side import kept_durations, longest_first
 
+    # Of a test that is named by its id, the other values are not collected.
+    if not any("::" in arg for arg in config.args) and (found := crossed.unknown(item.nodeid for item in items)):
+        raise pytest.UsageError(f"tests/crossed.py names what is not there: {found}")
+    for item in items:
+        if crossed.is_left_to_proof(item.nodeid):
+            item.add_marker(pytest.mark.proof)
     config.stash[COLLECTED] = frozenset(item.nodeid for item in items)
     if not IS_PROOF:
         left_out = [item for item in items if item.get_closest_marker("proof")]

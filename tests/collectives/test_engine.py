@@ -71,7 +71,9 @@ def test_sums_of_short_integers_wrap_over_mpi_as_numpys_do(tmp_path):
 
 
 # On two, as on four, any plan of operations runs (test_properties.py).
-@pytest.mark.parametrize("ranks", [1, 3, pytest.param(4, marks=pytest.mark.proof)])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.proof), 3, pytest.param(4, marks=pytest.mark.proof)]
+)
 def test_every_operation_gives_what_numpy_gives(ranks, tmp_path):
     need_mpi()
     done = mpirun(ranks, Path(__file__).with_name("engine_checks.py"), cwd=tmp_path)

@@ -55,6 +55,7 @@ def test_a_script_may_have_a_process_group_of_its_own(order, end, tmp_path):
     assert world.codes == [0, 0], world.told()
 
 
+@pytest.mark.proof
 def test_below_torchrun_the_agents_store_is_used(tmp_path):
     require_engine("torch", importlib.util.find_spec("torch"))
     script = tmp_path / "beside.py"

@@ -95,8 +95,12 @@ _OF_AGENTS_ALONE = {
 # workers fails is seen in test_whoever_ends_mpis_workers_leaves_no_container_on_any_node, and another attempt of such workers in
 # the check of a run that goes on.
 _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
-    # On this machine test_end.py, test_failure.py and test_restart.py ask the same of Gloo's workers or of single ones.
-    "TestLocal": {**dict.fromkeys(_OF_WORKERS, ("gloo",)), "test_a_run_is_canceled_while_it_runs": ("single", "gloo")},
+    # On this machine test_end.py, test_failure.py and test_restart.py ask the same of Gloo's workers or of single ones; what
+    # mpirun's daemons leave where a supervisor is lost is looked at over SSH, where they are on two hosts.
+    "TestLocal": {
+        **dict.fromkeys((*_OF_LOST_SUPERVISORS, *_OF_ATTEMPTS), ("gloo", "mpi")),
+        "test_a_run_is_canceled_while_it_runs": ("single", "gloo"),
+    },
     "TestSsh": {
         **dict.fromkeys(_OF_WORKERS, ("single",)),
         # Gloo's workers, and their cancel, test_ssh.py has on two hosts.
@@ -108,9 +112,15 @@ _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
         _GOES_ON: ("gloo",),
     },
     "TestSshWithASharedFolder": {_ENDS: ("gloo",)},
-    "TestSlurm": _OF_AGENTS_ALONE,
+    # test_slurm.py has cancels of its own: by Paceline, with the grace period, and by scancel.
+    "TestSlurm": _OF_AGENTS_ALONE | {"test_a_run_is_canceled_while_it_runs": ("single", "gloo", "mpi")},
     # Each loss takes several of Ray's processes to make good; test_ray.py has one.
-    "TestRay": _OF_AGENTS_ALONE | {_ENDS: ("gloo", "mpi")},
+    "TestRay": _OF_AGENTS_ALONE
+    | {
+        _ENDS: ("gloo", "mpi"),
+        "test_so_has_one_that_nobody_looks_after_any_more": ("single", "gloo", "mpi"),
+        "test_a_run_is_canceled_at_once": ("",),
+    },
 }
 
 

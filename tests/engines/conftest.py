@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines import crossed, hosts, ray_lab, slurm_lab
+from tests.engines import hosts, ray_lab, slurm_lab
 from tests.engines.conformance import Local, is_left_to_proof
 from tests.engines.hosts import Hosts
 from tests.engines.lab import SYSTEM, WHEEL, Lab, find_mpirun, processes_below
@@ -87,11 +87,8 @@ def _arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Of a test that is named by its id, the other pairs are not collected.
-    if not any("::" in arg for arg in config.args) and (found := crossed.unknown(item.nodeid for item in items)):
-        raise pytest.UsageError(f"tests/engines/crossed.py names what is not there: {found}")
     for item in items:
-        if is_left_to_proof(item.nodeid) or crossed.is_left_to_proof(item.nodeid):
+        if is_left_to_proof(item.nodeid):
             item.add_marker(pytest.mark.proof)
 
 

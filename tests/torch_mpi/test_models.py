@@ -247,7 +247,9 @@ CHECKS = (
 )
 
 
-@pytest.fixture(scope="session", params=[2, 3], ids=lambda ranks: f"{ranks}-ranks")
+@pytest.fixture(
+    scope="session", params=[pytest.param(2, marks=pytest.mark.proof), 3], ids=lambda ranks: f"{ranks}-ranks"
+)
 def failed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return run_checks(__file__, request.param, tmp_path_factory.mktemp("models"))
 

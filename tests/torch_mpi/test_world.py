@@ -14,6 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.engines.conftest import require_engine
 from tests.ranks import MPI
 from tests.warm import below_mpirun
@@ -153,6 +155,7 @@ dist.all_reduce(torch.ones(3))
     assert done.stderr.count("Traceback") == 1, done.stderr
 
 
+@pytest.mark.proof
 def test_a_group_can_be_made_and_destroyed_many_times(tmp_path: Path) -> None:
     script = """
 import threading
@@ -207,6 +210,7 @@ def test_outside_mpirun_the_world_is_one_process(tmp_path: Path) -> None:
     assert done.stdout.split() == ["1", "mpi"], done.stderr
 
 
+@pytest.mark.proof
 def test_an_idle_group_uses_no_cpu(tmp_path: Path) -> None:
     script = """
 import resource, time

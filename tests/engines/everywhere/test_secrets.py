@@ -131,6 +131,7 @@ def test_mpi_passes_a_secret_on(there: Place, request: pytest.FixtureRequest, mo
     assert wait_for_end(run) == "Canceled"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("there", ["slurm"], indirect=True)
 def test_a_job_that_slurm_starts_again_has_its_secret(there: Place, request: pytest.FixtureRequest) -> None:
     cluster = request.getfixturevalue("slurm_cluster")

@@ -258,6 +258,7 @@ def test_without_a_shared_folder_everything_travels_through_a_datastore(cluster:
         assert found.stdout == ""
 
 
+@pytest.mark.proof
 def test_a_command_runs_beside_a_worker_where_only_a_datastore_joins_the_machines(
     cluster: RayLab, tmp_path: Path
 ) -> None:

@@ -159,6 +159,7 @@ def test_a_script_runs_as_it_does_here(slurm: SlurmLab, lab: Lab, backend: str, 
     wait_until(lambda: slurm.states()[job_id(there)] == "COMPLETED", "the job has ended well")
 
 
+@pytest.mark.proof
 def test_a_command_runs_beside_a_worker_on_its_node(slurm: SlurmLab, lab: Lab):
     check_exec(submit(lab, WAITS, **TWO, environment_variables={"MINE": "abc"}))
 
@@ -574,6 +575,7 @@ def accounts() -> Iterator[SlurmLab]:
         yield lab
 
 
+@pytest.mark.proof
 def test_accounting_tells_who_has_canceled_a_job_that_squeue_has_forgotten(
     accounts: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):

@@ -88,6 +88,7 @@ def test_trials_are_tasks_of_arrays_one_after_the_other(slurm: SlurmLab, lab: La
     assert best.record().job.arguments == ("--x", "6")  # type: ignore[union-attr]
 
 
+@pytest.mark.proof
 def test_arrays_go_through_a_login_host(
     slurm_cluster: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

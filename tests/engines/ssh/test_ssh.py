@@ -129,6 +129,7 @@ def test_a_command_runs_beside_a_worker_on_its_host_and_a_long_log_is_kept_short
     check_short(run)
 
 
+@pytest.mark.proof
 def test_a_hang_on_two_hosts_is_noticed_and_named(ssh_lab: Lab) -> None:
     check_hang(ssh_lab.submit(STOPS, **TWO, hang_seconds=3))
 
@@ -359,6 +360,7 @@ def test_a_full_disk_on_one_host_is_named_and_another_is_taken(
         hosts.kill("pa0")
 
 
+@pytest.mark.proof
 def test_a_disk_of_a_host_that_is_nearly_full_is_told_with_its_host(
     hosts: Hosts, settings: dict[str, Any], lab: Lab
 ) -> None:
@@ -388,6 +390,7 @@ def test_a_host_that_hangs_while_somebody_looks_holds_nobody_up(
     assert "does not answer" in message(lone(settings))
 
 
+@pytest.mark.proof
 def test_a_login_at_a_terminal_serves_the_run_that_follows(
     hosts: Hosts, lab: Lab, settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.engines.conftest import require_module
 from tests.ranks import clean_environment
 from tests.warm import KERAS_ON_TORCH, OLDER_KERAS, TENSORFLOW, run_alone
@@ -38,6 +40,7 @@ def test_keras_on_tensorflow_loads_no_torch():
     )
 
 
+@pytest.mark.proof
 def test_legacy_keras_is_taken_where_the_script_asks_for_it():
     require_module("tf_keras")
     code = INSTALL + (

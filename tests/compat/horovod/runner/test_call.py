@@ -55,6 +55,7 @@ def test_a_collective_works_in_it():
     assert horovod.run(function, num_proc=2) == [(0, 2, 1.0), (1, 2, 1.0)]
 
 
+@pytest.mark.proof
 def test_a_large_result_comes_back_whole():
     results = horovod.run(lambda: bytes([int(os.environ["HOROVOD_RANK"])]) * 50_000_000, num_proc=2, use_gloo=True)
     assert [(len(result), set(result)) for result in results] == [(50_000_000, {0}), (50_000_000, {1})]

@@ -146,6 +146,7 @@ def test_horovod_works_in_a_script(tmp_path):
     assert [lines(done, rank) for rank in range(2)] == [["0 2 1.0"], ["1 2 1.0"]], done.stderr
 
 
+@pytest.mark.proof
 def test_torch_finds_its_backend_mpi_in_a_script(tmp_path):
     # Story: torch said that MPI is only included if PyTorch is built from source.
     require_engine("torch and the Open MPI of the wheel", find_mpirun(WHEEL))

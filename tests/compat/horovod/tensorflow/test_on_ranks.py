@@ -37,6 +37,7 @@ def test_it_holds_on_every_rank(outcome, ranks, check):
     outcome(ranks, check)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("check", every_check(LEGACY_MODULES))
 def test_it_holds_with_the_older_keras(outcome, check):
     require_module("tf_keras")

@@ -46,6 +46,7 @@ def test_a_run_that_is_canceled_meanwhile_says_so_in_the_driver_s_log(lab: Lab) 
     assert f"canceled. {TOLD}" in run.folder.driver_log.read_text()
 
 
+@pytest.mark.proof
 def test_a_run_that_runs_out_of_time_meanwhile_says_so(lab: Lab) -> None:
     run = lab.finish(WAIT + "    time.sleep(600)\n", max_run_duration_seconds=6, **WORLD)
     assert run.failure is not None
@@ -53,6 +54,7 @@ def test_a_run_that_runs_out_of_time_meanwhile_says_so(lab: Lab) -> None:
     assert TOLD in run.failure.message
 
 
+@pytest.mark.proof
 def test_a_run_in_which_a_late_tensor_came_after_all_says_nothing(lab: Lab) -> None:
     late = WAIT + (
         "    if engine.rank == 1:\n"
