@@ -59,10 +59,11 @@ def run(
             and its traceback; `__cause__` is the exception itself where it could be sent. Also a RuntimeError.
         UserError: a wrong argument; func or its arguments can't be pickled. Also a ValueError.
     """
-    from paceline.compat.horovod.runner import asked_elastic, asked_job, settings, start
-    from paceline.compat.horovod.runner.driver import RanksDriver, RanksJob
+    from paceline.compat.horovod.runner import asked_elastic, asked_job, settings
+    from paceline.compat.horovod.runner.driver import RanksDriver
     from paceline.compat.horovod.runner.elastic_driver import ElasticDriver
     from paceline.compat.horovod.runner.output import Output
+    from paceline.compat.horovod.runner.start import RanksJob
 
     if use_gloo and use_mpi:
         raise UserError("use_gloo=True and use_mpi=True: choose one of them.")
@@ -94,7 +95,8 @@ def run(
         environment=asked_job.environment_of(os.environ) | settings.of_interfaces(interfaces),
         payload=_payload(func, args, dict(kwargs or {})),
         transport=asked_job.transport_of(gloo=is_gloo, mpi=bool(use_mpi)),
-        ssh=start.SshStart(port=ssh_port, identity_file=ssh_identity_file),
+        ssh_port=ssh_port,
+        ssh_identity_file=ssh_identity_file,
         start_timeout_s=asked_job.start_timeout_s(start_timeout),
         interfaces=interfaces or None,
         mpi_args=mpi_args,

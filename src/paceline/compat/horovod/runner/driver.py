@@ -16,16 +16,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from paceline.compat.horovod.runner import start, wire
-from paceline.compat.horovod.runner.hosts import Slot, is_here
+from paceline.compat.horovod.runner.hosts import is_here
 from paceline.compat.horovod.runner.listener import RankListener
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankEnd, RankOutcome, named, threads, variables, with_defaults
-from paceline.compat.horovod.runner.start import SshStart, Started
+from paceline.compat.horovod.runner.start import RanksJob, Started
 from paceline.system import processes
 
 #: After the first failure, how long others get to report theirs, which may have come earlier.
@@ -36,30 +36,6 @@ _GRACE_S = 8.0
 _TICK_S = 0.1
 #: This many last lines of what mpirun or ssh has said are shown below a problem.
 _LAUNCHER_LINES = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class RanksJob:
-    """A job to run.
-
-    argv: of each rank; payload: bytes that each rank finds in the file `call` of its scratch folder.
-    environment: of the ranks, beside their ranks. transport: "mpi" or "gloo".
-    """
-
-    argv: tuple[str, ...]
-    slots: tuple[Slot, ...]
-    environment: Mapping[str, str]
-    transport: str
-    payload: bytes = b""
-    directory: str = field(default_factory=os.getcwd)
-    ssh: SshStart = field(default_factory=SshStart)
-    start_timeout_s: float = 30.0
-    interfaces: str | None = None
-    mpi_args: str | None = None
-    binding_args: str | None = None
-    tcp: bool = False
-    python: str | None = None
-    verbose: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +59,9 @@ class RanksDriver:
         self._kept_at = 0.0
         self._job, self._output = job, output
         self._ranks = [RankEnd(host=slot.host) for slot in job.slots]
-        self._is_here = start.are_here(job.slots)
         routes = self._routes()
         # Where no way leads to a host (a name that ssh alone knows), whoever connects may come from anywhere.
-        self._listener = RankListener([*routes, "127.0.0.1"] if routes or self._is_here else [""])
+        self._listener = RankListener([*routes, "127.0.0.1"] if routes or self._job.is_local else [""])
         self._launchers: list[tuple[Started, subprocess.Popen[bytes]]] = []
         self._signal: int | None = None
         self._closed = False
@@ -134,25 +109,7 @@ class RanksDriver:
         if addresses[0][0] == "":
             addresses = [(name, addresses[0][1]) for name in self._addresses()]
         told = {"addresses": addresses, "key": self._listener.key.hex()}
-        shell = job.environment
-        if job.transport == "mpi":
-            commands = [
-                start.with_mpi(
-                    job.slots,
-                    told,
-                    shell,
-                    scratch=self._scratch,
-                    ssh=job.ssh,
-                    mpi_args=job.mpi_args,
-                    binding_args=job.binding_args,
-                    interfaces=job.interfaces,
-                    tcp=job.tcp,
-                    python=job.python,
-                )
-            ]
-        else:
-            commands = start.plain(job.slots, told, shell, ssh=job.ssh)
-        for command in commands:
+        for command in start.commands(job, told, self._scratch):
             if job.verbose:
                 print(f"horovodrun: {shlex.join(command.argv)}", file=sys.stderr)
             # A session of its own: Ctrl-C reaches this process alone, which ends the ranks in order.
@@ -176,7 +133,7 @@ class RanksDriver:
 
     def _addresses(self) -> list[str]:
         """The addresses at which the ranks' hosts may reach this process."""
-        if self._is_here:
+        if self._job.is_local:
             return ["127.0.0.1"]
         return [*self._routes(), socket.gethostname(), "127.0.0.1"]
 
@@ -243,7 +200,7 @@ class RanksDriver:
     def _tell(self) -> None:
         """Tell every rank what to run."""
         job, head = self._job, self._ranks[0]
-        is_local = self._is_here or is_here(head.host)
+        is_local = self._job.is_local or is_here(head.host)
         # On one machine the loopback address, which no other machine reaches; else rank 0's host, by a name or address that
         # the others know.
         master = (self._addresses()[0] if is_local else head.host, int(head.hello["port"]))
@@ -251,7 +208,7 @@ class RanksDriver:
         for slot, place, count in zip(job.slots, self._ranks, threads(job.slots, self._ranks), strict=True):
             # Each over the one before: defaults, then what the user has set, then the variables of the rank.
             environment = start.for_host(given, slot.host)
-            environment = with_defaults(environment, count, is_one_machine=self._is_here)
+            environment = with_defaults(environment, count, is_one_machine=self._job.is_local)
             environment |= variables(slot, len(job.slots), job.transport, master)
             assert place.connection is not None
             # A rank that is gone meanwhile is reported by the thread that reads its connection.
@@ -264,7 +221,7 @@ class RanksDriver:
                         "directory": job.directory,
                         "payload_bytes": len(job.payload),
                         # On another host these paths would be somebody else's folders.
-                        "scratch": [self._kept, self._scratch] if self._is_here else [],
+                        "scratch": [self._kept, self._scratch] if self._job.is_local else [],
                         **({} if self._elastic is None else {"commits": list(self._commits_for(slot.rank))}),
                     },
                 )

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.compat.horovod._version import __version__
 from paceline.compat.horovod.runner import launcher_arguments as arguments
 from paceline.compat.horovod.runner import options as command_line
-from paceline.compat.horovod.runner import settings, start
+from paceline.compat.horovod.runner import settings
 from paceline.compat.horovod.runner.asked_elastic import elastic_hosts, elastic_limits
 from paceline.compat.horovod.runner.asked_job import (
     environment_of,
@@ -23,11 +23,12 @@ from paceline.compat.horovod.runner.asked_job import (
     transport_of,
     why,
 )
-from paceline.compat.horovod.runner.driver import RanksDriver, RanksJob
+from paceline.compat.horovod.runner.driver import RanksDriver
 from paceline.compat.horovod.runner.elastic_driver import ElasticDriver, ElasticLimits
 from paceline.compat.horovod.runner.hosts import Slot
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankOutcome
+from paceline.compat.horovod.runner.start import RanksJob
 from paceline.errors import PacelineError, RunFailedError, UserError
 from paceline.system import processes
 
@@ -178,7 +179,8 @@ def _job(options: Namespace, slots: Sequence[Slot]) -> RanksJob:
         environment=environment_of(os.environ) | settings.variables(options),
         # Where a host is lost, mpirun ends all ranks, and what they have committed with them.
         transport=transport_of(gloo=options.gloo or (is_elastic and not options.mpi and has_torch()), mpi=options.mpi),
-        ssh=start.SshStart(port=options.ssh_port, identity_file=options.ssh_identity_file),
+        ssh_port=options.ssh_port,
+        ssh_identity_file=options.ssh_identity_file,
         start_timeout_s=start_timeout_s(options.start_timeout),
         interfaces=options.network_interfaces,
         mpi_args=options.mpi_args,
