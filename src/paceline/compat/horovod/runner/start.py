@@ -74,7 +74,7 @@ def commands(job: RanksJob, told: Mapping[str, object], scratch: str) -> list[St
 
 def _with_mpi(job: RanksJob, told: Mapping[str, object], scratch: str) -> Started:
     """One mpirun for all ranks."""
-    from paceline.launchers.mpi import find_open_mpi
+    from paceline.launchers.mpi import AS_ROOT, find_open_mpi, scratch_variables
 
     mpi = find_open_mpi(job.python or sys.executable)
     is_5 = mpi.version[0] >= 5
@@ -108,23 +108,16 @@ def _with_mpi(job: RanksJob, told: Mapping[str, object], scratch: str) -> Starte
         # On one machine mpirun needs no network, and would not take the loopback interface for one.
         words += [] if job.is_local else [parameter, "oob_tcp_if_include", job.interfaces]
     words += given
-    variables = {
-        # In the environment, for the key in it would be seen by every user of the machine on the command line.
-        wire.VARIABLE: json.dumps(told),
-        # Open MPI 5 calls its shared memory sm, 4 calls it vader; the other variable has no meaning to either.
-        "OMPI_MCA_btl_sm_backing_directory": scratch,
-        "OMPI_MCA_btl_vader_backing_directory": scratch,
-        "PRTE_MCA_prte_tmpdir_base" if is_5 else "OMPI_MCA_orte_tmpdir_base": scratch,
-    }
-    if not job.is_local:
-        # The folder is this machine's alone.
-        variables = {wire.VARIABLE: json.dumps(told)}
-    elif not job.tcp and not job.interfaces and "OMPI_MCA_btl" not in job.environment:
-        # Here ranks share memory; Open MPI's TCP would listen at every address of the machine.
-        variables["OMPI_MCA_btl"] = "^tcp"
-    # mpirun runs as root only where both are set, and in a container there is often no other user.
+    # In the environment, for the key in it would be seen by every user of the machine on the command line.
+    variables = {wire.VARIABLE: json.dumps(told)}
+    # On several hosts nothing of it: the folder is this machine's alone.
+    if job.is_local:
+        variables |= scratch_variables(scratch, mpi.version[0])
+        if not job.tcp and not job.interfaces and "OMPI_MCA_btl" not in job.environment:
+            # Here ranks share memory; Open MPI's TCP would listen at every address of the machine.
+            variables["OMPI_MCA_btl"] = "^tcp"
     if os.geteuid() == 0:
-        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        variables |= AS_ROOT
     return Started(
         argv=(mpi.mpirun, *words, "-n", str(len(job.slots)), sys.executable, _RANK),
         environment={**job.environment, **variables},
