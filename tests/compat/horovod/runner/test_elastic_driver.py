@@ -109,7 +109,7 @@ def driver(hosts, **limits):
     watch = SimpleNamespace(usable=lambda: hosts, error=None, out=[])
     watch.failed = watch.out.append
     limits = ElasticLimits(**({"start": 2, "least": 1} | limits))
-    return ElasticDriver(lambda slots: None, Output(0), watch, limits), watch
+    return ElasticDriver(lambda slots: None, Output(), watch, limits), watch
 
 
 def test_too_few_slots_for_too_long_is_an_error():

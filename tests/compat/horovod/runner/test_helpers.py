@@ -57,6 +57,9 @@ def test_a_launcher_hears_which_rank_failed():
 
 def test_a_launcher_runs_a_function():
     assert launch._run(args(num_proc=2, run_func=lambda: int(os.environ["HOROVOD_RANK"]))) == [0, 1]
+    # Story: what a function's job said of the engine was left out without a word.
+    found = launch._run(args(run_func=lambda: os.environ["HOROVOD_CYCLE_TIME"], cycle_time_ms=2.5))
+    assert found == ["2.5"]
 
 
 def test_a_launcher_reads_the_command_line_itself(monkeypatch, capfd):

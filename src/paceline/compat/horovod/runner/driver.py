@@ -58,6 +58,7 @@ class RanksDriver:
         self.is_asked_to_change = False
         self._kept_at = 0.0
         self._job, self._output = job, output
+        output.grow(len(job.slots))
         self._ranks = [RankEnd(host=slot.host) for slot in job.slots]
         routes = self._routes()
         # Where no way leads to a host (a name that ssh alone knows), whoever connects may come from anywhere.

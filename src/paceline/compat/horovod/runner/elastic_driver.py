@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from paceline.compat.horovod.runner import hosts as host_lists
-from paceline.compat.horovod.runner.asked_job import why
 from paceline.compat.horovod.runner.discovery import HostWatch
 from paceline.compat.horovod.runner.driver import ElasticPart, RanksDriver
 from paceline.compat.horovod.runner.hosts import Host, Slot
 from paceline.compat.horovod.runner.output import Output
-from paceline.compat.horovod.runner.ranks import RankOutcome
+from paceline.compat.horovod.runner.ranks import RankOutcome, why
 from paceline.compat.horovod.runner.start import RanksJob
 from paceline.errors import RunFailedError
 from paceline.system.elastic import EXIT_RESIZE
@@ -73,7 +72,6 @@ class ElasticDriver:
             except KeyboardInterrupt:
                 return RankOutcome([], None, signal.SIGINT)
             slots = tuple(host_lists.slots(hosts, self._ranks_on(hosts)))
-            self._output.grow(len(slots))
             driver = RanksDriver(
                 self._job(slots),
                 self._output,
