@@ -23,9 +23,9 @@ _START_TIMEOUT_S = 30.0
 
 
 def run(
-    options: Namespace, output: Output, argv: Sequence[str], *, payload: bytes = b"", python: str | None = None
+    options: Namespace, output: Output, argv: Sequence[str], files: Mapping[str, bytes], python: str | None = None
 ) -> RankOutcome:
-    """Run the job that the options describe, an elastic one too, and return its outcome. argv, payload, python: see `RanksJob`.
+    """Run the job that the options describe, an elastic one too, and return its outcome. argv, files, python: see `RanksJob`.
 
     Raises:
         UserError: the job can't be run as it is.
@@ -42,7 +42,7 @@ def run(
             # What is asked for here stands over this process's own GLOO_SOCKET_IFNAME and the like.
             environment=environment_of(os.environ) | settings.variables(options),
             transport=transport_of(options, is_elastic=limits is not None),
-            payload=payload,
+            files=files,
             ssh_port=options.ssh_port,
             ssh_identity_file=options.ssh_identity_file,
             start_timeout_s=start_timeout_s(options.start_timeout),

@@ -98,7 +98,7 @@ def on_ranks(
     executable: str | None = None,
 ) -> list[Any]:
     """`run`, with the options of `horovodrun`."""
-    from paceline.compat.horovod.runner import asked_job
+    from paceline.compat.horovod.runner import asked_job, wire
     from paceline.compat.horovod.runner.output import Output
     from paceline.compat.horovod.runner.ranks import why
 
@@ -109,10 +109,10 @@ def on_ranks(
     options.np = 1 if options.np is None else options.np
     if not isinstance(options.np, int) or options.np < 1:
         raise UserError(f"num_proc={options.np!r} must be a whole number from 1 on.")
-    argv, payload = (executable or sys.executable, _TASK), _payload(func, args, dict(kwargs or {}))
+    files = {wire.CALL: _payload(func, args, dict(kwargs or {}))}
     # Through sys.stdout: in a notebook that is the cell, where descriptor 1 may be the server's log.
     with closing(Output(folder=options.output_filename, to_streams=True)) as output:
-        outcome = asked_job.run(options, output, argv, payload=payload, python=executable)
+        outcome = asked_job.run(options, output, (executable or sys.executable, _TASK), files, executable)
     # As Python itself answers Ctrl-C; the driver had its own handler in place while the job ran.
     if outcome.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
@@ -124,7 +124,7 @@ def on_ranks(
         raise RunFailedError(outcome.problem)
     failed = why(outcome)
     # Where a rank has failed, too: its exception has come in the place of its result.
-    results = [_loaded(bytes(place.result)) for place in outcome.ranks]
+    results = [_loaded(place.whole_files().get(wire.RESULT)) for place in outcome.ranks]
     if failed is not None:
         rank, _, sentence = failed
         told = results[rank] if isinstance(results[rank], dict) else {}
@@ -160,9 +160,9 @@ def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
     return pickle.dumps({"path": [os.path.abspath(place) for place in sys.path], "call": call})
 
 
-def _loaded(data: bytes) -> Any:
-    """The result that a rank has sent; an error where it has not, or where this process can't read it."""
-    if not data:
+def _loaded(data: bytes | None) -> Any:
+    """The result that a rank has sent, None for none; an error where this process can't read it."""
+    if data is None:
         return None
     # A pickle within a pickle. The outer one has plain types only, so the traceback is there even where the class of the
     # result or of the exception is not.

@@ -211,6 +211,9 @@ class RanksDriver:
             environment = start.for_host(given, slot.host)
             environment = with_defaults(environment, count, is_one_machine=self._job.is_local)
             environment |= variables(slot, len(job.slots), job.transport, master)
+            # The first rank gives its state to all others.
+            commits = self._elastic.commits if self._elastic is not None and slot.rank == 0 else {}
+            files = {**job.files, **commits}
             assert place.connection is not None
             # A rank that is gone meanwhile is reported by the thread that reads its connection.
             with contextlib.suppress(OSError):
@@ -220,20 +223,14 @@ class RanksDriver:
                         "argv": list(job.argv),
                         "environment": environment,
                         "directory": job.directory,
-                        "payload_bytes": len(job.payload),
+                        "files": list(files),
                         # On another host these paths would be somebody else's folders.
                         "scratch": [self._kept, self._scratch] if self._job.is_local else [],
-                        **({} if self._elastic is None else {"commits": list(self._commits_for(slot.rank))}),
+                        "is_elastic": self._elastic is not None,
                     },
                 )
-                if job.payload:
-                    place.connection.send_bytes(job.payload)
-                for content in self._commits_for(slot.rank).values():
+                for content in files.values():
                     place.connection.send_bytes(content)
-
-    def _commits_for(self, rank: int) -> Mapping[str, bytes]:
-        # The first rank gives its state to all others.
-        return self._elastic.commits if self._elastic is not None and rank == 0 else {}
 
     # --- watching
 
@@ -288,14 +285,12 @@ class RanksDriver:
             self._output.write(rank, "stdout", content)
         elif mark == b"e":
             self._output.write(rank, "stderr", content)
-        elif mark == b"r":
-            place.result += content
-        elif mark == b"c":
+        elif mark == b"f":
             name = content[8:].decode()
-            place.sizes[name], place.commits[name] = int.from_bytes(content[:8], "little"), bytearray()
+            place.sizes[name], place.files[name] = int.from_bytes(content[:8], "little"), bytearray()
         elif mark == b"k":
             # The newest name is the one that is on its way; names come in order.
-            place.commits[next(reversed(place.commits))] += content
+            place.files[next(reversed(place.files))] += content
             self._kept_at = time.monotonic()
         elif mark == b"E":
             end = json.loads(content)

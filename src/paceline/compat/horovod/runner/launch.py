@@ -100,7 +100,7 @@ def _driven(options: Namespace) -> RankOutcome:
     for line in settings.without_meaning(options):
         print(f"horovodrun: without effect here: {line}.", file=sys.stderr)
     with closing(Output(folder=options.output_filename, timestamps=options.prefix_timestamp)) as output:
-        return asked_job.run(options, output, options.command)
+        return asked_job.run(options, output, options.command, {})
 
 
 def _check(options: Namespace) -> None:

@@ -70,8 +70,7 @@ def main(argv: list[str]) -> int:
         start = wire.receive(connection)
         if "argv" not in start:
             return 1  # the job ends before it has begun: another rank did not come up
-        payload = connection.recv_bytes() if start["payload_bytes"] else b""
-        commits = {name: connection.recv_bytes() for name in start.get("commits") or ()}
+        files = {name: connection.recv_bytes() for name in start["files"]}
     except (OSError, EOFError) as error:
         print(f"rank {rank}: {error or 'horovodrun has gone'}", file=sys.stderr)
         return 1
@@ -85,11 +84,11 @@ def main(argv: list[str]) -> int:
     # If `run` raises, nobody else may be left to remove the folders.
     is_deserted = True
     try:
-        for name, content in commits.items():
+        for name, content in files.items():
             with open(os.path.join(scratch, os.path.basename(name)), "wb") as file:
                 file.write(content)
-        del commits
-        is_deserted = _Rank(connection, key, rank, start, payload, scratch).run()
+        del files
+        is_deserted = _Rank(connection, key, rank, start, scratch).run()
     finally:
         # The last ones to leave clean up for a driver that can't.
         for folder in (scratch, *(start["scratch"] if is_deserted else ())):
@@ -108,19 +107,13 @@ def _remove_left() -> None:
 
 
 class _Rank:
-    def __init__(
-        self, connection: Connection, key: bytes, rank: int, start: dict[str, Any], payload: bytes, scratch: str
-    ) -> None:
+    def __init__(self, connection: Connection, key: bytes, rank: int, start: dict[str, Any], scratch: str) -> None:
         self._connection, self._rank, self._start, self._scratch = connection, rank, start, scratch
         self._key = key
         self._lock = threading.Lock()
         self._deserted = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._result = os.path.join(scratch, "result")
         self._request = os.path.join(scratch, "more_hosts")
-        if payload:
-            with open(os.path.join(scratch, "call"), "wb") as file:
-                file.write(payload)
 
     def run(self) -> bool:
         """See the program through; True if `horovodrun` has gone meanwhile."""
@@ -148,8 +141,7 @@ class _Rank:
         for thread in pumps:
             thread.join(max(0.0, deadline - time.monotonic()))
         # These first, for the driver takes the end for this rank's last word.
-        self._send_result()
-        self._send_commits()
+        self._send_files(code)
         self._tell_end(128 - code if code < 0 else code, self._error())
         return self._deserted
 
@@ -157,7 +149,7 @@ class _Rank:
         # HOME, USER and the like are those of this host; all else comes from the driver.
         environment = {name: value for name, value in os.environ.items() if wire.is_of_host(name)}
         environment |= {**self._start["environment"], "HOROVODRUN_SCRATCH": self._scratch}
-        if "commits" in self._start:
+        if self._start["is_elastic"]:
             environment["HOROVOD_ELASTIC"] = "1"
             environment["HOROVODRUN_COMMITS"] = os.path.join(self._scratch, _COMMIT)
             environment["PACELINE_ELASTIC_REQUEST"] = self._request
@@ -169,7 +161,7 @@ class _Rank:
         with_names(environment, _PACKAGE, self._scratch)
         argv = self._start["argv"]
         # task.py, which runs a function, does by itself what `main_script` does for a script.
-        if not self._start["payload_bytes"]:
+        if wire.CALL not in self._start["files"]:
             argv = python_command(argv, environment)
         # The program inherits it, whatever it is: `python`, a shell, `task.py`.
         scheduling.begin(environment)
@@ -216,24 +208,16 @@ class _Rank:
             time.sleep(_GRACE_S)
         processes.kill_descendants(os.getpid())
 
-    def _send_result(self) -> None:
-        if os.path.exists(self._result):
-            with open(self._result, "rb") as file:
-                while piece := file.read(wire.PIECE_BYTES * 16):
-                    self._send(b"r" + piece)
-
-    def _send_commits(self) -> None:
-        """What the program has committed last; a program that has ended well needs no other."""
-        if "commits" not in self._start or (self._process is not None and self._process.returncode == 0):
-            return
+    def _send_files(self, code: int) -> None:
+        """A function's result; and what the program has committed last, of which one that has ended well needs no other."""
         for name in sorted(os.listdir(self._scratch)):
             # What it was given itself, and has not replaced, the driver has.
-            if not name.startswith(_COMMIT) or name in self._start["commits"]:
-                continue
-            with open(os.path.join(self._scratch, name), "rb") as file:
-                self._send(b"c" + os.fstat(file.fileno()).st_size.to_bytes(8, "little") + name.encode())
-                while piece := file.read(wire.PIECE_BYTES * 16):
-                    self._send(b"k" + piece)
+            is_new_commit = name.startswith(_COMMIT) and name not in self._start["files"]
+            if name == wire.RESULT or (is_new_commit and code != 0):
+                with open(os.path.join(self._scratch, name), "rb") as file:
+                    self._send(b"f" + os.fstat(file.fileno()).st_size.to_bytes(8, "little") + name.encode())
+                    while piece := file.read(wire.PIECE_BYTES * 16):
+                        self._send(b"k" + piece)
 
     def _error(self) -> "dict[str, Any] | None":
         try:

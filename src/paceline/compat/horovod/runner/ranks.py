@@ -22,12 +22,15 @@ class RankEnd:
     exit_code: int | None = None
     error: dict[str, Any] | None = None
     ended_at: float | None = None
-    result: bytearray = field(default_factory=bytearray)
-    #: Name -> content of what it has committed, in an elastic job; and how long each will be.
-    commits: dict[str, bytearray] = field(default_factory=dict)
+    #: Name -> content of what it has sent of its folder, and how long each will be.
+    files: dict[str, bytearray] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     stopped: bool = False
     is_lost: bool = False
+
+    def whole_files(self) -> dict[str, bytes]:
+        """Those of its files that have come to their end."""
+        return {name: bytes(content) for name, content in self.files.items() if len(content) == self.sizes[name]}
 
 
 @dataclass

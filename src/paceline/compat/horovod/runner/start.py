@@ -24,7 +24,7 @@ _RANK = str(Path(__file__).with_name("rank.py"))
 class RanksJob:
     """A job to run.
 
-    argv: of each rank; payload: bytes that each rank finds in the file `call` of its scratch folder.
+    argv: of each rank; files: what each rank finds in its scratch folder, by their names.
     environment: of the ranks, beside their ranks. transport: "mpi" or "gloo". python: whose Open MPI is taken.
     """
 
@@ -32,7 +32,7 @@ class RanksJob:
     slots: tuple[Slot, ...]
     environment: Mapping[str, str]
     transport: str
-    payload: bytes = b""
+    files: Mapping[str, bytes] = field(default_factory=dict)
     directory: str = field(default_factory=os.getcwd)
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
