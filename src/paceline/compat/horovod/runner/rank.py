@@ -18,7 +18,6 @@ _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] 
 sys.path.append(os.path.dirname(_PACKAGE))
 
 import contextlib  # noqa: E402
-import ctypes  # noqa: E402
 import fcntl  # noqa: E402
 import json  # noqa: E402
 import shutil  # noqa: E402
@@ -28,7 +27,6 @@ import subprocess  # noqa: E402
 import tempfile  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
-from collections.abc import Callable  # noqa: E402
 from multiprocessing.connection import Connection  # noqa: E402
 from typing import IO, Any  # noqa: E402
 
@@ -44,7 +42,6 @@ _COMMIT = "commit"
 _LOCK = "lock"
 #: How long pipes may stay open after the program's end: something that it started may hold them.
 _PIPES_S = 1.0
-_PR_SET_PDEATHSIG = 1
 #: What mpirun has set for this process holds over what `horovodrun` sends.
 _LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "OPAL_", "PMI_", "LD_LIBRARY_PATH")
 
@@ -174,8 +171,8 @@ class _Rank:
             stderr=subprocess.PIPE,
             # A signal to the group of this process reaches this process alone, which ends the program in order.
             start_new_session=True,
-            # No thread has been started yet, so this is safe.
-            preexec_fn=_dies_with_parent(),  # noqa: PLW1509
+            # By the main thread, for Linux takes that for the parent; no other has been started yet, so this is safe.
+            preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
         )
 
     def _pump(self, stream: IO[bytes], mark: bytes) -> None:
@@ -238,16 +235,6 @@ class _Rank:
             except OSError:
                 # The driver is gone. `_listen` sees the same, and kills the program.
                 self._deserted = True
-
-
-def _dies_with_parent() -> "Callable[[], object] | None":
-    """A function that has the kernel kill the program when this process is killed; Linux only."""
-    if not sys.platform.startswith("linux"):
-        return None
-    # Looked up here, before the fork: after it, the child should do as little as possible before its exec.
-    prctl = ctypes.CDLL(None).prctl
-    # Linux sends the signal when the thread ends that has started the program, so it has to be the main thread.
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _why_not_started(error: Exception, start: "dict[str, Any]") -> str:
