@@ -139,7 +139,7 @@ class _Rank:
             thread.join(max(0.0, deadline - time.monotonic()))
         # These first, for the driver takes the end for this rank's last word.
         self._send_files(code)
-        self._tell_end(128 - code if code < 0 else code, self._error())
+        self._tell_end(processes.shell_code(code), self._error())
         return self._deserted
 
     def _started(self) -> "subprocess.Popen[bytes]":
