@@ -100,6 +100,7 @@ def on_ranks(
     """`run`, with the options of `horovodrun`."""
     from paceline.compat.horovod.runner import asked_job, wire
     from paceline.compat.horovod.runner.output import Output
+    from paceline.compat.horovod.runner.rank_command import MAIN_SCRIPT
     from paceline.compat.horovod.runner.ranks import why
 
     if options.gloo and options.mpi:
@@ -112,7 +113,7 @@ def on_ranks(
     files = {wire.CALL: _payload(func, args, dict(kwargs or {}))}
     # Through sys.stdout: in a notebook that is the cell, where descriptor 1 may be the server's log.
     with closing(Output(folder=options.output_filename, to_streams=True)) as output:
-        outcome = asked_job.run(options, output, (executable or sys.executable, _TASK), files, executable)
+        outcome = asked_job.run(options, output, (executable or sys.executable, MAIN_SCRIPT, _TASK), files, executable)
     # As Python itself answers Ctrl-C; the driver had its own handler in place while the job ran.
     if outcome.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt

@@ -1,5 +1,5 @@
-"""Run a script as `python script.py` would: its exception is written down, a failing rank leaves MPI alone, torch has the
-backend "mpi" where the ranks talk over it, and its store listens at MASTER_ADDR alone.
+"""Run a script, or the function of `horovod.run` (`task`), as `python script.py` would: its exception is written down, a failing
+rank leaves MPI alone, torch has the backend "mpi" where the ranks talk over it, and its store listens at MASTER_ADDR alone.
 
 python .../runner/main_script.py script.py [argument ...]
 """

@@ -157,10 +157,9 @@ class _Rank:
         os.chdir(self._start["directory"])
         with_names(environment, _PACKAGE, self._scratch)
         argv = self._start["argv"]
-        # task.py, which runs a function, does by itself what `main_script` does for a script.
-        if wire.CALL not in self._start["files"]:
-            argv = python_command(argv, environment)
-        # The program inherits it, whatever it is: `python`, a shell, `task.py`.
+        # A function is run by a script of ours, which is told where it lies.
+        argv = [*argv, self._scratch] if wire.CALL in self._start["files"] else python_command(argv, environment)
+        # The program inherits it, whatever it is: `python`, a shell.
         scheduling.begin(environment)
         return subprocess.Popen(
             argv,
