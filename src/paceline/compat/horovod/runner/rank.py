@@ -1,8 +1,8 @@
 """Beside each rank: starts the rank's program, sends what it prints to `horovodrun`, and tells how it ended.
 
-    python .../runner/rank.py [--rank N --stdin]
+    python .../runner/rank.py [RANK]
 
-mpirun starts it, or `horovodrun` itself (--rank, with where to connect to on standard input). When the connection
+mpirun starts it, or `horovodrun` itself (with the rank, and where to connect to on standard input). When the connection
 breaks, `horovodrun` is gone, and everything below this process is killed: so nothing is left of a job, on any host,
 however it was ended.
 """
@@ -48,11 +48,10 @@ _LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "OPAL_", "PMI_", "LD_LIBRARY_PATH")
 
 def main(argv: list[str]) -> int:
     """0: the rank's end, however it was, has been told; else `horovodrun` could not be reached, or has gone."""
-    text = sys.stdin.readline() if "--stdin" in argv else os.environ.pop(wire.VARIABLE)
-    told = json.loads(text)
-    key = bytes.fromhex(told["key"])
     # Under mpirun all ranks have one command line, and Open MPI's variable tells them apart.
-    rank = int(argv[argv.index("--rank") + 1] if "--rank" in argv else os.environ["OMPI_COMM_WORLD_RANK"])
+    rank = int(argv[0] if argv else os.environ["OMPI_COMM_WORLD_RANK"])
+    told = json.loads(sys.stdin.readline() if argv else os.environ.pop(wire.VARIABLE))
+    key = bytes.fromhex(told["key"])
     # Whatever the program starts and leaves behind becomes this process's child, and is found by `kill_descendants`.
     processes.become_subreaper()
     # A port that is free now, for torch's store if this is rank 0. Nothing keeps it, so another program may take it before

@@ -135,7 +135,7 @@ def exported(mpi_args: str | None) -> dict[str, str]:
 
 def _plain(job: RanksJob, told: Mapping[str, object], slot: Slot) -> Started:
     """A process for one rank, over ssh on another host."""
-    argv = [sys.executable, _RANK, "--rank", str(slot.rank), "--stdin"]
+    argv = [sys.executable, _RANK, str(slot.rank)]
     if not is_here(slot.host):
         if shutil.which("ssh") is None:
             raise UserError(f"the host {slot.host!r} is reached by ssh, which is not installed here. Install it.")
