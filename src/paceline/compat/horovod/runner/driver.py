@@ -64,6 +64,7 @@ class RanksDriver:
         # Where no way leads to a host (a name that ssh alone knows), whoever connects may come from anywhere, and the ranks
         # try each name that may lead here.
         is_anywhere = not routes and not job.is_local
+        #: The ranks' hosts may reach this machine by these.
         self._names = [*routes, *([socket.gethostname()] if is_anywhere else []), "127.0.0.1"]
         self._listener = RankListener([""] if is_anywhere else self._names)
         self._launchers: list[tuple[Started, subprocess.Popen[bytes]]] = []
