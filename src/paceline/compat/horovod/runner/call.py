@@ -128,7 +128,7 @@ def on_ranks(
     results = [_loaded(place.whole_files().get(wire.RESULT)) for place in outcome.ranks]
     if failed is not None:
         rank, _, sentence = failed
-        told = results[rank] if isinstance(results[rank], dict) else {}
+        told = results[rank] or {}
         text = told.get("traceback") or "\n".join(output.last_lines(rank))
         raise RunFailedError(f"horovod.run: {sentence}\n\n{text}".rstrip()) from told.get("error")
     # Such as os._exit(0) within the function: there is no result, and no rank has failed.
