@@ -28,6 +28,8 @@ from paceline.system import processes
 
 #: Names the mpirun to use, where the one that would be found is not the right one.
 MPIRUN_VARIABLE = "PACELINE_MPIRUN"
+#: mpirun refuses to run as root, unless it is told twice that this is meant. In a container most people are root.
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 @dataclass(frozen=True)
@@ -180,17 +182,20 @@ def _options(launch: Launch, mpi: OpenMpi) -> list[str]:
 
 
 def _open_mpi_variables(launch: Launch, version: tuple[int, int]) -> dict[str, str]:
-    """Let Open MPI keep its sockets and shared memory in a folder that the run's end removes, whatever was killed."""
-    scratch = str(launch.scratch_dir)
-    variables = {"OMPI_MCA_btl_sm_backing_directory": scratch, "OMPI_MCA_btl_vader_backing_directory": scratch}
-    if version[0] >= 5:
-        variables["PRTE_MCA_prte_tmpdir_base"] = scratch
-    else:
-        variables["OMPI_MCA_orte_tmpdir_base"] = scratch
-    # mpirun refuses to run as root, unless it is told twice that this is meant. In a container most people are root.
+    variables = scratch_variables(str(launch.scratch_dir), version[0])
     if os.geteuid() == 0 or launch.remote_shell:
-        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        variables |= AS_ROOT
     return variables
+
+
+def scratch_variables(folder: str, major: int) -> dict[str, str]:
+    """Let Open MPI of this version keep its sockets and shared memory in a folder that the end removes, whatever was killed."""
+    return {
+        # Open MPI 5 calls its shared memory sm, 4 calls it vader; the other variable has no meaning to either.
+        "OMPI_MCA_btl_sm_backing_directory": folder,
+        "OMPI_MCA_btl_vader_backing_directory": folder,
+        "PRTE_MCA_prte_tmpdir_base" if major >= 5 else "OMPI_MCA_orte_tmpdir_base": folder,
+    }
 
 
 def _workers(launch: Launch) -> list[str]:

@@ -223,7 +223,11 @@ def ended_child() -> int | None:
 
 def shell_exit_code(wait_status: int) -> int:
     """The exit code as a shell gives it: 128+n for a process that signal n ended."""
-    code = os.waitstatus_to_exitcode(wait_status)
+    return shell_code(os.waitstatus_to_exitcode(wait_status))
+
+
+def shell_code(code: int) -> int:
+    """The same of an exit code of subprocess's, which is -n for a process that signal n ended."""
     return 128 - code if code < 0 else code
 
 

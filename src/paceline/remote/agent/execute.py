@@ -130,8 +130,7 @@ class _Run:
     def code(self) -> int | None:
         """The command's exit code as a shell gives it; None while it runs."""
         code = self.process.poll()
-        # Popen gives minus the signal's number, a shell 128 plus it.
-        return code if code is None or code >= 0 else 128 - code
+        return None if code is None else processes.shell_code(code)
 
     def take(self, told: dict[str, Any]) -> None:
         """Pass on what has come."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 import pytest
@@ -50,9 +51,11 @@ def test_a_collective_works_in_it():
         import torch
 
         hvd.init()
-        return hvd.rank(), hvd.size(), hvd.allreduce(torch.ones(1) * hvd.rank(), op=hvd.Sum).item()
+        # As a script has it: torch's own wheels have no MPI.
+        has_mpi = torch.distributed.is_mpi_available()
+        return hvd.rank(), hvd.size(), hvd.allreduce(torch.ones(1) * hvd.rank(), op=hvd.Sum).item(), has_mpi
 
-    assert horovod.run(function, num_proc=2) == [(0, 2, 1.0), (1, 2, 1.0)]
+    assert horovod.run(function, num_proc=2) == [(0, 2, 1.0, True), (1, 2, 1.0, True)]
 
 
 @pytest.mark.proof
@@ -98,6 +101,17 @@ def test_an_exception_that_can_t_be_made_again_is_told_by_its_text():
 def test_a_rank_that_leaves_without_a_word_is_an_error(code, told):
     with pytest.raises(RunFailedError, match=told):
         horovod.run(exec, (code,), use_gloo=True)
+
+
+@pytest.mark.parametrize(("code", "told"), [(None, ""), (0, ""), (9, "ended with exit code 9"), ("text", "code 1")])
+def test_a_function_may_leave_by_sys_exit(code, told, capfd):
+    if not told:
+        assert horovod.run(sys.exit, (code,), use_gloo=True) == [None]
+    else:
+        with pytest.raises(RunFailedError, match=told) as caught:
+            horovod.run(sys.exit, (code,), use_gloo=True)
+        assert isinstance(caught.value.__cause__, SystemExit)
+    assert "Traceback" not in capfd.readouterr().err, "the caller shows it"
 
 
 def test_a_result_that_can_t_be_sent_is_an_error():

@@ -109,7 +109,7 @@ def driver(hosts, **limits):
     watch = SimpleNamespace(usable=lambda: hosts, error=None, out=[])
     watch.failed = watch.out.append
     limits = ElasticLimits(**({"start": 2, "least": 1} | limits))
-    return ElasticDriver(lambda slots: None, Output(0), watch, limits), watch
+    return ElasticDriver(lambda slots: None, Output(), watch, limits), watch
 
 
 def test_too_few_slots_for_too_long_is_an_error():
@@ -151,7 +151,9 @@ def test_commits_that_came_whole_replace_those_of_the_same_state():
     made, _ = driver([])
     made._commits = {"commit_0.of_before-0.safetensors": b"old", "commit_1.of_before-0.safetensors": b"other"}
     whole, part = "commit_0.of_host.safetensors", "commit_1.of_host.safetensors"
-    rank = RankEnd(host="a", commits={whole: bytearray(b"new"), part: bytearray(b"ha")}, sizes={whole: 3, part: 4})
+    files = {"result": bytearray(b"none"), whole: bytearray(b"new"), part: bytearray(b"ha")}
+    rank = RankEnd(host="a", files=files, sizes={"result": 4, whole: 3, part: 4})
     assert made._take_commits(RankOutcome([rank]))
     assert made._commits == {"commit_0.of_before-0.safetensors": b"new", "commit_1.of_before-0.safetensors": b"other"}
+    assert rank.whole_files() == {"result": b"none"}
     assert not made._take_commits(RankOutcome([RankEnd(host="a")]))

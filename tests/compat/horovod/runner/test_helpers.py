@@ -32,6 +32,19 @@ from tests.helpers import wait_until
 _LONG = "sleep 1000 & echo $!; wait"
 
 
+#: The attributes of Horovod's class.
+_ATTRIBUTES = """
+autotune autotune_bayes_opt_max_samples autotune_gaussian_process_noise autotune_log_file
+autotune_steps_per_sample autotune_warmup_samples binding_args cache_capacity check_build command config_file
+cooldown_range cycle_time_ms disable_cache elastic_timeout executable fusion_threshold_mb gloo_timeout_seconds
+hierarchical_allgather hierarchical_allreduce host_discovery_script hostfile hosts log_level log_with_timestamp
+max_num_proc min_num_proc mpi_args mpi_threads_disable nic nics no_stall_check num_nccl_streams num_proc
+output_filename prefix_output_with_timestamp reset_limit run_func slots ssh_identity_file ssh_port
+stall_check_shutdown_time_seconds stall_check_warning_time_seconds start_timeout tcp_flag thread_affinity
+timeline_filename timeline_mark_cycles torus_allreduce use_gloo use_jsrun use_mpi verbose
+"""
+
+
 def args(**given: object) -> _HorovodArgs:
     made = _HorovodArgs()
     made.use_gloo = True
@@ -39,6 +52,10 @@ def args(**given: object) -> _HorovodArgs:
         assert hasattr(made, name), name
         setattr(made, name, value)
     return made
+
+
+def test_a_launchers_job_has_horovods_attributes():
+    assert vars(_HorovodArgs()) == dict.fromkeys(_ATTRIBUTES.split()) | {"num_proc": 1}
 
 
 def test_a_launcher_runs_a_command_on_several_ranks(capfd):
@@ -57,6 +74,9 @@ def test_a_launcher_hears_which_rank_failed():
 
 def test_a_launcher_runs_a_function():
     assert launch._run(args(num_proc=2, run_func=lambda: int(os.environ["HOROVOD_RANK"]))) == [0, 1]
+    # Story: what a function's job said of the engine was left out without a word.
+    found = launch._run(args(run_func=lambda: os.environ["HOROVOD_CYCLE_TIME"], cycle_time_ms=2.5))
+    assert found == ["2.5"]
 
 
 def test_a_launcher_reads_the_command_line_itself(monkeypatch, capfd):

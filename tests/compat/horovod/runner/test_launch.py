@@ -254,6 +254,25 @@ def test_an_end_without_failure_is_0_and_silent(tmp_path, transport):
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{rank}" for rank in range(3)]
 
 
+ALONE = """
+import types
+
+class Optimizer:
+    def step(self): ...
+
+# What torch leaves where a model was trained, and no rank has joined the others.
+Optimizer.step.hooked = True
+sys.modules["torch.optim.optimizer"] = types.ModuleType("torch.optim.optimizer")
+sys.modules["torch.optim.optimizer"].Optimizer = Optimizer
+"""
+
+
+def test_ranks_that_have_each_trained_alone_end_well(tmp_path):
+    # Story: "rank 0 failed first: KeyError: 'PACELINE_RUN_DIR'", for a run is told of such workers.
+    done = run("--gloo", "-np", 2, "python", script(tmp_path, ALONE))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 WAITING = (
     "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
     "open(f'pids_{rank}.part', 'w').write(f'{os.getpid()} {child.pid}')\n"

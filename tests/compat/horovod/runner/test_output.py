@@ -11,9 +11,16 @@ from paceline.errors import UserError
 from tests.helpers import fill_disk
 
 
+def made(size, **options):
+    """The output of so many ranks."""
+    output = Output(**options)
+    output.grow(size)
+    return output
+
+
 def shown(capfd, *pieces, **options):
     """What stands on standard output after these pieces (rank, stream, bytes) and the ranks' ends."""
-    output = Output(2, **options)
+    output = made(2, **options)
     for rank, stream, data in pieces:
         output.write(rank, stream, data)
     for rank in range(2):
@@ -50,7 +57,7 @@ def test_a_windows_line_s_end_is_one_even_in_two_pieces(capfd):
 
 
 def test_bytes_that_are_no_text_pass_as_they_are(capfdbinary):
-    output = Output(1)
+    output = made(1)
     output.write(0, "stdout", b"\xff\x00\n")
     assert capfdbinary.readouterr().out == b"[0]<stdout>:\xff\x00\n"
 
@@ -61,7 +68,7 @@ def test_the_time_stands_in_front_if_asked_for(capfd):
 
 
 def test_a_notebook_gets_it_through_its_own_streams(capsys):
-    output = Output(1, to_streams=True)
+    output = made(1, to_streams=True)
     output.write(0, "stdout", "grün\n".encode() + b"\xff\n")
     assert capsys.readouterr().out == "[0]<stdout>:grün\n[0]<stdout>:\ufffd\n"
 
@@ -78,18 +85,18 @@ def test_files_get_what_was_printed_as_it_is(tmp_path, capfd):
 
 
 def test_folders_of_ranks_sort_by_rank(tmp_path):
-    Output(11, folder=str(tmp_path)).close()
+    made(11, folder=str(tmp_path)).close()
     assert sorted(os.listdir(tmp_path)) == [f"rank.{rank:02}" for rank in range(11)]
 
 
 def test_a_folder_that_can_t_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--output-filename '.*file' can't be written"):
-        Output(1, folder=str(tmp_path / "file"))
+        made(1, folder=str(tmp_path / "file"))
 
 
 def test_a_full_disk_ends_the_files_and_nothing_else(small_disk, capfd):
-    output = Output(1, folder=str(small_disk / "out"))
+    output = made(1, folder=str(small_disk / "out"))
     fill_disk(small_disk)
     for _ in range(2):
         output.write(0, "stdout", b"a\n" * 5000)
@@ -100,14 +107,14 @@ def test_a_full_disk_ends_the_files_and_nothing_else(small_disk, capfd):
 
 
 def test_a_line_without_an_end_does_not_grow_for_ever(capfd):
-    output = Output(1)
+    output = made(1)
     for _ in range(40):
         output.write(0, "stdout", b"x" * (1 << 16))
     assert capfd.readouterr().out == "[0]<stdout>:" + "x" * (17 << 16) + "\n[0]<stdout>:" + "x" * (17 << 16) + "\n"
 
 
 def test_the_last_lines_are_kept():
-    output = Output(1)
+    output = made(1)
     output.write(0, "stdout", b"".join(b"%d\n" % number for number in range(30)))
     assert output.last_lines(0) == tuple(str(number) for number in range(10, 30))
 
@@ -128,7 +135,7 @@ def test_a_reader_that_is_slow_loses_nothing_where_the_output_may_not_block():
     reader = threading.Timer(0.2, take)  # by then the pipe is full
     reader.start()
     try:
-        output = Output(1)
+        output = made(1)
         output.write(0, "stdout", b"x" * 500_000 + b"\n")
     finally:
         os.dup2(kept, 1)

@@ -43,10 +43,7 @@ def elastic_hosts(options: Any, np: int) -> HostWatch:
     if options.host_discovery_script:
         ask = from_script(os.path.abspath(options.host_discovery_script), options.slots)
     else:
-        named = None
-        if options.hosts or options.hostfile:
-            named = host_lists.parse(options.hosts) if options.hosts else host_lists.read(options.hostfile)
-        fixed = named or [host_lists.Host(name="localhost", slots=options.max_np or np)]
+        fixed = host_lists.named(options.hosts, options.hostfile, options.max_np or np)
 
         def ask() -> list[Host]:
             return fixed

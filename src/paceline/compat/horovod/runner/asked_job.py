@@ -1,78 +1,84 @@
-"""The common part of `horovodrun` and `horovod.run`: the job that is asked for, and how its end is told."""
+"""The common part of `horovodrun` and `horovod.run`: the job that is asked for, run to its end."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 
 from paceline.compat.horovod.runner import hosts as host_lists
-from paceline.compat.horovod.runner import start
+from paceline.compat.horovod.runner import settings, start
+from paceline.compat.horovod.runner.asked_elastic import elastic_hosts, elastic_limits
+from paceline.compat.horovod.runner.driver import RanksDriver
+from paceline.compat.horovod.runner.elastic_driver import ElasticDriver
 from paceline.compat.horovod.runner.hosts import Slot
+from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankOutcome
+from paceline.compat.horovod.runner.start import RanksJob
 from paceline.errors import UserError
 
 #: As long as Horovod's own launcher waits.
 _START_TIMEOUT_S = 30.0
 
 
-def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
-    """(rank, exit code, sentence) of the rank that failed first; None where none did."""
-    from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, gone_before
-
-    ends = [
-        WorkerEnd(
-            rank=rank,
-            # The name that the host has for itself; for a rank that has never come up, the name that it was asked for by.
-            node=end.hello.get("host", end.host),
-            exit_code=end.exit_code,
-            error=end.error,
-            ended_at=end.ended_at,
-            stopped=end.stopped,
-        )
-        for rank, end in enumerate(outcome.ranks)
-    ]
-    first = first_failure(ends)
-    if first is None:
-        return None
-    # A rank may leave with code 0 after its exception, by os._exit in a handler of the script's; then the error has the
-    # code.
-    code = first.exit_code or int((first.error or {}).get("exit_code", 1))
-    what = f"its process ended with exit code {code}"
-    if first.signal:
-        what = f"killed by {signal.Signals(first.signal).name}"
-    # The exception of sys.exit says no more than the exit code.
-    if first.error is not None and first.error.get("type") != "SystemExit" and first.error.get("exception"):
-        what = str(first.error["exception"])
-    return first.rank, code, f"rank {first.rank} on {first.node} failed first: {what}{gone_before(first, ends)}"
-
-
-def slots_of(np: int, hosts: str | None, hostfile: str | None) -> list[Slot]:
-    """The place of each rank; without hosts, all on this machine.
+def run(
+    options: Namespace, output: Output, argv: Sequence[str], files: Mapping[str, bytes], python: str | None = None
+) -> RankOutcome:
+    """Run the job that the options describe, an elastic one too, and return its outcome. argv, files, python: see `RanksJob`.
 
     Raises:
-        UserError: the hosts can't be read, are not known, or have too few slots.
+        UserError: the job can't be run as it is.
+        LauncherError, RunFailedError: there is no Open MPI; there are not enough hosts for too long.
     """
-    named = host_lists.parse(hosts) if hosts else host_lists.read(hostfile) if hostfile else None
-    # Without hosts, the one host has as many slots as there are ranks: more ranks than cores are allowed.
-    return host_lists.slots(named or [host_lists.Host(name="localhost", slots=np)], np)
+    if options.ssh_identity_file and not os.path.isfile(options.ssh_identity_file):
+        raise UserError(f"--ssh-identity-file {options.ssh_identity_file!r} is no file. Name the private key.")
+    limits = elastic_limits(options, options.np)
+
+    def job(slots: Sequence[Slot]) -> RanksJob:
+        return RanksJob(
+            argv=tuple(argv),
+            slots=tuple(slots),
+            # What is asked for here stands over this process's own GLOO_SOCKET_IFNAME and the like.
+            environment=environment_of(os.environ) | settings.variables(options),
+            transport=transport_of(options, is_elastic=limits is not None),
+            files=files,
+            ssh_port=options.ssh_port,
+            ssh_identity_file=options.ssh_identity_file,
+            start_timeout_s=start_timeout_s(options.start_timeout),
+            interfaces=options.network_interfaces,
+            mpi_args=options.mpi_args,
+            binding_args=options.binding_args,
+            tcp=options.tcp,
+            python=python,
+            verbose=bool(options.verbose),
+        )
+
+    if limits is None:
+        hosts = host_lists.named(options.hosts, options.hostfile, options.np)
+        return RanksDriver(job(host_lists.slots(hosts, options.np)), output).run()
+    with contextlib.closing(elastic_hosts(options, options.np)) as watch:
+        return ElasticDriver(job, output, watch, limits).run()
 
 
-def transport_of(*, gloo: bool, mpi: bool) -> str:
+def transport_of(options: Namespace, *, is_elastic: bool) -> str:
     """ "mpi" or "gloo": as asked; unasked, MPI where there is one.
 
     Raises:
         UserError: there is neither.
     """
     # --gloo is taken at its word. Whether there is a torch is for the ranks to say, whose interpreter may be another one.
-    if gloo or not (mpi or start.has_mpi()):
-        if not gloo and not has_torch():
-            raise UserError(
-                "there is no Open MPI, and no torch with its Gloo, for the ranks to talk over. "
-                "Install one: pip install 'paceline[mpi]'."
-            )
+    if options.gloo:
         return "gloo"
-    return "mpi"
+    # Where a host is lost, mpirun ends all ranks, and what they have committed with them.
+    if options.mpi or (not (is_elastic and has_torch()) and start.has_mpi()):
+        return "mpi"
+    if not has_torch():
+        raise UserError(
+            "there is no Open MPI, and no torch with its Gloo, for the ranks to talk over. "
+            "Install one: pip install 'paceline[mpi]'."
+        )
+    return "gloo"
 
 
 def has_torch() -> bool:

@@ -7,10 +7,10 @@ import pickle
 import signal
 import sys
 import warnings
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from paceline.errors import RunFailedError, UserError
@@ -59,61 +59,61 @@ def run(
             and its traceback; `__cause__` is the exception itself where it could be sent. Also a RuntimeError.
         UserError: a wrong argument; func or its arguments can't be pickled. Also a ValueError.
     """
-    from paceline.compat.horovod.runner import asked_elastic, asked_job, settings, start
-    from paceline.compat.horovod.runner.driver import RanksDriver, RanksJob
-    from paceline.compat.horovod.runner.elastic_driver import ElasticDriver
-    from paceline.compat.horovod.runner.output import Output
+    from paceline.compat.horovod.runner import options as command_line
 
-    if use_gloo and use_mpi:
-        raise UserError("use_gloo=True and use_mpi=True: choose one of them.")
-    if hosts is not None and hostfile is not None:
-        raise UserError(f"hosts={hosts!r} and hostfile={hostfile!r}: give one of them.")
     if network_interface is not None:
         warnings.warn("network_interface is the old name of network_interfaces.", DeprecationWarning, stacklevel=2)
+    if np is not None:
+        warnings.warn("np is the old name of num_proc.", DeprecationWarning, stacklevel=2)
     names = network_interfaces or network_interface or ()
-    interfaces = names if isinstance(names, str) else ",".join(names)
-    count = _ranks(num_proc, np)
-    options = SimpleNamespace(
+    options = command_line.parse([])
+    vars(options).update(
+        np=np if num_proc is None else num_proc,
         min_np=min_num_proc or min_np,
         max_np=max_num_proc or max_np,
-        host_discovery_script=host_discovery_script,
         slots=slots,
-        elastic_timeout=None,
         reset_limit=reset_limit,
         blacklist_cooldown_range=cooldown_range,
         hosts=hosts,
         hostfile=hostfile,
-    )
-    limits = asked_elastic.elastic_limits(options, count)
-    places = asked_job.slots_of(count, hosts, hostfile) if limits is None else []
-    is_gloo = bool(use_gloo) or (limits is not None and not use_mpi and asked_job.has_torch())
-    job = RanksJob(
-        argv=(executable or sys.executable, _TASK),
-        slots=tuple(places),
-        # The interfaces last: what the call says stands over GLOO_SOCKET_IFNAME in this process's environment.
-        environment=asked_job.environment_of(os.environ) | settings.of_interfaces(interfaces),
-        payload=_payload(func, args, dict(kwargs or {})),
-        transport=asked_job.transport_of(gloo=is_gloo, mpi=bool(use_mpi)),
-        ssh=start.SshStart(port=ssh_port, identity_file=ssh_identity_file),
-        start_timeout_s=asked_job.start_timeout_s(start_timeout),
-        interfaces=interfaces or None,
+        host_discovery_script=host_discovery_script,
+        start_timeout=start_timeout,
+        ssh_port=ssh_port,
+        ssh_identity_file=ssh_identity_file,
+        output_filename=output_filename,
+        verbose=verbose,
+        gloo=use_gloo,
+        mpi=use_mpi,
         mpi_args=mpi_args,
-        python=executable,
-        verbose=bool(verbose),
+        network_interfaces=names if isinstance(names, str) else ",".join(names),
     )
+    return on_ranks(options, func, args, kwargs, executable)
+
+
+def on_ranks(
+    options: Namespace,
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    executable: str | None = None,
+) -> list[Any]:
+    """`run`, with the options of `horovodrun`."""
+    from paceline.compat.horovod.runner import asked_job, wire
+    from paceline.compat.horovod.runner.output import Output
+    from paceline.compat.horovod.runner.rank_command import MAIN_SCRIPT
+    from paceline.compat.horovod.runner.ranks import why
+
+    if options.gloo and options.mpi:
+        raise UserError("use_gloo=True and use_mpi=True: choose one of them.")
+    if options.hosts is not None and options.hostfile is not None:
+        raise UserError(f"hosts={options.hosts!r} and hostfile={options.hostfile!r}: give one of them.")
+    options.np = 1 if options.np is None else options.np
+    if not isinstance(options.np, int) or options.np < 1:
+        raise UserError(f"num_proc={options.np!r} must be a whole number from 1 on.")
+    files = {wire.CALL: _payload(func, args, dict(kwargs or {}))}
     # Through sys.stdout: in a notebook that is the cell, where descriptor 1 may be the server's log.
-    output = Output(len(places), folder=output_filename, to_streams=True)
-    try:
-        if limits is None:
-            outcome = RanksDriver(job, output).run()
-        else:
-            watch = asked_elastic.elastic_hosts(options, count)
-            try:
-                outcome = ElasticDriver(lambda slots: replace(job, slots=slots), output, watch, limits).run()
-            finally:
-                watch.close()
-    finally:
-        output.close()
+    with closing(Output(folder=options.output_filename, to_streams=True)) as output:
+        outcome = asked_job.run(options, output, (executable or sys.executable, MAIN_SCRIPT, _TASK), files, executable)
     # As Python itself answers Ctrl-C; the driver had its own handler in place while the job ran.
     if outcome.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
@@ -123,12 +123,12 @@ def run(
         raise RunFailedError(f"horovod.run was stopped by {signal.Signals(outcome.stopped_by).name}.")
     if outcome.problem is not None:
         raise RunFailedError(outcome.problem)
-    failed = asked_job.why(outcome)
+    failed = why(outcome)
     # Where a rank has failed, too: its exception has come in the place of its result.
-    results = [_loaded(bytes(place.result)) for place in outcome.ranks]
+    results = [_loaded(place.whole_files().get(wire.RESULT)) for place in outcome.ranks]
     if failed is not None:
         rank, _, sentence = failed
-        told = results[rank] if isinstance(results[rank], dict) else {}
+        told = results[rank] or {}
         text = told.get("traceback") or "\n".join(output.last_lines(rank))
         raise RunFailedError(f"horovod.run: {sentence}\n\n{text}".rstrip()) from told.get("error")
     # Such as os._exit(0) within the function: there is no result, and no rank has failed.
@@ -136,15 +136,6 @@ def run(
         if result is None:
             raise RunFailedError(f"horovod.run: rank {rank} left with exit code 0 before the function returned.")
     return [result["value"] for result in results]
-
-
-def _ranks(num_proc: int | None, np: int | None) -> int:
-    if np is not None:
-        warnings.warn("np is the old name of num_proc.", DeprecationWarning, stacklevel=3)
-    count = num_proc if num_proc is not None else np if np is not None else 1
-    if not isinstance(count, int) or count < 1:
-        raise UserError(f"num_proc={count!r} must be a whole number from 1 on.")
-    return count
 
 
 def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bytes:
@@ -170,9 +161,9 @@ def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
     return pickle.dumps({"path": [os.path.abspath(place) for place in sys.path], "call": call})
 
 
-def _loaded(data: bytes) -> Any:
-    """The result that a rank has sent; an error where it has not, or where this process can't read it."""
-    if not data:
+def _loaded(data: bytes | None) -> Any:
+    """The result that a rank has sent, None for none; an error where this process can't read it."""
+    if data is None:
         return None
     # A pickle within a pickle. The outer one has plain types only, so the traceback is there even where the class of the
     # result or of the exception is not.

@@ -16,16 +16,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from paceline.compat.horovod.runner import start, wire
-from paceline.compat.horovod.runner.hosts import Slot, is_here
+from paceline.compat.horovod.runner.hosts import is_here
 from paceline.compat.horovod.runner.listener import RankListener
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankEnd, RankOutcome, named, threads, variables, with_defaults
-from paceline.compat.horovod.runner.start import SshStart, Started
+from paceline.compat.horovod.runner.start import RanksJob, Started
 from paceline.system import processes
 
 #: After the first failure, how long others get to report theirs, which may have come earlier.
@@ -36,30 +36,6 @@ _GRACE_S = 8.0
 _TICK_S = 0.1
 #: This many last lines of what mpirun or ssh has said are shown below a problem.
 _LAUNCHER_LINES = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class RanksJob:
-    """A job to run.
-
-    argv: of each rank; payload: bytes that each rank finds in the file `call` of its scratch folder.
-    environment: of the ranks, beside their ranks. transport: "mpi" or "gloo".
-    """
-
-    argv: tuple[str, ...]
-    slots: tuple[Slot, ...]
-    environment: Mapping[str, str]
-    transport: str
-    payload: bytes = b""
-    directory: str = field(default_factory=os.getcwd)
-    ssh: SshStart = field(default_factory=SshStart)
-    start_timeout_s: float = 30.0
-    interfaces: str | None = None
-    mpi_args: str | None = None
-    binding_args: str | None = None
-    tcp: bool = False
-    python: str | None = None
-    verbose: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +58,15 @@ class RanksDriver:
         self.is_asked_to_change = False
         self._kept_at = 0.0
         self._job, self._output = job, output
+        output.grow(len(job.slots))
         self._ranks = [RankEnd(host=slot.host) for slot in job.slots]
-        self._is_here = start.are_here(job.slots)
         routes = self._routes()
-        # Where no way leads to a host (a name that ssh alone knows), whoever connects may come from anywhere.
-        self._listener = RankListener([*routes, "127.0.0.1"] if routes or self._is_here else [""])
+        # Where no way leads to a host (a name that ssh alone knows), whoever connects may come from anywhere, and the ranks
+        # try each name that may lead here.
+        is_anywhere = not routes and not job.is_local
+        #: The ranks' hosts may reach this machine by these.
+        self._names = [*routes, *([socket.gethostname()] if is_anywhere else []), "127.0.0.1"]
+        self._listener = RankListener([""] if is_anywhere else self._names)
         self._launchers: list[tuple[Started, subprocess.Popen[bytes]]] = []
         self._signal: int | None = None
         self._closed = False
@@ -130,29 +110,10 @@ class RanksDriver:
     def _start(self, log: Any) -> None:
         job = self._job
         addresses = self._listener.addresses
-        # It listens at all addresses, so the ranks try each name that may lead here.
         if addresses[0][0] == "":
-            addresses = [(name, addresses[0][1]) for name in self._addresses()]
+            addresses = [(name, addresses[0][1]) for name in self._names]
         told = {"addresses": addresses, "key": self._listener.key.hex()}
-        shell = job.environment
-        if job.transport == "mpi":
-            commands = [
-                start.with_mpi(
-                    job.slots,
-                    told,
-                    shell,
-                    scratch=self._scratch,
-                    ssh=job.ssh,
-                    mpi_args=job.mpi_args,
-                    binding_args=job.binding_args,
-                    interfaces=job.interfaces,
-                    tcp=job.tcp,
-                    python=job.python,
-                )
-            ]
-        else:
-            commands = start.plain(job.slots, told, shell, ssh=job.ssh)
-        for command in commands:
+        for command in start.commands(job, told, self._scratch):
             if job.verbose:
                 print(f"horovodrun: {shlex.join(command.argv)}", file=sys.stderr)
             # A session of its own: Ctrl-C reaches this process alone, which ends the ranks in order.
@@ -173,12 +134,6 @@ class RanksDriver:
                     process.stdin.flush()
             # At once, so that `_close` also ends this one if the next can't be started.
             self._launchers.append((command, process))
-
-    def _addresses(self) -> list[str]:
-        """The addresses at which the ranks' hosts may reach this process."""
-        if self._is_here:
-            return ["127.0.0.1"]
-        return [*self._routes(), socket.gethostname(), "127.0.0.1"]
 
     def _routes(self) -> list[str]:
         """This machine's addresses by which the other hosts are reached; none where that is not known of all."""
@@ -222,17 +177,16 @@ class RanksDriver:
                 continue
             missing = [rank for rank, place in enumerate(self._ranks) if place.connection is None]
             # Under mpirun one launcher stands for all ranks; without it there is one for each.
-            ended = [(command, process) for command, process in self._launchers if process.poll() is not None]
-            for command, process in ended:
+            for command, process in self._launchers:
+                code = process.poll()
                 theirs = [rank for rank in missing if rank in command.ranks]
                 # Not while one is queued that has come up: it may be one of these.
-                if theirs and self._listener.joined.empty():
+                if code is not None and theirs and self._listener.joined.empty():
                     return (
-                        f"{named(theirs, self._ranks)} could not be started: {_program(process)} ended with exit code "
-                        f"{_shell_code(process)}."
+                        f"{named(theirs, self._ranks)} could not be started: {os.path.basename(command.argv[0])} ended with "
+                        f"exit code {processes.shell_code(code)}."
                     )
-            late = time.monotonic() > deadline
-            if late:
+            if time.monotonic() > deadline:
                 return (
                     f"{named(missing, self._ranks)} did not come up within --start-timeout {self._job.start_timeout_s:g} s. "
                     "Check that each host is up, that ssh logs in there without a password, and that "
@@ -243,16 +197,19 @@ class RanksDriver:
     def _tell(self) -> None:
         """Tell every rank what to run."""
         job, head = self._job, self._ranks[0]
-        is_local = self._is_here or is_here(head.host)
+        is_local = self._job.is_local or is_here(head.host)
         # On one machine the loopback address, which no other machine reaches; else rank 0's host, by a name or address that
         # the others know.
-        master = (self._addresses()[0] if is_local else head.host, int(head.hello["port"]))
+        master = (self._names[0] if is_local else head.host, int(head.hello["port"]))
         given = {**job.environment, **(start.exported(job.mpi_args) if job.transport == "mpi" else {})}
         for slot, place, count in zip(job.slots, self._ranks, threads(job.slots, self._ranks), strict=True):
             # Each over the one before: defaults, then what the user has set, then the variables of the rank.
             environment = start.for_host(given, slot.host)
-            environment = with_defaults(environment, count, is_one_machine=self._is_here)
+            environment = with_defaults(environment, count, is_one_machine=self._job.is_local)
             environment |= variables(slot, len(job.slots), job.transport, master)
+            # The first rank gives its state to all others.
+            commits = self._elastic.commits if self._elastic is not None and slot.rank == 0 else {}
+            files = {**job.files, **commits}
             assert place.connection is not None
             # A rank that is gone meanwhile is reported by the thread that reads its connection.
             with contextlib.suppress(OSError):
@@ -262,20 +219,14 @@ class RanksDriver:
                         "argv": list(job.argv),
                         "environment": environment,
                         "directory": job.directory,
-                        "payload_bytes": len(job.payload),
+                        "files": list(files),
                         # On another host these paths would be somebody else's folders.
-                        "scratch": [self._kept, self._scratch] if self._is_here else [],
-                        **({} if self._elastic is None else {"commits": list(self._commits_for(slot.rank))}),
+                        "scratch": [self._kept, self._scratch] if self._job.is_local else [],
+                        "is_elastic": self._elastic is not None,
                     },
                 )
-                if job.payload:
-                    place.connection.send_bytes(job.payload)
-                for content in self._commits_for(slot.rank).values():
+                for content in files.values():
                     place.connection.send_bytes(content)
-
-    def _commits_for(self, rank: int) -> Mapping[str, bytes]:
-        # The first rank gives its state to all others.
-        return self._elastic.commits if self._elastic is not None and rank == 0 else {}
 
     # --- watching
 
@@ -288,10 +239,7 @@ class RanksDriver:
                 return None
             if self._elastic is not None and not self.is_asked_to_change and self._elastic.have_changed():
                 self.is_asked_to_change = True
-                for place in self._ranks:
-                    if place.connection is not None and place.exit_code is None:
-                        with contextlib.suppress(OSError):
-                            wire.send(place.connection, {"hosts": True})
+                self._say({"hosts": True})
             if failed_at is None and any(place.exit_code for place in self._ranks):
                 failed_at = time.monotonic()
             # Others get a moment to report theirs: what failed first may be reported last.
@@ -299,8 +247,9 @@ class RanksDriver:
                 return None
             # A negative code: mpirun was killed. Its other exit codes are not looked at, for ranks tell their own ends, and
             # Open MPI 5 exits with 0 when it has lost a host.
-            if self._job.transport == "mpi" and (self._launchers[0][1].poll() or 0) < 0:
-                return f"mpirun ended with exit code {_shell_code(self._launchers[0][1])} before the ranks did."
+            code = self._launchers[0][1].poll() if self._job.transport == "mpi" else None
+            if code is not None and code < 0:
+                return f"mpirun ended with exit code {processes.shell_code(code)} before the ranks did."
         return None
 
     def _look(self, timeout_s: float) -> None:
@@ -330,14 +279,12 @@ class RanksDriver:
             self._output.write(rank, "stdout", content)
         elif mark == b"e":
             self._output.write(rank, "stderr", content)
-        elif mark == b"r":
-            place.result += content
-        elif mark == b"c":
+        elif mark == b"f":
             name = content[8:].decode()
-            place.sizes[name], place.commits[name] = int.from_bytes(content[:8], "little"), bytearray()
+            place.sizes[name], place.files[name] = int.from_bytes(content[:8], "little"), bytearray()
         elif mark == b"k":
             # The newest name is the one that is on its way; names come in order.
-            place.commits[next(reversed(place.commits))] += content
+            place.files[next(reversed(place.files))] += content
             self._kept_at = time.monotonic()
         elif mark == b"E":
             end = json.loads(content)
@@ -363,11 +310,8 @@ class RanksDriver:
         self._asked_at = time.time()
         # SIGINT is passed on as SIGINT: a script that catches KeyboardInterrupt saves its state as it would on its own.
         word = {"interrupt": True} if self._signal == signal.SIGINT else {"end": True}
-        for place in self._ranks:
-            if place.connection is not None and place.exit_code is None:
-                place.stopped = True
-                with contextlib.suppress(OSError):
-                    wire.send(place.connection, word)
+        for place in self._say(word):
+            place.stopped = True
         deadline = time.monotonic() + _GRACE_S
         # A large commit may take longer; as long as some of it comes, it is waited for.
         while any(p.stopped and p.exit_code is None for p in self._ranks) and (
@@ -377,10 +321,17 @@ class RanksDriver:
             # After half of the time, a rank that has taken no notice of SIGINT is sent SIGTERM.
             if word != {"end": True} and time.monotonic() > deadline - _GRACE_S / 2:
                 word = {"end": True}
-                for place in self._ranks:
-                    if place.connection is not None and place.exit_code is None:
-                        with contextlib.suppress(OSError):
-                            wire.send(place.connection, word)
+                self._say(word)
+
+    def _say(self, word: Mapping[str, bool]) -> list[RankEnd]:
+        """Tell it to the ranks that run, and return these."""
+        running = []
+        for place in self._ranks:
+            if place.connection is not None and place.exit_code is None:
+                running.append(place)
+                with contextlib.suppress(OSError):
+                    wire.send(place.connection, word)
+        return running
 
     def _close(self) -> None:
         """Let go of everything: a rank whose connection closes is killed by the process beside it."""
@@ -438,14 +389,3 @@ def _signals(handler: Any) -> Iterator[None]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-
-
-def _program(process: subprocess.Popen[bytes]) -> str:
-    words: Any = process.args
-    return os.path.basename(str(words[0]))
-
-
-def _shell_code(process: subprocess.Popen[bytes]) -> int:
-    code = process.returncode
-    # subprocess gives signal 15 as -15, a shell as 143.
-    return 128 - code if code < 0 else code

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from paceline.compat.horovod.runner import hosts as host_lists
-from paceline.compat.horovod.runner.asked_job import why
+from paceline.compat.horovod.runner import wire
 from paceline.compat.horovod.runner.discovery import HostWatch
-from paceline.compat.horovod.runner.driver import ElasticPart, RanksDriver, RanksJob
+from paceline.compat.horovod.runner.driver import ElasticPart, RanksDriver
 from paceline.compat.horovod.runner.hosts import Host, Slot
 from paceline.compat.horovod.runner.output import Output
-from paceline.compat.horovod.runner.ranks import RankOutcome
+from paceline.compat.horovod.runner.ranks import RankOutcome, why
+from paceline.compat.horovod.runner.start import RanksJob
 from paceline.errors import RunFailedError
 from paceline.system.elastic import EXIT_RESIZE
 
@@ -72,7 +73,6 @@ class ElasticDriver:
             except KeyboardInterrupt:
                 return RankOutcome([], None, signal.SIGINT)
             slots = tuple(host_lists.slots(hosts, self._ranks_on(hosts)))
-            self._output.grow(len(slots))
             driver = RanksDriver(
                 self._job(slots),
                 self._output,
@@ -129,11 +129,12 @@ class ElasticDriver:
         """Keep what has come whole, in place of what the attempt began with; True if there was any."""
         found: dict[str, bytes] = {}
         for number, rank in enumerate(outcome.ranks):
-            for name, content in rank.commits.items():
-                if len(content) == rank.sizes[name]:
+            for name, content in rank.whole_files().items():
+                if name != wire.RESULT:
                     # Another name: the next attempt may write one of the same host, which must not be taken for this one.
-                    found[f"{_state_of(name)}.of_before-{number}.safetensors"] = bytes(content)
-                rank.commits[name] = bytearray()
+                    found[f"{_state_of(name)}.of_before-{number}.safetensors"] = content
+            for name in rank.files.keys() - {wire.RESULT}:
+                del rank.files[name]
         # An attempt goes on from the newest, so whatever it has committed is newer than what it was given.
         states = set(map(_state_of, found))
         self._commits = {name: data for name, data in self._commits.items() if _state_of(name) not in states} | found

@@ -67,6 +67,17 @@ def read(path: str) -> list[Host]:
     return found
 
 
+def named(hosts: str | None, hostfile: str | None, slots: int) -> list[Host]:
+    """The hosts of `-H` or `--hostfile`. Without either this machine, with so many slots: more ranks than cores are allowed.
+
+    Raises:
+        UserError: they can't be read.
+    """
+    if hosts:
+        return parse(hosts)
+    return read(hostfile) if hostfile else [Host(name="localhost", slots=slots)]
+
+
 def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
     """The place of each rank: the hosts are filled in the order in which they are first named.
 

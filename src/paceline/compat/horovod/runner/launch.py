@@ -1,4 +1,4 @@
-"""The command `horovodrun`, and what it shares with `horovod.run`."""
+"""The command `horovodrun`, and `_run` for launchers that are built on Horovod."""
 
 from __future__ import annotations
 
@@ -8,26 +8,15 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from paceline.compat.horovod._version import __version__
+from paceline.compat.horovod.runner import asked_job, settings
 from paceline.compat.horovod.runner import launcher_arguments as arguments
 from paceline.compat.horovod.runner import options as command_line
-from paceline.compat.horovod.runner import settings, start
-from paceline.compat.horovod.runner.asked_elastic import elastic_hosts, elastic_limits
-from paceline.compat.horovod.runner.asked_job import (
-    environment_of,
-    has_torch,
-    slots_of,
-    start_timeout_s,
-    transport_of,
-    why,
-)
-from paceline.compat.horovod.runner.driver import RanksDriver, RanksJob
-from paceline.compat.horovod.runner.elastic_driver import ElasticDriver, ElasticLimits
-from paceline.compat.horovod.runner.hosts import Slot
 from paceline.compat.horovod.runner.output import Output
-from paceline.compat.horovod.runner.ranks import RankOutcome
+from paceline.compat.horovod.runner.ranks import RankOutcome, why
 from paceline.errors import PacelineError, RunFailedError, UserError
 from paceline.system import processes
 
@@ -91,7 +80,9 @@ def _run(args: Any) -> list[Any] | None:
     if options is None:
         options = arguments.options(args, command_line.parse([]))
         if args.run_func is not None:
-            return _function(args, options)
+            from paceline.compat.horovod.runner.call import on_ranks
+
+            return on_ranks(options, args.run_func, executable=args.executable)
     outcome = _driven(options)
     if outcome.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
@@ -105,58 +96,15 @@ def _run(args: Any) -> list[Any] | None:
 
 def _driven(options: Namespace) -> RankOutcome:
     """Run the job that the options describe, and return its outcome."""
-    limits = _checked(options)
-    job = None if limits is not None else _job(options, slots_of(options.np, options.hosts, options.hostfile))
+    _check(options)
     for line in settings.without_meaning(options):
         print(f"horovodrun: without effect here: {line}.", file=sys.stderr)
-    ranks = 0 if job is None else len(job.slots)
-    output = Output(ranks, folder=options.output_filename, timestamps=options.prefix_timestamp)
-    try:
-        if job is not None:
-            return RanksDriver(job, output).run()
-        assert limits is not None
-        watch = elastic_hosts(options, options.np)
-        try:
-            return ElasticDriver(lambda slots: _job(options, slots), output, watch, limits).run()
-        finally:
-            watch.close()
-    finally:
-        output.close()
+    with closing(Output(folder=options.output_filename, timestamps=options.prefix_timestamp)) as output:
+        return asked_job.run(options, output, options.command, {})
 
 
-def _function(args: Any, options: Namespace) -> list[Any]:
-    from paceline.compat.horovod.runner.call import run
-
-    return run(
-        args.run_func,
-        num_proc=options.np,
-        min_num_proc=options.min_np,
-        max_num_proc=options.max_np,
-        slots=options.slots,
-        reset_limit=options.reset_limit,
-        cooldown_range=options.blacklist_cooldown_range,
-        host_discovery_script=options.host_discovery_script,
-        hosts=options.hosts,
-        hostfile=options.hostfile,
-        start_timeout=options.start_timeout,
-        ssh_port=options.ssh_port,
-        ssh_identity_file=options.ssh_identity_file,
-        output_filename=options.output_filename,
-        verbose=options.verbose,
-        use_gloo=options.gloo,
-        use_mpi=options.mpi,
-        mpi_args=options.mpi_args,
-        network_interfaces=options.network_interfaces,
-        executable=args.executable,
-    )
-
-
-def _checked(options: Namespace) -> ElasticLimits | None:
-    """What is said of an elastic job, once the options are looked at.
-
-    Raises:
-        UserError: the job can't be run as it is.
-    """
+def _check(options: Namespace) -> None:
+    """Refuse what no job can be made of; `asked_job.run` refuses the rest."""
     if options.jsrun:
         raise UserError("--jsrun is not supported. Inside an LSF job, name the hosts with -H and leave --jsrun out.")
     if options.np is None:
@@ -165,27 +113,6 @@ def _checked(options: Namespace) -> ElasticLimits | None:
         command_line.usage_error(
             "there is no command: name the program that each process runs, as in `python train.py`."
         )
-    if options.ssh_identity_file and not os.path.isfile(options.ssh_identity_file):
-        raise UserError(f"--ssh-identity-file {options.ssh_identity_file!r} is no file. Name the private key.")
-    return elastic_limits(options, options.np)
-
-
-def _job(options: Namespace, slots: Sequence[Slot]) -> RanksJob:
-    is_elastic = elastic_limits(options, options.np) is not None
-    return RanksJob(
-        argv=tuple(options.command),
-        slots=tuple(slots),
-        environment=environment_of(os.environ) | settings.variables(options),
-        # Where a host is lost, mpirun ends all ranks, and what they have committed with them.
-        transport=transport_of(gloo=options.gloo or (is_elastic and not options.mpi and has_torch()), mpi=options.mpi),
-        ssh=start.SshStart(port=options.ssh_port, identity_file=options.ssh_identity_file),
-        start_timeout_s=start_timeout_s(options.start_timeout),
-        interfaces=options.network_interfaces,
-        mpi_args=options.mpi_args,
-        binding_args=options.binding_args,
-        tcp=options.tcp,
-        verbose=options.verbose,
-    )
 
 
 def _ended(outcome: RankOutcome) -> int:

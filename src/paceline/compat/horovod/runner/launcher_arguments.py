@@ -17,46 +17,10 @@ _RENAMED = {
     "use_mpi": "mpi",
     "use_jsrun": "jsrun",
 }
-_ALIKE = (
-    "ssh_port",
-    "ssh_identity_file",
-    "start_timeout",
-    "output_filename",
-    "verbose",
-    "hosts",
-    "hostfile",
-    "host_discovery_script",
-    "mpi_args",
-    "binding_args",
-    "fusion_threshold_mb",
-    "cycle_time_ms",
-    "cache_capacity",
-    "hierarchical_allreduce",
-    "hierarchical_allgather",
-    "torus_allreduce",
-    "autotune",
-    "autotune_log_file",
-    "autotune_warmup_samples",
-    "autotune_steps_per_sample",
-    "autotune_bayes_opt_max_samples",
-    "autotune_gaussian_process_noise",
-    "slots",
-    "elastic_timeout",
-    "reset_limit",
-    "timeline_filename",
-    "timeline_mark_cycles",
-    "stall_check_warning_time_seconds",
-    "stall_check_shutdown_time_seconds",
-    "mpi_threads_disable",
-    "num_nccl_streams",
-    "thread_affinity",
-    "gloo_timeout_seconds",
-    "log_level",
-)
 #: Options of `horovodrun` that say the opposite of an attribute.
 _OPPOSITES = {"no_stall_check": "stall_check", "log_with_timestamp": "log_hide_timestamp"}
-#: What has no option of the same meaning; `options` looks at these.
-_OWN = ("command", "run_func", "executable", "nics", "nic", "disable_cache", "check_build", "config_file")
+#: What has no option of the same meaning; `options` looks at `nics` and `nic`.
+_OWN = ("run_func", "executable", "nics", "nic")
 
 
 class _HorovodArgs:
@@ -67,7 +31,9 @@ class _HorovodArgs:
     """
 
     def __init__(self) -> None:
-        for name in (*_RENAMED, *_ALIKE, *_OPPOSITES, *_OWN):
+        from paceline.compat.horovod.runner.options import parse
+
+        for name in (*_attributes(parse([])), *_OPPOSITES, *_OWN):
             setattr(self, name, None)
         self.num_proc = 1
 
@@ -75,7 +41,7 @@ class _HorovodArgs:
 def options(args: Any, defaults: Namespace) -> Namespace:
     """The options of `horovodrun` for such a job. defaults: those of an empty command line."""
     found = Namespace(**vars(defaults))
-    for name, option in (*_RENAMED.items(), *((name, name) for name in _ALIKE)):
+    for name, option in _attributes(defaults).items():
         # Launchers also hand over objects of their own, which have only some of these attributes.
         value = getattr(args, name, None)
         if value is not None and value != (None,):  # as Horovod's own class begins with
@@ -89,3 +55,9 @@ def options(args: Any, defaults: Namespace) -> Namespace:
     command = getattr(args, "command", None) or []
     found.command = command.split() if isinstance(command, str) else list(command)
     return found
+
+
+def _attributes(defaults: Namespace) -> dict[str, str]:
+    """Attribute -> option of `horovodrun`, which has the same name unless `_RENAMED` says another."""
+    of_others = (*_RENAMED.values(), *_OPPOSITES.values(), "network_interfaces", "version")
+    return _RENAMED | {name: name for name in vars(defaults) if name not in of_others}

@@ -1,5 +1,5 @@
-"""Run a script as `python script.py` would: its exception is written down, a failing rank leaves MPI alone, torch has the
-backend "mpi" where the ranks talk over it, and its store listens at MASTER_ADDR alone.
+"""Run a script, or the function of `horovod.run` (`task`), as `python script.py` would: its exception is written down, a failing
+rank leaves MPI alone, torch has the backend "mpi" where the ranks talk over it, and its store listens at MASTER_ADDR alone.
 
 python .../runner/main_script.py script.py [argument ...]
 """
@@ -32,6 +32,8 @@ def main(argv: "list[str]") -> None:
 
     # `script.run` looks it up in that module when an exception leaves the script.
     report.failed = failed
+    # There is no run that would tell of it.
+    report.note_alone = lambda library: None
     if os.environ.get("HOROVOD_CONTROLLER") == "mpi":
         backend.install_when_loaded()
     # Rank 0 alone has the store's server; the others connect to it.

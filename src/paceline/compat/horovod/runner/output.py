@@ -26,23 +26,23 @@ class Output:
     folder: gets `rank.<n>/stdout` and `rank.<n>/stderr` too, as they were printed.
     """
 
-    def __init__(
-        self, size: int, *, folder: str | None = None, timestamps: bool = False, to_streams: bool = False
-    ) -> None:
+    def __init__(self, *, folder: str | None = None, timestamps: bool = False, to_streams: bool = False) -> None:
         self._timestamps, self._to_streams = timestamps, to_streams
         # What each rank has printed, by stream, since the end of its last line.
         self._parts: dict[tuple[int, str], bytes] = {}
-        self._last: dict[int, deque[str]] = {rank: deque(maxlen=_LAST_LINES) for rank in range(size)}
+        self._last: dict[int, deque[str]] = {}
         self._files: dict[tuple[int, str], io.FileIO] = {}
         self._folder = folder
-        if folder is not None:
-            self._open(Path(folder), range(size), size)
 
     def grow(self, size: int) -> None:
-        """Take so many ranks from now on; those that were there before go on in their files."""
+        """Take so many ranks from now on; those that were there before go on in their files.
+
+        Raises:
+            UserError: the folder can't be written.
+        """
         new = [rank for rank in range(size) if rank not in self._last]
         self._last |= {rank: deque(maxlen=_LAST_LINES) for rank in new}
-        if self._folder is not None and new:
+        if self._folder is not None:
             self._open(Path(self._folder), new, size)
 
     def write(self, rank: int, stream: str, data: bytes) -> None:

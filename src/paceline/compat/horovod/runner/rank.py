@@ -1,8 +1,8 @@
 """Beside each rank: starts the rank's program, sends what it prints to `horovodrun`, and tells how it ended.
 
-    python .../runner/rank.py [--rank N --stdin]
+    python .../runner/rank.py [RANK]
 
-mpirun starts it, or `horovodrun` itself (--rank, with where to connect to on standard input). When the connection
+mpirun starts it, or `horovodrun` itself (with the rank, and where to connect to on standard input). When the connection
 breaks, `horovodrun` is gone, and everything below this process is killed: so nothing is left of a job, on any host,
 however it was ended.
 """
@@ -18,7 +18,6 @@ _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] 
 sys.path.append(os.path.dirname(_PACKAGE))
 
 import contextlib  # noqa: E402
-import ctypes  # noqa: E402
 import fcntl  # noqa: E402
 import json  # noqa: E402
 import shutil  # noqa: E402
@@ -28,7 +27,6 @@ import subprocess  # noqa: E402
 import tempfile  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
-from collections.abc import Callable  # noqa: E402
 from multiprocessing.connection import Connection  # noqa: E402
 from typing import IO, Any  # noqa: E402
 
@@ -44,18 +42,16 @@ _COMMIT = "commit"
 _LOCK = "lock"
 #: How long pipes may stay open after the program's end: something that it started may hold them.
 _PIPES_S = 1.0
-_PR_SET_PDEATHSIG = 1
 #: What mpirun has set for this process holds over what `horovodrun` sends.
 _LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "OPAL_", "PMI_", "LD_LIBRARY_PATH")
 
 
 def main(argv: list[str]) -> int:
     """0: the rank's end, however it was, has been told; else `horovodrun` could not be reached, or has gone."""
-    text = sys.stdin.readline() if "--stdin" in argv else os.environ.pop(wire.VARIABLE)
-    told = json.loads(text)
-    key = bytes.fromhex(told["key"])
     # Under mpirun all ranks have one command line, and Open MPI's variable tells them apart.
-    rank = int(argv[argv.index("--rank") + 1] if "--rank" in argv else os.environ["OMPI_COMM_WORLD_RANK"])
+    rank = int(argv[0] if argv else os.environ["OMPI_COMM_WORLD_RANK"])
+    told = json.loads(sys.stdin.readline() if argv else os.environ.pop(wire.VARIABLE))
+    key = bytes.fromhex(told["key"])
     # Whatever the program starts and leaves behind becomes this process's child, and is found by `kill_descendants`.
     processes.become_subreaper()
     # A port that is free now, for torch's store if this is rank 0. Nothing keeps it, so another program may take it before
@@ -70,8 +66,7 @@ def main(argv: list[str]) -> int:
         start = wire.receive(connection)
         if "argv" not in start:
             return 1  # the job ends before it has begun: another rank did not come up
-        payload = connection.recv_bytes() if start["payload_bytes"] else b""
-        commits = {name: connection.recv_bytes() for name in start.get("commits") or ()}
+        files = {name: connection.recv_bytes() for name in start["files"]}
     except (OSError, EOFError) as error:
         print(f"rank {rank}: {error or 'horovodrun has gone'}", file=sys.stderr)
         return 1
@@ -85,11 +80,11 @@ def main(argv: list[str]) -> int:
     # If `run` raises, nobody else may be left to remove the folders.
     is_deserted = True
     try:
-        for name, content in commits.items():
+        for name, content in files.items():
             with open(os.path.join(scratch, os.path.basename(name)), "wb") as file:
                 file.write(content)
-        del commits
-        is_deserted = _Rank(connection, key, rank, start, payload, scratch).run()
+        del files
+        is_deserted = _Rank(connection, key, rank, start, scratch).run()
     finally:
         # The last ones to leave clean up for a driver that can't.
         for folder in (scratch, *(start["scratch"] if is_deserted else ())):
@@ -108,19 +103,13 @@ def _remove_left() -> None:
 
 
 class _Rank:
-    def __init__(
-        self, connection: Connection, key: bytes, rank: int, start: dict[str, Any], payload: bytes, scratch: str
-    ) -> None:
+    def __init__(self, connection: Connection, key: bytes, rank: int, start: dict[str, Any], scratch: str) -> None:
         self._connection, self._rank, self._start, self._scratch = connection, rank, start, scratch
         self._key = key
         self._lock = threading.Lock()
         self._deserted = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._result = os.path.join(scratch, "result")
         self._request = os.path.join(scratch, "more_hosts")
-        if payload:
-            with open(os.path.join(scratch, "call"), "wb") as file:
-                file.write(payload)
 
     def run(self) -> bool:
         """See the program through; True if `horovodrun` has gone meanwhile."""
@@ -148,16 +137,15 @@ class _Rank:
         for thread in pumps:
             thread.join(max(0.0, deadline - time.monotonic()))
         # These first, for the driver takes the end for this rank's last word.
-        self._send_result()
-        self._send_commits()
-        self._tell_end(128 - code if code < 0 else code, self._error())
+        self._send_files(code)
+        self._tell_end(processes.shell_code(code), self._error())
         return self._deserted
 
     def _started(self) -> "subprocess.Popen[bytes]":
         # HOME, USER and the like are those of this host; all else comes from the driver.
         environment = {name: value for name, value in os.environ.items() if wire.is_of_host(name)}
         environment |= {**self._start["environment"], "HOROVODRUN_SCRATCH": self._scratch}
-        if "commits" in self._start:
+        if self._start["is_elastic"]:
             environment["HOROVOD_ELASTIC"] = "1"
             environment["HOROVODRUN_COMMITS"] = os.path.join(self._scratch, _COMMIT)
             environment["PACELINE_ELASTIC_REQUEST"] = self._request
@@ -168,10 +156,9 @@ class _Rank:
         os.chdir(self._start["directory"])
         with_names(environment, _PACKAGE, self._scratch)
         argv = self._start["argv"]
-        # task.py, which runs a function, does by itself what `main_script` does for a script.
-        if not self._start["payload_bytes"]:
-            argv = python_command(argv, environment)
-        # The program inherits it, whatever it is: `python`, a shell, `task.py`.
+        # A function is run by a script of ours, which is told where it lies.
+        argv = [*argv, self._scratch] if wire.CALL in self._start["files"] else python_command(argv, environment)
+        # The program inherits it, whatever it is: `python`, a shell.
         scheduling.begin(environment)
         return subprocess.Popen(
             argv,
@@ -182,8 +169,8 @@ class _Rank:
             stderr=subprocess.PIPE,
             # A signal to the group of this process reaches this process alone, which ends the program in order.
             start_new_session=True,
-            # No thread has been started yet, so this is safe.
-            preexec_fn=_dies_with_parent(),  # noqa: PLW1509
+            # By the main thread, for Linux takes that for the parent; no other has been started yet, so this is safe.
+            preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
         )
 
     def _pump(self, stream: IO[bytes], mark: bytes) -> None:
@@ -216,24 +203,16 @@ class _Rank:
             time.sleep(_GRACE_S)
         processes.kill_descendants(os.getpid())
 
-    def _send_result(self) -> None:
-        if os.path.exists(self._result):
-            with open(self._result, "rb") as file:
-                while piece := file.read(wire.PIECE_BYTES * 16):
-                    self._send(b"r" + piece)
-
-    def _send_commits(self) -> None:
-        """What the program has committed last; a program that has ended well needs no other."""
-        if "commits" not in self._start or (self._process is not None and self._process.returncode == 0):
-            return
+    def _send_files(self, code: int) -> None:
+        """A function's result; and what the program has committed last, of which one that has ended well needs no other."""
         for name in sorted(os.listdir(self._scratch)):
             # What it was given itself, and has not replaced, the driver has.
-            if not name.startswith(_COMMIT) or name in self._start["commits"]:
-                continue
-            with open(os.path.join(self._scratch, name), "rb") as file:
-                self._send(b"c" + os.fstat(file.fileno()).st_size.to_bytes(8, "little") + name.encode())
-                while piece := file.read(wire.PIECE_BYTES * 16):
-                    self._send(b"k" + piece)
+            is_new_commit = name.startswith(_COMMIT) and name not in self._start["files"]
+            if name == wire.RESULT or (is_new_commit and code != 0):
+                with open(os.path.join(self._scratch, name), "rb") as file:
+                    self._send(b"f" + os.fstat(file.fileno()).st_size.to_bytes(8, "little") + name.encode())
+                    while piece := file.read(wire.PIECE_BYTES * 16):
+                        self._send(b"k" + piece)
 
     def _error(self) -> "dict[str, Any] | None":
         try:
@@ -254,16 +233,6 @@ class _Rank:
             except OSError:
                 # The driver is gone. `_listen` sees the same, and kills the program.
                 self._deserted = True
-
-
-def _dies_with_parent() -> "Callable[[], object] | None":
-    """A function that has the kernel kill the program when this process is killed; Linux only."""
-    if not sys.platform.startswith("linux"):
-        return None
-    # Looked up here, before the fork: after it, the child should do as little as possible before its exec.
-    prctl = ctypes.CDLL(None).prctl
-    # Linux sends the signal when the thread ends that has started the program, so it has to be the main thread.
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _why_not_started(error: Exception, start: "dict[str, Any]") -> str:

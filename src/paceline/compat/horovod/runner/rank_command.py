@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 
+MAIN_SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main_script.py")
 #: Options of the interpreter that leave the path and the environment alone, with or without a value of their own.
 _PLAIN = re.compile(r"-[uBOqSsvdbi]+")
 _WITH_VALUE = ("-W", "-X")
@@ -50,4 +51,4 @@ def python_command(argv: Sequence[str], environment: Mapping[str, str]) -> list[
     # Python itself says best that a script is missing.
     if at >= len(argv) or not os.path.isfile(argv[at]):
         return list(argv)
-    return [*argv[:at], os.path.join(os.path.dirname(os.path.abspath(__file__)), "main_script.py"), *argv[at:]]
+    return [*argv[:at], MAIN_SCRIPT, *argv[at:]]

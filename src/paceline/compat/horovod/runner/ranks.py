@@ -1,7 +1,8 @@
-"""The ranks of a job: what is known of each, and the variables that each finds in its environment."""
+"""The ranks of a job: what is known of each, which failed first, and the variables that each finds in its environment."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +22,15 @@ class RankEnd:
     exit_code: int | None = None
     error: dict[str, Any] | None = None
     ended_at: float | None = None
-    result: bytearray = field(default_factory=bytearray)
-    #: Name -> content of what it has committed, in an elastic job; and how long each will be.
-    commits: dict[str, bytearray] = field(default_factory=dict)
+    #: Name -> content of what it has sent of its folder, and how long each will be.
+    files: dict[str, bytearray] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     stopped: bool = False
     is_lost: bool = False
+
+    def whole_files(self) -> dict[str, bytes]:
+        """Those of its files that have come to their end."""
+        return {name: bytes(content) for name, content in self.files.items() if len(content) == self.sizes[name]}
 
 
 @dataclass
@@ -39,6 +43,37 @@ class RankOutcome:
     ranks: list[RankEnd]
     problem: str | None = None
     stopped_by: int | None = None
+
+
+def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
+    """(rank, exit code, sentence) of the rank that failed first; None where none did."""
+    from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, gone_before
+
+    ends = [
+        WorkerEnd(
+            rank=rank,
+            # The name that the host has for itself; for a rank that has never come up, the name that it was asked for by.
+            node=end.hello.get("host", end.host),
+            exit_code=end.exit_code,
+            error=end.error,
+            ended_at=end.ended_at,
+            stopped=end.stopped,
+        )
+        for rank, end in enumerate(outcome.ranks)
+    ]
+    first = first_failure(ends)
+    if first is None:
+        return None
+    # A rank may leave with code 0 after its exception, by os._exit in a handler of the script's; then the error has the
+    # code.
+    code = first.exit_code or int((first.error or {}).get("exit_code", 1))
+    what = f"its process ended with exit code {code}"
+    if first.signal:
+        what = f"killed by {signal.Signals(first.signal).name}"
+    # The exception of sys.exit says no more than the exit code.
+    if first.error is not None and first.error.get("type") != "SystemExit" and first.error.get("exception"):
+        what = str(first.error["exception"])
+    return first.rank, code, f"rank {first.rank} on {first.node} failed first: {what}{gone_before(first, ends)}"
 
 
 def variables(slot: Slot, size: int, transport: str, master: tuple[str, int]) -> dict[str, str]:

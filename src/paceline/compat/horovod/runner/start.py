@@ -7,8 +7,9 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -20,21 +21,33 @@ _RANK = str(Path(__file__).with_name("rank.py"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SshStart:
-    """The way to reach other hosts."""
+class RanksJob:
+    """A job to run.
 
-    port: int | None = None
-    identity_file: str | None = None
+    argv: of each rank; files: what each rank finds in its scratch folder, by their names.
+    environment: of the ranks, beside their ranks. transport: "mpi" or "gloo". python: whose Open MPI is taken.
+    """
 
-    @property
-    def arguments(self) -> list[str]:
-        # BatchMode has ssh fail where it would ask for a password, which nobody could type. accept-new takes the key of a
-        # host that is new, and refuses one that has changed.
-        words = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new"]
-        words += ["-p", str(self.port)] if self.port else []
-        # An absolute path, for ssh may be run from another folder.
-        words += ["-i", os.path.abspath(self.identity_file)] if self.identity_file else []
-        return words
+    argv: tuple[str, ...]
+    slots: tuple[Slot, ...]
+    environment: Mapping[str, str]
+    transport: str
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    directory: str = field(default_factory=os.getcwd)
+    ssh_port: int | None = None
+    ssh_identity_file: str | None = None
+    start_timeout_s: float = 30.0
+    interfaces: str | None = None
+    mpi_args: str | None = None
+    binding_args: str | None = None
+    tcp: bool = False
+    python: str | None = None
+    verbose: bool = False
+
+    @cached_property
+    def is_local(self) -> bool:
+        """True if all ranks run on this machine."""
+        return all(is_here(name) for name in dict.fromkeys(slot.host for slot in self.slots))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,31 +60,26 @@ class Started:
     ranks: tuple[int, ...] = ()
 
 
-def with_mpi(
-    slots: Sequence[Slot],
-    told: Mapping[str, object],
-    shell: Mapping[str, str],
-    *,
-    scratch: str,
-    ssh: SshStart,
-    mpi_args: str | None = None,
-    binding_args: str | None = None,
-    interfaces: str | None = None,
-    tcp: bool = False,
-    python: str | None = None,
-) -> Started:
-    """One mpirun for all ranks. told: what `runner.rank` needs to find this process.
+def commands(job: RanksJob, told: Mapping[str, object], scratch: str) -> list[Started]:
+    """What brings all ranks up. told: what `runner.rank` needs to find this process; scratch: a folder of this machine.
 
     Raises:
         LauncherError: there is no Open MPI.
-        UserError: an argument can't be split into words.
+        UserError: an argument can't be split into words, or ssh is needed and not there.
     """
-    from paceline.launchers.mpi import find_open_mpi
+    return (
+        [_with_mpi(job, told, scratch)] if job.transport == "mpi" else [_plain(job, told, slot) for slot in job.slots]
+    )
 
-    mpi = find_open_mpi(python or sys.executable)
+
+def _with_mpi(job: RanksJob, told: Mapping[str, object], scratch: str) -> Started:
+    """One mpirun for all ranks."""
+    from paceline.launchers.mpi import AS_ROOT, find_open_mpi, scratch_variables
+
+    mpi = find_open_mpi(job.python or sys.executable)
     is_5 = mpi.version[0] >= 5
     parameter = "--prtemca" if is_5 else "--mca"
-    given = [*_words("--binding-args", binding_args), *_words("--mpi-args", mpi_args)]
+    given = [*_words("--binding-args", job.binding_args), *_words("--mpi-args", job.mpi_args)]
     # `--map-by=node` and `--map-by node` alike, with one dash or two.
     names = {word.partition("=")[0].lstrip("-") for word in given if word.startswith("-")}
     # mpirun 5 refuses what is given twice; a file of ranks is a mapping too.
@@ -80,47 +88,40 @@ def with_mpi(
     if not names & {"map-by", "rankfile", "rf"}:
         words += ["--map-by", "slot:OVERSUBSCRIBE" if is_5 else "slot"]
     # mpirun binds ranks to cores or sockets otherwise, where the threads of each would crowd.
-    if not binding_args and "bind-to" not in names:
+    if not job.binding_args and "bind-to" not in names:
         words += ["--bind-to", "none"]
-    if not are_here(slots):
+    if not job.is_local:
         # `hosts.slots` keeps the ranks of a host together, so each host is one group.
-        per_host = [(host, len(list(group))) for host, group in groupby(slots, key=lambda slot: slot.host)]
+        per_host = [(host, len(list(group))) for host, group in groupby(job.slots, key=lambda slot: slot.host)]
         # On other hosts mpirun hands on nothing of its environment but its own variables, and what -x names.
         words += ["--host", ",".join(f"{host}:{count}" for host, count in per_host), "-x", wire.VARIABLE]
-        words += [parameter, "plm_ssh_args" if is_5 else "plm_rsh_args", shlex.join(ssh.arguments)]
+        words += [parameter, "plm_ssh_args" if is_5 else "plm_rsh_args", shlex.join(_ssh_options(job))]
         if is_5:
             # Only ssh itself notices a host that vanishes; TCP alone would take two hours.
             for name, value in (("time", "20"), ("intvl", "10"), ("probes", "4")):
                 words += [parameter, f"oob_tcp_keepalive_{name}", value]
-    if tcp:
+    if job.tcp:
         # Of Open MPI's message layers, ob1 is the one that uses these transports; `self` is a rank's way to itself.
         words += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
-    if interfaces:
-        words += ["--mca", "btl_tcp_if_include", interfaces]
+    if job.interfaces:
+        words += ["--mca", "btl_tcp_if_include", job.interfaces]
         # On one machine mpirun needs no network, and would not take the loopback interface for one.
-        words += [] if are_here(slots) else [parameter, "oob_tcp_if_include", interfaces]
+        words += [] if job.is_local else [parameter, "oob_tcp_if_include", job.interfaces]
     words += given
-    variables = {
-        # In the environment, for the key in it would be seen by every user of the machine on the command line.
-        wire.VARIABLE: json.dumps(told),
-        # Open MPI 5 calls its shared memory sm, 4 calls it vader; the other variable has no meaning to either.
-        "OMPI_MCA_btl_sm_backing_directory": scratch,
-        "OMPI_MCA_btl_vader_backing_directory": scratch,
-        "PRTE_MCA_prte_tmpdir_base" if is_5 else "OMPI_MCA_orte_tmpdir_base": scratch,
-    }
-    if not are_here(slots):
-        # The folder is this machine's alone.
-        variables = {wire.VARIABLE: json.dumps(told)}
-    elif not tcp and not interfaces and "OMPI_MCA_btl" not in shell:
-        # Here ranks share memory; Open MPI's TCP would listen at every address of the machine.
-        variables["OMPI_MCA_btl"] = "^tcp"
-    # mpirun runs as root only where both are set, and in a container there is often no other user.
+    # In the environment, for the key in it would be seen by every user of the machine on the command line.
+    variables = {wire.VARIABLE: json.dumps(told)}
+    # On several hosts nothing of it: the folder is this machine's alone.
+    if job.is_local:
+        variables |= scratch_variables(scratch, mpi.version[0])
+        if not job.tcp and not job.interfaces and "OMPI_MCA_btl" not in job.environment:
+            # Here ranks share memory; Open MPI's TCP would listen at every address of the machine.
+            variables["OMPI_MCA_btl"] = "^tcp"
     if os.geteuid() == 0:
-        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        variables |= AS_ROOT
     return Started(
-        argv=(mpi.mpirun, *words, "-n", str(len(slots)), sys.executable, _RANK),
-        environment={**shell, **variables},
-        ranks=tuple(slot.rank for slot in slots),
+        argv=(mpi.mpirun, *words, "-n", str(len(job.slots)), sys.executable, _RANK),
+        environment={**job.environment, **variables},
+        ranks=tuple(slot.rank for slot in job.slots),
     )
 
 
@@ -132,41 +133,38 @@ def exported(mpi_args: str | None) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def plain(
-    slots: Sequence[Slot], told: Mapping[str, object], shell: Mapping[str, str], *, ssh: SshStart
-) -> list[Started]:
-    """A process for each rank, over ssh on other hosts.
-
-    Raises:
-        UserError: ssh is needed and not there.
-    """
-    result = []
-    for slot in slots:
-        argv = [sys.executable, _RANK, "--rank", str(slot.rank), "--stdin"]
-        if not is_here(slot.host):
-            if shutil.which("ssh") is None:
-                raise UserError(f"the host {slot.host!r} is reached by ssh, which is not installed here. Install it.")
-            # ssh joins its words by spaces, and a shell on the other host splits them again.
-            argv = ["ssh", *ssh.arguments, slot.host, shlex.join(argv)]
-        # On standard input, for a command line with the key could be read by every user of either machine.
-        result.append(Started(argv=tuple(argv), environment=shell, text=json.dumps(told) + "\n", ranks=(slot.rank,)))
-    return result
+def _plain(job: RanksJob, told: Mapping[str, object], slot: Slot) -> Started:
+    """A process for one rank, over ssh on another host."""
+    argv = [sys.executable, _RANK, str(slot.rank)]
+    if not is_here(slot.host):
+        if shutil.which("ssh") is None:
+            raise UserError(f"the host {slot.host!r} is reached by ssh, which is not installed here. Install it.")
+        # ssh joins its words by spaces, and a shell on the other host splits them again.
+        argv = ["ssh", *_ssh_options(job), slot.host, shlex.join(argv)]
+    # On standard input, for a command line with the key could be read by every user of either machine.
+    text = json.dumps(told) + "\n"
+    return Started(argv=tuple(argv), environment=job.environment, text=text, ranks=(slot.rank,))
 
 
-def has_mpi(python: str | None = None) -> bool:
+def _ssh_options(job: RanksJob) -> list[str]:
+    # BatchMode has ssh fail where it would ask for a password, which nobody could type. accept-new takes the key of a
+    # host that is new, and refuses one that has changed.
+    words = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new"]
+    words += ["-p", str(job.ssh_port)] if job.ssh_port else []
+    # An absolute path, for ssh may be run from another folder.
+    words += ["-i", os.path.abspath(job.ssh_identity_file)] if job.ssh_identity_file else []
+    return words
+
+
+def has_mpi() -> bool:
     """True if there is an Open MPI."""
     from paceline.launchers.mpi import find_open_mpi
 
     try:
-        find_open_mpi(python or sys.executable)
+        find_open_mpi(sys.executable)
     except LauncherError:
         return False
     return True
-
-
-def are_here(slots: Sequence[Slot]) -> bool:
-    """True if all ranks run on this machine."""
-    return all(is_here(name) for name in dict.fromkeys(slot.host for slot in slots))
 
 
 def for_host(environment: Mapping[str, str], host: str) -> dict[str, str]:

@@ -3,12 +3,12 @@
 Both sides prove that they know the key before anything is said (multiprocessing.connection's challenge). Then:
 
     rank      hello {rank, host, pid, port}        port: one that is free there
-    driver    start {argv, environment, directory, payload_bytes, scratch, commits}, then the payload if there is one, and
-              the content of each commit           scratch: folders to remove when the driver is gone
-                                                   commits: names of files, in elastic jobs; else missing
+    driver    start {argv, environment, directory, files, scratch, is_elastic}, then the content of each file
+                                                   files: names of those that the rank is to find in its folder: `call`, commits
+                                                   scratch: folders to remove when the driver is gone
     rank      o<bytes>  e<bytes>                   pieces of standard output and error, as often as there are any
-    rank      r<bytes>                             pieces of a function's result
-    rank      c<number of bytes, 8><name>          a file that the next attempt goes on from, then k<bytes> of it
+    rank      f<number of bytes, 8><name>          a file of its folder, then k<bytes> of it: `result`, or a commit, which the
+                                                   next attempt goes on from
     rank      end {exit_code, error, time}         the last word
     driver    {"hosts": true}                      there are other hosts: the program is to end at its next commit
     driver    {"end": true} or {"interrupt": true} at any time; a closed connection means the same as "end", at once
@@ -35,6 +35,8 @@ _HANDSHAKE_S = 20.0
 _OF_HOST = frozenset(
     ("HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PWD", "SHELL", "TMPDIR", "USER", "DISPLAY", "XDG_RUNTIME_DIR")
 )
+#: Files of a rank's folder: the function that it is to call, and what came of it.
+CALL, RESULT = "call", "result"
 #: What a pipe of Linux holds, so one read empties it.
 PIECE_BYTES = 1 << 16
 

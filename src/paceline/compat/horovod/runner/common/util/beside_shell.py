@@ -6,41 +6,32 @@ The command ends by itself, or when standard input does: with whoever holds the 
 """
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 
 def main(grace_s: float, argv: "list[str]") -> int:
     """The command's exit code, 128+n where signal n has ended it. What is left of its process group goes with it."""
+    # Python writes into this pipe when a child ends, for there is a handler of SIGCHLD: so one wait is for both ends.
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     # A group of its own, so that one signal reaches all that the command has started and that has stayed in the group.
     command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
-    told = threading.Event()
-
-    def end() -> None:
-        # It returns at the end of the input too, which the kernel brings about even where whoever held the other end was
-        # killed.
-        os.read(0, 1)
-        told.set()
+    # The input ends, by the kernel's hand, even where whoever held its other end was killed.
+    while command.poll() is None and 0 not in select.select([0, woken], [], [])[0]:
+        os.read(woken, 1 << 10)
+    if command.returncode is None:
         deadline = time.monotonic() + grace_s
         _signal(command.pid, signal.SIGTERM)
-        # Signal 0 only asks whether anything of the group is left.
+        # Signal 0 only asks whether anything of the group is left, and the command itself is until it is waited for.
         while _signal(command.pid, 0) and time.monotonic() < deadline:
+            command.poll()
             time.sleep(0.02)
-
-    ending = threading.Thread(target=end, daemon=True)
-    ending.start()
-    code = None
-    while code is None and not (told.is_set() and not ending.is_alive()):
-        # In short waits: when time is up, the command is killed from here.
-        try:
-            code = command.wait(0.1)
-        except subprocess.TimeoutExpired:
-            continue
-    if told.is_set():
-        ending.join()
     # After a normal end as well: what the command has left in the background holds the pipes of its output open.
     _signal(command.pid, signal.SIGKILL)
     code = command.wait()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.compat.horovod.runner.util.threads import in_thread, on_event
+from paceline.system import processes
 
 #: Between SIGTERM and SIGKILL.
 GRACEFUL_TERMINATION_TIME_S = 5
@@ -78,7 +79,7 @@ def execute(
         for reader in readers:
             reader.join()
         end()
-    return code if code >= 0 else 128 - code
+    return processes.shell_code(code)
 
 
 def _forward(source: IO[bytes], target: Any, name: str, index: Any, is_timed: bool) -> None:
