@@ -16,20 +16,10 @@ from paceline.compat.azureml.check import findings
 from paceline.errors import UserError
 from paceline.runs.visible import visible_line
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.callback()(_group)
-    verbs.command("check")(check)
-    verbs.command("install")(install)
-    verbs.command("uninstall")(uninstall)
-    app.add_typer(verbs, name="azureml", help="Programs for the Azure ML SDK: what of them runs here.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-def _group() -> None:
-    """Programs for the Azure ML SDK: what of them runs here."""
-
-
+@verbs.command("check")
 def check(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder, a Python file or a notebook.")] = Path(),
     show_all: Annotated[bool, typer.Option("--all", help="Also the uses that work as they are written.")] = False,
@@ -61,6 +51,7 @@ def check(
     return int(bool(counts[findings.MISSING]))
 
 
+@verbs.command("install")
 def install() -> int:
     """Let every program of this Python environment find Paceline's names as `azureml`, without a line in it.
 
@@ -71,6 +62,7 @@ def install() -> int:
     return 0
 
 
+@verbs.command("uninstall")
 def uninstall() -> int:
     """Take away what `paceline azureml install` has put into this Python environment."""
     folders = everywhere.uninstall()

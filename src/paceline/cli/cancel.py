@@ -16,10 +16,6 @@ from paceline.runs import read
 from paceline.runs.record import user_name
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("cancel")(cancel)
-
-
 def cancel(
     run_ids: Annotated[
         list[str], typer.Argument(help="Runs, or the beginnings of their ids.", autocompletion=completing.run_ids)

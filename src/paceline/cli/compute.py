@@ -28,20 +28,13 @@ _RUNS_SHOWN = 3
 
 Name = Annotated[str, typer.Argument(help="The compute target.", autocompletion=completing.targets)]
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    # The options are those of the kind, so the words are read by `add` itself, its --help included.
-    as_they_are = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
-    verbs.command("add", context_settings=as_they_are, add_help_option=False)(add)
-    verbs.command("list")(list_targets)
-    verbs.command("show")(show)
-    verbs.command("login")(login)
-    verbs.command("remove")(remove)
-    verbs.command("doctor")(doctor)
-    app.add_typer(verbs, name="compute", help="Compute targets: add, list, show, remove and examine them.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+# The options are those of the kind, so the words are read by `add` itself, its --help included.
+_AS_THEY_ARE = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+verbs.command("add", context_settings=_AS_THEY_ARE, add_help_option=False)(add)
 
 
+@verbs.command("list")
 def list_targets(timeout_s: Timeout = 15.0, as_json: Json = False) -> int:
     """The compute targets: nodes, free cores and GPUs, who waits. All are asked at once."""
     workspace_dir = Workspace.from_config(create=False).path
@@ -59,6 +52,7 @@ def list_targets(timeout_s: Timeout = 15.0, as_json: Json = False) -> int:
     return 0
 
 
+@verbs.command("show")
 def show(name: Name, timeout_s: Timeout = 30.0, as_json: Json = False) -> int:
     """A compute target's settings, its nodes and its queue."""
     workspace_dir = Workspace.from_config(create=False).path
@@ -95,6 +89,7 @@ def show(name: Name, timeout_s: Timeout = 30.0, as_json: Json = False) -> int:
     return 0
 
 
+@verbs.command("login")
 def login(name: Name) -> int:
     """Log in where a target asks for a password or a second factor; what follows uses the connection."""
     workspace_dir = Workspace.from_config(create=False).path
@@ -108,6 +103,7 @@ def login(name: Name) -> int:
     return 0
 
 
+@verbs.command("remove")
 def remove(
     name: Name,
     force: Annotated[bool, typer.Option("--force", help="Also while runs that have not ended use it.")] = False,
@@ -131,6 +127,9 @@ def remove(
     configured.remove(workspace.path, name)
     print(f"{name} is no longer a compute target of this workspace.")
     return 0
+
+
+verbs.command("doctor")(doctor)
 
 
 def _row(found: TargetLook) -> tuple[str, ...]:

@@ -34,20 +34,10 @@ Place = Annotated[
 # `lab`, `lab:mnist/train`; a further colon belongs to the path.
 _PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?::(.*))?", re.DOTALL)
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.command("list")(list_stores)
-    verbs.command("add")(add)
-    verbs.command("remove")(remove)
-    verbs.command("ls")(list_files)
-    verbs.command("upload")(upload)
-    verbs.command("download")(download)
-    verbs.command("cache")(cache)
-    verbs.command("prune")(prune)
-    app.add_typer(verbs, name="data", help="Datastores: list, add and remove them, move files; the cache.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
+@verbs.command("list")
 def list_stores(as_json: Json = False) -> int:
     """The datastores and datasets of the workspace."""
     from paceline.data.stores.datastore import Datastore
@@ -74,6 +64,7 @@ def list_stores(as_json: Json = False) -> int:
     return 0
 
 
+@verbs.command("add")
 def add(
     name: Annotated[str, typer.Argument(help="Letters, digits, '_' and '-'.")],
     url: Annotated[str, typer.Argument(help="A folder, or s3://, abfs://, gs://, sftp://, https://.")],
@@ -108,6 +99,7 @@ def add(
     return 0
 
 
+@verbs.command("remove")
 def remove(
     name: Annotated[str, typer.Argument(help="The datastore.", autocompletion=completing.datastores)],
 ) -> int:
@@ -119,6 +111,7 @@ def remove(
     return 0
 
 
+@verbs.command("ls")
 def list_files(place: Place, as_json: Json = False) -> int:
     """The files of a datastore, with their sizes."""
     from paceline.data.transfer.progress import size_text
@@ -135,6 +128,7 @@ def list_files(place: Place, as_json: Json = False) -> int:
     return 0
 
 
+@verbs.command("upload")
 def upload(
     source: Annotated[Path, typer.Argument(help="A file, or a folder with all below it.")],
     place: Place,
@@ -153,6 +147,7 @@ def upload(
     return 0
 
 
+@verbs.command("download")
 def download(
     place: Place,
     target: Annotated[Path, typer.Argument(help="The folder to copy to.")],
@@ -166,6 +161,7 @@ def download(
     return 0
 
 
+@verbs.command("cache")
 def cache(as_json: Json = False) -> int:
     """What this machine keeps of stores' files: where, how much, and up to which limit."""
     from paceline.data.transfer.cache import DataCache
@@ -183,6 +179,7 @@ def cache(as_json: Json = False) -> int:
     return 0
 
 
+@verbs.command("prune")
 def prune(
     to: Annotated[str, typer.Option("--to", metavar="SIZE", help="Leave at most so much, such as 20GB.")] = "0",
 ) -> int:

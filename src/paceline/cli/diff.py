@@ -21,10 +21,6 @@ _CODE_LINES = 60
 _LONGEST = 60
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("diff")(diff)
-
-
 def diff(
     a: Annotated[
         str, typer.Argument(help="Run, or the beginning of its id.", metavar="A", autocompletion=completing.run_ids)

@@ -32,16 +32,10 @@ from paceline.workspace import Workspace
 _KEY_SHOWN = 12
 _PACKAGES_SHOWN = 4
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.command("list")(list_environments)
-    verbs.command("show")(show)
-    verbs.command("build")(takes(*_BUILD)(build))
-    verbs.command("prune")(prune)
-    app.add_typer(verbs, name="env", help="Environments: list, show, build and prune them.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
+@verbs.command("list")
 def list_environments(as_json: Json = False) -> int:
     """What is built, the last used first, and what is registered under a name."""
     workspace = Workspace.from_config(create=False)
@@ -70,6 +64,7 @@ def list_environments(as_json: Json = False) -> int:
     return 0
 
 
+@verbs.command("show")
 def show(
     key_or_name: Annotated[
         str,
@@ -126,6 +121,8 @@ _BUILD = (
 )
 
 
+@verbs.command("build")
+@takes(*_BUILD)
 def build(**given: Any) -> int:
     """Build an environment now, so that the next run finds it. Prints the path of its interpreter."""
     workspace = Workspace.from_config()
@@ -164,6 +161,7 @@ def build(**given: Any) -> int:
     return 0
 
 
+@verbs.command("prune")
 def prune(
     unused_for_s: Annotated[
         float,

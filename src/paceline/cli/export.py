@@ -30,11 +30,6 @@ Runs = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("export")(export)
-    app.command("tensorboard")(tensorboard)
-
-
 def export(
     run_ids: Runs = None,
     to: Annotated[str, typer.Option("--to", metavar="KIND", help=f"One of {', '.join(_KINDS)}.")] = "csv",

@@ -18,11 +18,6 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("files")(files)
-    app.command("download")(download)
-
-
 def complete_file_name(ctx: typer.Context, incomplete: str) -> list[str]:
     """The names of the run's files that begin so: what a shell offers behind a run's id."""
     try:

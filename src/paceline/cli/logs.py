@@ -31,10 +31,6 @@ from paceline.system import durations
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("logs")(logs)
-
-
 def _line_count(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
         raise typer.BadParameter(f"{text!r} is not a number of lines, 1 or more. With -f, 0 is what comes alone.")

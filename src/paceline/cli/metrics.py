@@ -26,10 +26,6 @@ from paceline.runs.visible import visible
 _LONGEST = 40
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("metrics")(metrics)
-
-
 def metrics(
     run_ids: Annotated[
         list[str] | None,

@@ -36,21 +36,10 @@ References = Annotated[
 Name = Annotated[str, typer.Argument(help="The model's name.", autocompletion=completing.model_names)]
 Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="KEY[=VALUE]", help="Tag; may be repeated.")]
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.command("register")(register)
-    verbs.command("list")(list_models)
-    verbs.command("show")(show)
-    verbs.command("alias")(alias)
-    verbs.command("download")(download)
-    verbs.command("verify")(verify)
-    verbs.command("delete")(delete)
-    verbs.command("push")(push)
-    verbs.command("pull")(pull)
-    app.add_typer(verbs, name="model", help="Models: register, list, show, alias, check, copy and push what runs made.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
+@verbs.command("register")
 def register(
     name: Name,
     path: Annotated[
@@ -114,6 +103,7 @@ def register(
     return 0
 
 
+@verbs.command("list")
 def list_models(
     name: Annotated[
         str | None, typer.Argument(help="This model's versions alone.", autocompletion=completing.model_names)
@@ -159,6 +149,7 @@ def list_models(
     return 0
 
 
+@verbs.command("show")
 def show(
     reference: Reference,
     tensors: Annotated[bool, typer.Option("--tensors", help="All tensors of safetensors files.")] = False,
@@ -205,6 +196,7 @@ def show(
     return 0
 
 
+@verbs.command("alias")
 def alias(
     name: Name,
     word: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="Such as production.")] = None,
@@ -240,6 +232,7 @@ def alias(
     return 0
 
 
+@verbs.command("download")
 def download(
     reference: Reference,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder to copy into.")] = Path(),
@@ -250,6 +243,7 @@ def download(
     return 0
 
 
+@verbs.command("verify")
 def verify(
     references: Annotated[
         list[str] | None,
@@ -286,6 +280,7 @@ def verify(
     return _CHANGED if any(one["changed"] for one in results) else 0
 
 
+@verbs.command("delete")
 def delete(references: References, yes: Yes = False) -> int:
     """Remove versions for good. Their numbers are never used again; a version that an alias points at stays, and one that a
     service serves."""
@@ -303,6 +298,7 @@ def delete(references: References, yes: Yes = False) -> int:
     return 0
 
 
+@verbs.command("push")
 def push(
     reference: Reference,
     to: Annotated[
@@ -346,6 +342,7 @@ def push(
     return 0
 
 
+@verbs.command("pull")
 def pull(
     place: Annotated[
         str,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from paceline.cli import service_options
 from paceline.cli.common import print_json, warn
 from paceline.cli.options import takes
@@ -16,10 +14,7 @@ from paceline.services.package.write import package as write_package
 from paceline.workspace import Workspace
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("package")(takes(*PACKAGE)(package))
-
-
+@takes(*PACKAGE)
 def package(**given: Any) -> int:
     """Write a folder that serves a model away from here: Dockerfile, exact versions, model, script and server."""
     spec = asked(

@@ -44,20 +44,16 @@ AnyPipeline = Annotated[
 ]
 Follow = Annotated[bool, typer.Option("-f", "--follow", help="Until the pipeline has ended.")]
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.command("run", help=_RUN_HELP)(takes(*RUN_PIPELINE)(run))
-    verbs.command("show")(show)
-    app.add_typer(verbs, name="pipeline", help="Pipelines: steps that run in the order of their data.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-_RUN_HELP = """Run the steps that a file describes, each as a run of its own, and follow the pipeline to its end.
-
-Ctrl-C only stops the following; the pipeline goes on. `paceline cancel` ends it with all its steps."""
-
-
+@verbs.command("run")
+@takes(*RUN_PIPELINE)
 def run(**given: Any) -> int:
+    """Run the steps that a file describes, each as a run of its own, and follow the pipeline to its end.
+
+    Ctrl-C only stops the following; the pipeline goes on. `paceline cancel` ends it with all its steps.
+    """
     file = pipeline_file.read(given["file"], dict(_pair(word) for word in given["param"] or ()))
     pipeline = file.pipeline
     if given["dry_run"]:
@@ -78,6 +74,7 @@ def run(**given: Any) -> int:
     return _follow(folder, as_json=given["json"], quiet=given["quiet"])
 
 
+@verbs.command("show")
 def show(run_id: AnyPipeline = None, follow: Follow = False, as_json: Json = False) -> int:
     """How a pipeline stands: its steps in their order."""
     folder = folder_of(run_id) if run_id is not None else _latest()

@@ -44,12 +44,6 @@ _LAST_VALUES = 5
 _RANKS = 16
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("status")(status)
-    app.command("list")(list_runs)
-    app.command("show")(show)
-
-
 def status(run_id: LatestRun = None, as_json: Json = False) -> int:
     """How a run stands."""
     folder = folder_of(run_id)

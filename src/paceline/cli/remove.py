@@ -30,11 +30,6 @@ _NAMED = 5
 _DECLINED = 1
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("rm")(rm)
-    app.command("prune")(prune)
-
-
 def rm(
     run_ids: Annotated[
         list[str],

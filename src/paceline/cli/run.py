@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.cli.common import folder_of, print_json
 from paceline.cli.description import Asked, asked, combined
@@ -26,28 +26,20 @@ from paceline.submit import SourceCopy
 from paceline.submit import submit as submit_job
 from paceline.workspace import Workspace
 
-if TYPE_CHECKING:
-    import typer
+
+@takes(*RUN)
+def run(**given: Any) -> int:
+    """Submit a script and follow it to its end. Exits as the script did.
+
+    Ctrl-C asks whether to detach or to cancel; a second Ctrl-C cancels.
+    """
+    return begin(*words(given), given, follow=True)
 
 
-def add_to(app: typer.Typer) -> None:
-    @takes(*RUN)
-    def run(**given: Any) -> int:
-        return begin(*words(given), given, follow=True)
-
-    @takes(*RUN)
-    def submit(**given: Any) -> int:
-        return begin(*words(given), given, follow=False)
-
-    app.command("run", help=_RUN_HELP)(run)
-    app.command("submit", help=_SUBMIT_HELP)(submit)
-    app.command("rerun")(takes(*RERUN)(rerun))
-
-
-_RUN_HELP = """Submit a script and follow it to its end. Exits as the script did.
-
-Ctrl-C asks whether to detach or to cancel; a second Ctrl-C cancels."""
-_SUBMIT_HELP = "Submit a script and return at once with the run's id."
+@takes(*RUN)
+def submit(**given: Any) -> int:
+    """Submit a script and return at once with the run's id."""
+    return begin(*words(given), given, follow=False)
 
 
 def begin(
@@ -81,6 +73,7 @@ def begin(
     return 0
 
 
+@takes(*RERUN)
 def rerun(**given: Any) -> int:
     """Submit a run's job again, with the source and the exact versions of the packages as they were then.
 

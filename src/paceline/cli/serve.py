@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from paceline.cli.common import print_json, warn
 from paceline.cli.options import JSON, VerbOption, takes
 from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON
@@ -80,17 +78,14 @@ _KEYS = {
 }
 _SIZES = {"max_body": "max_body_bytes", "memory_limit": "memory_limit_bytes"}
 
-_HELP = """Serve a model in the foreground: /score, /v2/models/NAME/infer, /metrics. Ctrl-C ends it.
 
-With a script of init() and run(data), or of predict(...) with type hints; or a model of scikit-learn, ONNX, TorchScript or
-torch.export as it is."""
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("serve", help=_HELP)(takes(*SERVE)(serve))
-
-
+@takes(*SERVE)
 def serve(**given: Any) -> int:
+    """Serve a model in the foreground: /score, /v2/models/NAME/infer, /metrics. Ctrl-C ends it.
+
+    With a script of init() and run(data), or of predict(...) with type hints; or a model of scikit-learn, ONNX, TorchScript or
+    torch.export as it is.
+    """
     folder = Path(tempfile.mkdtemp(prefix="paceline-serve-"))
     try:
         if given["json"] and given["check"] is None:

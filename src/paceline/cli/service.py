@@ -26,27 +26,11 @@ from paceline.workspace import Workspace
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the service.", autocompletion=completing.services)]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.command("deploy")(takes(*DEPLOY)(deploy))
-    verbs.command("list")(list_services)
-    verbs.command("show")(show)
-    verbs.command("logs")(logs)
-    verbs.command("call")(call)
-    verbs.command("update")(takes(*UPDATE)(update))
-    verbs.command("reload")(reload)
-    verbs.command("scale")(scale)
-    verbs.command("rollback")(rollback)
-    verbs.command("keys")(keys)
-    verbs.command("stop")(stop)
-    verbs.command("start")(start)
-    verbs.command("delete")(delete)
-    verbs.command("unit")(unit)
-    verbs.command("bench")(bench)
-    app.add_typer(verbs, name="service", help="Services: models that answer requests.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
+@verbs.command("deploy")
+@takes(*DEPLOY)
 def deploy(**given: Any) -> int:
     """Serve a model, and keep it served when this terminal is closed. Prints where it is called."""
     workspace = Workspace.from_config()
@@ -71,6 +55,7 @@ def deploy(**given: Any) -> int:
     return _settled(service, wait=not given["no_wait"], as_json=given["json"])
 
 
+@verbs.command("list")
 def list_services(as_json: Json = False) -> int:
     """The services of the workspace. Those that nobody looks after, though they should be up, are started again."""
     workspace = Workspace.from_config(create=False)
@@ -102,6 +87,7 @@ def list_services(as_json: Json = False) -> int:
     return 0
 
 
+@verbs.command("show")
 def show(name: Name, as_json: Json = False) -> int:
     """How a service stands, what it serves, and what it served before."""
     workspace = Workspace.from_config(create=False)
@@ -152,6 +138,7 @@ def show(name: Name, as_json: Json = False) -> int:
     return 0
 
 
+@verbs.command("logs")
 def logs(
     name: Name,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the service ends.")] = False,
@@ -181,6 +168,142 @@ def logs(
     return 0
 
 
+@verbs.command("call")
+def call(
+    name: Name,
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="What is sent: text, @FILE, or - for standard input.")
+    ] = "-",
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the answer.")] = 60.0,
+    as_json: Json = False,
+) -> int:
+    """Send one request, with the service's key; prints the answer."""
+    service = Service(Workspace.from_config(create=False), name)
+    answer = service.run(_body(data), timeout_s=timeout)
+    # Text is printed as it is, unless JSON is asked for.
+    print(json.dumps(answer) if as_json or not isinstance(answer, str) else visible(answer, lines=True))
+    return 0
+
+
+@verbs.command("update")
+@takes(*UPDATE)
+def update(**given: Any) -> int:
+    """Serve another model, script or environment, without a lost request. What can't be served leaves what is."""
+    service = Service(Workspace.from_config(create=False), given["service"])
+    service.update(
+        given["model"] or None,
+        entry_script=given["entry"],
+        source_directory=given["source"],
+        environment=service_options.environment(given),
+        environment_variables=service_options.variables(given["env"]) if given["env"] else None,
+        workers=given["workers"],
+        wait=False,
+        **service_options.settings(given),
+    )
+    return _settled(service, wait=not given["no_wait"], as_json=given["json"])
+
+
+@verbs.command("reload")
+def reload(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
+    """Serve the same models by the script and the files beside it as they are now."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.reload(wait=False)
+    return _settled(service, wait=not no_wait, as_json=as_json)
+
+
+@verbs.command("scale")
+def scale(
+    name: Name,
+    workers: Annotated[int, typer.Argument(metavar="WORKERS", help="Model processes.")],
+    no_wait: NoWait = False,
+    as_json: Json = False,
+) -> int:
+    """Serve by more or fewer model processes."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.scale(workers, wait=False)
+    return _settled(service, wait=not no_wait, as_json=as_json)
+
+
+@verbs.command("rollback")
+def rollback(
+    name: Name,
+    to: Annotated[
+        int | None, typer.Option("--to", metavar="N", help="Revision; default: the last served before the present one.")
+    ] = None,
+    no_wait: NoWait = False,
+    as_json: Json = False,
+) -> int:
+    """Serve a revision of before."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.rollback(to, wait=False)
+    return _settled(service, wait=not no_wait, as_json=as_json)
+
+
+@verbs.command("keys")
+def keys(
+    name: Name,
+    regenerate: Annotated[
+        str | None,
+        typer.Option(
+            "--regenerate", metavar="primary|secondary", help="Replace this key; the other goes on being good."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """The two keys of a service, either of which a request may bring: `Authorization: Bearer KEY`."""
+    folder = store.folder_of(Workspace.from_config(create=False).path, name)
+    if regenerate is not None:
+        with store.asking(folder):
+            key_file.change(folder, regenerate)
+    primary, secondary = key_file.read(folder)
+    if as_json:
+        print_json({"primary": primary, "secondary": secondary})
+    else:
+        print_fields([("primary", primary), ("secondary", secondary)])
+    return 0
+
+
+@verbs.command("stop")
+def stop(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
+    """End a service once the requests that it has are answered. `start` starts it again, at the same port."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.stop(wait=not no_wait)
+    return _print(service, as_json=as_json)
+
+
+@verbs.command("start")
+def start(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
+    """Start a service that was stopped or has failed."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.start(wait=False)
+    return _settled(service, wait=not no_wait, as_json=as_json)
+
+
+@verbs.command("delete")
+def delete(name: Name, as_json: Json = False) -> int:
+    """End a service and remove all of it. Registered models stay."""
+    Service(Workspace.from_config(create=False), name).delete()
+    if as_json:
+        print_json({"name": name, "deleted": True})
+    else:
+        print(f"{name} is deleted")
+    return 0
+
+
+@verbs.command("unit")
+def unit(name: Name, as_json: Json = False) -> int:
+    """A systemd user unit that keeps a service up after a reboot. Standard error says where to put it."""
+    folder = store.folder_of(Workspace.from_config(create=False).path, name)
+    text, path = unit_file.text(folder), unit_file.path(folder)
+    if as_json:
+        print_json({"path": str(path), "text": text})
+        return 0
+    sys.stdout.write(text)
+    warn("\n".join(unit_file.instructions(folder)))
+    return 0
+
+
+@verbs.command("bench")
 def bench(
     name: Name,
     data: Annotated[
@@ -217,130 +340,6 @@ def bench(
     else:
         header, *rows = benching.table(found)
         print_table(header, rows)
-    return 0
-
-
-def call(
-    name: Name,
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="What is sent: text, @FILE, or - for standard input.")
-    ] = "-",
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the answer.")] = 60.0,
-    as_json: Json = False,
-) -> int:
-    """Send one request, with the service's key; prints the answer."""
-    service = Service(Workspace.from_config(create=False), name)
-    answer = service.run(_body(data), timeout_s=timeout)
-    # Text is printed as it is, unless JSON is asked for.
-    print(json.dumps(answer) if as_json or not isinstance(answer, str) else visible(answer, lines=True))
-    return 0
-
-
-def update(**given: Any) -> int:
-    """Serve another model, script or environment, without a lost request. What can't be served leaves what is."""
-    service = Service(Workspace.from_config(create=False), given["service"])
-    service.update(
-        given["model"] or None,
-        entry_script=given["entry"],
-        source_directory=given["source"],
-        environment=service_options.environment(given),
-        environment_variables=service_options.variables(given["env"]) if given["env"] else None,
-        workers=given["workers"],
-        wait=False,
-        **service_options.settings(given),
-    )
-    return _settled(service, wait=not given["no_wait"], as_json=given["json"])
-
-
-def reload(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
-    """Serve the same models by the script and the files beside it as they are now."""
-    service = Service(Workspace.from_config(create=False), name)
-    service.reload(wait=False)
-    return _settled(service, wait=not no_wait, as_json=as_json)
-
-
-def scale(
-    name: Name,
-    workers: Annotated[int, typer.Argument(metavar="WORKERS", help="Model processes.")],
-    no_wait: NoWait = False,
-    as_json: Json = False,
-) -> int:
-    """Serve by more or fewer model processes."""
-    service = Service(Workspace.from_config(create=False), name)
-    service.scale(workers, wait=False)
-    return _settled(service, wait=not no_wait, as_json=as_json)
-
-
-def rollback(
-    name: Name,
-    to: Annotated[
-        int | None, typer.Option("--to", metavar="N", help="Revision; default: the last served before the present one.")
-    ] = None,
-    no_wait: NoWait = False,
-    as_json: Json = False,
-) -> int:
-    """Serve a revision of before."""
-    service = Service(Workspace.from_config(create=False), name)
-    service.rollback(to, wait=False)
-    return _settled(service, wait=not no_wait, as_json=as_json)
-
-
-def keys(
-    name: Name,
-    regenerate: Annotated[
-        str | None,
-        typer.Option(
-            "--regenerate", metavar="primary|secondary", help="Replace this key; the other goes on being good."
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> int:
-    """The two keys of a service, either of which a request may bring: `Authorization: Bearer KEY`."""
-    folder = store.folder_of(Workspace.from_config(create=False).path, name)
-    if regenerate is not None:
-        with store.asking(folder):
-            key_file.change(folder, regenerate)
-    primary, secondary = key_file.read(folder)
-    if as_json:
-        print_json({"primary": primary, "secondary": secondary})
-    else:
-        print_fields([("primary", primary), ("secondary", secondary)])
-    return 0
-
-
-def stop(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
-    """End a service once the requests that it has are answered. `start` starts it again, at the same port."""
-    service = Service(Workspace.from_config(create=False), name)
-    service.stop(wait=not no_wait)
-    return _print(service, as_json=as_json)
-
-
-def start(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
-    """Start a service that was stopped or has failed."""
-    service = Service(Workspace.from_config(create=False), name)
-    service.start(wait=False)
-    return _settled(service, wait=not no_wait, as_json=as_json)
-
-
-def delete(name: Name, as_json: Json = False) -> int:
-    """End a service and remove all of it. Registered models stay."""
-    Service(Workspace.from_config(create=False), name).delete()
-    if as_json:
-        print_json({"name": name, "deleted": True})
-    else:
-        print(f"{name} is deleted")
-    return 0
-
-
-def unit(name: Name, as_json: Json = False) -> int:
-    """A systemd user unit that keeps a service up after a reboot. Standard error says where to put it."""
-    folder = store.folder_of(Workspace.from_config(create=False).path, name)
-    text, path = unit_file.text(folder), unit_file.path(folder)
-    if as_json:
-        print_json({"path": str(path), "text": text})
-        return 0
-    sys.stdout.write(text)
-    warn("\n".join(unit_file.instructions(folder)))
     return 0
 
 

@@ -58,24 +58,16 @@ Png = Annotated[
 ]
 Trials = Annotated[int, typer.Option("--trials", metavar="N", help="How many more.")]
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.command("run", help=_RUN_HELP)(takes(*SWEEP)(run))
-    verbs.command("show")(show)
-    verbs.command("best")(best)
-    verbs.command("stop")(stop)
-    verbs.command("more")(more)
-    verbs.command("resume")(resume)
-    app.add_typer(verbs, name="sweep", help="Sweeps: hyperparameters tuned over runs.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-_RUN_HELP = """Try a script with different hyperparameters, each time in a run of its own, and follow the sweep to its end.
-
-All options of `paceline run` say what a trial is. Ctrl-C only stops the following; the sweep goes on."""
-
-
+@verbs.command("run")
+@takes(*SWEEP)
 def run(**given: Any) -> int:
+    """Try a script with different hyperparameters, each time in a run of its own, and follow the sweep to its end.
+
+    All options of `paceline run` say what a trial is. Ctrl-C only stops the following; the sweep goes on.
+    """
     file, description = words(given)
     section: Any = {}
     if file is not None:
@@ -103,6 +95,7 @@ def run(**given: Any) -> int:
     return _follow(folder, as_json=given["json"], quiet=given["quiet"])
 
 
+@verbs.command("show")
 def show(
     run_id: AnySweep = None,
     top: Top = 0,
@@ -170,6 +163,7 @@ def _draw(folder: RunFolder, sweep: SweepSpec, html: Path | None, png: Path | No
     return 0
 
 
+@verbs.command("best")
 def best(run_id: AnySweep = None, as_json: Json = False) -> int:
     """The best trial, with several metrics those on the Pareto front: runs, values and hyperparameters."""
     folder, _, sweep = _sweep(run_id)
@@ -203,6 +197,7 @@ def _front(trials: Sequence[Trial], sweep: SweepSpec) -> str:
     return f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}" if numbers else "no trial yet"
 
 
+@verbs.command("stop")
 def stop(run_id: SweepId, as_json: Json = False) -> int:
     """End a sweep: its trials get SIGTERM and their grace, and keep what they have made."""
     folder, record, _ = _sweep(run_id)
@@ -211,6 +206,7 @@ def stop(run_id: SweepId, as_json: Json = False) -> int:
     return _told(folder, f"is {record.status if record.is_terminal else states.CANCEL_REQUESTED}.", as_json=as_json)
 
 
+@verbs.command("more")
 def more(run_id: SweepId, trials: Trials, as_json: Json = False) -> int:
     """Ask for more trials of a sweep that runs, or let one that has ended go on."""
     folder, _, _ = _sweep(run_id)
@@ -218,6 +214,7 @@ def more(run_id: SweepId, trials: Trials, as_json: Json = False) -> int:
     return _told(folder, f"goes on. Follow it: paceline sweep show -f {folder.run_id}", as_json=as_json)
 
 
+@verbs.command("resume")
 def resume(run_id: SweepId, as_json: Json = False) -> int:
     """Let a sweep go on whose controller was killed. Whoever looks at it does the same."""
     # Whoever reads the record of a sweep without a controller starts one (`paceline.runs.read`).

@@ -32,10 +32,6 @@ _ALTERNATE, _BACK = "\x1b[?1049h", "\x1b[?1049l"
 _PAUSE_S = 0.1
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("top")(top)
-
-
 def top(
     run_id: LatestRun = None,
     once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from paceline.cli.options import JSON, VerbOption, takes
 from paceline.errors import UserError
 from paceline.ui.config import PORT, UiConfig
@@ -29,16 +27,13 @@ UI = (
     JSON,
 )
 
-_HELP = """Show the workspace in a browser: runs as they go, their curves, logs and files. Ctrl-C ends it.
 
-The link that it prints holds a token. It listens for this machine alone; for a workspace elsewhere there is --ssh."""
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("ui", help=_HELP)(takes(*UI)(ui))
-
-
+@takes(*UI)
 def ui(**given: Any) -> int:
+    """Show the workspace in a browser: runs as they go, their curves, logs and files. Ctrl-C ends it.
+
+    The link that it prints holds a token. It listens for this machine alone; for a workspace elsewhere there is --ssh.
+    """
     remote = given["remote_folder"] or given["remote_program"]
     if given["ssh"] is not None:
         here = [name for name in ("host", "tls_cert", "tls_key", "proxy", "socket") if given[name]]

@@ -15,10 +15,6 @@ from paceline.reports import usage as usages
 from paceline.workspace import Workspace
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("usage")(usage)
-
-
 def usage(
     by: Annotated[
         str, typer.Option("--by", metavar="KEY", help=f"One of {', '.join(usages.KEYS)}.", show_default=True)
