@@ -178,4 +178,10 @@ def _spelled(option: VerbOption) -> list[tuple[str, bool]]:
     )
 
 
+#: Of several verbs.
 JSON = VerbOption("--json", "Print JSON.", type=bool)
+DETACH = VerbOption("-d --detach", "Return at once.", type=bool)
+TLS = (
+    VerbOption("--tls-cert", "Certificate (PEM), for https.", "FILE"),
+    VerbOption("--tls-key", "Its key (PEM).", "FILE"),
+)

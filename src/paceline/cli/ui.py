@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.options import JSON, VerbOption, takes
+from paceline.cli.options import JSON, TLS, VerbOption, takes
 from paceline.errors import UserError
 from paceline.ui.config import PORT, UiConfig
 from paceline.workspace import Workspace
@@ -17,8 +17,7 @@ UI = (
     VerbOption("--open", "Show it in this machine's browser.", type=bool),
     VerbOption("--read-only", "Without cancel, rerun and tags.", type=bool),
     VerbOption("--host", "Address to listen at; default: 127.0.0.1. Any other needs TLS, or --proxy.", "ADDRESS"),
-    VerbOption("--tls-cert", "Certificate (PEM), for https.", "FILE"),
-    VerbOption("--tls-key", "Its key (PEM).", "FILE"),
+    *TLS,
     VerbOption("--proxy", "Host name of a proxy in front, which does TLS; may be repeated.", "NAME", list),
     VerbOption("--ssh", "A workspace on this host, through your own ssh.", "HOST"),
     VerbOption("--remote-folder", "With --ssh: where it is called there; default: home.", "FOLDER"),
