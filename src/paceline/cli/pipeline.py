@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli import pipeline_file
 from paceline.cli.common import folder_of, print_fields, print_json, print_table
-from paceline.cli.options import VerbOption, takes
+from paceline.cli.options import DETACH, JSON, VerbOption, takes
 from paceline.cli.run_options import NAME
 from paceline.cli.shared_options import Json
 from paceline.cli.summary import summary
@@ -33,9 +33,9 @@ RUN_PIPELINE = (
     NAME,
     VerbOption("--tag", "Set a tag; may be repeated.", "KEY[=VALUE]", list),
     VerbOption("--regenerate", "Run each step, whatever former runs have left.", type=bool),
-    VerbOption("-d --detach", "Return at once.", type=bool),
+    DETACH,
     VerbOption("--dry-run", "Print the steps in their order; start nothing.", type=bool),
-    VerbOption("--json", "Print JSON.", type=bool),
+    JSON,
     VerbOption("-q --quiet", "Only errors, and with --json the JSON.", type=bool),
 )
 

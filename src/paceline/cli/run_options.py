@@ -8,7 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from paceline.cli.options import JSON, VerbOption
+from paceline.cli.options import DETACH, JSON, VerbOption
 from paceline.errors import JobError
 
 # Not typing's, as in `paceline.cli.options`.
@@ -192,7 +192,7 @@ RERUN = (
     ),
     NAME,
     ENV_FILE,
-    VerbOption("-d --detach", "Return at once.", type=bool),
+    DETACH,
     JSON,
     QUIET,
 )
