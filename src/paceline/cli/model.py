@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import completing
-from paceline.cli.common import age, folder_of, print_fields, print_json, print_table, warn
+from paceline.cli.common import age, folder_of, pairs_text, print_fields, print_json, print_table, warn
 from paceline.cli.remove import Yes, confirmed
 from paceline.cli.shared_options import Json
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
@@ -177,8 +177,8 @@ def show(
             ("Topology", _topology(run.get("topology") or {})),
             ("Environment", _environment(environment)),
             ("Data", described.data_texts(model)),
-            ("Tags", _texts(found["tags"])),
-            ("Properties", _texts(found["properties"])),
+            ("Tags", pairs_text(found["tags"])),
+            ("Properties", pairs_text(found["properties"])),
             ("Files", f"{_counted(len(found['files']), 'file')}, {size_text(found['size_bytes'])}"),
             ("Folder", found["path"]),
             ("Make again", f"paceline rerun {run['run_id']}" if found["can_be_made_again"] else ""),
@@ -428,10 +428,6 @@ def _environment(found: dict[str, Any]) -> str:
 
 def _range(one: dict[str, Any]) -> str:
     return f" ({one['min']} to {one['max']} in {one['count']} values)" if one["count"] > 1 else ""
-
-
-def _texts(found: dict[str, Any]) -> str:
-    return ", ".join(key if value is None else f"{key}={value}" for key, value in found.items())
 
 
 def _counted(count: int, noun: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from paceline.cli.common import (
     coloured,
     folder_of,
     has_colour,
+    pairs_text,
     print_fields,
     print_json,
     print_table,
@@ -177,8 +178,8 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> int:
         ("Data", data_texts(found["data"])),
         ("Source", record.source_directory or ""),
         ("Git", _git(found["git"])),
-        ("Tags", _tags_text(found["tags"])),
-        ("Properties", ", ".join(f"{key}={value}" for key, value in found["properties"].items())),
+        ("Tags", pairs_text(found["tags"])),
+        ("Properties", pairs_text(found["properties"])),
         *_load(folder, record, found["load"]),
         ("Attempts", _attempts(record.attempts) if len(record.attempts) > 1 else ""),
         ("Models", ", ".join(found["models"])),
@@ -274,11 +275,7 @@ def _load(folder: RunFolder, record: RunRecord, sample: dict[str, Any] | None) -
 
 def _more(folder: RunFolder) -> tuple[str, str]:
     """Return the cells that `--long` adds to a run's row."""
-    return size_text(tree_size(folder.path)), _tags_text(tags_and_properties.read(folder.notes).tags)
-
-
-def _tags_text(tags: Mapping[str, str | None]) -> str:
-    return ", ".join(key if value is None else f"{key}={value}" for key, value in tags.items())
+    return size_text(tree_size(folder.path)), pairs_text(tags_and_properties.read(folder.notes).tags)
 
 
 def _size(record: RunRecord) -> str:

@@ -14,7 +14,7 @@ from paceline.cli.description import Asked, asked, combined
 from paceline.cli.env_file import read_env_files
 from paceline.cli.options import takes
 from paceline.cli.run_options import RERUN, RUN, words
-from paceline.cli.summary import summary
+from paceline.cli.summary import print_submitted, summary
 from paceline.cli.view import Following, RunView, print_end
 from paceline.errors import JobError, ModelError
 from paceline.job.sizes import range_text
@@ -66,11 +66,7 @@ def begin(
         from paceline.cli.dry_run import print_file, print_plan
 
         return print_file(wanted, description) if given["yaml"] else print_plan(wanted, as_json=given["json"])
-    folder = _submit(wanted, run_id)
-    if follow:
-        return _follow(folder, as_json=given["json"], quiet=given["quiet"])
-    _print_submitted(folder, given["json"])
-    return 0
+    return _shown(_submit(wanted, run_id), given, follow=follow)
 
 
 @takes(*RERUN)
@@ -84,10 +80,7 @@ def rerun(**given: Any) -> int:
     folder = rerun_job(
         folder_of(_run_meant(given["run_id"])), Workspace.from_config().path, values=values, display_name=given["name"]
     )
-    if given["detach"]:
-        _print_submitted(folder, given["json"])
-        return 0
-    return _follow(folder, as_json=given["json"], quiet=given["quiet"])
+    return _shown(folder, given, follow=not given["detach"])
 
 
 def _run_meant(text: str) -> str:
@@ -155,17 +148,12 @@ class _HashingProgress:
 # --- showing it
 
 
-def _print_submitted(folder: RunFolder, as_json: bool) -> None:
-    if as_json:
-        print_json(summary(folder))
-        return
+def _shown(folder: RunFolder, given: Mapping[str, Any], *, follow: bool) -> int:
+    if follow:
+        return _follow(folder, as_json=given["json"], quiet=given["quiet"])
     run_id = folder.run_id
-    # Alone on standard output, for RUN=$(paceline submit ...) in a script.
-    print(run_id)
-    print(
-        f"\nFollow it:  paceline logs -f {run_id}\nSee it:     paceline status {run_id}\nEnd it:     paceline cancel {run_id}",
-        file=sys.stderr,
-    )
+    hints = f"Follow it:  paceline logs -f {run_id}\nSee it:     paceline status {run_id}\nEnd it:     paceline cancel {run_id}"
+    return print_submitted(folder, hints, as_json=given["json"])
 
 
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from paceline.cli.common import print_json
 from paceline.runs import loads, metrics, read, tags_and_properties
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
@@ -50,6 +52,17 @@ def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any
         "tags": noted.tags,
         "folder": str(folder.path),
     }
+
+
+def print_submitted(folder: RunFolder, hints: str, *, as_json: bool) -> int:
+    """Print the id of a run that goes on by itself, and on standard error what may be done with it; 0."""
+    if as_json:
+        print_json(summary(folder))
+    else:
+        # Alone on standard output, for RUN=$(paceline submit ...) in a script.
+        print(folder.run_id)
+        print(f"\n{hints}", file=sys.stderr)
+    return 0
 
 
 def details(folder: RunFolder) -> dict[str, Any]:

@@ -11,19 +11,18 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import job_file
-from paceline.cli.common import folder_of, print_fields, print_json, print_table
+from paceline.cli.common import folder_of, print_fields, print_json, print_table, with_children
 from paceline.cli.description import Asked, asked, combined
 from paceline.cli.options import takes
 from paceline.cli.run_options import words
 from paceline.cli.shared_options import Json
-from paceline.cli.summary import summary
+from paceline.cli.summary import print_submitted, summary
 from paceline.cli.sweep_options import SWEEP, spec
 from paceline.controlling import following
 from paceline.errors import SweepError
 from paceline.job.job import Job
-from paceline.runs import read, states, store
+from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
-from paceline.runs.ids import is_trial
 from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible, visible_line
 from paceline.submit import SourceCopy
@@ -91,7 +90,9 @@ def run(**given: Any) -> int:
         leave_out=wanted.leave_out,
     )
     if given["detach"]:
-        return _print_submitted(folder, as_json=given["json"])
+        run_id = folder.run_id
+        hints = f"See it:      paceline sweep show {run_id}\nThe best:    paceline sweep best {run_id}\n"
+        return print_submitted(folder, f"{hints}End it:      paceline sweep stop {run_id}", as_json=given["json"])
     return _follow(folder, as_json=given["json"], quiet=given["quiet"])
 
 
@@ -127,12 +128,12 @@ def show(
             ("Sweep", record.run_id),
             ("Status", record.status),
             ("Metric", "; ".join(f"{name}, to {goal}" for name, goal in zip(sweep.metrics, sweep.goals, strict=True))),
-            *([("Front", _front(trials, sweep))] if sweep.further else []),
-            *([("Knows", ", ".join(sweep.warm_start))] if sweep.warm_start else []),
+            ("Front", _front(trials, sweep) if sweep.further else ""),
+            ("Knows", ", ".join(sweep.warm_start)),
             ("Trials", f"{over} of {sweep.trials} ended, {running}"),
-            *([("Waits for", record.waiting_for)] if record.waiting_for else []),
-            *([("Why", str(record.failure.message))] if record.failure else []),
-            *([("More", record.failure.see)] if record.failure and record.failure.see else []),
+            ("Waits for", record.waiting_for or ""),
+            ("Why", record.failure.message if record.failure else ""),
+            ("More", (record.failure.see or "") if record.failure else ""),
             *[("Warning", warning) for warning in record.warnings],
         ]
     )
@@ -235,20 +236,8 @@ def _former(run_id: str) -> str:
 
 
 def _sweep(run_id: str | None) -> tuple[RunFolder, RunRecord, SweepSpec]:
-    folder = folder_of(run_id) if run_id is not None else _latest()
-    record = read.record(folder)
-    if record.sweep is None:
-        raise SweepError(f"run {folder.run_id} is no sweep. `paceline sweep run` starts one.")
-    return folder, record, SweepSpec.from_json(record.sweep)
-
-
-def _latest() -> RunFolder:
-    runs_dir = Workspace.from_config(create=False).runs_dir
-    for run_id in store.ids(runs_dir):
-        # Of a run that is no sweep this is as cheap as a look can be.
-        if not is_trial(run_id) and (raw := read.raw(RunFolder(runs_dir / run_id))) and raw.get("sweep"):
-            return RunFolder(runs_dir / run_id)
-    raise SweepError(f"there is no sweep in {str(runs_dir.parent)!r} yet. `paceline sweep run` starts one.")
+    folder, record = with_children(run_id, "sweep")
+    return folder, record, SweepSpec.from_json(record.sweep or {})
 
 
 def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
@@ -291,19 +280,6 @@ def _line(job: Job, values: Mapping[str, Any], pass_as: str) -> str:
     if pass_as == ENVIRONMENT:
         return " ".join([*(f"{variable(name)}={text_of(v)}" for name, v in values.items() if v is not None), said])
     return said if pass_as in WAYS else f"{said}  # {pass_as}: {json.dumps(json.loads(job.files[pass_as]))}"
-
-
-def _print_submitted(folder: RunFolder, *, as_json: bool) -> int:
-    if as_json:
-        print_json(summary(folder))
-        return 0
-    print(folder.run_id)
-    print(
-        f"\nSee it:      paceline sweep show {folder.run_id}\nThe best:    paceline sweep best {folder.run_id}\n"
-        f"End it:      paceline sweep stop {folder.run_id}",
-        file=sys.stderr,
-    )
-    return 0
 
 
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN) -> int:
