@@ -8,7 +8,6 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -20,10 +19,9 @@ from paceline.cli.view import RunView
 from paceline.controlling import following
 from paceline.errors import UserError
 from paceline.runs import controllers, read
-from paceline.runs.folder import RunFolder
 from paceline.runs.follow import Show
 from paceline.runs.log_start import LogStart, last_lines_start, moment_start
-from paceline.runs.logs import AttemptLog, LogLine
+from paceline.runs.logs import LogLine, lines_of
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible_line
 from paceline.system import durations
@@ -124,8 +122,7 @@ def logs(
     if follow:
         Show(folder, line=line, state=_nothing, ranks=ranks, start=start, last=tail).to_the_end()
         return 0
-    numbers = [one.number for one in attempts if one.number >= start.attempt]
-    lines = _lines(folder, numbers, ranks, start)
+    lines = lines_of(folder, [one.number for one in attempts], ranks, start)
     # The place may be some lines too early, so the last ones are counted once more.
     for found in lines if tail is None else deque(lines, maxlen=tail):
         line(found)
@@ -152,15 +149,6 @@ def _moment(text: str) -> float:
     if found > now:
         raise UserError(f"--since {text}: that is still to come. Give a time that has passed.")
     return found
-
-
-def _lines(folder: RunFolder, attempts: Sequence[int], ranks: list[int], start: LogStart) -> Iterator[LogLine]:
-    for number in attempts:
-        log = AttemptLog(folder, number, ranks, start if number == start.attempt else None)
-        try:
-            yield from log.end()
-        finally:
-            log.close()
 
 
 def _print_json_line(line: LogLine) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -13,8 +12,8 @@ from starlette.responses import RedirectResponse, Response
 
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
-from paceline.runs.log_start import LogStart, last_lines_start
-from paceline.runs.logs import AttemptLog, LogLine, PrepareFollower, last_lines
+from paceline.runs.log_start import last_lines_start
+from paceline.runs.logs import PrepareFollower, last_lines, lines_of
 from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.visible import visible_line
 from paceline.ui import files as run_files
@@ -115,13 +114,12 @@ async def log(request: Request) -> Response:
         if search:
             # From the start: what is looked for may stand anywhere.
             found = deque(
-                (line for line in _lines(folder, attempts, chosen, None) if search.lower() in line.text.lower()),
+                (line for line in lines_of(folder, attempts, chosen) if search.lower() in line.text.lower()),
                 maxlen=_MOST_FOUND,
             )
             return {"lines": [*map(line_json, found)], "more": len(found) == _MOST_FOUND}
         start = last_lines_start(folder, attempts, chosen, last)
-        numbers = [one for one in attempts if one >= start.attempt]
-        lines = deque(_lines(folder, numbers, chosen, start), maxlen=last)
+        lines = deque(lines_of(folder, attempts, chosen, start), maxlen=last)
         return {"lines": [*map(line_json, lines)], "more": len(lines) == last}
 
     return as_json(await asyncio.to_thread(read_them))
@@ -173,15 +171,6 @@ def _ranks(request: Request) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise HTTPException(400, f"ranks={text!r}: give numbers, such as 0,3.") from None
-
-
-def _lines(folder: RunFolder, attempts: list[int], ranks: list[int], start: LogStart | None) -> Iterator[LogLine]:
-    for number_ in attempts:
-        log = AttemptLog(folder, number_, ranks, start if start is not None and number_ == start.attempt else None)
-        try:
-            yield from log.end()
-        finally:
-            log.close()
 
 
 def _side_lines(folder: RunFolder, record: RunRecord, of: str, last: int, search: str) -> list[list[Any]]:
