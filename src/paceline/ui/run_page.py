@@ -9,10 +9,10 @@ from typing import Any
 from paceline.models import registry
 from paceline.runs import left_out, read, states, tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord
+from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.remote_status import refresh
 from paceline.system.files import read_json
-from paceline.ui.curves import RunCurves, thinned
+from paceline.ui.curves import CurveStore, RunCurves, thinned
 
 #: Curves of a metric that are drawn where nobody chose ranks.
 MOST_RANKS = 8
@@ -68,6 +68,15 @@ def packages_of(folder: RunFolder) -> list[str]:
 def models_of(folder: RunFolder) -> list[str]:
     """The versions of models that came of this run, the newest first."""
     return [record.id for record in registry.records(folder.path.parent.parent) if record.run_id == folder.run_id]
+
+
+def curves_of(store: CurveStore, folder: RunFolder, *, axis: str, **asked: Any) -> dict[str, Any]:
+    """What `curves_json` says of a run's curves, with times from its start."""
+    record = read.record(folder)
+    started_s = parse_utc(record.started_utc or record.created_utc).timestamp()
+    with store.open(folder, has_times=axis != "step") as found:
+        found.look()
+        return curves_json(found, axis=axis, origin_s=started_s, **asked)
 
 
 def curves_json(

@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.reports import diff
-from paceline.runs import read, store
+from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id
 from paceline.runs.metrics import json_safe
-from paceline.runs.record import RunRecord, parse_utc
+from paceline.runs.record import RunRecord
 from paceline.ui import render, run_page
-from paceline.ui.views.common import as_json, pixels, runs_dir, window
+from paceline.ui.views.common import as_json, curves_asked, runs_dir
 
 #: More runs than this can't be told from each other.
 _MOST = 12
@@ -49,19 +49,13 @@ async def page(request: Request) -> Response:
 async def curves(request: Request) -> Response:
     """The curves of all runs; of each run one for a metric: of all attempts together, on its lowest rank that has it."""
     folders = _folders(request)
-    axis = request.query_params.get("axis", "step")
-    names = request.query_params.getlist("name")
-    asked: dict[str, Any] = {"pixels": pixels(request), "window": window(request), "axis": axis, "names": names}
+    asked = curves_asked(request)
 
     def read_them() -> dict[str, Any]:
         drawn: list[Any] = []
         listed: dict[str, dict[str, Any]] = {}
         for place, folder in enumerate(folders):
-            record = read.record(folder)
-            started = parse_utc(record.started_utc or record.created_utc).timestamp()
-            with request.app.state.curves.open(folder, has_times=axis != "step") as found:
-                found.look()
-                one = run_page.curves_json(found, origin_s=started, **asked)
+            one = run_page.curves_of(request.app.state.curves, folder, **asked)
             lowest = {entry["name"]: entry["ranks"][0] for entry in one["names"] if not entry["node"]}
             for entry in one["names"]:
                 if not entry["node"]:

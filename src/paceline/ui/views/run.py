@@ -14,7 +14,7 @@ from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import last_lines_start
 from paceline.runs.logs import PrepareFollower, last_lines, lines_of
-from paceline.runs.record import RunRecord, parse_utc
+from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible_line
 from paceline.ui import files as run_files
 from paceline.ui import render, run_page
@@ -22,7 +22,7 @@ from paceline.ui.curves import CurveStore
 from paceline.ui.feed import line_json
 from paceline.ui.pieces import stamp_of
 from paceline.ui.views import side
-from paceline.ui.views.common import as_json, events, file_name, folder_of, number, pixels, place_of, whole, window
+from paceline.ui.views.common import as_json, curves_asked, events, file_name, folder_of, number, place_of, whole
 
 #: Lines that a page asks for at once, and that a search gives.
 _MOST_LINES, _MOST_FOUND = 20_000, 2_000
@@ -62,26 +62,11 @@ async def live(request: Request) -> Response:
 async def curves(request: Request) -> Response:
     """The points of curves: `name` (several), `ranks`, `axis`, `from` and `to`, `px`, `attempts=all`."""
     folder = folder_of(request)
-    axis = request.query_params.get("axis", "step")
-    if axis not in ("step", "time", "relative"):
-        raise HTTPException(400, f"axis={axis!r}: there are step, time and relative.")
-    asked: dict[str, Any] = {
-        "names": request.query_params.getlist("name"),
-        "ranks": _ranks(request),
-        "pixels": pixels(request),
-        "window": window(request),
-        "axis": axis,
-        "all_attempts": request.query_params.get("attempts") == "all",
-    }
-
-    def read_them() -> dict[str, Any]:
-        record = read.record(folder)
-        started = parse_utc(record.started_utc or record.created_utc).timestamp()
-        with request.app.state.curves.open(folder, has_times=axis != "step") as found:
-            found.look()
-            return run_page.curves_json(found, origin_s=started, **asked)
-
-    return as_json(await asyncio.to_thread(read_them))
+    asked = curves_asked(request)
+    if asked["axis"] not in ("step", "time", "relative"):
+        raise HTTPException(400, f"axis={asked['axis']!r}: there are step, time and relative.")
+    asked |= {"ranks": _ranks(request), "all_attempts": request.query_params.get("attempts") == "all"}
+    return as_json(await asyncio.to_thread(run_page.curves_of, request.app.state.curves, folder, **asked))
 
 
 async def others(request: Request) -> Response:
