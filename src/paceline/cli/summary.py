@@ -13,14 +13,6 @@ from paceline.runs.record import RunRecord
 from paceline.system.files import read_json, tree_size
 
 
-def models_of(folder: RunFolder) -> list[str]:
-    """The versions of models that came of this run, "digits:3", the newest first."""
-    # Here, for `paceline run` has this module and no use for models.
-    from paceline.models import registry
-
-    return [record.id for record in registry.records(folder.path.parent.parent) if record.run_id == folder.run_id]
-
-
 def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any]:
     """The keys of `status`, `list`, `submit` and `run`. record: the run's, if it was read already."""
     record = read.record(folder) if record is None else record
@@ -67,6 +59,9 @@ def print_submitted(folder: RunFolder, hints: str, *, as_json: bool) -> int:
 
 def details(folder: RunFolder) -> dict[str, Any]:
     """The keys of `show`: those of `summary`, and all the rest there is."""
+    # Here, for `paceline run` has this module and no use for models.
+    from paceline.models import registry
+
     record = read.record(folder)
     noted = tags_and_properties.read(folder.notes)
     return {
@@ -86,7 +81,7 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "failure": record.failure.to_json() if record.failure else None,
         "trial": dict(record.trial) if record.trial else None,
         "step": dict(record.step) if record.step else None,
-        "models": models_of(folder),
+        "models": registry.ids_of_run(folder),
         "metrics": metrics.read(folder.metrics),
         "files": names(folder),
         "size_bytes": tree_size(folder.path),

@@ -19,6 +19,7 @@ from paceline.models.names import NAME, check_model_name
 from paceline.models.record import DOCUMENT, FILES, ModelFile, ModelRecord, digest_of
 from paceline.models.sources import ModelSource
 from paceline.runs import tags_and_properties
+from paceline.runs.folder import RunFolder
 from paceline.runs.record import user_name, utc_now
 from paceline.runs.tags_and_properties import Notes
 from paceline.system.files import remove_tree
@@ -170,6 +171,11 @@ def records(workspace_dir: Path, name: str | None = None) -> Iterator[ModelRecor
         for version in reversed(versions.versions(each)):
             with contextlib.suppress(ModelError):
                 yield load(workspace_dir, each, version)
+
+
+def ids_of_run(folder: RunFolder) -> list[str]:
+    """The versions that came of this run, "digits:3", by name, the latest first."""
+    return [record.id for record in records(folder.path.parent.parent) if record.run_id == folder.run_id]
 
 
 def notes_of(workspace_dir: Path, record: ModelRecord) -> Notes:

@@ -14,6 +14,8 @@ from paceline.errors import UserError
 
 #: P-A-C-E on a telephone's keys. The next ones are tried where it is taken and nobody asked for it.
 PORT = 7223
+#: Ports that are tried where nobody asked for one.
+_TRIED = 40
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 
 
@@ -86,6 +88,11 @@ class UiConfig:
         names = {field.name for field in fields(cls)}
         values = {name: value for name, value in data.items() if name in names}
         return cls(**{**values, "proxies": tuple(values.get("proxies", ()))})
+
+
+def ports(asked: int | None) -> list[int]:
+    """The ports to be tried, in this order; 0 takes a free one."""
+    return [asked] if asked is not None else [*range(PORT, PORT + _TRIED), 0]
 
 
 def is_loopback(host: str) -> bool:

@@ -50,24 +50,14 @@ def details(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
     return {
         "shown_job": record.job.shown() if record.job else None,
         "environment": environment,
-        "packages": packages_of(folder),
+        # With their exact versions, where an environment was built.
+        "packages": sorted(map(str, (*environment.get("conda", ()), *environment.get("pip", ())))),
         "inputs": data.get("inputs") or [],
         "outputs": data.get("outputs") or [],
         "git": dict(record.git),
-        "models": models_of(folder),
+        "models": registry.ids_of_run(folder),
         "folder": str(folder.path),
     }
-
-
-def packages_of(folder: RunFolder) -> list[str]:
-    """The packages of the run's environment with their exact versions, where one was built."""
-    built = read_json(folder.environment) or {}
-    return sorted(str(package) for package in (*built.get("conda", ()), *built.get("pip", ())))
-
-
-def models_of(folder: RunFolder) -> list[str]:
-    """The versions of models that came of this run, the newest first."""
-    return [record.id for record in registry.records(folder.path.parent.parent) if record.run_id == folder.run_id]
 
 
 def curves_of(store: CurveStore, folder: RunFolder, *, axis: str, **asked: Any) -> dict[str, Any]:
