@@ -40,6 +40,12 @@ def folder_of(run_id: str | None) -> RunFolder:
     raise RunNotFoundError(f"there is no run in {str(runs_dir.parent)!r} yet. Start one with `paceline run SCRIPT`.")
 
 
+def folders_of(run_ids: Iterable[str] | None) -> list[RunFolder]:
+    """The runs of these ids, or the latest where there are none. Each once, also where it is named by its id and by the
+    beginning of it."""
+    return list(dict.fromkeys(folder_of(run_id) for run_id in run_ids or (None,)))
+
+
 def with_children(run_id: str | None, kind: Literal["sweep", "pipeline"]) -> tuple[RunFolder, RunRecord]:
     """The sweep or pipeline of this id (or its beginning), or the latest one, and its record.
 

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import completing
-from paceline.cli.common import folder_of, print_json
-from paceline.cli.shared_options import Json
+from paceline.cli.common import folders_of, print_json
+from paceline.cli.shared_options import Json, Runs
 from paceline.errors import UserError
 from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -19,15 +18,6 @@ from paceline.trackers import export as exports
 from paceline.trackers.board import TensorBoard
 
 _KINDS = ("csv", "parquet", "tensorboard", "mlflow")
-
-Runs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Runs, or the beginnings of their ids; default: the latest.",
-        metavar="[RUN]...",
-        autocompletion=completing.run_ids,
-    ),
-]
 
 
 def export(
@@ -104,7 +94,7 @@ def tensorboard(
 
 
 def _folders(run_ids: list[str] | None) -> list[RunFolder]:
-    folders = list(dict.fromkeys(folder_of(run_id) for run_id in run_ids or (None,)))
+    folders = folders_of(run_ids)
     for folder in folders:
         read.record(folder)  # which brings the folder up to date where the run is elsewhere
     return folders

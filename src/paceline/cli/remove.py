@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import completing
-from paceline.cli.common import folder_of, print_json, print_table, state_named, warn
+from paceline.cli.common import folders_of, print_json, print_table, state_named, warn
 from paceline.cli.durations import duration_option
 from paceline.cli.shared_options import Json
 from paceline.data.transfer.cache import parse_size
@@ -47,7 +47,7 @@ def rm(
 ) -> int:
     """Remove runs that have ended, for good: their records, logs, metrics and outputs. What they stored elsewhere stays."""
     removal.sweep(Workspace.from_config(create=False).runs_dir)
-    folders = list(dict.fromkeys(folder_of(run_id) for run_id in run_ids))
+    folders = folders_of(run_ids)
     if below := _below(folders):
         if not children:
             shown = ", ".join(folder.run_id for folder in below[:_NAMED])
