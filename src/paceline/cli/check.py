@@ -19,11 +19,8 @@ from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible
-from paceline.submit import SourceCopy
-from paceline.submit import submit as submit_job
 from paceline.system.files import read_json
 from paceline.system.sizes import size_text
-from paceline.workspace import Workspace
 
 STEPS, MOST_STEPS = 3, 1000
 #: Said to the workers, and where they leave what came of it: `paceline.parallel.compared`, which imports torch.
@@ -117,17 +114,14 @@ def _compared(one: Asked, many: Asked, steps: int, view: RunView, made: list[Run
 
 def _run(wanted: Asked, told: Mapping[str, Any], made: list[RunFolder]) -> RunFolder:
     variables = {**wanted.job.environment_variables, VARIABLE: json.dumps(told)}
-    folder = submit_job(
-        dataclasses.replace(wanted.job, environment_variables=variables),
-        SourceCopy(directory=wanted.directory.absolute()),
-        Workspace.from_config().path,
-        wanted.experiment,
+    labelled = dataclasses.replace(
+        wanted,
+        job=dataclasses.replace(wanted.job, environment_variables=variables),
         tags={**wanted.tags, "check": "one process" if "against" not in told else "several"},
-        values=wanted.values,
-        leave_out=wanted.leave_out,
+        display_name=None,
     )
-    made.append(folder)
-    return folder
+    made.append(labelled.submit())
+    return made[-1]
 
 
 def _end(folder: RunFolder) -> RunRecord:

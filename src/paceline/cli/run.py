@@ -22,8 +22,6 @@ from paceline.rerun import rerun as rerun_job
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
-from paceline.submit import SourceCopy
-from paceline.submit import submit as submit_job
 from paceline.workspace import Workspace
 
 
@@ -104,18 +102,7 @@ def _run_meant(text: str) -> str:
 
 def _submit(wanted: Asked, run_id: str | None) -> RunFolder:
     progress = _HashingProgress()
-    folder = submit_job(
-        wanted.job,
-        SourceCopy(directory=wanted.directory.absolute()),
-        Workspace.from_config().path,
-        wanted.experiment,
-        tags=wanted.tags,
-        progress=progress,
-        display_name=wanted.display_name,
-        values=wanted.values,
-        leave_out=wanted.leave_out,
-        run_id=run_id,
-    )
+    folder = wanted.submit(progress=progress, run_id=run_id)
     progress.clear()
     return folder
 

@@ -25,7 +25,6 @@ from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible, visible_line
-from paceline.submit import SourceCopy
 from paceline.sweeps import children, prior, results, start
 from paceline.sweeps.front import ordered
 from paceline.sweeps.live import show as live
@@ -81,7 +80,7 @@ def run(**given: Any) -> int:
     folder = start.submit_sweep(
         wanted.job,
         sweep,
-        SourceCopy(directory=wanted.directory.absolute()),
+        wanted.source,
         Workspace.from_config().path,
         wanted.experiment,
         tags=wanted.tags,
@@ -242,8 +241,7 @@ def _sweep(run_id: str | None) -> tuple[RunFolder, RunRecord, SweepSpec]:
 
 def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
     workspace = Workspace.from_config(create=False)
-    source = SourceCopy(directory=wanted.directory.absolute())
-    known = start.checked(wanted.job, sweep, source, workspace.path, wanted.experiment, wanted.values)
+    known = start.checked(wanted.job, sweep, wanted.source, workspace.path, wanted.experiment, wanted.values)
     sweep = known.spec
     proposals = Proposals(sweep, wanted.directory, prior.as_trials(known.results))
     points: list[dict[str, Any]] = []
