@@ -15,12 +15,13 @@ from paceline.cli.env_file import read_env_files
 from paceline.cli.options import takes
 from paceline.cli.run_options import RERUN, RUN, words
 from paceline.cli.summary import print_submitted, summary
-from paceline.cli.view import Following, RunView, print_end
+from paceline.cli.view import RunView, print_end
 from paceline.errors import JobError, ModelError
 from paceline.job.sizes import range_text
 from paceline.rerun import rerun as rerun_job
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
+from paceline.runs.follow import Show
 from paceline.runs.record import RunRecord, user_name
 from paceline.workspace import Workspace
 
@@ -182,7 +183,8 @@ def _headline(record: RunRecord) -> str:
 
 def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:
     """Follow; Ctrl-C asks once, and cancels if pressed again or if there is nobody to ask."""
-    following = Following(folder, view)
+    # After an interruption it goes on where it was.
+    following = Show(folder, line=view.line, state=view.state, note=view.note, attempt=view.attempt)
     asked = canceled = False
     with _Interrupts() as interrupts:
         while True:

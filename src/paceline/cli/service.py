@@ -52,7 +52,9 @@ def deploy(**given: Any) -> int:
         tags=service_options.tags(given["tag"]),
         **service_options.settings(given),
     )
-    return _settled(service, wait=not given["no_wait"], as_json=given["json"])
+    if not given["no_wait"]:
+        service.wait_for_deployment()
+    return _print(service, as_json=given["json"])
 
 
 @verbs.command("list")
@@ -197,18 +199,18 @@ def update(**given: Any) -> int:
         environment=service_options.environment(given),
         environment_variables=service_options.variables(given["env"]) if given["env"] else None,
         workers=given["workers"],
-        wait=False,
+        wait=not given["no_wait"],
         **service_options.settings(given),
     )
-    return _settled(service, wait=not given["no_wait"], as_json=given["json"])
+    return _print(service, as_json=given["json"])
 
 
 @verbs.command("reload")
 def reload(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
     """Serve the same models by the script and the files beside it as they are now."""
     service = Service(Workspace.from_config(create=False), name)
-    service.reload(wait=False)
-    return _settled(service, wait=not no_wait, as_json=as_json)
+    service.reload(wait=not no_wait)
+    return _print(service, as_json=as_json)
 
 
 @verbs.command("scale")
@@ -220,8 +222,8 @@ def scale(
 ) -> int:
     """Serve by more or fewer model processes."""
     service = Service(Workspace.from_config(create=False), name)
-    service.scale(workers, wait=False)
-    return _settled(service, wait=not no_wait, as_json=as_json)
+    service.scale(workers, wait=not no_wait)
+    return _print(service, as_json=as_json)
 
 
 @verbs.command("rollback")
@@ -235,8 +237,8 @@ def rollback(
 ) -> int:
     """Serve a revision of before."""
     service = Service(Workspace.from_config(create=False), name)
-    service.rollback(to, wait=False)
-    return _settled(service, wait=not no_wait, as_json=as_json)
+    service.rollback(to, wait=not no_wait)
+    return _print(service, as_json=as_json)
 
 
 @verbs.command("keys")
@@ -275,8 +277,8 @@ def stop(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
 def start(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
     """Start a service that was stopped or has failed."""
     service = Service(Workspace.from_config(create=False), name)
-    service.start(wait=False)
-    return _settled(service, wait=not no_wait, as_json=as_json)
+    service.start(wait=not no_wait)
+    return _print(service, as_json=as_json)
 
 
 @verbs.command("delete")
@@ -356,12 +358,6 @@ def _body(data: str) -> bytes:
         return Path(data[1:]).read_bytes()
     except OSError as error:
         raise ServiceError(f"{data[1:]!r} can't be read: {error.strerror}.") from error
-
-
-def _settled(service: Service, *, wait: bool, as_json: bool) -> int:
-    if wait:
-        service.wait_for_deployment()
-    return _print(service, as_json=as_json)
 
 
 def _print(service: Service, *, as_json: bool) -> int:

@@ -8,7 +8,7 @@ from paceline.cli.common import WARNING_COLOUR, coloured, has_colour, rank_colou
 from paceline.runs import left_out, states
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
-from paceline.runs.follow import Show, attempt_text, end_text, node_prefix, prefix, state_text
+from paceline.runs.follow import attempt_text, end_text, node_prefix, prefix, state_text
 from paceline.runs.logs import LogLine
 from paceline.runs.record import Attempt, RunRecord
 from paceline.runs.visible import TerminalLines, visible, visible_line
@@ -70,17 +70,6 @@ class RunView:
             self._open_line = False
         if not self._quiet:
             print(text, file=sys.stderr, flush=True)
-
-
-class Following:
-    """A run followed from its start; after an interruption it goes on where it was."""
-
-    def __init__(self, folder: RunFolder, view: RunView) -> None:
-        self._show = Show(folder, line=view.line, state=view.state, note=view.note, attempt=view.attempt)
-
-    def to_the_end(self) -> RunRecord:
-        """Show what comes until the run has ended; the final record."""
-        return self._show.to_the_end()
 
 
 def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
