@@ -52,22 +52,20 @@ def check(
 
 
 @verbs.command("install")
-def install() -> int:
+def install() -> None:
     """Let every program of this Python environment find Paceline's names as `azureml`, without a line in it.
 
     Before the real SDK, where that is installed. Two small files among the environment's packages; `paceline azureml uninstall`
     removes them.
     """
     print(f"import azureml finds Paceline's names in every program of this environment: {everywhere.install()}")
-    return 0
 
 
 @verbs.command("uninstall")
-def uninstall() -> int:
+def uninstall() -> None:
     """Take away what `paceline azureml install` has put into this Python environment."""
     folders = everywhere.uninstall()
     for folder in folders:
         print(f"Removed from {folder}")
     if not folders:
         print("Nothing was installed there.")
-    return 0

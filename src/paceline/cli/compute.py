@@ -35,31 +35,30 @@ verbs.command("add", context_settings=_AS_THEY_ARE, add_help_option=False)(add)
 
 
 @verbs.command("list")
-def list_targets(timeout_s: Timeout = 15.0, as_json: Json = False) -> int:
+def list_targets(timeout_s: Timeout = 15.0, as_json: Json = False) -> None:
     """The compute targets: nodes, free cores and GPUs, who waits. All are asked at once."""
     workspace_dir = Workspace.from_config(create=False).path
     looks = look_at_all(workspace_dir, configured.names(workspace_dir), timeout_s)
     broken = load_errors()
     if as_json:
         print_json({"targets": [found.to_json(with_nodes=False) for found in looks], "load_errors": broken})
-        return 0
+        return
     print_table(("TARGET", "KIND", "STATE", "NODES", "CORES FREE", "GPUS FREE", "QUEUED"), map(_row, looks))
     for found in looks:
         if found.error:
             warn(f"paceline: {found.name}: {found.error}")
     for message in broken.values():
         warn(f"paceline: {message}")
-    return 0
 
 
 @verbs.command("show")
-def show(name: Name, timeout_s: Timeout = 30.0, as_json: Json = False) -> int:
+def show(name: Name, timeout_s: Timeout = 30.0, as_json: Json = False) -> None:
     """A compute target's settings, its nodes and its queue."""
     workspace_dir = Workspace.from_config(create=False).path
     found = look(workspace_dir, name, timeout_s)
     if as_json:
         print_json(found.to_json())
-        return 0
+        return
     lines = [("Target", found.name), ("Kind", found.kind or "?"), ("State", found.state)]
     lines += [(f"  {key}", _setting_text(value)) for key, value in found.settings.items()]
     status = found.status
@@ -86,11 +85,10 @@ def show(name: Name, timeout_s: Timeout = 30.0, as_json: Json = False) -> int:
         )
     if found.error:
         warn(f"paceline: {found.name}: {found.error}")
-    return 0
 
 
 @verbs.command("login")
-def login(name: Name) -> int:
+def login(name: Name) -> None:
     """Log in where a target asks for a password or a second factor; what follows uses the connection."""
     workspace_dir = Workspace.from_config(create=False).path
     described = configured.read(workspace_dir, name)
@@ -100,14 +98,13 @@ def login(name: Name) -> int:
     if not sys.stdin.isatty():
         raise TargetError(f"compute target {name!r}: a login needs a person at a terminal. Call it from one.")
     target.login()
-    return 0
 
 
 @verbs.command("remove")
 def remove(
     name: Name,
     force: Annotated[bool, typer.Option("--force", help="Also while runs that have not ended use it.")] = False,
-) -> int:
+) -> None:
     """Forget a compute target. Its runs keep their copy of the settings; nothing is stopped."""
     workspace = Workspace.from_config(create=False)
     # The first name is `local`, which is in use by most runs and is refused below for another reason.
@@ -126,7 +123,6 @@ def remove(
             )
     configured.remove(workspace.path, name)
     print(f"{name} is no longer a compute target of this workspace.")
-    return 0
 
 
 verbs.command("doctor")(doctor)

@@ -36,7 +36,7 @@ verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @verbs.command("list")
-def list_environments(as_json: Json = False) -> int:
+def list_environments(as_json: Json = False) -> None:
     """What is built, the last used first, and what is registered under a name."""
     workspace = Workspace.from_config(create=False)
     found = _store(workspace).all()
@@ -50,10 +50,10 @@ def list_environments(as_json: Json = False) -> int:
                 "registered": {name: environment.to_json() for name, environment in registered.items()},
             }
         )
-        return 0
+        return
     if not found and not registered and not on_images:
         print(f"No environments in {workspace.path}. A run makes those it needs, and so does `paceline env build`.")
-        return 0
+        return
     if found or on_images:
         rows = [_row(built) for built in found] + [_image_row(kept) for kept in on_images]
         print_table(("KEY", "KIND", "SIZE", "USED", "PACKAGES"), rows)
@@ -61,7 +61,6 @@ def list_environments(as_json: Json = False) -> int:
         print("\nRegistered:" if found or on_images else "Registered:")
         for name, environment in registered.items():
             print(f"  {name}, version {environment.version}: {visible(_wanted(environment))}")
-    return 0
 
 
 @verbs.command("show")
@@ -71,7 +70,7 @@ def show(
         typer.Argument(help="Key or its beginning, or the name of a registered environment.", metavar="KEY_OR_NAME"),
     ],
     as_json: Json = False,
-) -> int:
+) -> None:
     """What an environment was made of, and what came of it."""
     workspace = Workspace.from_config(create=False)
     store = _store(workspace)
@@ -85,7 +84,7 @@ def show(
                 "built": built.to_json() if built is not None else None,
             }
         )
-        return 0
+        return
     lines: list[tuple[str, str]] = []
     if registered is not None:
         lines += [("Name", f"{registered.name}, version {registered.version}"), ("Asked for", _wanted(registered))]
@@ -108,7 +107,6 @@ def show(
             print(f"\nInstalled by {title}:")
             for package in packages:
                 print(f"  {visible(package)}")
-    return 0
 
 
 _BUILD = (
@@ -123,7 +121,7 @@ _BUILD = (
 
 @verbs.command("build")
 @takes(*_BUILD)
-def build(**given: Any) -> int:
+def build(**given: Any) -> None:
     """Build an environment now, so that the next run finds it. Prints the path of its interpreter."""
     workspace = Workspace.from_config()
     registered, name = given["registered"], given["name"]
@@ -158,7 +156,6 @@ def build(**given: Any) -> int:
         _say(f"environment {built.key} is ready")
         # Alone on standard output, for $(paceline env build ...) in a command line.
         print(built.python)
-    return 0
 
 
 @verbs.command("prune")
@@ -171,7 +168,7 @@ def prune(
     ] = 0.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Remove environments that no run uses now. Runs that need one again build it again."""
     workspace = Workspace.from_config(create=False)
     # A run that waits in a queue holds no lock on its environment yet, so those that living runs will ask for are kept here.
@@ -180,7 +177,7 @@ def prune(
     on_images = prune_layers(_images_dir(workspace), unused_for_s=unused_for_s, only=only, dry_run=dry_run)
     if as_json:
         print_json([*(built.to_json() for built in gone), *map(_image_json, on_images)])
-        return 0
+        return
     for built in gone:
         print(f"{built.key[:_KEY_SHOWN]}  {_size(built.size_bytes)}  {visible(_installed(built))}")
     for kept in on_images:
@@ -189,7 +186,6 @@ def prune(
     number = len(gone) + len(on_images)
     count = f"{number} environment{'' if number == 1 else 's'}"
     print(f"{'Would remove' if dry_run else 'Removed'} {count}, {_size(total)}.")
-    return 0
 
 
 def _store(workspace: Workspace) -> EnvironmentStore:

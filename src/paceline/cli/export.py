@@ -37,7 +37,7 @@ def export(
     ] = None,
     files: Annotated[bool, typer.Option("--files", help="With mlflow: the runs' files too.")] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Write the metrics of runs for other tools: CSV, Parquet, TensorBoard's event files, or a server of MLflow's."""
     if to not in _KINDS:
         raise UserError(f"--to {to!r}: choose one of {', '.join(_KINDS)}.")
@@ -52,7 +52,7 @@ def export(
         made = [exports.to_mlflow(folder, str(output), experiment, files=files) for folder in folders]
     elif output is None:
         exports.to_csv(folders, sys.stdout)
-        return 0
+        return
     else:
         made = _written(to, folders, Path(output))
     if as_json:
@@ -60,7 +60,6 @@ def export(
     else:
         for name in made:
             print(visible(name))
-    return 0
 
 
 def _written(to: str, folders: list[RunFolder], path: Path) -> list[str]:

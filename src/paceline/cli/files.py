@@ -41,18 +41,17 @@ def files(
     run_id: LatestRun = None,
     names: Patterns = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """The files of a run, with their sizes: its outputs and logs, and what was uploaded."""
     folder = _folder(run_id)
     found = downloads.files(folder, names or ())
     if as_json:
         print_json([{"name": file.name, "size_bytes": file.size_bytes} for file in found])
-        return 0
+        return
     for file in found:
         print(f"{size_text(file.size_bytes):>9}  {visible(file.name)}")
     print(_counted(found), file=sys.stderr)
     _say_left_out(folder)
-    return 0
 
 
 def download(
@@ -67,7 +66,7 @@ def download(
         bool, typer.Option("--overwrite", help="Replace other files that have these names there.")
     ] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Copy files of a run to a folder, under their names. A file is there whole, or not at all."""
     folder = _folder(run_id)
     chosen = downloads.files(folder, names or ())
@@ -92,12 +91,11 @@ def download(
                 for file in sorted([*done.copied, *done.same], key=lambda file: file.name)
             ]
         )
-        return 0
+        return
     rest = [f"{len(done.same)} there already"] if done.same else []
     rest += [f"{len(done.gone)} gone, for the run has removed them"] if done.gone else []
     print("; ".join([f"{_counted(done.copied)}, copied to {visible(str(target))}", *rest]) + ".")
     _say_left_out(folder)
-    return 0
 
 
 def _folder(run_id: str | None) -> RunFolder:

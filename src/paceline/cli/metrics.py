@@ -33,7 +33,7 @@ def metrics(
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="What this worker logged; default: all.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """The metrics of runs: last, least and greatest value of each, or with --name all values; several runs side by side."""
     if as_csv and as_json:
         raise UserError("--csv and --json: choose one of them.")
@@ -63,7 +63,6 @@ def metrics(
         print_table(("METRIC", "LAST", "MIN", "MAX", "STEP", "VALUES"), rows)
     else:
         _print_side_by_side(runs)
-    return 0
 
 
 def _series_of(folder: RunFolder, rank: int | None) -> dict[str, MetricSeries]:

@@ -70,7 +70,7 @@ def register(
     ] = None,
     framework_version: Annotated[str | None, typer.Option("--framework-version", metavar="VERSION")] = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Keep a file or a folder as the next version of a model. It is copied; the same content takes its space once."""
     if run is not None and made_by is not None:
         raise ModelError("--run and --made-by: give one of the two.")
@@ -90,7 +90,7 @@ def register(
         model = Model.register(Workspace.from_config(), path if path is not None else name, name, run=maker, **given)
     if as_json:
         print_json(described.summary(model))
-        return 0
+        return
     print(model.id)
     record = model.record
     print(
@@ -100,7 +100,6 @@ def register(
         file=sys.stderr,
     )
     _warn_of_pickles(model)
-    return 0
 
 
 @verbs.command("list")
@@ -118,20 +117,21 @@ def list_models(
         typer.Option("--at", metavar="STORE[:PATH]", help="Of this datastore.", autocompletion=completing.datastores),
     ] = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """The models of the workspace with their versions, newest first."""
     if at is not None:
-        return _list_at(at, as_json=as_json)
+        _list_at(at, as_json=as_json)
+        return
     workspace = Workspace.from_config(create=False)
     run_id = folder_of(run).run_id if run is not None else None
     tags = [(key, value) if equals else key for key, equals, value in map(_parts, tag or ())]
     found = Model.list(workspace, name, tags=tags, run_id=run_id, latest=latest)
     if as_json:
         print_json([described.summary(model) for model in found])
-        return 0
+        return
     if not found:
         print(f"No {'such ' if name or run or tag else ''}models in {workspace.path}.")
-        return 0
+        return
     print_table(
         ("MODEL", "ALIASES", "FRAMEWORK", "SIZE", "RUN", "REGISTERED"),
         [
@@ -146,7 +146,6 @@ def list_models(
             for model in found
         ],
     )
-    return 0
 
 
 @verbs.command("show")
@@ -154,13 +153,13 @@ def show(
     reference: Reference,
     tensors: Annotated[bool, typer.Option("--tensors", help="All tensors of safetensors files.")] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """All that is known of a version: its files, what is in them, and the run that made it."""
     model = Model(Workspace.from_config(create=False), reference)
     found = described.details(model)
     if as_json:
         print_json(found)
-        return 0
+        return
     run = found["run"]
     environment = run.get("environment") or {}
     print_fields(
@@ -193,7 +192,6 @@ def show(
         print(f"  {size_text(file['size_bytes']):>9}  {file['sha256'][:12]}  {visible(file['name'])}{_kind(file)}")
     _print_tensors(found["files"], everything=tensors)
     _warn_of_pickles(model)
-    return 0
 
 
 @verbs.command("alias")
@@ -203,7 +201,7 @@ def alias(
     version: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="The version to point at.")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Let the alias point nowhere.")] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Point an alias at a version; without a version, who pointed it where, and when."""
     workspace = Workspace.from_config(create=False)
     if word is not None and remove and version is None:
@@ -212,14 +210,14 @@ def alias(
         was = Model(workspace, name, version=check_version(version)).set_alias(word)
         if not as_json:
             print(f"{name}@{word}: {name}:{version}{f', before it {name}:{was}' if was else ''}")
-            return 0
+            return
     elif remove or version is not None:
         raise ModelError("give NAME ALIAS VERSION to point an alias at a version, or NAME ALIAS --remove.")
     model = Model(workspace, name)
     changes = model.alias_history(word)
     if as_json:
         print_json(changes)
-        return 0
+        return
     if word is not None and not changes:
         Model(workspace, name, alias=word)  # says which there are
     print_table(
@@ -229,7 +227,6 @@ def alias(
             for one in changes
         ],
     )
-    return 0
 
 
 @verbs.command("download")
@@ -237,10 +234,9 @@ def download(
     reference: Reference,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder to copy into.")] = Path(),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what has its name there.")] = False,
-) -> int:
+) -> None:
     """Copy a version's file or folder, under its own name; each file is checked on the way."""
     print(Model(Workspace.from_config(create=False), reference).download(to, exist_ok=overwrite))
-    return 0
 
 
 @verbs.command("verify")
@@ -319,7 +315,7 @@ def push(
         bool,
         typer.Option("--verify", help="Read all that is there already, and store again what is not as registered."),
     ] = False,
-) -> int:
+) -> None:
     """Store a version in a datastore, or put it into an MLflow registry. What broke off goes on; each file is checked."""
     if (to is None) == (mlflow is None):
         raise ModelError("say where to: a datastore (STORE[:PATH], s3://bucket/models), or --mlflow URI.")
@@ -332,14 +328,13 @@ def push(
         print(
             f"{model.id} {'is' if there.is_new else 'was already'} version {there.version} of {there.name!r} in MLflow"
         )
-        return 0
+        return
     place = on_store.place(str(to))
     pushed = on_store.push(workspace.path, model.record, place, terminal_bar("uploading"), verify=verify)
     print(
         f"{model.id}: {'stored' if pushed.is_new else 'there already'} in {visible(pushed.place)}: "
         f"{_counted(pushed.stored, 'new content')}, {size_text(pushed.stored_bytes)}"
     )
-    return 0
 
 
 @verbs.command("pull")
@@ -349,7 +344,7 @@ def pull(
         typer.Argument(metavar="STORE[:PATH]", help="Where it was pushed to.", autocompletion=completing.datastores),
     ],
     reference: Annotated[str, typer.Argument(metavar="MODEL", help="NAME:VERSION, or NAME for the latest there.")],
-) -> int:
+) -> None:
     """Fetch a version from a datastore into the workspace, under the same name and number."""
     meant, workspace, source = parse(reference), Workspace.from_config(), on_store.place(place)
     if meant.alias is not None:
@@ -364,17 +359,15 @@ def pull(
         version = numbers[-1]
     on_store.pull(workspace.path, source, meant.name, version, terminal_bar("downloading"))
     print(f"{meant.name}:{version}")
-    return 0
 
 
-def _list_at(place: str, *, as_json: bool) -> int:
+def _list_at(place: str, *, as_json: bool) -> None:
     found = on_store.listed(Workspace.from_config(create=False).path, on_store.place(place))
     if as_json:
         print_json([{"name": name, "version": version} for name, version in found])
     else:
         for name, version in found:
             print(f"{name}:{version}")
-    return 0
 
 
 def _print_tensors(files: Sequence[dict[str, Any]], *, everything: bool) -> None:

@@ -102,10 +102,10 @@ class VerbOption:
         return text if self.type is list else self.type(text)
 
 
-def takes(*options: VerbOption) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def takes(*options: VerbOption) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
     """Let the parser know a verb `def verb(**given)` as one with these options, once it asks (`declare`)."""
 
-    def keep(verb: Callable[..., int]) -> Callable[..., int]:
+    def keep(verb: Callable[..., int | None]) -> Callable[..., int | None]:
         verb.options = options  # type: ignore[attr-defined]
         return verb
 

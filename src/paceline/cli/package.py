@@ -15,7 +15,7 @@ from paceline.workspace import Workspace
 
 
 @takes(*PACKAGE)
-def package(**given: Any) -> int:
+def package(**given: Any) -> None:
     """Write a folder that serves a model away from here: Dockerfile, exact versions, model, script and server."""
     spec = asked(
         given["models"],
@@ -36,7 +36,6 @@ def package(**given: Any) -> int:
     )
     if given["json"]:
         print_json({"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())})
-        return 0
+        return
     print(folder)
     warn(f"podman build -t {folder.name.lower()} {folder}\nor, by hand: python {folder / 'start.py'} --port 8000")
-    return 0

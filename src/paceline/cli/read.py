@@ -45,13 +45,13 @@ _LAST_VALUES = 5
 _RANKS = 16
 
 
-def status(run_id: LatestRun = None, as_json: Json = False) -> int:
+def status(run_id: LatestRun = None, as_json: Json = False) -> None:
     """How a run stands."""
     folder = folder_of(run_id)
     found = summary(folder)
     if as_json:
         print_json(found)
-        return 0
+        return
     word = "in" if found["status"] in states.TERMINAL else "for"
     took = f" {word} {duration_text(found['duration_s'])}" if found["duration_s"] is not None else ""
     name = f" ({visible(found['display_name'])})" if found["display_name"] != found["run_id"] else ""
@@ -71,7 +71,6 @@ def status(run_id: LatestRun = None, as_json: Json = False) -> int:
         print(visible(found["failure"]["message"], lines=True))
     for warning in found["warnings"]:
         print(f"Warning: {visible(warning, lines=True)}")
-    return 0
 
 
 def list_runs(
@@ -98,7 +97,7 @@ def list_runs(
         bool, typer.Option("-l", "--long", help="With what they take on the disk, and their tags.")
     ] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """The runs of the workspace, newest first."""
     if status is not None:
         status = state_named(status)
@@ -118,10 +117,10 @@ def list_runs(
     if as_json:
         sizes = [{"size_bytes": tree_size(folder.path)} if long else {} for _, folder in shown]
         print_json([{**summary(folder, record), **size} for (record, folder), size in zip(shown, sizes, strict=True)])
-        return 0
+        return
     if not shown:
         print(f"No {'such ' if experiment or status or tag else ''}runs in {runs_dir.parent}.")
-        return 0
+        return
     lines: list[tuple[str, ...]] = [
         ("RUN", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK"),
         *(_row(record, folder) for record, folder in shown),
@@ -139,16 +138,15 @@ def list_runs(
     # With a filter nobody knows how many more there are, without reading all of them.
     if not everything and len(shown) == limit and total > limit and not (experiment or status or tag):
         print(f"... and {total - limit} older ones (--all)")
-    return 0
 
 
-def show(run_id: LatestRun = None, as_json: Json = False) -> int:
+def show(run_id: LatestRun = None, as_json: Json = False) -> None:
     """All that is known of a run: its job, attempts, metrics, files, and why it failed."""
     folder = folder_of(run_id)
     found = details(folder)
     if as_json:
         print_json(found)
-        return 0
+        return
     record = read.record(folder)
     took = f", {duration_text(record.duration_s)}" if record.duration_s is not None else ""
     lines: list[tuple[str, str | Sequence[str]]] = [
@@ -198,7 +196,6 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> int:
             print(f"  {visible(name)}")
     if record.failure is not None:
         print(f"\nFailure ({record.failure.cause}):\n{visible(str(record.failure), lines=True)}")
-    return 0
 
 
 def _steps(folder: RunFolder, record: RunRecord) -> Sequence[str]:

@@ -31,7 +31,7 @@ verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 @verbs.command("deploy")
 @takes(*DEPLOY)
-def deploy(**given: Any) -> int:
+def deploy(**given: Any) -> None:
     """Serve a model, and keep it served when this terminal is closed. Prints where it is called."""
     workspace = Workspace.from_config()
     service = Service.deploy(
@@ -54,20 +54,20 @@ def deploy(**given: Any) -> int:
     )
     if not given["no_wait"]:
         service.wait_for_deployment()
-    return _print(service, as_json=given["json"])
+    _print(service, as_json=given["json"])
 
 
 @verbs.command("list")
-def list_services(as_json: Json = False) -> int:
+def list_services(as_json: Json = False) -> None:
     """The services of the workspace. Those that nobody looks after, though they should be up, are started again."""
     workspace = Workspace.from_config(create=False)
     found = list(read.all_records(workspace.path))
     if as_json:
         print_json([_shown(workspace, record) for record in found])
-        return 0
+        return
     if not found:
         print(f"No services in {workspace.path}. `paceline service deploy NAME --model MODEL` makes one.")
-        return 0
+        return
     rows = [
         [
             record.name,
@@ -86,11 +86,10 @@ def list_services(as_json: Json = False) -> int:
         rows,
         status_column=1,
     )
-    return 0
 
 
 @verbs.command("show")
-def show(name: Name, as_json: Json = False) -> int:
+def show(name: Name, as_json: Json = False) -> None:
     """How a service stands, what it serves, and what it served before."""
     workspace = Workspace.from_config(create=False)
     folder = store.folder_of(workspace.path, name)
@@ -104,7 +103,7 @@ def show(name: Name, as_json: Json = False) -> int:
                 "revisions": [{**each.to_json(), "variables": sorted(each.variables)} for each in revisions],
             }
         )
-        return 0
+        return
     print_fields(
         [
             ("Service", record.name),
@@ -137,7 +136,6 @@ def show(name: Name, as_json: Json = False) -> int:
             for each in revisions
         ],
     )
-    return 0
 
 
 @verbs.command("logs")
@@ -146,7 +144,7 @@ def logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the service ends.")] = False,
     tail: Annotated[int, typer.Option("-n", "--tail", metavar="N", min=0, help="The last N lines.")] = 200,
     as_json: Json = False,
-) -> int:
+) -> None:
     """What a service's supervisor says and its servers print."""
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     text = log.last_lines(folder, tail)
@@ -154,7 +152,7 @@ def logs(
         if follow:
             raise ServiceError("--follow and --json: JSON is one value. Leave one of them out.")
         print_json({"name": name, "lines": text.splitlines()})
-        return 0
+        return
 
     def is_over() -> bool:
         try:
@@ -167,7 +165,6 @@ def logs(
         for more in log.follow(folder, is_over):
             sys.stdout.write(visible(more, lines=True))
             sys.stdout.flush()
-    return 0
 
 
 @verbs.command("call")
@@ -178,18 +175,17 @@ def call(
     ] = "-",
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the answer.")] = 60.0,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Send one request, with the service's key; prints the answer."""
     service = Service(Workspace.from_config(create=False), name)
     answer = service.run(_body(data), timeout_s=timeout)
     # Text is printed as it is, unless JSON is asked for.
     print(json.dumps(answer) if as_json or not isinstance(answer, str) else visible(answer, lines=True))
-    return 0
 
 
 @verbs.command("update")
 @takes(*UPDATE)
-def update(**given: Any) -> int:
+def update(**given: Any) -> None:
     """Serve another model, script or environment, without a lost request. What can't be served leaves what is."""
     service = Service(Workspace.from_config(create=False), given["service"])
     service.update(
@@ -202,15 +198,15 @@ def update(**given: Any) -> int:
         wait=not given["no_wait"],
         **service_options.settings(given),
     )
-    return _print(service, as_json=given["json"])
+    _print(service, as_json=given["json"])
 
 
 @verbs.command("reload")
-def reload(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
+def reload(name: Name, no_wait: NoWait = False, as_json: Json = False) -> None:
     """Serve the same models by the script and the files beside it as they are now."""
     service = Service(Workspace.from_config(create=False), name)
     service.reload(wait=not no_wait)
-    return _print(service, as_json=as_json)
+    _print(service, as_json=as_json)
 
 
 @verbs.command("scale")
@@ -219,11 +215,11 @@ def scale(
     workers: Annotated[int, typer.Argument(metavar="WORKERS", help="Model processes.")],
     no_wait: NoWait = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Serve by more or fewer model processes."""
     service = Service(Workspace.from_config(create=False), name)
     service.scale(workers, wait=not no_wait)
-    return _print(service, as_json=as_json)
+    _print(service, as_json=as_json)
 
 
 @verbs.command("rollback")
@@ -234,11 +230,11 @@ def rollback(
     ] = None,
     no_wait: NoWait = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Serve a revision of before."""
     service = Service(Workspace.from_config(create=False), name)
     service.rollback(to, wait=not no_wait)
-    return _print(service, as_json=as_json)
+    _print(service, as_json=as_json)
 
 
 @verbs.command("keys")
@@ -251,7 +247,7 @@ def keys(
         ),
     ] = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """The two keys of a service, either of which a request may bring: `Authorization: Bearer KEY`."""
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     if regenerate is not None:
@@ -262,47 +258,44 @@ def keys(
         print_json({"primary": primary, "secondary": secondary})
     else:
         print_fields([("primary", primary), ("secondary", secondary)])
-    return 0
 
 
 @verbs.command("stop")
-def stop(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
+def stop(name: Name, no_wait: NoWait = False, as_json: Json = False) -> None:
     """End a service once the requests that it has are answered. `start` starts it again, at the same port."""
     service = Service(Workspace.from_config(create=False), name)
     service.stop(wait=not no_wait)
-    return _print(service, as_json=as_json)
+    _print(service, as_json=as_json)
 
 
 @verbs.command("start")
-def start(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
+def start(name: Name, no_wait: NoWait = False, as_json: Json = False) -> None:
     """Start a service that was stopped or has failed."""
     service = Service(Workspace.from_config(create=False), name)
     service.start(wait=not no_wait)
-    return _print(service, as_json=as_json)
+    _print(service, as_json=as_json)
 
 
 @verbs.command("delete")
-def delete(name: Name, as_json: Json = False) -> int:
+def delete(name: Name, as_json: Json = False) -> None:
     """End a service and remove all of it. Registered models stay."""
     Service(Workspace.from_config(create=False), name).delete()
     if as_json:
         print_json({"name": name, "deleted": True})
     else:
         print(f"{name} is deleted")
-    return 0
 
 
 @verbs.command("unit")
-def unit(name: Name, as_json: Json = False) -> int:
+def unit(name: Name, as_json: Json = False) -> None:
     """A systemd user unit that keeps a service up after a reboot. Standard error says where to put it."""
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     text, path = unit_file.text(folder), unit_file.path(folder)
     if as_json:
         print_json({"path": str(path), "text": text})
-        return 0
+        return
     sys.stdout.write(text)
     warn("\n".join(unit_file.instructions(folder)))
-    return 0
 
 
 @verbs.command("bench")
@@ -317,7 +310,7 @@ def bench(
         Path | None, typer.Option("--picture", metavar="FILE", help="Draw it (PNG, SVG or PDF).")
     ] = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Call a service with 1, 8 and 32 clients: requests a second, and p50, p95 and p99 of the times."""
     from paceline.serving import bench as benching
 
@@ -342,7 +335,6 @@ def bench(
     else:
         header, *rows = benching.table(found)
         print_table(header, rows)
-    return 0
 
 
 def _body(data: str) -> bytes:
@@ -360,20 +352,19 @@ def _body(data: str) -> bytes:
         raise ServiceError(f"{data[1:]!r} can't be read: {error.strerror}.") from error
 
 
-def _print(service: Service, *, as_json: bool) -> int:
+def _print(service: Service, *, as_json: bool) -> None:
     record = service.record()
     if as_json:
         print_json(_shown(service.workspace, record))
-        return 0
+        return
     if record.state == states.STOPPED:
         print(f"{record.name} is stopped")
-        return 0
+        return
     print(record.scoring_uri or record.state)
     revision = "" if record.revision is None else f", revision {record.revision}"
     warn(f"{record.name} is {record.state}{revision}. `paceline service logs -f {record.name}` follows it.")
     if record.note:
         warn(record.note)
-    return 0
 
 
 def _shown(workspace: Workspace, record: ServiceRecord) -> dict[str, Any]:

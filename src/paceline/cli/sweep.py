@@ -164,32 +164,31 @@ def _draw(folder: RunFolder, sweep: SweepSpec, html: Path | None, png: Path | No
 
 
 @verbs.command("best")
-def best(run_id: AnySweep = None, as_json: Json = False) -> int:
+def best(run_id: AnySweep = None, as_json: Json = False) -> None:
     """The best trial, with several metrics those on the Pareto front: runs, values and hyperparameters."""
     folder, _, sweep = _sweep(run_id)
     all_best = results.best_trials(children.trials(folder, sweep), sweep)
     if not all_best:
         raise SweepError(f"no trial of {folder.run_id} has logged {' and '.join(map(repr, sweep.metrics))} yet.")
     if sweep.further:
-        return _print_front(all_best, sweep, as_json=as_json)
+        _print_front(all_best, sweep, as_json=as_json)
+        return
     found = all_best[0]
     if as_json:
         print_json(results.best_row(found, sweep))
-        return 0
+        return
     leg = found.best_leg(sweep.goal)
     print(leg.run_id)
     print(f"{sweep.metric} {found.best(sweep.goal):g}", *_said(leg), sep="\n", file=sys.stderr)
-    return 0
 
 
-def _print_front(trials: Sequence[Trial], sweep: SweepSpec, *, as_json: bool) -> int:
+def _print_front(trials: Sequence[Trial], sweep: SweepSpec, *, as_json: bool) -> None:
     if as_json:
         print_json(results.rows(trials, sweep))
-        return 0
+        return
     for trial in trials:
         print(trial.run_id)
         print(f"{visible(results.said(trial, sweep))}: {', '.join(_said(trial.legs[-1]))}", file=sys.stderr)
-    return 0
 
 
 def _front(trials: Sequence[Trial], sweep: SweepSpec) -> str:
@@ -198,36 +197,35 @@ def _front(trials: Sequence[Trial], sweep: SweepSpec) -> str:
 
 
 @verbs.command("stop")
-def stop(run_id: SweepId, as_json: Json = False) -> int:
+def stop(run_id: SweepId, as_json: Json = False) -> None:
     """End a sweep: its trials get SIGTERM and their grace, and keep what they have made."""
     folder, record, _ = _sweep(run_id)
     if not record.is_terminal:
         read.request_cancel(folder, by=user_name(), reason="paceline sweep stop")
-    return _told(folder, f"is {record.status if record.is_terminal else states.CANCEL_REQUESTED}.", as_json=as_json)
+    _told(folder, f"is {record.status if record.is_terminal else states.CANCEL_REQUESTED}.", as_json=as_json)
 
 
 @verbs.command("more")
-def more(run_id: SweepId, trials: Trials, as_json: Json = False) -> int:
+def more(run_id: SweepId, trials: Trials, as_json: Json = False) -> None:
     """Ask for more trials of a sweep that runs, or let one that has ended go on."""
     folder, _, _ = _sweep(run_id)
     start.more(folder, trials)
-    return _told(folder, f"goes on. Follow it: paceline sweep show -f {folder.run_id}", as_json=as_json)
+    _told(folder, f"goes on. Follow it: paceline sweep show -f {folder.run_id}", as_json=as_json)
 
 
 @verbs.command("resume")
-def resume(run_id: SweepId, as_json: Json = False) -> int:
+def resume(run_id: SweepId, as_json: Json = False) -> None:
     """Let a sweep go on whose controller was killed. Whoever looks at it does the same."""
     # Whoever reads the record of a sweep without a controller starts one (`paceline.runs.read`).
     folder, record, _ = _sweep(run_id)
-    return _told(folder, f"is {record.status}.", as_json=as_json)
+    _told(folder, f"is {record.status}.", as_json=as_json)
 
 
-def _told(folder: RunFolder, what: str, *, as_json: bool) -> int:
+def _told(folder: RunFolder, what: str, *, as_json: bool) -> None:
     if as_json:
         print_json(summary(folder))
     else:
         print(f"{folder.run_id} {what}", file=sys.stderr)
-    return 0
 
 
 def _former(run_id: str) -> str:
