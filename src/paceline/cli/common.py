@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -129,6 +129,18 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, status_
         elif status_column is not None:
             cells[status_column] = coloured(cells[status_column], state_colour(line[status_column]), colour)
         print("  ".join(cells).rstrip())
+
+
+def columns(lines: Sequence[Sequence[str]], left: Container[str] = ()) -> list[str]:
+    """Each line's cells in columns: numbers to the right, what is under one of the headers `left` to the left."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if name in left else cell.rjust(width)
+            for name, cell, width in zip(lines[0], line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
 
 
 def print_fields(fields: Iterable[tuple[str, str | Sequence[str]]], *, width: int = 13, **colours: int | None) -> None:

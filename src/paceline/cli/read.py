@@ -13,6 +13,7 @@ from paceline.cli import completing
 from paceline.cli.common import (
     age,
     coloured,
+    columns,
     folder_of,
     has_colour,
     pairs_text,
@@ -262,9 +263,7 @@ def _load(folder: RunFolder, record: RunRecord, sample: dict[str, Any] | None) -
         )
         for row in loads.node_rows(sample)
     ]
-    rows = loads.shown_columns(loads.RANK_HEADER, loads.rank_rows(sample))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    ranks = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    ranks = columns(loads.shown_columns(loads.RANK_HEADER, loads.rank_rows(sample)))
     more = [f"and {len(ranks) - 1 - _RANKS} more: paceline top {record.run_id}"] if len(ranks) - 1 > _RANKS else []
     time = loads.pace_lines(sample, is_over=is_over)
     return [("Load", nodes), ("Workers", [*ranks[: _RANKS + 1], *more] if sample["ranks"] else ""), ("Time", time)]
