@@ -94,7 +94,7 @@ def _made(path: Path, said: Mapping[str, dict[str, Any]], parameters: Mapping[st
     after: dict[str, Sequence[str]] = {}
     left = {}
     for name, one in said.items():
-        left[name] = {key: _data(path, name, key, place) for key, place in _leaves(path, name, one.pop("leaves", None))}
+        left[name] = {key: _data(key, place) for key, place in _leaves(path, name, one.pop("leaves", None))}
         for key, found in left[name].items():
             if key in data:
                 raise PipelineError(f"{str(path)!r}: two steps leave {key!r}. Give each data of its own.")
@@ -136,7 +136,7 @@ def _filled(word: str, words: Mapping[str, str]) -> str:
     return _WORD.sub(lambda found: words.get(found[1] or found[2], found[0]), word)
 
 
-def _data(path: Path, step: str, name: str, place: Any) -> PipelineData:
+def _data(name: str, place: Any) -> PipelineData:
     if place is None:
         return PipelineData(name)
     store, _, folder = str(place).partition(":")
