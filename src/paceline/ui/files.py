@@ -45,7 +45,6 @@ class Listed:
 
     name: str
     size: int
-    modified_s: float
     kind: str
 
 
@@ -54,10 +53,9 @@ def listed(folder: RunFolder) -> list[Listed]:
     found = []
     for name, path in artifacts.files(folder):
         try:
-            stat = path.stat()
+            found.append(Listed(name, path.stat().st_size, kind_of(name)))
         except OSError:
             continue  # gone meanwhile
-        found.append(Listed(name, stat.st_size, stat.st_mtime, kind_of(name)))
     return found
 
 

@@ -83,9 +83,6 @@ class Index:
         known = self._entries
         return [known[run_id] for run_id in self.ids if run_id in known]
 
-    def get(self, run_id: str) -> IndexEntry | None:
-        return self._entries.get(run_id)
-
     def refresh(self) -> None:
         """Look at what may have changed, unless that was done just now. Of several callers, one looks."""
         if time.monotonic() - self._looked_at < max(_FRESH_S, _REST * self._took_s):
