@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from paceline.runs import read
+from paceline.runs import downloads, read
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import last_lines_start
 from paceline.runs.logs import PrepareFollower, last_lines, lines_of
@@ -139,8 +139,8 @@ async def details_live(request: Request) -> Response:
 
 
 def _files(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
-    listed = run_files.listed(folder)
-    return {"files": listed, "total": sum(file.size for file in listed)}
+    listed = downloads.files(folder)
+    return {"files": listed, "total": sum(file.size_bytes for file in listed)}
 
 
 def _read_on(curves: CurveStore, folder: RunFolder) -> None:
