@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ _MOST_RUNS = 50
 
 #: Finds what one of these pages shows, by the request that asks for it.
 _Find = Callable[[Request], dict[str, Any]]
-_Answer = Callable[[Request], Awaitable[Response]]
+_Answer = Callable[[Request], Response]
 
 
 def routes() -> list[Route]:
@@ -52,22 +51,22 @@ def routes() -> list[Route]:
     return found
 
 
-async def _compute(request: Request) -> Response:
+def _compute(request: Request) -> Response:
     """The page at once; what the targets say comes by its stream, for an engine may take seconds."""
-    names = await asyncio.to_thread(configured.names, request.app.state.workspace_dir)
+    names = configured.names(request.app.state.workspace_dir)
     return render.page(request, "compute.html", names=names, stamp="")
 
 
 def _page(name: str, find: _Find) -> _Answer:
-    async def page(request: Request) -> Response:
-        found = await asyncio.to_thread(find, request)
+    def page(request: Request) -> Response:
+        found = find(request)
         return render.page(request, f"{name}.html", stamp=stamp_of(found), **found)
 
     return page
 
 
 def _live(name: str, find: _Find) -> _Answer:
-    async def live(request: Request) -> Response:
+    def live(request: Request) -> Response:
         def look() -> PiecesSeen:
             found = find(request)
             piece = PagePiece(stamp_of(found), lambda: render.text(request, f"{name}_part.html", **found))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -19,15 +18,11 @@ from paceline.ui.views.common import events, folder_of, place_of
 Find = Callable[[RunFolder, RunRecord], dict[str, Any]]
 
 
-async def page(request: Request, name: str, find: Find) -> Response:
+def page(request: Request, name: str, find: Find) -> Response:
     """The page `run_<name>.html` around the piece `run_<name>_part.html`."""
     folder = folder_of(request)
-
-    def read_it() -> tuple[dict[str, Any], dict[str, Any]]:
-        head = run_page.head(folder)
-        return head, find(folder, head["record"])
-
-    head, found = await asyncio.to_thread(read_it)
+    head = run_page.head(folder)
+    found = find(folder, head["record"])
     place = f"head:{stamp_of(head)},{name}:{stamp_of(found)}"
     return render.page(request, f"run_{name}.html", tab=name, place=place, **head, **found)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -25,17 +24,13 @@ _ROWS = 500
 _LOOK_S = 2.0
 
 
-async def page(request: Request) -> Response:
+def page(request: Request) -> Response:
     folder = folder_of(request)
-
-    def read_it() -> tuple[dict[str, Any], dict[str, Any], str]:
-        head = run_page.head(folder)
-        if head["record"].sweep is None:
-            raise HTTPException(404, f"run {folder.run_id} is no sweep; its kind is {head['record'].kind}.")
-        standing = Board(folder).look()
-        return head, _shown(request.app.state, standing), f"head:{stamp_of(head)},sweep:{_stamp(standing)}"
-
-    head, shown, place = await asyncio.to_thread(read_it)
+    head = run_page.head(folder)
+    if head["record"].sweep is None:
+        raise HTTPException(404, f"run {folder.run_id} is no sweep; its kind is {head['record'].kind}.")
+    standing = Board(folder).look()
+    shown, place = _shown(request.app.state, standing), f"head:{stamp_of(head)},sweep:{_stamp(standing)}"
     return render.page(request, "run_sweep.html", tab="sweep", place=place, **head, **shown)
 
 
