@@ -97,14 +97,6 @@ def log(request: Request) -> Response:
     return as_json({"lines": [*map(line_json, lines)], "more": len(lines) == lines.maxlen})
 
 
-def files(request: Request) -> Response:
-    return side.page(request, "files", _files)
-
-
-async def files_live(request: Request) -> Response:
-    return side.live(request, "files", _files)
-
-
 def look(request: Request) -> Response:
     folder = folder_of(request)
     found, seen = run_page.head(folder), run_files.look(folder, file_name(request, "look"))
@@ -116,15 +108,8 @@ def file(request: Request) -> Response:
     return run_files.download(folder_of(request), file_name(request, "file"))
 
 
-def details(request: Request) -> Response:
-    return side.page(request, "details", run_page.details)
-
-
-async def details_live(request: Request) -> Response:
-    return side.live(request, "details", run_page.details)
-
-
-def _files(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+def files(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+    """What the page of all files shows."""
     listed = downloads.files(folder)
     return {"files": listed, "total": sum(file.size_bytes for file in listed)}
 

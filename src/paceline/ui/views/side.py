@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
@@ -18,7 +19,16 @@ from paceline.ui.views.common import events, folder_of, place_of
 Find = Callable[[RunFolder, RunRecord], dict[str, Any]]
 
 
-def page(request: Request, name: str, find: Find) -> Response:
+def routes(name: str, find: Find) -> list[Route]:
+    """The page of this name, and the stream of what changes in it."""
+    path = f"/runs/{{run_id}}/{name}"
+    return [
+        Route(path, lambda request: _page(request, name, find)),
+        Route(f"{path}/live", lambda request: live(request, name, find)),
+    ]
+
+
+def _page(request: Request, name: str, find: Find) -> Response:
     """The page `run_<name>.html` around the piece `run_<name>_part.html`."""
     folder = folder_of(request)
     head = run_page.head(folder)
