@@ -15,6 +15,7 @@ from paceline.cli.durations import duration_option
 from paceline.cli.shared_options import Json
 from paceline.errors import TargetError
 from paceline.runs import read
+from paceline.system.names import some
 from paceline.targets import configured
 from paceline.targets.kinds import load_errors
 from paceline.targets.looks import TargetLook, counts_text, look, look_at_all
@@ -115,10 +116,8 @@ def remove(
             if record.target == name and not record.is_terminal
         ]
         if using:
-            more = len(using) - _RUNS_SHOWN
-            shown = ", ".join(using[:_RUNS_SHOWN]) + (f" and {more} more" if more > 0 else "")
             raise TargetError(
-                f"compute target {name!r} is used by {shown}. Cancel or wait for them, or give --force: "
+                f"compute target {name!r} is used by {some(using, _RUNS_SHOWN)}. Cancel or wait for them, or give --force: "
                 "they go on with the copy of its settings that they have."
             )
     configured.remove(workspace.path, name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +26,7 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.pruning.environments import free_keys
 from paceline.runs.record import utc_text
 from paceline.runs.visible import visible, visible_line
+from paceline.system.names import some
 from paceline.workspace import Workspace
 
 _KEY_SHOWN = 12
@@ -181,7 +181,7 @@ def prune(
     for built in gone:
         print(f"{built.key[:_KEY_SHOWN]}  {_size(built.size_bytes)}  {visible(_installed(built))}")
     for kept in on_images:
-        print(f"{kept.key[:_KEY_SHOWN]}  on an image  {visible(_some(kept.layer.packages))}")
+        print(f"{kept.key[:_KEY_SHOWN]}  on an image  {visible(some(kept.layer.packages, _PACKAGES_SHOWN))}")
     total = sum(built.size_bytes for built in gone)
     number = len(gone) + len(on_images)
     count = f"{number} environment{'' if number == 1 else 's'}"
@@ -202,7 +202,7 @@ def _image_json(kept: KeptLayer) -> dict[str, Any]:
 
 def _image_row(kept: KeptLayer) -> tuple[str, ...]:
     used = utc_text(dt.datetime.fromtimestamp(kept.used_at, dt.timezone.utc))
-    return kept.key[:_KEY_SHOWN], "pip, on an image", "", age(used), _some(kept.layer.packages)
+    return kept.key[:_KEY_SHOWN], "pip, on an image", "", age(used), some(kept.layer.packages, _PACKAGES_SHOWN)
 
 
 def _base(environment: EnvironmentSpec) -> str:
@@ -233,18 +233,13 @@ def _kind(built: Built) -> str:
 
 
 def _installed(built: Built) -> str:
-    return _some([*built.conda, *built.pip]) or "nothing beside the base's"
+    return some([*built.conda, *built.pip], _PACKAGES_SHOWN) or "nothing beside the base's"
 
 
 def _wanted(environment: EnvironmentSpec) -> str:
     lines = [line for line in (environment.pip_requirements or "").splitlines() if line.strip()]
-    text = _some([*environment.conda_packages, *environment.pip_packages, *lines])
+    text = some([*environment.conda_packages, *environment.pip_packages, *lines], _PACKAGES_SHOWN)
     return text or (f"the interpreter {environment.python}" if environment.python else "the submitting interpreter")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _PACKAGES_SHOWN
-    return ", ".join(names[:_PACKAGES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _size(size: int) -> str:

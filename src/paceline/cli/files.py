@@ -16,6 +16,7 @@ from paceline.errors import RunNotFoundError, UserError
 from paceline.runs import downloads, read
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
+from paceline.system.names import some
 
 
 def complete_file_name(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -106,8 +107,7 @@ def _folder(run_id: str | None) -> RunFolder:
 
 def _say_left_out(folder: RunFolder) -> None:
     if names := downloads.left_out(folder):
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        warn(f"Left out, for they are no files or links that lead nowhere: {', '.join(names[:5])}{more}.")
+        warn(f"Left out, for they are no files or links that lead nowhere: {some(names, 5)}.")
 
 
 def _counted(found: list[downloads.RunFile]) -> str:

@@ -19,6 +19,7 @@ from paceline.models import check, described, mlflow_registry, on_store, registr
 from paceline.models.model import Model, register_of_run, remove
 from paceline.models.names import check_version, parse
 from paceline.runs.visible import visible
+from paceline.system.names import some
 from paceline.workspace import Workspace
 
 #: Tensors that `show` lists without --tensors.
@@ -387,9 +388,8 @@ def _print_tensors(files: Sequence[dict[str, Any]], *, everything: bool) -> None
 
 def _warn_of_pickles(model: Model) -> None:
     if names := described.pickles(model.record):
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         warn(
-            f"paceline: warning: {', '.join(names[:5])}{more}: a pickle runs code of its author's when it is loaded. Paceline "
+            f"paceline: warning: {some(names, 5)}: a pickle runs code of its author's when it is loaded. Paceline "
             "never loads one; load it only if you trust who made it. safetensors, ONNX and skops hold none."
         )
 

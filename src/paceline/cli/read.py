@@ -36,6 +36,7 @@ from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.runs.select import matches
 from paceline.runs.visible import visible
 from paceline.system.files import tree_size
+from paceline.system.names import some
 from paceline.targets import configured
 from paceline.workspace import Workspace
 
@@ -219,7 +220,7 @@ def _attempts(attempts: Sequence[Attempt]) -> Sequence[str]:
 
 
 def _attempt(attempt: Attempt, *, has_changed: bool) -> str:
-    nodes = ", ".join(attempt.nodes[:4]) + (f" and {len(attempt.nodes) - 4} more" if len(attempt.nodes) > 4 else "")
+    nodes = some(attempt.nodes, 4)
     end = parse_utc(attempt.ended_utc or utc_now())
     took = duration_text(max(0.0, (end - parse_utc(attempt.started_utc)).total_seconds()))
     how = f"runs for {took}" if attempt.ended_utc is None else f"{attempt.cause or 'completed'} after {took}"

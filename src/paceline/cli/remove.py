@@ -20,6 +20,7 @@ from paceline.runs import read, removal, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.system.files import tree_size
+from paceline.system.names import some
 from paceline.workspace import Workspace
 
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
@@ -50,9 +51,8 @@ def rm(
     folders = folders_of(run_ids)
     if below := _below(folders):
         if not children:
-            shown = ", ".join(folder.run_id for folder in below[:_NAMED])
-            more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
-            raise UserError(f"there are runs below: {shown}{more}. --children removes them as well.")
+            shown = some([folder.run_id for folder in below], _NAMED)
+            raise UserError(f"there are runs below: {shown}. --children removes them as well.")
         folders = [*below, *folders]
     for folder in folders:
         removal.check_removable(read.record(folder), force=force)

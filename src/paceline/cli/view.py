@@ -12,6 +12,7 @@ from paceline.runs.follow import attempt_text, end_text, node_prefix, prefix, st
 from paceline.runs.logs import LogLine
 from paceline.runs.record import Attempt, RunRecord
 from paceline.runs.visible import TerminalLines, visible, visible_line
+from paceline.system.names import some
 
 
 class RunView:
@@ -83,8 +84,7 @@ def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
         print(f"\n{visible(str(record.failure), lines=True)}", file=sys.stderr)
     outputs = [name for name in names(folder) if name.startswith("outputs/")]
     if outputs:
-        shown = visible(", ".join(outputs[:5])) + (f" and {len(outputs) - 5} more" if len(outputs) > 5 else "")
-        view.say(f"Outputs in {folder.outputs}: {shown}")
+        view.say(f"Outputs in {folder.outputs}: {visible(some(outputs, 5))}")
     for text in left_out.lines(record):
         view.say(f"Left out: {visible(text)}")
     if folder.uploads.is_dir() and (unstored := sorted(path.name for path in folder.uploads.iterdir())):

@@ -23,6 +23,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import user_name, utc_now
 from paceline.runs.tags_and_properties import Notes
 from paceline.system.files import remove_tree
+from paceline.system.names import some
 from paceline.system.registry import VersionFolders
 
 #: Names that a message lists at most.
@@ -232,8 +233,7 @@ def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
 
 def listed(found: Sequence[Any]) -> str:
     """The first of these in a row, and how many more there are; "none"."""
-    more = f" and {len(found) - _SAID} more" if len(found) > _SAID else ""
-    return (", ".join(map(str, found[:_SAID])) + more) or "none"
+    return some([*map(str, found)], _SAID) or "none"
 
 
 def _why(error: OSError) -> str:
