@@ -5,10 +5,8 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import UserError
 
@@ -84,10 +82,8 @@ class UiConfig:
 
     @classmethod
     def from_json(cls, text: str) -> UiConfig:
-        data: Mapping[str, Any] = json.loads(text)
-        names = {field.name for field in fields(cls)}
-        values = {name: value for name, value in data.items() if name in names}
-        return cls(**{**values, "proxies": tuple(values.get("proxies", ()))})
+        data = json.loads(text)
+        return cls(**{**data, "proxies": tuple(data["proxies"])})
 
 
 def ports(asked: int | None) -> list[int]:
