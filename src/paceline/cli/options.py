@@ -112,14 +112,14 @@ def takes(*options: VerbOption) -> Callable[[Callable[..., int | None]], Callabl
     return keep
 
 
-def declare(verb: Callable[..., Any]) -> None:
+def declare(verb: Any) -> None:
     """Give a verb that `takes` options the signature by which typer makes them; any other has its own."""
     if options := getattr(verb, "options", ()):
         import inspect
 
         parameters = [option.parameter() for option in options]
         # typer reads both.
-        verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        verb.__signature__ = inspect.Signature(parameters)
         verb.__annotations__ = {one.name: one.annotation for one in parameters}
 
 
