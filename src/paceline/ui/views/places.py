@@ -73,7 +73,7 @@ def _live(name: str, find: _Find) -> _Answer:
             return PiecesSeen({"main": piece})
 
         streams = request.app.state.pieces
-        return events(request, streams.follow(request.url.path, lambda: look, place_of(request)))
+        return events(request, streams.follow(request.url.path, look, place_of(request)))
 
     return live
 

@@ -51,7 +51,7 @@ def live(request: Request, name: str, find: Find | None) -> Response:
         return PiecesSeen(pieces, is_over=head["record"].is_terminal)
 
     streams = request.app.state.pieces
-    return events(request, streams.follow(request.url.path, lambda: look, place_of(request)))
+    return events(request, streams.follow(request.url.path, look, place_of(request)))
 
 
 def head_piece(request: Request, tab: str, head: dict[str, Any]) -> PagePiece:

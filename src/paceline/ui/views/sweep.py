@@ -14,7 +14,7 @@ from paceline.sweeps.live import table
 from paceline.sweeps.live.board import Board, Standing
 from paceline.sweeps.pictures import draw, svg
 from paceline.ui import render, run_page
-from paceline.ui.pieces import Look, PagePiece, PiecesSeen, stamp_of
+from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views import side
 from paceline.ui.views.common import events, folder_of, place_of
 
@@ -34,26 +34,23 @@ def page(request: Request) -> Response:
     return render.page(request, "run_sweep.html", tab="sweep", place=place, **head, **shown)
 
 
-async def live(request: Request) -> Response:
+def live(request: Request) -> Response:
     """The head, the table and the pictures, as trials go on."""
     folder, state = folder_of(request), request.app.state
 
-    def begin() -> Look:
-        # Kept between the looks: it reads on where the last one has ended.
-        board = Board(folder)
+    # Kept between the looks: it reads on where the last one has ended.
+    board = Board(folder)
 
-        def look() -> PiecesSeen:
-            head, standing = run_page.head(folder), board.look()
-            piece = PagePiece(
-                _stamp(standing),
-                lambda: render.text(request, "run_sweep_part.html", **head, **_shown(state, standing)),
-            )
-            pieces = {"head": side.head_piece(request, "sweep", head), "sweep": piece}
-            return PiecesSeen(pieces, is_over=standing.record.is_terminal)
+    def look() -> PiecesSeen:
+        head, standing = run_page.head(folder), board.look()
+        piece = PagePiece(
+            _stamp(standing),
+            lambda: render.text(request, "run_sweep_part.html", **head, **_shown(state, standing)),
+        )
+        pieces = {"head": side.head_piece(request, "sweep", head), "sweep": piece}
+        return PiecesSeen(pieces, is_over=standing.record.is_terminal)
 
-        return look
-
-    return events(request, state.pieces.follow(request.url.path, begin, place_of(request), _LOOK_S))
+    return events(request, state.pieces.follow(request.url.path, look, place_of(request), _LOOK_S))
 
 
 def _stamp(standing: Standing) -> str:
