@@ -14,6 +14,7 @@ import typer
 from paceline.cli import completing
 from paceline.cli.common import print_json, print_table, warn
 from paceline.cli.shared_options import Json
+from paceline.doctor.finding import counted
 from paceline.errors import DataError
 from paceline.runs.visible import visible
 from paceline.workspace import Workspace
@@ -152,7 +153,7 @@ def download(
     store, path = _place(place)
     count = store.download(target, path, overwrite=overwrite)
     kept = "" if overwrite or count else ": what is there stays as it is (--overwrite replaces it)"
-    print(f"{count} file{'' if count == 1 else 's'} copied to {target}{kept}.", file=sys.stderr)
+    print(f"{counted(count, 'file')} copied to {target}{kept}.", file=sys.stderr)
 
 
 @verbs.command("cache")

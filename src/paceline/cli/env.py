@@ -17,6 +17,7 @@ from paceline.cli.packages import environment_of
 from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON
 from paceline.cli.shared_options import Json
 from paceline.containers import KeptLayer, all_layers, prune_layers
+from paceline.doctor.finding import counted, size_text
 from paceline.environments import registry
 from paceline.environments.built import Built
 from paceline.environments.environment import Environment
@@ -97,7 +98,7 @@ def show(
             ("Python", str(built.python)),
             ("Built", f"{built.created_utc}, in {built.build_s:.1f} s"),
             ("Last used", built.last_used_utc),
-            ("Size", _size(built.size_bytes)),
+            ("Size", size_text(built.size_bytes)),
         ]
     elif registered is not None and registered.needs_build:
         lines.append(("Built", f"not with {_base(registered)} yet: paceline env build {registered.name}"))
@@ -179,13 +180,12 @@ def prune(
         print_json([*(built.to_json() for built in gone), *map(_image_json, on_images)])
         return
     for built in gone:
-        print(f"{built.key[:_KEY_SHOWN]}  {_size(built.size_bytes)}  {visible(_installed(built))}")
+        print(f"{built.key[:_KEY_SHOWN]}  {size_text(built.size_bytes)}  {visible(_installed(built))}")
     for kept in on_images:
         print(f"{kept.key[:_KEY_SHOWN]}  on an image  {visible(some(kept.layer.packages, _PACKAGES_SHOWN))}")
     total = sum(built.size_bytes for built in gone)
-    number = len(gone) + len(on_images)
-    count = f"{number} environment{'' if number == 1 else 's'}"
-    print(f"{'Would remove' if dry_run else 'Removed'} {count}, {_size(total)}.")
+    count = counted(len(gone) + len(on_images), "environment")
+    print(f"{'Would remove' if dry_run else 'Removed'} {count}, {size_text(total)}.")
 
 
 def _store(workspace: Workspace) -> EnvironmentStore:
@@ -221,7 +221,7 @@ def _row(built: Built) -> tuple[str, ...]:
     return (
         built.key[:_KEY_SHOWN],
         _kind(built),
-        _size(built.size_bytes),
+        size_text(built.size_bytes),
         age(built.last_used_utc),
         _installed(built),
     )
@@ -240,10 +240,3 @@ def _wanted(environment: EnvironmentSpec) -> str:
     lines = [line for line in (environment.pip_requirements or "").splitlines() if line.strip()]
     text = some([*environment.conda_packages, *environment.pip_packages, *lines], _PACKAGES_SHOWN)
     return text or (f"the interpreter {environment.python}" if environment.python else "the submitting interpreter")
-
-
-def _size(size: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size / 1e3:.0f} kB"

@@ -12,6 +12,7 @@ from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json, warn
 from paceline.cli.shared_options import Json, LatestRun
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
+from paceline.doctor.finding import counted
 from paceline.errors import RunNotFoundError, UserError
 from paceline.runs import downloads, read
 from paceline.runs.folder import RunFolder
@@ -112,4 +113,4 @@ def _say_left_out(folder: RunFolder) -> None:
 
 def _counted(found: list[downloads.RunFile]) -> str:
     size = size_text(sum(file.size_bytes for file in found))
-    return f"{len(found)} file{'' if len(found) == 1 else 's'}, {size}"
+    return f"{counted(len(found), 'file')}, {size}"

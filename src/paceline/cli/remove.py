@@ -13,6 +13,7 @@ from paceline.cli.durations import duration_option
 from paceline.cli.shared_options import Json
 from paceline.data.transfer.cache import parse_size
 from paceline.data.transfer.progress import size_text
+from paceline.doctor.finding import counted
 from paceline.errors import PacelineError, RunNotFoundError, UserError
 from paceline.pruning import Pruned, Removed, Wish
 from paceline.pruning import prune as prune_workspace
@@ -212,7 +213,7 @@ def _print_removed(found: Pruned) -> None:
 def _summary(found: Pruned) -> str:
     """Say in words what is gone: "2 runs (3.1 MB), 1 snapshot (20 kB), 3.2 MB in all"."""
     parts = [
-        f"{len(gone)} {noun}{'' if len(gone) == 1 else 's'} ({_total(gone)})"
+        f"{counted(len(gone), noun)} ({_total(gone)})"
         for noun, gone in (
             ("run", found.runs),
             ("snapshot", found.snapshots),

@@ -19,6 +19,7 @@ from paceline.cli.shared_options import Json
 from paceline.cli.summary import print_submitted, summary
 from paceline.cli.sweep_options import SWEEP, spec
 from paceline.controlling import following
+from paceline.doctor.finding import counted
 from paceline.errors import SweepError
 from paceline.job.job import Job
 from paceline.runs import read, states
@@ -260,11 +261,8 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
         print_json({"sweep": sweep.to_json(), "points": points, "arguments": [list(job.arguments) for job in jobs]})
         return 0
     size = sweep.space.size
-    there = "no end of points" if size is None else f"{size} point{'' if size == 1 else 's'}"
-    print(
-        f"{there}; the first {len(points)} of {sweep.trials} trials:",
-        file=sys.stderr,
-    )
+    there = "no end of points" if size is None else counted(size, "point")
+    print(f"{there}; the first {len(points)} of {sweep.trials} trials:", file=sys.stderr)
     for job, values in zip(jobs, points, strict=True):
         print(visible(_line(job, values, sweep.pass_as)))
     return 0
