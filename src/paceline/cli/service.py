@@ -24,6 +24,7 @@ from paceline.services.service import Service
 from paceline.workspace import Workspace
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the service.", autocompletion=completing.services)]
+Data = Annotated[str, typer.Argument(metavar="DATA", help="What is sent: text, @FILE, or - for standard input.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
 
 verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -170,9 +171,7 @@ def logs(
 @verbs.command("call")
 def call(
     name: Name,
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="What is sent: text, @FILE, or - for standard input.")
-    ] = "-",
+    data: Data = "-",
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the answer.")] = 60.0,
     as_json: Json = False,
 ) -> None:
@@ -301,9 +300,7 @@ def unit(name: Name, as_json: Json = False) -> None:
 @verbs.command("bench")
 def bench(
     name: Name,
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="What is sent: text, @FILE, or - for standard input.")
-    ] = "-",
+    data: Data = "-",
     clients: Annotated[str, typer.Option("--clients", metavar="N,N,...", help="How many at a time.")] = "1,8,32",
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="For each number of clients.")] = 5.0,
     picture: Annotated[
