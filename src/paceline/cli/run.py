@@ -65,7 +65,7 @@ def begin(
         from paceline.cli.dry_run import print_file, print_plan
 
         return print_file(wanted, description) if given["yaml"] else print_plan(wanted, as_json=given["json"])
-    return _shown(_submit(wanted, run_id), given, follow=follow)
+    return _tell_or_follow(_submit(wanted, run_id), given, follow=follow)
 
 
 @takes(*RERUN)
@@ -79,7 +79,7 @@ def rerun(**given: Any) -> int:
     folder = rerun_job(
         folder_of(_run_meant(given["run_id"])), Workspace.from_config().path, values=values, display_name=given["name"]
     )
-    return _shown(folder, given, follow=not given["detach"])
+    return _tell_or_follow(folder, given, follow=not given["detach"])
 
 
 def _run_meant(text: str) -> str:
@@ -136,7 +136,7 @@ class _HashingProgress:
 # --- showing it
 
 
-def _shown(folder: RunFolder, given: Mapping[str, Any], *, follow: bool) -> int:
+def _tell_or_follow(folder: RunFolder, given: Mapping[str, Any], *, follow: bool) -> int:
     if follow:
         return _follow(folder, as_json=given["json"], quiet=given["quiet"])
     run_id = folder.run_id
