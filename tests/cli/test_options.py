@@ -28,6 +28,7 @@ def parser() -> Callable[[list[str]], dict[str, Any] | None]:
         return 0
 
     app.command()(options.takes(*run_options.RUN)(verb))
+    options.declare(verb)
     command: Any = typer.main.get_command(app)
 
     def parse(words: list[str]) -> dict[str, Any] | None:

@@ -31,7 +31,7 @@ def modules_after(cli: Cli, *words: str) -> set[str]:
 
 
 def of_verbs(modules: set[str]) -> set[str]:
-    return {f"paceline.cli.{module}" for module, _ in VERBS.values()} & modules
+    return {f"paceline.cli.{place.partition('.')[0]}" for place, _ in VERBS.values()} & modules
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +45,6 @@ def group() -> VerbGroup:
 def test_the_table_says_what_the_verb_says_of_itself(group: VerbGroup, verb: str) -> None:
     own = inspect.cleandoc(group.load(verb).help).split("\n\n")[0]
     assert VERBS[verb][1] == " ".join(own.split())
-
-
-def test_the_table_has_every_verb_that_a_module_adds() -> None:
-    from importlib import import_module
-
-    added: set[str | None] = set()
-    for module in {module for module, _ in VERBS.values()}:
-        part = typer.Typer()
-        import_module(f"paceline.cli.{module}").add_to(part)
-        added |= {command.name for command in part.registered_commands}
-        added |= {one.name for one in part.registered_groups}
-    assert added == set(VERBS)
 
 
 def test_the_version_needs_no_parser(cli: Cli) -> None:

@@ -356,7 +356,7 @@ def test_the_command_line_shows_what_is_new_there(far, capfd, monkeypatch, tmp_p
     monkeypatch.setenv("PACELINE_WORKSPACE", str(tmp_path / "ws"))
     monkeypatch.chdir(tmp_path)
     call, expected = VERBS[verb]
-    assert call(handle.id) == 0
+    assert not call(handle.id)
     assert expected in capfd.readouterr().out
     assert engine.looks
 

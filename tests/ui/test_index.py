@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from paceline.runs import states, tags_and_properties
+from paceline.runs import read, states, tags_and_properties
 from paceline.system import files
 from paceline.ui import index as index_module
 from paceline.ui.index import Index
@@ -23,7 +23,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(str(path).split("/")[-2])
         return files.read_json(path)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(index_module, "read_json", read_json)
+    monkeypatch.setattr(read, "read_json", read_json)
     monkeypatch.setattr(index_module, "_FRESH_S", 0.0)
     monkeypatch.setattr(index_module, "_REST", 0.0)
     return found

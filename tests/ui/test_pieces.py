@@ -16,7 +16,7 @@ from paceline.services import store as services_store
 from paceline.services.folder import ServiceFolder
 from paceline.services.record import ServiceRecord
 from paceline.ui import pieces
-from paceline.ui.pieces import Look, PagePiece, PiecesSeen, PieceStreams
+from paceline.ui.pieces import PagePiece, PiecesSeen, PieceStreams
 from paceline.ui.token import Token
 from paceline.ui.views import places, sweep
 from paceline.workspace import Workspace
@@ -41,23 +41,17 @@ def test_one_look_serves_all_and_each_is_told_what_he_has_not_seen() -> None:
     shown = {"a": "1", "b": "1"}
     looks, made = [], []
 
-    def begin() -> Look:
-        def look() -> PiecesSeen:
-            looks.append(1)
-            if not shown:
-                raise RunNotFoundError(f"no run {HOSTILE}")
-            return PiecesSeen(
-                {
-                    name: PagePiece(text, lambda text=text: made.append(text) or f"<p>{text}")
-                    for name, text in shown.items()
-                }
-            )
-
-        return look
+    def look() -> PiecesSeen:
+        looks.append(1)
+        if not shown:
+            raise RunNotFoundError(f"no run {HOSTILE}")
+        return PiecesSeen(
+            {name: PagePiece(text, lambda text=text: made.append(text) or f"<p>{text}") for name, text in shown.items()}
+        )
 
     async def does() -> None:
         streams = PieceStreams()
-        watchers = [Watcher(streams.follow("page", begin, place, look_s=0.02)) for place in ("", "a:1", "a:1,b:1")]
+        watchers = [Watcher(streams.follow("page", look, place, look_s=0.02)) for place in ("", "a:1", "a:1,b:1")]
         first = await watchers[0].until(lambda event, value: value["name"] == "b")
         assert first == {"name": "b", "html": "<p>1"}
         assert (await watchers[1].until(lambda *_: True))["name"] == "b"

@@ -16,20 +16,10 @@ from paceline.compat.azureml.check import findings
 from paceline.errors import UserError
 from paceline.runs.visible import visible_line
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.callback()(_group)
-    verbs.command("check")(check)
-    verbs.command("install")(install)
-    verbs.command("uninstall")(uninstall)
-    app.add_typer(verbs, name="azureml", help="Programs for the Azure ML SDK: what of them runs here.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-def _group() -> None:
-    """Programs for the Azure ML SDK: what of them runs here."""
-
-
+@verbs.command("check")
 def check(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder, a Python file or a notebook.")] = Path(),
     show_all: Annotated[bool, typer.Option("--all", help="Also the uses that work as they are written.")] = False,
@@ -61,21 +51,21 @@ def check(
     return int(bool(counts[findings.MISSING]))
 
 
-def install() -> int:
+@verbs.command("install")
+def install() -> None:
     """Let every program of this Python environment find Paceline's names as `azureml`, without a line in it.
 
     Before the real SDK, where that is installed. Two small files among the environment's packages; `paceline azureml uninstall`
     removes them.
     """
     print(f"import azureml finds Paceline's names in every program of this environment: {everywhere.install()}")
-    return 0
 
 
-def uninstall() -> int:
+@verbs.command("uninstall")
+def uninstall() -> None:
     """Take away what `paceline azureml install` has put into this Python environment."""
     folders = everywhere.uninstall()
     for folder in folders:
         print(f"Removed from {folder}")
     if not folders:
         print("Nothing was installed there.")
-    return 0

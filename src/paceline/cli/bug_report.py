@@ -15,10 +15,6 @@ from paceline.runs.visible import visible
 from paceline.workspace import Workspace
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("bug-report")(report)
-
-
 def report(
     run_id: Annotated[
         str | None, typer.Argument(help="Run, or the beginning of its id; default: the latest that failed.")

@@ -16,17 +16,13 @@ from paceline.runs import read
 from paceline.runs.record import user_name
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("cancel")(cancel)
-
-
 def cancel(
     run_ids: Annotated[
         list[str], typer.Argument(help="Runs, or the beginnings of their ids.", autocompletion=completing.run_ids)
     ],
     wait: Annotated[bool, typer.Option("--wait", help="Return only when they have ended.")] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """End runs: SIGTERM to their workers, after the grace period SIGKILL. A run that has ended stays as it is."""
     folders = [folder_of(run_id) for run_id in run_ids]
     for folder in folders:
@@ -45,4 +41,3 @@ def cancel(
             print(f"{folder.run_id}: {read.record(folder).status}")
     if as_json:
         print_json([{key: found[key] for key in ("run_id", "status")} for found in map(summary, folders)])
-    return 0

@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.cli.common import print_json
 from paceline.cli.description import Asked, asked, combined
@@ -19,14 +19,8 @@ from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible
-from paceline.submit import SourceCopy
-from paceline.submit import submit as submit_job
 from paceline.system.files import read_json
 from paceline.system.sizes import size_text
-from paceline.workspace import Workspace
-
-if TYPE_CHECKING:
-    import typer
 
 STEPS, MOST_STEPS = 3, 1000
 #: Said to the workers, and where they leave what came of it: `paceline.parallel.compared`, which imports torch.
@@ -38,18 +32,16 @@ CHECK = (
     VerbOption("--steps", "So many steps are compared; default: 3.", "N", int),
     JSON,
 )
-_HELP = """Compare a script's first steps on one process with those on several. Exits with 0 where they are equal, else 1.
-
-The script calls paceline.parallelize. It runs twice on this machine, as it is, and ends after three steps: losses and parameters
-have to be the same. Both begin with the same values, in float64, where rounding hides nothing, or in the script's own type
-where it can't be computed so. Dropout and other random numbers of torch are fixed ones."""
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("check", help=_HELP)(takes(*CHECK)(check))
-
-
+@takes(*CHECK)
 def check(**given: Any) -> int:
+    """Compare a script's first steps on one process with those on several. Exits with 0 where they are equal, else 1.
+
+    The script calls paceline.parallelize. It runs twice on this machine, as it is, and ends after three steps: losses and
+    parameters have to be the same. Both begin with the same values, in float64, where rounding hides nothing, or in the
+    script's own type where it can't be computed so. Dropout and other random numbers of torch are fixed ones.
+    """
     steps = STEPS if given["steps"] is None else given["steps"]
     if not 1 <= steps <= MOST_STEPS:
         raise JobError(f"--steps {steps}: a number from 1 to {MOST_STEPS}.")
@@ -122,17 +114,14 @@ def _compared(one: Asked, many: Asked, steps: int, view: RunView, made: list[Run
 
 def _run(wanted: Asked, told: Mapping[str, Any], made: list[RunFolder]) -> RunFolder:
     variables = {**wanted.job.environment_variables, VARIABLE: json.dumps(told)}
-    folder = submit_job(
-        dataclasses.replace(wanted.job, environment_variables=variables),
-        SourceCopy(directory=wanted.directory.absolute()),
-        Workspace.from_config().path,
-        wanted.experiment,
+    labelled = dataclasses.replace(
+        wanted,
+        job=dataclasses.replace(wanted.job, environment_variables=variables),
         tags={**wanted.tags, "check": "one process" if "against" not in told else "several"},
-        values=wanted.values,
-        leave_out=wanted.leave_out,
+        display_name=None,
     )
-    made.append(folder)
-    return folder
+    made.append(labelled.submit())
+    return made[-1]
 
 
 def _end(folder: RunFolder) -> RunRecord:

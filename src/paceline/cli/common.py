@@ -6,15 +6,16 @@ import datetime as dt
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import IO, Any
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Literal
 
-from paceline.errors import RunNotFoundError, UserError
-from paceline.runs import states, store
+from paceline.errors import PipelineError, RunNotFoundError, SweepError, UserError
+from paceline.runs import read, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_trial
 from paceline.runs.metrics import json_safe
-from paceline.runs.record import parse_utc
+from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.visible import visible
 from paceline.workspace import Workspace
 
@@ -34,17 +35,52 @@ def folder_of(run_id: str | None) -> RunFolder:
     runs_dir = Workspace.from_config(create=False).runs_dir
     if run_id is not None:
         return store.find(runs_dir, run_id)
-    ids = [run_id for run_id in store.ids(runs_dir) if not is_trial(run_id)]
-    if not ids:
-        raise RunNotFoundError(
-            f"there is no run in {str(runs_dir.parent)!r} yet. Start one with `paceline run SCRIPT`."
-        )
-    return RunFolder(runs_dir / ids[0])
+    if (latest := next(_newest_first(runs_dir), None)) is not None:
+        return latest
+    raise RunNotFoundError(f"there is no run in {str(runs_dir.parent)!r} yet. Start one with `paceline run SCRIPT`.")
+
+
+def folders_of(run_ids: Iterable[str] | None) -> list[RunFolder]:
+    """The runs of these ids, or the latest where there are none. Each once, also where it is named by its id and by the
+    beginning of it."""
+    return list(dict.fromkeys(folder_of(run_id) for run_id in run_ids or (None,)))
+
+
+def with_children(run_id: str | None, kind: Literal["sweep", "pipeline"]) -> tuple[RunFolder, RunRecord]:
+    """The sweep or pipeline of this id (or its beginning), or the latest one, and its record.
+
+    Raises:
+        SweepError, PipelineError: there is none, or the run is another kind.
+    """
+    wrong = SweepError if kind == "sweep" else PipelineError
+    runs_dir = Workspace.from_config(create=False).runs_dir
+    if run_id is not None:
+        folder = store.find(runs_dir, run_id)
+    else:
+        # Of a run of another kind this is as cheap as a look can be.
+        found = (each for each in _newest_first(runs_dir) if (read.raw(each) or {}).get(kind))
+        if (latest := next(found, None)) is None:
+            raise wrong(f"there is no {kind} in {str(runs_dir.parent)!r} yet. `paceline {kind} run` starts one.")
+        folder = latest
+    record = read.record(folder)
+    if getattr(record, kind) is None:
+        raise wrong(f"run {folder.run_id} is no {kind}. `paceline {kind} run` starts one.")
+    return folder, record
+
+
+def _newest_first(runs_dir: Path) -> Iterator[RunFolder]:
+    """The runs that are neither a sweep's trials nor a pipeline's steps."""
+    return (RunFolder(runs_dir / run_id) for run_id in store.ids(runs_dir) if not is_trial(run_id))
 
 
 def print_json(value: Any) -> None:
     """One JSON value on standard output; NaN and the infinities as strings."""
     print(json.dumps(json_safe(value), indent=2))
+
+
+def pairs_text(pairs: Mapping[str, Any]) -> str:
+    """ "epochs=3, best", of a tag without a value its name alone."""
+    return ", ".join(key if value is None else f"{key}={value}" for key, value in pairs.items())
 
 
 def has_colour(stream: IO[str]) -> bool:
@@ -93,6 +129,18 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, status_
         elif status_column is not None:
             cells[status_column] = coloured(cells[status_column], state_colour(line[status_column]), colour)
         print("  ".join(cells).rstrip())
+
+
+def columns(lines: Sequence[Sequence[str]], left: Container[str] = ()) -> list[str]:
+    """Each line's cells in columns: numbers to the right, what is under one of the headers `left` to the left."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if name in left else cell.rjust(width)
+            for name, cell, width in zip(lines[0], line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
 
 
 def print_fields(fields: Iterable[tuple[str, str | Sequence[str]]], *, width: int = 13, **colours: int | None) -> None:

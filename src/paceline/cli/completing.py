@@ -60,19 +60,11 @@ def services(workspace: Workspace) -> Iterable[str]:
     return (folder.name for folder in all_folders(workspace.path))
 
 
-@_quietly
-def backends(workspace: Workspace) -> Iterable[str]:
-    return BACKENDS
+def _of(words: Iterable[str]) -> Callable[[str], list[str]]:
+    return _quietly(lambda workspace: words)
 
 
-@_quietly
-def gpu_visibilities(workspace: Workspace) -> Iterable[str]:
-    return GPU_VISIBILITIES
-
-
-@_quietly
-def on_hang(workspace: Workspace) -> Iterable[str]:
-    return ON_HANG
+backends, gpu_visibilities, on_hang = _of(BACKENDS), _of(GPU_VISIBILITIES), _of(ON_HANG)
 
 
 @_quietly

@@ -15,6 +15,7 @@ from paceline.cli.durations import duration_option
 from paceline.cli.shared_options import Json
 from paceline.errors import TargetError
 from paceline.runs import read
+from paceline.system.names import some
 from paceline.targets import configured
 from paceline.targets.kinds import load_errors
 from paceline.targets.looks import TargetLook, counts_text, look, look_at_all
@@ -28,44 +29,37 @@ _RUNS_SHOWN = 3
 
 Name = Annotated[str, typer.Argument(help="The compute target.", autocompletion=completing.targets)]
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    # The options are those of the kind, so the words are read by `add` itself, its --help included.
-    as_they_are = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
-    verbs.command("add", context_settings=as_they_are, add_help_option=False)(add)
-    verbs.command("list")(list_targets)
-    verbs.command("show")(show)
-    verbs.command("login")(login)
-    verbs.command("remove")(remove)
-    verbs.command("doctor")(doctor)
-    app.add_typer(verbs, name="compute", help="Compute targets: add, list, show, remove and examine them.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+# The options are those of the kind, so the words are read by `add` itself, its --help included.
+_AS_THEY_ARE = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
+verbs.command("add", context_settings=_AS_THEY_ARE, add_help_option=False)(add)
 
 
-def list_targets(timeout_s: Timeout = 15.0, as_json: Json = False) -> int:
+@verbs.command("list")
+def list_targets(timeout_s: Timeout = 15.0, as_json: Json = False) -> None:
     """The compute targets: nodes, free cores and GPUs, who waits. All are asked at once."""
     workspace_dir = Workspace.from_config(create=False).path
     looks = look_at_all(workspace_dir, configured.names(workspace_dir), timeout_s)
     broken = load_errors()
     if as_json:
         print_json({"targets": [found.to_json(with_nodes=False) for found in looks], "load_errors": broken})
-        return 0
+        return
     print_table(("TARGET", "KIND", "STATE", "NODES", "CORES FREE", "GPUS FREE", "QUEUED"), map(_row, looks))
     for found in looks:
         if found.error:
             warn(f"paceline: {found.name}: {found.error}")
     for message in broken.values():
         warn(f"paceline: {message}")
-    return 0
 
 
-def show(name: Name, timeout_s: Timeout = 30.0, as_json: Json = False) -> int:
+@verbs.command("show")
+def show(name: Name, timeout_s: Timeout = 30.0, as_json: Json = False) -> None:
     """A compute target's settings, its nodes and its queue."""
     workspace_dir = Workspace.from_config(create=False).path
     found = look(workspace_dir, name, timeout_s)
     if as_json:
         print_json(found.to_json())
-        return 0
+        return
     lines = [("Target", found.name), ("Kind", found.kind or "?"), ("State", found.state)]
     lines += [(f"  {key}", _setting_text(value)) for key, value in found.settings.items()]
     status = found.status
@@ -92,10 +86,10 @@ def show(name: Name, timeout_s: Timeout = 30.0, as_json: Json = False) -> int:
         )
     if found.error:
         warn(f"paceline: {found.name}: {found.error}")
-    return 0
 
 
-def login(name: Name) -> int:
+@verbs.command("login")
+def login(name: Name) -> None:
     """Log in where a target asks for a password or a second factor; what follows uses the connection."""
     workspace_dir = Workspace.from_config(create=False).path
     described = configured.read(workspace_dir, name)
@@ -105,13 +99,13 @@ def login(name: Name) -> int:
     if not sys.stdin.isatty():
         raise TargetError(f"compute target {name!r}: a login needs a person at a terminal. Call it from one.")
     target.login()
-    return 0
 
 
+@verbs.command("remove")
 def remove(
     name: Name,
     force: Annotated[bool, typer.Option("--force", help="Also while runs that have not ended use it.")] = False,
-) -> int:
+) -> None:
     """Forget a compute target. Its runs keep their copy of the settings; nothing is stopped."""
     workspace = Workspace.from_config(create=False)
     # The first name is `local`, which is in use by most runs and is refused below for another reason.
@@ -122,15 +116,15 @@ def remove(
             if record.target == name and not record.is_terminal
         ]
         if using:
-            more = len(using) - _RUNS_SHOWN
-            shown = ", ".join(using[:_RUNS_SHOWN]) + (f" and {more} more" if more > 0 else "")
             raise TargetError(
-                f"compute target {name!r} is used by {shown}. Cancel or wait for them, or give --force: "
+                f"compute target {name!r} is used by {some(using, _RUNS_SHOWN)}. Cancel or wait for them, or give --force: "
                 "they go on with the copy of its settings that they have."
             )
     configured.remove(workspace.path, name)
     print(f"{name} is no longer a compute target of this workspace.")
-    return 0
+
+
+verbs.command("doctor")(doctor)
 
 
 def _row(found: TargetLook) -> tuple[str, ...]:

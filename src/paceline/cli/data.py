@@ -14,6 +14,7 @@ import typer
 from paceline.cli import completing
 from paceline.cli.common import print_json, print_table, warn
 from paceline.cli.shared_options import Json
+from paceline.doctor.finding import counted
 from paceline.errors import DataError
 from paceline.runs.visible import visible
 from paceline.workspace import Workspace
@@ -34,21 +35,11 @@ Place = Annotated[
 # `lab`, `lab:mnist/train`; a further colon belongs to the path.
 _PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?::(.*))?", re.DOTALL)
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.command("list")(list_stores)
-    verbs.command("add")(add)
-    verbs.command("remove")(remove)
-    verbs.command("ls")(list_files)
-    verbs.command("upload")(upload)
-    verbs.command("download")(download)
-    verbs.command("cache")(cache)
-    verbs.command("prune")(prune)
-    app.add_typer(verbs, name="data", help="Datastores: list, add and remove them, move files; the cache.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-def list_stores(as_json: Json = False) -> int:
+@verbs.command("list")
+def list_stores(as_json: Json = False) -> None:
     """The datastores and datasets of the workspace."""
     from paceline.data.stores.datastore import Datastore
 
@@ -57,7 +48,7 @@ def list_stores(as_json: Json = False) -> int:
     datasets = _datasets(workspace)
     if as_json:
         print_json({"datastores": stores, "datasets": datasets})
-        return 0
+        return
     print_table(
         ("STORE", "KIND", "URL"),
         [
@@ -71,9 +62,9 @@ def list_stores(as_json: Json = False) -> int:
             ("DATASET", "VERSION", "DESCRIPTION"),
             [(found["name"], str(found["version"]), found["description"] or "") for found in datasets],
         )
-    return 0
 
 
+@verbs.command("add")
 def add(
     name: Annotated[str, typer.Argument(help="Letters, digits, '_' and '-'.")],
     url: Annotated[str, typer.Argument(help="A folder, or s3://, abfs://, gs://, sftp://, https://.")],
@@ -91,7 +82,7 @@ def add(
     ] = None,
     default: Annotated[bool, typer.Option("--default", help="Make it the default store.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of this name.")] = False,
-) -> int:
+) -> None:
     """Register a datastore. Its credentials are named by their places; no secret is taken here."""
     from paceline.data.stores.datastore import Datastore
 
@@ -105,21 +96,21 @@ def add(
         overwrite=overwrite,
     )
     print(f"{store.name}: {visible(store.url)}")
-    return 0
 
 
+@verbs.command("remove")
 def remove(
     name: Annotated[str, typer.Argument(help="The datastore.", autocompletion=completing.datastores)],
-) -> int:
+) -> None:
     """Forget a datastore. Its files stay where they are."""
     from paceline.data.stores.datastore import Datastore
 
     Datastore.get(Workspace.from_config(create=False), name).unregister()
     print(f"{name} is no longer registered; its files are where they were.")
-    return 0
 
 
-def list_files(place: Place, as_json: Json = False) -> int:
+@verbs.command("ls")
+def list_files(place: Place, as_json: Json = False) -> None:
     """The files of a datastore, with their sizes."""
     from paceline.data.transfer.progress import size_text
 
@@ -127,19 +118,19 @@ def list_files(place: Place, as_json: Json = False) -> int:
     infos = store.files(path)
     if as_json:
         print_json([asdict(info) for info in infos])
-        return 0
+        return
     for info in infos:
         # A web server need not tell how long a file is, which is -1 here.
         print(f"{size_text(info.size) if info.size >= 0 else '?':>9}  {visible(info.path)}")
     print(f"{len(infos)} files, {size_text(sum(max(info.size, 0) for info in infos))}", file=sys.stderr)
-    return 0
 
 
+@verbs.command("upload")
 def upload(
     source: Annotated[Path, typer.Argument(help="A file, or a folder with all below it.")],
     place: Place,
     overwrite: Overwrite = False,
-) -> int:
+) -> None:
     """Store a file or a folder."""
     store, path = _place(place)
     if not source.exists():
@@ -150,23 +141,23 @@ def upload(
         store.upload_files([source], target_path=path, overwrite=overwrite)
     kept = "" if overwrite else "; files that were there stay as they are (--overwrite replaces them)"
     warn(f"{source} is stored in {place}{kept}.")
-    return 0
 
 
+@verbs.command("download")
 def download(
     place: Place,
     target: Annotated[Path, typer.Argument(help="The folder to copy to.")],
     overwrite: Overwrite = False,
-) -> int:
+) -> None:
     """Copy files of a datastore to a folder, under their paths in the store. One that broke off is gone on with."""
     store, path = _place(place)
     count = store.download(target, path, overwrite=overwrite)
     kept = "" if overwrite or count else ": what is there stays as it is (--overwrite replaces it)"
-    print(f"{count} file{'' if count == 1 else 's'} copied to {target}{kept}.", file=sys.stderr)
-    return 0
+    print(f"{counted(count, 'file')} copied to {target}{kept}.", file=sys.stderr)
 
 
-def cache(as_json: Json = False) -> int:
+@verbs.command("cache")
+def cache(as_json: Json = False) -> None:
     """What this machine keeps of stores' files: where, how much, and up to which limit."""
     from paceline.data.transfer.cache import DataCache
     from paceline.data.transfer.progress import size_text
@@ -176,23 +167,22 @@ def cache(as_json: Json = False) -> int:
     values: dict[str, Any] = {"folder": str(found.folder), **asdict(use), "limit_bytes": found.limit_bytes}
     if as_json:
         print_json(values)
-        return 0
+        return
     print(f"Folder:  {found.folder}")
     print(f"Size:    {size_text(use.bytes)} in {use.files} files, {size_text(use.linked_bytes)} of it in use by runs")
     print(f"Limit:   {size_text(found.limit_bytes)}")
-    return 0
 
 
+@verbs.command("prune")
 def prune(
     to: Annotated[str, typer.Option("--to", metavar="SIZE", help="Leave at most so much, such as 20GB.")] = "0",
-) -> int:
+) -> None:
     """Remove the least recently used files of the cache, but none that a run is using."""
     from paceline.data.transfer.cache import DataCache, parse_size
     from paceline.data.transfer.progress import size_text
 
     removed = DataCache().prune(parse_size(to))
     print(f"{size_text(removed)} removed.")
-    return 0
 
 
 def _place(text: str) -> tuple[Datastore, str]:

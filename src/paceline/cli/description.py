@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from paceline.estimator import interpreter, log_limit
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
 from paceline.job.sizes import node_range, range_text
+from paceline.runs.folder import RunFolder
+from paceline.submit import SourceCopy, submit
 from paceline.workspace import Workspace
 
 
@@ -43,6 +45,25 @@ class Asked:
     display_name: str | None = None
     values: Mapping[str, str] = field(default_factory=dict)
     leave_out: tuple[Path, ...] = ()
+
+    @property
+    def source(self) -> SourceCopy:
+        return SourceCopy(directory=self.directory.absolute())
+
+    def submit(self, *, progress: Callable[[int, int], None] | None = None, run_id: str | None = None) -> RunFolder:
+        """Submit it in the workspace of this place. progress, run_id: as of `paceline.submit.submit`."""
+        return submit(
+            self.job,
+            self.source,
+            Workspace.from_config().path,
+            self.experiment,
+            tags=self.tags,
+            progress=progress,
+            display_name=self.display_name,
+            values=self.values,
+            leave_out=self.leave_out,
+            run_id=run_id,
+        )
 
 
 def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

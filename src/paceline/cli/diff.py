@@ -21,10 +21,6 @@ _CODE_LINES = 60
 _LONGEST = 60
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("diff")(diff)
-
-
 def diff(
     a: Annotated[
         str, typer.Argument(help="Run, or the beginning of its id.", metavar="A", autocompletion=completing.run_ids)
@@ -32,12 +28,12 @@ def diff(
     b: Annotated[str, typer.Argument(help="Another run.", metavar="B", autocompletion=completing.run_ids)],
     code: Annotated[bool, typer.Option("--code", help="All lines of the code that differ, however many.")] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """How two runs differ: parameters, code, environment, data, topology, and the first step at which metrics part."""
     found = compare(folder_of(a), folder_of(b))
     if as_json:
         print_json(found.to_json())
-        return 0
+        return
     print(f"A  {found.a}\nB  {found.b}")
     sections = {
         "Parameters": found.parameters,
@@ -62,7 +58,6 @@ def diff(
         same.append(f"{len(found.same_metrics)} metrics" if len(found.same_metrics) > 1 else "1 metric")
     if same:
         print(f"\nThe same: {', '.join(same).lower()}")
-    return 0
 
 
 def _print_code(found: RunDiff, *, whole: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from paceline.cli.packages import environment_of
 from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON
 from paceline.cli.shared_options import Json
 from paceline.containers import KeptLayer, all_layers, prune_layers
+from paceline.doctor.finding import counted, size_text
 from paceline.environments import registry
 from paceline.environments.built import Built
 from paceline.environments.environment import Environment
@@ -27,22 +27,17 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.pruning.environments import free_keys
 from paceline.runs.record import utc_text
 from paceline.runs.visible import visible, visible_line
+from paceline.system.names import some
 from paceline.workspace import Workspace
 
 _KEY_SHOWN = 12
 _PACKAGES_SHOWN = 4
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.command("list")(list_environments)
-    verbs.command("show")(show)
-    verbs.command("build")(takes(*_BUILD)(build))
-    verbs.command("prune")(prune)
-    app.add_typer(verbs, name="env", help="Environments: list, show, build and prune them.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-def list_environments(as_json: Json = False) -> int:
+@verbs.command("list")
+def list_environments(as_json: Json = False) -> None:
     """What is built, the last used first, and what is registered under a name."""
     workspace = Workspace.from_config(create=False)
     found = _store(workspace).all()
@@ -56,10 +51,10 @@ def list_environments(as_json: Json = False) -> int:
                 "registered": {name: environment.to_json() for name, environment in registered.items()},
             }
         )
-        return 0
+        return
     if not found and not registered and not on_images:
         print(f"No environments in {workspace.path}. A run makes those it needs, and so does `paceline env build`.")
-        return 0
+        return
     if found or on_images:
         rows = [_row(built) for built in found] + [_image_row(kept) for kept in on_images]
         print_table(("KEY", "KIND", "SIZE", "USED", "PACKAGES"), rows)
@@ -67,16 +62,16 @@ def list_environments(as_json: Json = False) -> int:
         print("\nRegistered:" if found or on_images else "Registered:")
         for name, environment in registered.items():
             print(f"  {name}, version {environment.version}: {visible(_wanted(environment))}")
-    return 0
 
 
+@verbs.command("show")
 def show(
     key_or_name: Annotated[
         str,
         typer.Argument(help="Key or its beginning, or the name of a registered environment.", metavar="KEY_OR_NAME"),
     ],
     as_json: Json = False,
-) -> int:
+) -> None:
     """What an environment was made of, and what came of it."""
     workspace = Workspace.from_config(create=False)
     store = _store(workspace)
@@ -90,7 +85,7 @@ def show(
                 "built": built.to_json() if built is not None else None,
             }
         )
-        return 0
+        return
     lines: list[tuple[str, str]] = []
     if registered is not None:
         lines += [("Name", f"{registered.name}, version {registered.version}"), ("Asked for", _wanted(registered))]
@@ -103,7 +98,7 @@ def show(
             ("Python", str(built.python)),
             ("Built", f"{built.created_utc}, in {built.build_s:.1f} s"),
             ("Last used", built.last_used_utc),
-            ("Size", _size(built.size_bytes)),
+            ("Size", size_text(built.size_bytes)),
         ]
     elif registered is not None and registered.needs_build:
         lines.append(("Built", f"not with {_base(registered)} yet: paceline env build {registered.name}"))
@@ -113,7 +108,6 @@ def show(
             print(f"\nInstalled by {title}:")
             for package in packages:
                 print(f"  {visible(package)}")
-    return 0
 
 
 _BUILD = (
@@ -126,7 +120,9 @@ _BUILD = (
 )
 
 
-def build(**given: Any) -> int:
+@verbs.command("build")
+@takes(*_BUILD)
+def build(**given: Any) -> None:
     """Build an environment now, so that the next run finds it. Prints the path of its interpreter."""
     workspace = Workspace.from_config()
     registered, name = given["registered"], given["name"]
@@ -161,9 +157,9 @@ def build(**given: Any) -> int:
         _say(f"environment {built.key} is ready")
         # Alone on standard output, for $(paceline env build ...) in a command line.
         print(built.python)
-    return 0
 
 
+@verbs.command("prune")
 def prune(
     unused_for_s: Annotated[
         float,
@@ -173,7 +169,7 @@ def prune(
     ] = 0.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Remove environments that no run uses now. Runs that need one again build it again."""
     workspace = Workspace.from_config(create=False)
     # A run that waits in a queue holds no lock on its environment yet, so those that living runs will ask for are kept here.
@@ -182,16 +178,14 @@ def prune(
     on_images = prune_layers(_images_dir(workspace), unused_for_s=unused_for_s, only=only, dry_run=dry_run)
     if as_json:
         print_json([*(built.to_json() for built in gone), *map(_image_json, on_images)])
-        return 0
+        return
     for built in gone:
-        print(f"{built.key[:_KEY_SHOWN]}  {_size(built.size_bytes)}  {visible(_installed(built))}")
+        print(f"{built.key[:_KEY_SHOWN]}  {size_text(built.size_bytes)}  {visible(_installed(built))}")
     for kept in on_images:
-        print(f"{kept.key[:_KEY_SHOWN]}  on an image  {visible(_some(kept.layer.packages))}")
+        print(f"{kept.key[:_KEY_SHOWN]}  on an image  {visible(some(kept.layer.packages, _PACKAGES_SHOWN))}")
     total = sum(built.size_bytes for built in gone)
-    number = len(gone) + len(on_images)
-    count = f"{number} environment{'' if number == 1 else 's'}"
-    print(f"{'Would remove' if dry_run else 'Removed'} {count}, {_size(total)}.")
-    return 0
+    count = counted(len(gone) + len(on_images), "environment")
+    print(f"{'Would remove' if dry_run else 'Removed'} {count}, {size_text(total)}.")
 
 
 def _store(workspace: Workspace) -> EnvironmentStore:
@@ -208,7 +202,7 @@ def _image_json(kept: KeptLayer) -> dict[str, Any]:
 
 def _image_row(kept: KeptLayer) -> tuple[str, ...]:
     used = utc_text(dt.datetime.fromtimestamp(kept.used_at, dt.timezone.utc))
-    return kept.key[:_KEY_SHOWN], "pip, on an image", "", age(used), _some(kept.layer.packages)
+    return kept.key[:_KEY_SHOWN], "pip, on an image", "", age(used), some(kept.layer.packages, _PACKAGES_SHOWN)
 
 
 def _base(environment: EnvironmentSpec) -> str:
@@ -227,7 +221,7 @@ def _row(built: Built) -> tuple[str, ...]:
     return (
         built.key[:_KEY_SHOWN],
         _kind(built),
-        _size(built.size_bytes),
+        size_text(built.size_bytes),
         age(built.last_used_utc),
         _installed(built),
     )
@@ -239,22 +233,10 @@ def _kind(built: Built) -> str:
 
 
 def _installed(built: Built) -> str:
-    return _some([*built.conda, *built.pip]) or "nothing beside the base's"
+    return some([*built.conda, *built.pip], _PACKAGES_SHOWN) or "nothing beside the base's"
 
 
 def _wanted(environment: EnvironmentSpec) -> str:
     lines = [line for line in (environment.pip_requirements or "").splitlines() if line.strip()]
-    text = _some([*environment.conda_packages, *environment.pip_packages, *lines])
+    text = some([*environment.conda_packages, *environment.pip_packages, *lines], _PACKAGES_SHOWN)
     return text or (f"the interpreter {environment.python}" if environment.python else "the submitting interpreter")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _PACKAGES_SHOWN
-    return ", ".join(names[:_PACKAGES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _size(size: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size / 1e3:.0f} kB"

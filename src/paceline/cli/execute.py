@@ -20,10 +20,6 @@ from paceline.runs.execute import Beside
 _CHUNK = 1 << 15
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("exec")(execute)
-
-
 def execute(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="A run that runs.", autocompletion=completing.run_ids)],
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The command and its arguments.")],

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import completing
-from paceline.cli.common import folder_of, print_json
-from paceline.cli.shared_options import Json
+from paceline.cli.common import folders_of, print_json
+from paceline.cli.shared_options import Json, Runs
 from paceline.errors import UserError
 from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -19,20 +18,6 @@ from paceline.trackers import export as exports
 from paceline.trackers.board import TensorBoard
 
 _KINDS = ("csv", "parquet", "tensorboard", "mlflow")
-
-Runs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Runs, or the beginnings of their ids; default: the latest.",
-        metavar="[RUN]...",
-        autocompletion=completing.run_ids,
-    ),
-]
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("export")(export)
-    app.command("tensorboard")(tensorboard)
 
 
 def export(
@@ -52,7 +37,7 @@ def export(
     ] = None,
     files: Annotated[bool, typer.Option("--files", help="With mlflow: the runs' files too.")] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Write the metrics of runs for other tools: CSV, Parquet, TensorBoard's event files, or a server of MLflow's."""
     if to not in _KINDS:
         raise UserError(f"--to {to!r}: choose one of {', '.join(_KINDS)}.")
@@ -67,7 +52,7 @@ def export(
         made = [exports.to_mlflow(folder, str(output), experiment, files=files) for folder in folders]
     elif output is None:
         exports.to_csv(folders, sys.stdout)
-        return 0
+        return
     else:
         made = _written(to, folders, Path(output))
     if as_json:
@@ -75,7 +60,6 @@ def export(
     else:
         for name in made:
             print(visible(name))
-    return 0
 
 
 def _written(to: str, folders: list[RunFolder], path: Path) -> list[str]:
@@ -109,7 +93,7 @@ def tensorboard(
 
 
 def _folders(run_ids: list[str] | None) -> list[RunFolder]:
-    folders = list(dict.fromkeys(folder_of(run_id) for run_id in run_ids or (None,)))
+    folders = folders_of(run_ids)
     for folder in folders:
         read.record(folder)  # which brings the folder up to date where the run is elsewhere
     return folders

@@ -12,15 +12,12 @@ from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json, warn
 from paceline.cli.shared_options import Json, LatestRun
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
+from paceline.doctor.finding import counted
 from paceline.errors import RunNotFoundError, UserError
 from paceline.runs import downloads, read
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("files")(files)
-    app.command("download")(download)
+from paceline.system.names import some
 
 
 def complete_file_name(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -46,18 +43,17 @@ def files(
     run_id: LatestRun = None,
     names: Patterns = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """The files of a run, with their sizes: its outputs and logs, and what was uploaded."""
     folder = _folder(run_id)
     found = downloads.files(folder, names or ())
     if as_json:
         print_json([{"name": file.name, "size_bytes": file.size_bytes} for file in found])
-        return 0
+        return
     for file in found:
         print(f"{size_text(file.size_bytes):>9}  {visible(file.name)}")
     print(_counted(found), file=sys.stderr)
     _say_left_out(folder)
-    return 0
 
 
 def download(
@@ -72,7 +68,7 @@ def download(
         bool, typer.Option("--overwrite", help="Replace other files that have these names there.")
     ] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Copy files of a run to a folder, under their names. A file is there whole, or not at all."""
     folder = _folder(run_id)
     chosen = downloads.files(folder, names or ())
@@ -97,12 +93,11 @@ def download(
                 for file in sorted([*done.copied, *done.same], key=lambda file: file.name)
             ]
         )
-        return 0
+        return
     rest = [f"{len(done.same)} there already"] if done.same else []
     rest += [f"{len(done.gone)} gone, for the run has removed them"] if done.gone else []
     print("; ".join([f"{_counted(done.copied)}, copied to {visible(str(target))}", *rest]) + ".")
     _say_left_out(folder)
-    return 0
 
 
 def _folder(run_id: str | None) -> RunFolder:
@@ -113,10 +108,9 @@ def _folder(run_id: str | None) -> RunFolder:
 
 def _say_left_out(folder: RunFolder) -> None:
     if names := downloads.left_out(folder):
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        warn(f"Left out, for they are no files or links that lead nowhere: {', '.join(names[:5])}{more}.")
+        warn(f"Left out, for they are no files or links that lead nowhere: {some(names, 5)}.")
 
 
 def _counted(found: list[downloads.RunFile]) -> str:
     size = size_text(sum(file.size_bytes for file in found))
-    return f"{len(found)} file{'' if len(found) == 1 else 's'}, {size}"
+    return f"{counted(len(found), 'file')}, {size}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.job.job import Job
+from paceline.system.names import some
 
 
 def environment_text(job: Job | None, built: dict[str, Any] | None) -> str:
@@ -16,9 +17,8 @@ def environment_text(job: Job | None, built: dict[str, Any] | None) -> str:
     parts = [f"image {environment.docker_image}"] if environment.docker_image else []
     if built:
         packages = [*built.get("conda", ()), *built.get("pip", ())]
-        shown = ", ".join(packages[:6]) + (f" and {len(packages) - 6} more" if len(packages) > 6 else "")
         kind = "layered" if built.get("is_layered") else "whole"
-        parts.append(f"{built['key'][:12]} ({kind}): {shown or 'nothing to add'}")
+        parts.append(f"{built['key'][:12]} ({kind}): {some(packages, 6) or 'nothing to add'}")
     elif environment.python:
         parts.append(environment.python)
     return "; ".join(parts)

@@ -8,7 +8,6 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -20,19 +19,14 @@ from paceline.cli.view import RunView
 from paceline.controlling import following
 from paceline.errors import UserError
 from paceline.runs import controllers, read
-from paceline.runs.folder import RunFolder
 from paceline.runs.follow import Show
 from paceline.runs.log_start import LogStart, last_lines_start, moment_start
-from paceline.runs.logs import AttemptLog, LogLine
+from paceline.runs.logs import LogLine, lines_of
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible_line
 from paceline.system import durations
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("logs")(logs)
 
 
 def _line_count(text: str) -> int:
@@ -70,7 +64,7 @@ def logs(
         bool, typer.Option("--raw", help="On a terminal too, let through what moves its cursor or sets its title.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line: attempt, rank, text.")] = False,
-) -> int:
+) -> None:
     """What a run's workers print, from the start, in the order it was written; of several workers with the rank in front."""
     if follow and attempt is not None:
         raise UserError(f"--follow shows all attempts; leave out --attempt {attempt}, or --follow.")
@@ -88,17 +82,17 @@ def logs(
     if driver or controllers.is_controlled(record):
         if follow:
             following.to_the_end(folder, lambda line: print(visible_line(line), flush=True))
-            return 0
+            return
         offset = 0 if since_s is None else driver_offset(folder.driver_log, since_s)
         print_parts([LogPart(folder.driver_log, offset)], tail, as_is=as_is)
-        return 0
+        return
     if prepare:
         if since is not None:
             raise UserError(f"--since {since}: lines of --prepare carry no time. --tail N shows the last of them.")
         nodes = record.job.node_count if record.job else 1
         parts = [LogPart(folder.prepare_log(node_rank)) for node_rank in range(nodes)]
         print_parts(parts, tail, as_is=as_is)
-        return 0
+        return
     if attempt is not None and attempt > max(1, len(record.attempts)):
         raise UserError(f"--attempt {attempt}: run {record.run_id} has {len(record.attempts)} so far.")
     attempts = [one for one in record.attempts if attempt in (None, one.number)]
@@ -112,7 +106,7 @@ def logs(
         start = start.later(last_lines_start(folder, numbers, ranks, tail, unended=not follow))
     if start is None:
         if not follow or record.is_terminal:
-            return 0
+            return
         # Nothing is as young as was asked for, but something may come: begin behind what is there.
         start = last_lines_start(folder, [one.number for one in attempts], ranks, 0)
     # One worker's log needs no merging, and goes out byte for byte.
@@ -121,19 +115,17 @@ def logs(
         numbers = [one.number for one in attempts if one.number >= start.attempt]
         parts = [LogPart(folder.rank_log(number, rank), offsets.get(number, 0)) for number in numbers]
         print_parts(parts, as_is=True)
-        return 0
+        return
     # Where one worker's lines are shown, they need no rank in front, as in a run of one.
     view = RunView(1 if rank is not None else size, quiet=True, attempts=len(record.attempts), raw=raw)
     line = _print_json_line if as_json else view.line
     if follow:
         Show(folder, line=line, state=_nothing, ranks=ranks, start=start, last=tail).to_the_end()
-        return 0
-    numbers = [one.number for one in attempts if one.number >= start.attempt]
-    lines = _lines(folder, numbers, ranks, start)
+        return
+    lines = lines_of(folder, [one.number for one in attempts], ranks, start)
     # The place may be some lines too early, so the last ones are counted once more.
     for found in lines if tail is None else deque(lines, maxlen=tail):
         line(found)
-    return 0
 
 
 def _moment(text: str) -> float:
@@ -156,15 +148,6 @@ def _moment(text: str) -> float:
     if found > now:
         raise UserError(f"--since {text}: that is still to come. Give a time that has passed.")
     return found
-
-
-def _lines(folder: RunFolder, attempts: Sequence[int], ranks: list[int], start: LogStart) -> Iterator[LogLine]:
-    for number in attempts:
-        log = AttemptLog(folder, number, ranks, start if number == start.attempt else None)
-        try:
-            yield from log.end()
-        finally:
-            log.close()
 
 
 def _print_json_line(line: LogLine) -> None:

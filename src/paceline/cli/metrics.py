@@ -12,9 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import completing
-from paceline.cli.common import folder_of, print_json, print_table
-from paceline.cli.shared_options import Json
+from paceline.cli.common import folders_of, print_json, print_table
+from paceline.cli.shared_options import Json, Runs
 from paceline.errors import UserError
 from paceline.runs import read, series, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -26,31 +25,19 @@ from paceline.runs.visible import visible
 _LONGEST = 40
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("metrics")(metrics)
-
-
 def metrics(
-    run_ids: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Runs, or the beginnings of their ids; default: the latest.",
-            metavar="[RUN]...",
-            autocompletion=completing.run_ids,
-        ),
-    ] = None,
+    run_ids: Runs = None,
     name: Annotated[
         list[str] | None, typer.Option("--name", metavar="METRIC", help="Every value of this metric; may be repeated.")
     ] = None,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="What this worker logged; default: all.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """The metrics of runs: last, least and greatest value of each, or with --name all values; several runs side by side."""
     if as_csv and as_json:
         raise UserError("--csv and --json: choose one of them.")
-    # Each once, also where a run is named by its id and by the beginning of it.
-    folders = list(dict.fromkeys(folder_of(run_id) for run_id in run_ids or (None,)))
+    folders = folders_of(run_ids)
     runs = {folder: _series_of(folder, rank) for folder in folders}
     if name:
         _check_names(name, runs, rank)
@@ -76,7 +63,6 @@ def metrics(
         print_table(("METRIC", "LAST", "MIN", "MAX", "STEP", "VALUES"), rows)
     else:
         _print_side_by_side(runs)
-    return 0
 
 
 def _series_of(folder: RunFolder, rank: int | None) -> dict[str, MetricSeries]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import completing
-from paceline.cli.common import age, folder_of, print_fields, print_json, print_table, warn
+from paceline.cli.common import age, folder_of, pairs_text, print_fields, print_json, print_table, warn
 from paceline.cli.remove import Yes, confirmed
 from paceline.cli.shared_options import Json
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
@@ -19,6 +19,7 @@ from paceline.models import check, described, mlflow_registry, on_store, registr
 from paceline.models.model import Model, register_of_run, remove
 from paceline.models.names import check_version, parse
 from paceline.runs.visible import visible
+from paceline.system.names import some
 from paceline.workspace import Workspace
 
 #: Tensors that `show` lists without --tensors.
@@ -36,21 +37,10 @@ References = Annotated[
 Name = Annotated[str, typer.Argument(help="The model's name.", autocompletion=completing.model_names)]
 Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="KEY[=VALUE]", help="Tag; may be repeated.")]
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.command("register")(register)
-    verbs.command("list")(list_models)
-    verbs.command("show")(show)
-    verbs.command("alias")(alias)
-    verbs.command("download")(download)
-    verbs.command("verify")(verify)
-    verbs.command("delete")(delete)
-    verbs.command("push")(push)
-    verbs.command("pull")(pull)
-    app.add_typer(verbs, name="model", help="Models: register, list, show, alias, check, copy and push what runs made.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
+@verbs.command("register")
 def register(
     name: Name,
     path: Annotated[
@@ -81,7 +71,7 @@ def register(
     ] = None,
     framework_version: Annotated[str | None, typer.Option("--framework-version", metavar="VERSION")] = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Keep a file or a folder as the next version of a model. It is copied; the same content takes its space once."""
     if run is not None and made_by is not None:
         raise ModelError("--run and --made-by: give one of the two.")
@@ -101,7 +91,7 @@ def register(
         model = Model.register(Workspace.from_config(), path if path is not None else name, name, run=maker, **given)
     if as_json:
         print_json(described.summary(model))
-        return 0
+        return
     print(model.id)
     record = model.record
     print(
@@ -111,9 +101,9 @@ def register(
         file=sys.stderr,
     )
     _warn_of_pickles(model)
-    return 0
 
 
+@verbs.command("list")
 def list_models(
     name: Annotated[
         str | None, typer.Argument(help="This model's versions alone.", autocompletion=completing.model_names)
@@ -128,20 +118,21 @@ def list_models(
         typer.Option("--at", metavar="STORE[:PATH]", help="Of this datastore.", autocompletion=completing.datastores),
     ] = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """The models of the workspace with their versions, newest first."""
     if at is not None:
-        return _list_at(at, as_json=as_json)
+        _list_at(at, as_json=as_json)
+        return
     workspace = Workspace.from_config(create=False)
     run_id = folder_of(run).run_id if run is not None else None
     tags = [(key, value) if equals else key for key, equals, value in map(_parts, tag or ())]
     found = Model.list(workspace, name, tags=tags, run_id=run_id, latest=latest)
     if as_json:
         print_json([described.summary(model) for model in found])
-        return 0
+        return
     if not found:
         print(f"No {'such ' if name or run or tag else ''}models in {workspace.path}.")
-        return 0
+        return
     print_table(
         ("MODEL", "ALIASES", "FRAMEWORK", "SIZE", "RUN", "REGISTERED"),
         [
@@ -156,20 +147,20 @@ def list_models(
             for model in found
         ],
     )
-    return 0
 
 
+@verbs.command("show")
 def show(
     reference: Reference,
     tensors: Annotated[bool, typer.Option("--tensors", help="All tensors of safetensors files.")] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """All that is known of a version: its files, what is in them, and the run that made it."""
     model = Model(Workspace.from_config(create=False), reference)
     found = described.details(model)
     if as_json:
         print_json(found)
-        return 0
+        return
     run = found["run"]
     environment = run.get("environment") or {}
     print_fields(
@@ -186,8 +177,8 @@ def show(
             ("Topology", _topology(run.get("topology") or {})),
             ("Environment", _environment(environment)),
             ("Data", described.data_texts(model)),
-            ("Tags", _texts(found["tags"])),
-            ("Properties", _texts(found["properties"])),
+            ("Tags", pairs_text(found["tags"])),
+            ("Properties", pairs_text(found["properties"])),
             ("Files", f"{_counted(len(found['files']), 'file')}, {size_text(found['size_bytes'])}"),
             ("Folder", found["path"]),
             ("Make again", f"paceline rerun {run['run_id']}" if found["can_be_made_again"] else ""),
@@ -202,16 +193,16 @@ def show(
         print(f"  {size_text(file['size_bytes']):>9}  {file['sha256'][:12]}  {visible(file['name'])}{_kind(file)}")
     _print_tensors(found["files"], everything=tensors)
     _warn_of_pickles(model)
-    return 0
 
 
+@verbs.command("alias")
 def alias(
     name: Name,
     word: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="Such as production.")] = None,
     version: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="The version to point at.")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Let the alias point nowhere.")] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Point an alias at a version; without a version, who pointed it where, and when."""
     workspace = Workspace.from_config(create=False)
     if word is not None and remove and version is None:
@@ -220,14 +211,14 @@ def alias(
         was = Model(workspace, name, version=check_version(version)).set_alias(word)
         if not as_json:
             print(f"{name}@{word}: {name}:{version}{f', before it {name}:{was}' if was else ''}")
-            return 0
+            return
     elif remove or version is not None:
         raise ModelError("give NAME ALIAS VERSION to point an alias at a version, or NAME ALIAS --remove.")
     model = Model(workspace, name)
     changes = model.alias_history(word)
     if as_json:
         print_json(changes)
-        return 0
+        return
     if word is not None and not changes:
         Model(workspace, name, alias=word)  # says which there are
     print_table(
@@ -237,19 +228,19 @@ def alias(
             for one in changes
         ],
     )
-    return 0
 
 
+@verbs.command("download")
 def download(
     reference: Reference,
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder to copy into.")] = Path(),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what has its name there.")] = False,
-) -> int:
+) -> None:
     """Copy a version's file or folder, under its own name; each file is checked on the way."""
     print(Model(Workspace.from_config(create=False), reference).download(to, exist_ok=overwrite))
-    return 0
 
 
+@verbs.command("verify")
 def verify(
     references: Annotated[
         list[str] | None,
@@ -286,6 +277,7 @@ def verify(
     return _CHANGED if any(one["changed"] for one in results) else 0
 
 
+@verbs.command("delete")
 def delete(references: References, yes: Yes = False) -> int:
     """Remove versions for good. Their numbers are never used again; a version that an alias points at stays, and one that a
     service serves."""
@@ -303,6 +295,7 @@ def delete(references: References, yes: Yes = False) -> int:
     return 0
 
 
+@verbs.command("push")
 def push(
     reference: Reference,
     to: Annotated[
@@ -323,7 +316,7 @@ def push(
         bool,
         typer.Option("--verify", help="Read all that is there already, and store again what is not as registered."),
     ] = False,
-) -> int:
+) -> None:
     """Store a version in a datastore, or put it into an MLflow registry. What broke off goes on; each file is checked."""
     if (to is None) == (mlflow is None):
         raise ModelError("say where to: a datastore (STORE[:PATH], s3://bucket/models), or --mlflow URI.")
@@ -336,23 +329,23 @@ def push(
         print(
             f"{model.id} {'is' if there.is_new else 'was already'} version {there.version} of {there.name!r} in MLflow"
         )
-        return 0
+        return
     place = on_store.place(str(to))
     pushed = on_store.push(workspace.path, model.record, place, terminal_bar("uploading"), verify=verify)
     print(
         f"{model.id}: {'stored' if pushed.is_new else 'there already'} in {visible(pushed.place)}: "
         f"{_counted(pushed.stored, 'new content')}, {size_text(pushed.stored_bytes)}"
     )
-    return 0
 
 
+@verbs.command("pull")
 def pull(
     place: Annotated[
         str,
         typer.Argument(metavar="STORE[:PATH]", help="Where it was pushed to.", autocompletion=completing.datastores),
     ],
     reference: Annotated[str, typer.Argument(metavar="MODEL", help="NAME:VERSION, or NAME for the latest there.")],
-) -> int:
+) -> None:
     """Fetch a version from a datastore into the workspace, under the same name and number."""
     meant, workspace, source = parse(reference), Workspace.from_config(), on_store.place(place)
     if meant.alias is not None:
@@ -367,17 +360,15 @@ def pull(
         version = numbers[-1]
     on_store.pull(workspace.path, source, meant.name, version, terminal_bar("downloading"))
     print(f"{meant.name}:{version}")
-    return 0
 
 
-def _list_at(place: str, *, as_json: bool) -> int:
+def _list_at(place: str, *, as_json: bool) -> None:
     found = on_store.listed(Workspace.from_config(create=False).path, on_store.place(place))
     if as_json:
         print_json([{"name": name, "version": version} for name, version in found])
     else:
         for name, version in found:
             print(f"{name}:{version}")
-    return 0
 
 
 def _print_tensors(files: Sequence[dict[str, Any]], *, everything: bool) -> None:
@@ -397,9 +388,8 @@ def _print_tensors(files: Sequence[dict[str, Any]], *, everything: bool) -> None
 
 def _warn_of_pickles(model: Model) -> None:
     if names := described.pickles(model.record):
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         warn(
-            f"paceline: warning: {', '.join(names[:5])}{more}: a pickle runs code of its author's when it is loaded. Paceline "
+            f"paceline: warning: {some(names, 5)}: a pickle runs code of its author's when it is loaded. Paceline "
             "never loads one; load it only if you trust who made it. safetensors, ONNX and skops hold none."
         )
 
@@ -431,10 +421,6 @@ def _environment(found: dict[str, Any]) -> str:
 
 def _range(one: dict[str, Any]) -> str:
     return f" ({one['min']} to {one['max']} in {one['count']} values)" if one["count"] > 1 else ""
-
-
-def _texts(found: dict[str, Any]) -> str:
-    return ", ".join(key if value is None else f"{key}={value}" for key, value in found.items())
 
 
 def _counted(count: int, noun: str) -> str:

@@ -1,6 +1,6 @@
 """Options and arguments of verbs as tables, and the two ways to read a command line by one.
 
-    table ──┬── takes(table)(verb)   the parser's: help, completion, and a message for whatever is wrong
+    table ──┬── takes(table)(verb)   the parser's: help, completion, and a message for whatever is wrong (`declare`)
             └── read(table, words)   at once, without the parser; None for all that is not plainly right
 
 The parser takes longer to import than a worker takes to start. So `paceline run` asks `read` first, and leaves to the parser
@@ -102,19 +102,25 @@ class VerbOption:
         return text if self.type is list else self.type(text)
 
 
-def takes(*options: VerbOption) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Let the parser know a verb `def verb(**given)` as one with these options."""
+def takes(*options: VerbOption) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+    """Let the parser know a verb `def verb(**given)` as one with these options, once it asks (`declare`)."""
 
-    import inspect
-
-    def decorate(verb: Callable[..., int]) -> Callable[..., int]:
-        parameters = [option.parameter() for option in options]
-        # typer reads both.
-        verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        verb.__annotations__ = {one.name: one.annotation for one in parameters}
+    def keep(verb: Callable[..., int | None]) -> Callable[..., int | None]:
+        verb.options = options  # type: ignore[attr-defined]
         return verb
 
-    return decorate
+    return keep
+
+
+def declare(verb: Any) -> None:
+    """Give a verb that `takes` options the signature by which typer makes them; any other has its own."""
+    if options := getattr(verb, "options", ()):
+        import inspect
+
+        parameters = [option.parameter() for option in options]
+        # typer reads both.
+        verb.__signature__ = inspect.Signature(parameters)
+        verb.__annotations__ = {one.name: one.annotation for one in parameters}
 
 
 def read(options: Sequence[VerbOption], words: Sequence[str]) -> dict[str, Any] | None:
@@ -172,4 +178,10 @@ def _spelled(option: VerbOption) -> list[tuple[str, bool]]:
     )
 
 
+#: Of several verbs.
 JSON = VerbOption("--json", "Print JSON.", type=bool)
+DETACH = VerbOption("-d --detach", "Return at once.", type=bool)
+TLS = (
+    VerbOption("--tls-cert", "Certificate (PEM), for https.", "FILE"),
+    VerbOption("--tls-key", "Its key (PEM).", "FILE"),
+)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from paceline.cli import service_options
 from paceline.cli.common import print_json, warn
 from paceline.cli.options import takes
@@ -16,11 +14,8 @@ from paceline.services.package.write import package as write_package
 from paceline.workspace import Workspace
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("package")(takes(*PACKAGE)(package))
-
-
-def package(**given: Any) -> int:
+@takes(*PACKAGE)
+def package(**given: Any) -> None:
     """Write a folder that serves a model away from here: Dockerfile, exact versions, model, script and server."""
     spec = asked(
         given["models"],
@@ -41,7 +36,6 @@ def package(**given: Any) -> int:
     )
     if given["json"]:
         print_json({"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())})
-        return 0
+        return
     print(folder)
     warn(f"podman build -t {folder.name.lower()} {folder}\nor, by hand: python {folder / 'start.py'} --port 8000")
-    return 0

@@ -9,19 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import pipeline_file
-from paceline.cli.common import folder_of, print_fields, print_json, print_table
-from paceline.cli.options import VerbOption, takes
+from paceline.cli.common import print_fields, print_json, print_table, with_children
+from paceline.cli.options import DETACH, JSON, VerbOption, takes
 from paceline.cli.run_options import NAME
 from paceline.cli.shared_options import Json
-from paceline.cli.summary import summary
+from paceline.cli.summary import print_submitted, summary
 from paceline.controlling import following
 from paceline.errors import PipelineError
 from paceline.pipelines import results
 from paceline.pipelines.spec import PipelineSpec
-from paceline.runs import read, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text
-from paceline.runs.ids import is_trial
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible, visible_line
 from paceline.workspace import Workspace
@@ -33,9 +31,9 @@ RUN_PIPELINE = (
     NAME,
     VerbOption("--tag", "Set a tag; may be repeated.", "KEY[=VALUE]", list),
     VerbOption("--regenerate", "Run each step, whatever former runs have left.", type=bool),
-    VerbOption("-d --detach", "Return at once.", type=bool),
+    DETACH,
     VerbOption("--dry-run", "Print the steps in their order; start nothing.", type=bool),
-    VerbOption("--json", "Print JSON.", type=bool),
+    JSON,
     VerbOption("-q --quiet", "Only errors, and with --json the JSON.", type=bool),
 )
 
@@ -44,20 +42,16 @@ AnyPipeline = Annotated[
 ]
 Follow = Annotated[bool, typer.Option("-f", "--follow", help="Until the pipeline has ended.")]
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.command("run", help=_RUN_HELP)(takes(*RUN_PIPELINE)(run))
-    verbs.command("show")(show)
-    app.add_typer(verbs, name="pipeline", help="Pipelines: steps that run in the order of their data.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-_RUN_HELP = """Run the steps that a file describes, each as a run of its own, and follow the pipeline to its end.
-
-Ctrl-C only stops the following; the pipeline goes on. `paceline cancel` ends it with all its steps."""
-
-
+@verbs.command("run")
+@takes(*RUN_PIPELINE)
 def run(**given: Any) -> int:
+    """Run the steps that a file describes, each as a run of its own, and follow the pipeline to its end.
+
+    Ctrl-C only stops the following; the pipeline goes on. `paceline cancel` ends it with all its steps.
+    """
     file = pipeline_file.read(given["file"], dict(_pair(word) for word in given["param"] or ()))
     pipeline = file.pipeline
     if given["dry_run"]:
@@ -74,28 +68,28 @@ def run(**given: Any) -> int:
         leave_out=file.leave_out,
     )
     if given["detach"]:
-        return _print_submitted(folder, as_json=given["json"])
+        hints = f"See it:      paceline pipeline show {folder.run_id}\nEnd it:      paceline cancel {folder.run_id}"
+        return print_submitted(folder, hints, as_json=given["json"])
     return _follow(folder, as_json=given["json"], quiet=given["quiet"])
 
 
+@verbs.command("show")
 def show(run_id: AnyPipeline = None, follow: Follow = False, as_json: Json = False) -> int:
     """How a pipeline stands: its steps in their order."""
-    folder = folder_of(run_id) if run_id is not None else _latest()
-    record = read.record(folder)
-    if record.pipeline is None:
-        raise PipelineError(f"run {folder.run_id} is no pipeline. `paceline pipeline run` starts one.")
+    folder, record = with_children(run_id, "pipeline")
     if follow and not record.is_terminal:
         return _follow(folder, as_json=as_json, quiet=False)
     if as_json:
         print_json(_json(folder, record))
         return 0
+    parameters = (record.pipeline or {})["parameters"]
     print_fields(
         [
             ("Pipeline", record.run_id),
             ("Status", record.status),
-            ("Parameters", ", ".join(f"{key}={value}" for key, value in record.pipeline["parameters"].items())),
-            *([("Waits for", record.waiting_for)] if record.waiting_for else []),
-            *([("Why", str(record.failure.message))] if record.failure else []),
+            ("Parameters", ", ".join(f"{key}={value}" for key, value in parameters.items())),
+            ("Waits for", record.waiting_for or ""),
+            ("Why", record.failure.message if record.failure else ""),
         ]
     )
     print()
@@ -131,18 +125,6 @@ def _print_plan(spec: PipelineSpec, *, as_json: bool) -> int:
     return 0
 
 
-def _print_submitted(folder: RunFolder, *, as_json: bool) -> int:
-    if as_json:
-        print_json(summary(folder))
-        return 0
-    print(folder.run_id)
-    print(
-        f"\nSee it:      paceline pipeline show {folder.run_id}\nEnd it:      paceline cancel {folder.run_id}",
-        file=sys.stderr,
-    )
-    return 0
-
-
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     def line(text: str) -> None:
         if not quiet:
@@ -171,15 +153,6 @@ def _json(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
         "description": told.get("description"),
         "steps": results.rows(folder, record),
     }
-
-
-def _latest() -> RunFolder:
-    runs_dir = Workspace.from_config(create=False).runs_dir
-    for run_id in store.ids(runs_dir):
-        # Of a run that is no pipeline this is as cheap as a look can be.
-        if not is_trial(run_id) and (raw := read.raw(RunFolder(runs_dir / run_id))) and raw.get("pipeline"):
-            return RunFolder(runs_dir / run_id)
-    raise PipelineError(f"there is no pipeline in {str(runs_dir.parent)!r} yet. `paceline pipeline run` starts one.")
 
 
 def _pair(word: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli import job_file
-from paceline.cli.description import asked, combined
+from paceline.cli.description import Asked, asked, combined
 from paceline.errors import PipelineError
 from paceline.job.data_reference import PATH_VARIABLES
 from paceline.pipelines.data import PipelineData, check_parameters
@@ -63,10 +63,10 @@ def read(path: Path, given: Mapping[str, str]) -> PipelineFile:
                 f"{str(path)!r}: step {key.value!r} takes keys and values, such as `entry_script: train.py`."
             )
         said[str(key.value)] = combined(top, job_file.of_node(path, value, _STEP))
-    made = _made(path, said, parameters)
+    steps, jobs = _made(path, said, parameters)
     return PipelineFile(
         pipeline=Pipeline(
-            list(made.steps.values()),
+            steps,
             continue_on_step_failure=_flag(
                 path, "continue_on_step_failure", own.get("continue_on_step_failure", False)
             ),
@@ -76,25 +76,22 @@ def read(path: Path, given: Mapping[str, str]) -> PipelineFile:
         experiment=experiment or re.sub(r"[^A-Za-z0-9_-]", "_", path.stem),
         display_name=display_name,
         tags=tags,
-        values=made.values,
-        leave_out=tuple(dict.fromkeys(made.leave_out)),
+        values={name: value for job in jobs for name, value in job.values.items()},
+        leave_out=tuple(dict.fromkeys(file for job in jobs for file in job.leave_out)),
     )
 
 
-class _Made:
-    def __init__(self) -> None:
-        self.steps: dict[str, Step] = {}
-        self.values: dict[str, str] = {}
-        self.leave_out: list[Path] = []
-
-
-def _made(path: Path, said: Mapping[str, dict[str, Any]], parameters: Mapping[str, Any]) -> _Made:
-    made = _Made()
+def _made(
+    path: Path, said: Mapping[str, dict[str, Any]], parameters: Mapping[str, Any]
+) -> tuple[list[Step], list[Asked]]:
+    """The steps, and what was asked for in each."""
+    steps: dict[str, Step] = {}
+    jobs: list[Asked] = []
     data: dict[str, PipelineData] = {}
     after: dict[str, Sequence[str]] = {}
     left = {}
     for name, one in said.items():
-        left[name] = {key: _data(path, name, key, place) for key, place in _leaves(path, name, one.pop("leaves", None))}
+        left[name] = {key: _data(key, place) for key, place in _leaves(path, name, one.pop("leaves", None))}
         for key, found in left[name].items():
             if key in data:
                 raise PipelineError(f"{str(path)!r}: two steps leave {key!r}. Give each data of its own.")
@@ -114,21 +111,20 @@ def _made(path: Path, said: Mapping[str, dict[str, Any]], parameters: Mapping[st
         one["arguments"] = [_filled(word, words) for word in one.get("arguments") or ()]
         wanted = asked(one)
         inputs = (*wanted.job.inputs, *(data[key].as_reference() for key in taken))
-        made.steps[name] = Step(
+        steps[name] = Step(
             name,
             replace(wanted.job, inputs=inputs),
             outputs=list(left[name].values()),
             allow_reuse=allow_reuse,
             source_directory=wanted.directory,
         )
-        made.values |= wanted.values
-        made.leave_out += wanted.leave_out
+        jobs.append(wanted)
     for name, others in after.items():
         for other in others:
-            if other not in made.steps:
+            if other not in steps:
                 raise PipelineError(f"{str(path)!r}: step {name!r} runs after {other!r}, which is no step of the file.")
-            made.steps[name].run_after(made.steps[other])
-    return made
+            steps[name].run_after(steps[other])
+    return list(steps.values()), jobs
 
 
 def _filled(word: str, words: Mapping[str, str]) -> str:
@@ -136,7 +132,7 @@ def _filled(word: str, words: Mapping[str, str]) -> str:
     return _WORD.sub(lambda found: words.get(found[1] or found[2], found[0]), word)
 
 
-def _data(path: Path, step: str, name: str, place: Any) -> PipelineData:
+def _data(name: str, place: Any) -> PipelineData:
     if place is None:
         return PipelineData(name)
     store, _, folder = str(place).partition(":")

@@ -14,10 +14,6 @@ from paceline.runs.profile import RATE, SECONDS, take
 from paceline.runs.visible import visible
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("profile")(profile)
-
-
 def profile(
     run_id: LatestRun = None,
     seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="Sample for so long.")] = SECONDS,

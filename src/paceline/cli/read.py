@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Annotated, Any
 
@@ -13,8 +13,10 @@ from paceline.cli import completing
 from paceline.cli.common import (
     age,
     coloured,
+    columns,
     folder_of,
     has_colour,
+    pairs_text,
     print_fields,
     print_json,
     print_table,
@@ -34,6 +36,7 @@ from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.runs.select import matches
 from paceline.runs.visible import visible
 from paceline.system.files import tree_size
+from paceline.system.names import some
 from paceline.targets import configured
 from paceline.workspace import Workspace
 
@@ -44,19 +47,13 @@ _LAST_VALUES = 5
 _RANKS = 16
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("status")(status)
-    app.command("list")(list_runs)
-    app.command("show")(show)
-
-
-def status(run_id: LatestRun = None, as_json: Json = False) -> int:
+def status(run_id: LatestRun = None, as_json: Json = False) -> None:
     """How a run stands."""
     folder = folder_of(run_id)
     found = summary(folder)
     if as_json:
         print_json(found)
-        return 0
+        return
     word = "in" if found["status"] in states.TERMINAL else "for"
     took = f" {word} {duration_text(found['duration_s'])}" if found["duration_s"] is not None else ""
     name = f" ({visible(found['display_name'])})" if found["display_name"] != found["run_id"] else ""
@@ -76,7 +73,6 @@ def status(run_id: LatestRun = None, as_json: Json = False) -> int:
         print(visible(found["failure"]["message"], lines=True))
     for warning in found["warnings"]:
         print(f"Warning: {visible(warning, lines=True)}")
-    return 0
 
 
 def list_runs(
@@ -103,7 +99,7 @@ def list_runs(
         bool, typer.Option("-l", "--long", help="With what they take on the disk, and their tags.")
     ] = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """The runs of the workspace, newest first."""
     if status is not None:
         status = state_named(status)
@@ -123,10 +119,10 @@ def list_runs(
     if as_json:
         sizes = [{"size_bytes": tree_size(folder.path)} if long else {} for _, folder in shown]
         print_json([{**summary(folder, record), **size} for (record, folder), size in zip(shown, sizes, strict=True)])
-        return 0
+        return
     if not shown:
         print(f"No {'such ' if experiment or status or tag else ''}runs in {runs_dir.parent}.")
-        return 0
+        return
     lines: list[tuple[str, ...]] = [
         ("RUN", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK"),
         *(_row(record, folder) for record, folder in shown),
@@ -144,16 +140,15 @@ def list_runs(
     # With a filter nobody knows how many more there are, without reading all of them.
     if not everything and len(shown) == limit and total > limit and not (experiment or status or tag):
         print(f"... and {total - limit} older ones (--all)")
-    return 0
 
 
-def show(run_id: LatestRun = None, as_json: Json = False) -> int:
+def show(run_id: LatestRun = None, as_json: Json = False) -> None:
     """All that is known of a run: its job, attempts, metrics, files, and why it failed."""
     folder = folder_of(run_id)
     found = details(folder)
     if as_json:
         print_json(found)
-        return 0
+        return
     record = read.record(folder)
     took = f", {duration_text(record.duration_s)}" if record.duration_s is not None else ""
     lines: list[tuple[str, str | Sequence[str]]] = [
@@ -183,8 +178,8 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> int:
         ("Data", data_texts(found["data"])),
         ("Source", record.source_directory or ""),
         ("Git", _git(found["git"])),
-        ("Tags", _tags_text(found["tags"])),
-        ("Properties", ", ".join(f"{key}={value}" for key, value in found["properties"].items())),
+        ("Tags", pairs_text(found["tags"])),
+        ("Properties", pairs_text(found["properties"])),
         *_load(folder, record, found["load"]),
         ("Attempts", _attempts(record.attempts) if len(record.attempts) > 1 else ""),
         ("Models", ", ".join(found["models"])),
@@ -203,7 +198,6 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> int:
             print(f"  {visible(name)}")
     if record.failure is not None:
         print(f"\nFailure ({record.failure.cause}):\n{visible(str(record.failure), lines=True)}")
-    return 0
 
 
 def _steps(folder: RunFolder, record: RunRecord) -> Sequence[str]:
@@ -226,7 +220,7 @@ def _attempts(attempts: Sequence[Attempt]) -> Sequence[str]:
 
 
 def _attempt(attempt: Attempt, *, has_changed: bool) -> str:
-    nodes = ", ".join(attempt.nodes[:4]) + (f" and {len(attempt.nodes) - 4} more" if len(attempt.nodes) > 4 else "")
+    nodes = some(attempt.nodes, 4)
     end = parse_utc(attempt.ended_utc or utc_now())
     took = duration_text(max(0.0, (end - parse_utc(attempt.started_utc)).total_seconds()))
     how = f"runs for {took}" if attempt.ended_utc is None else f"{attempt.cause or 'completed'} after {took}"
@@ -270,9 +264,7 @@ def _load(folder: RunFolder, record: RunRecord, sample: dict[str, Any] | None) -
         )
         for row in loads.node_rows(sample)
     ]
-    rows = loads.shown_columns(loads.RANK_HEADER, loads.rank_rows(sample))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    ranks = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    ranks = columns(loads.shown_columns(loads.RANK_HEADER, loads.rank_rows(sample)))
     more = [f"and {len(ranks) - 1 - _RANKS} more: paceline top {record.run_id}"] if len(ranks) - 1 > _RANKS else []
     time = loads.pace_lines(sample, is_over=is_over)
     return [("Load", nodes), ("Workers", [*ranks[: _RANKS + 1], *more] if sample["ranks"] else ""), ("Time", time)]
@@ -280,11 +272,7 @@ def _load(folder: RunFolder, record: RunRecord, sample: dict[str, Any] | None) -
 
 def _more(folder: RunFolder) -> tuple[str, str]:
     """Return the cells that `--long` adds to a run's row."""
-    return size_text(tree_size(folder.path)), _tags_text(tags_and_properties.read(folder.notes).tags)
-
-
-def _tags_text(tags: Mapping[str, str | None]) -> str:
-    return ", ".join(key if value is None else f"{key}={value}" for key, value in tags.items())
+    return size_text(tree_size(folder.path)), pairs_text(tags_and_properties.read(folder.notes).tags)
 
 
 def _size(record: RunRecord) -> str:

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from paceline.cli import completing
-from paceline.cli.common import folder_of, print_json, print_table, state_named, warn
+from paceline.cli.common import folders_of, print_json, print_table, state_named, warn
 from paceline.cli.durations import duration_option
 from paceline.cli.shared_options import Json
 from paceline.data.transfer.cache import parse_size
 from paceline.data.transfer.progress import size_text
+from paceline.doctor.finding import counted
 from paceline.errors import PacelineError, RunNotFoundError, UserError
 from paceline.pruning import Pruned, Removed, Wish
 from paceline.pruning import prune as prune_workspace
@@ -20,6 +21,7 @@ from paceline.runs import read, removal, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.system.files import tree_size
+from paceline.system.names import some
 from paceline.workspace import Workspace
 
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
@@ -28,11 +30,6 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go,
 #: So many runs are named in a question.
 _NAMED = 5
 _DECLINED = 1
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("rm")(rm)
-    app.command("prune")(prune)
 
 
 def rm(
@@ -52,12 +49,11 @@ def rm(
 ) -> int:
     """Remove runs that have ended, for good: their records, logs, metrics and outputs. What they stored elsewhere stays."""
     removal.sweep(Workspace.from_config(create=False).runs_dir)
-    folders = list(dict.fromkeys(folder_of(run_id) for run_id in run_ids))
+    folders = folders_of(run_ids)
     if below := _below(folders):
         if not children:
-            shown = ", ".join(folder.run_id for folder in below[:_NAMED])
-            more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
-            raise UserError(f"there are runs below: {shown}{more}. --children removes them as well.")
+            shown = some([folder.run_id for folder in below], _NAMED)
+            raise UserError(f"there are runs below: {shown}. --children removes them as well.")
         folders = [*below, *folders]
     for folder in folders:
         removal.check_removable(read.record(folder), force=force)
@@ -217,7 +213,7 @@ def _print_removed(found: Pruned) -> None:
 def _summary(found: Pruned) -> str:
     """Say in words what is gone: "2 runs (3.1 MB), 1 snapshot (20 kB), 3.2 MB in all"."""
     parts = [
-        f"{len(gone)} {noun}{'' if len(gone) == 1 else 's'} ({_total(gone)})"
+        f"{counted(len(gone), noun)} ({_total(gone)})"
         for noun, gone in (
             ("run", found.runs),
             ("snapshot", found.snapshots),

@@ -7,47 +7,38 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.cli.common import folder_of, print_json
 from paceline.cli.description import Asked, asked, combined
 from paceline.cli.env_file import read_env_files
 from paceline.cli.options import takes
 from paceline.cli.run_options import RERUN, RUN, words
-from paceline.cli.summary import summary
-from paceline.cli.view import Following, RunView, print_end
+from paceline.cli.summary import print_submitted, summary
+from paceline.cli.view import RunView, print_end
 from paceline.errors import JobError, ModelError
 from paceline.job.sizes import range_text
 from paceline.rerun import rerun as rerun_job
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
+from paceline.runs.follow import Show
 from paceline.runs.record import RunRecord, user_name
-from paceline.submit import SourceCopy
-from paceline.submit import submit as submit_job
 from paceline.workspace import Workspace
 
-if TYPE_CHECKING:
-    import typer
+
+@takes(*RUN)
+def run(**given: Any) -> int:
+    """Submit a script and follow it to its end. Exits as the script did.
+
+    Ctrl-C asks whether to detach or to cancel; a second Ctrl-C cancels.
+    """
+    return begin(*words(given), given, follow=True)
 
 
-def add_to(app: typer.Typer) -> None:
-    @takes(*RUN)
-    def run(**given: Any) -> int:
-        return begin(*words(given), given, follow=True)
-
-    @takes(*RUN)
-    def submit(**given: Any) -> int:
-        return begin(*words(given), given, follow=False)
-
-    app.command("run", help=_RUN_HELP)(run)
-    app.command("submit", help=_SUBMIT_HELP)(submit)
-    app.command("rerun")(takes(*RERUN)(rerun))
-
-
-_RUN_HELP = """Submit a script and follow it to its end. Exits as the script did.
-
-Ctrl-C asks whether to detach or to cancel; a second Ctrl-C cancels."""
-_SUBMIT_HELP = "Submit a script and return at once with the run's id."
+@takes(*RUN)
+def submit(**given: Any) -> int:
+    """Submit a script and return at once with the run's id."""
+    return begin(*words(given), given, follow=False)
 
 
 def begin(
@@ -74,13 +65,10 @@ def begin(
         from paceline.cli.dry_run import print_file, print_plan
 
         return print_file(wanted, description) if given["yaml"] else print_plan(wanted, as_json=given["json"])
-    folder = _submit(wanted, run_id)
-    if follow:
-        return _follow(folder, as_json=given["json"], quiet=given["quiet"])
-    _print_submitted(folder, given["json"])
-    return 0
+    return _tell_or_follow(_submit(wanted, run_id), given, follow=follow)
 
 
+@takes(*RERUN)
 def rerun(**given: Any) -> int:
     """Submit a run's job again, with the source and the exact versions of the packages as they were then.
 
@@ -91,10 +79,7 @@ def rerun(**given: Any) -> int:
     folder = rerun_job(
         folder_of(_run_meant(given["run_id"])), Workspace.from_config().path, values=values, display_name=given["name"]
     )
-    if given["detach"]:
-        _print_submitted(folder, given["json"])
-        return 0
-    return _follow(folder, as_json=given["json"], quiet=given["quiet"])
+    return _tell_or_follow(folder, given, follow=not given["detach"])
 
 
 def _run_meant(text: str) -> str:
@@ -118,18 +103,7 @@ def _run_meant(text: str) -> str:
 
 def _submit(wanted: Asked, run_id: str | None) -> RunFolder:
     progress = _HashingProgress()
-    folder = submit_job(
-        wanted.job,
-        SourceCopy(directory=wanted.directory.absolute()),
-        Workspace.from_config().path,
-        wanted.experiment,
-        tags=wanted.tags,
-        progress=progress,
-        display_name=wanted.display_name,
-        values=wanted.values,
-        leave_out=wanted.leave_out,
-        run_id=run_id,
-    )
+    folder = wanted.submit(progress=progress, run_id=run_id)
     progress.clear()
     return folder
 
@@ -162,17 +136,12 @@ class _HashingProgress:
 # --- showing it
 
 
-def _print_submitted(folder: RunFolder, as_json: bool) -> None:
-    if as_json:
-        print_json(summary(folder))
-        return
+def _tell_or_follow(folder: RunFolder, given: Mapping[str, Any], *, follow: bool) -> int:
+    if follow:
+        return _follow(folder, as_json=given["json"], quiet=given["quiet"])
     run_id = folder.run_id
-    # Alone on standard output, for RUN=$(paceline submit ...) in a script.
-    print(run_id)
-    print(
-        f"\nFollow it:  paceline logs -f {run_id}\nSee it:     paceline status {run_id}\nEnd it:     paceline cancel {run_id}",
-        file=sys.stderr,
-    )
+    hints = f"Follow it:  paceline logs -f {run_id}\nSee it:     paceline status {run_id}\nEnd it:     paceline cancel {run_id}"
+    return print_submitted(folder, hints, as_json=given["json"])
 
 
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
@@ -214,7 +183,8 @@ def _headline(record: RunRecord) -> str:
 
 def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:
     """Follow; Ctrl-C asks once, and cancels if pressed again or if there is nobody to ask."""
-    following = Following(folder, view)
+    # After an interruption it goes on where it was.
+    following = Show(folder, line=view.line, state=view.state, note=view.note, attempt=view.attempt)
     asked = canceled = False
     with _Interrupts() as interrupts:
         while True:

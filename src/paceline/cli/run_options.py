@@ -8,7 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from paceline.cli.options import JSON, VerbOption
+from paceline.cli.options import DETACH, JSON, VerbOption
 from paceline.errors import JobError
 
 # Not typing's, as in `paceline.cli.options`.
@@ -192,7 +192,7 @@ RERUN = (
     ),
     NAME,
     ENV_FILE,
-    VerbOption("-d --detach", "Return at once.", type=bool),
+    DETACH,
     JSON,
     QUIET,
 )
@@ -213,7 +213,7 @@ def words(given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
         "pip_requirements_file": one_file(given["requirements"]),
         "layered": None if given["isolated"] is None else not given["isolated"],
         "env_file": [os.path.abspath(os.path.expanduser(path)) for path in given["env_file"] or ()],
-        "tags": pairs("--tag", given["tag"], needs_value=False),
+        "tags": pairs("--tag", given["tag"]),
         "inputs": _inputs(given["input"]),
     }
     # 0 and False were said, and stay.
@@ -240,17 +240,17 @@ def one_file(requirements: list[str] | None) -> str | None:
     return requirements[0] if requirements else None
 
 
-def pairs(option: str, given: list[str] | None, *, needs_value: bool) -> dict[str, Any]:
+def pairs(option: str, given: list[str] | None) -> dict[str, Any]:
     """`KEY=VALUE` words as a dict; a bare KEY has None.
 
     Raises:
-        JobError: a word without a key, or without a value where one is needed.
+        JobError: a word without a key.
     """
     found: dict[str, Any] = {}
     for word in given or ():
         key, equals, value = word.partition("=")
-        if not key or (needs_value and not equals):
-            raise JobError(f"{option} {word!r} is not {'NAME=VALUE' if needs_value else 'KEY or KEY=VALUE'}.")
+        if not key:
+            raise JobError(f"{option} {word!r} is not KEY or KEY=VALUE.")
         found[key] = value if equals else None
     return found
 
@@ -333,7 +333,7 @@ def _environment(given: list[str] | None) -> dict[str, Any]:
     """`--env NAME=VALUE` is written down, `--env NAME` is not."""
     variables: dict[str, str] = {}
     secrets: dict[str, str] = {}
-    for name, value in pairs("--env", given, needs_value=False).items():
+    for name, value in pairs("--env", given).items():
         if value is None:
             secrets[name] = f"env:{name}"
         else:

@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
+from paceline.cli import service_options
 from paceline.cli.common import print_json, warn
-from paceline.cli.options import JSON, VerbOption, takes
-from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON
+from paceline.cli.options import JSON, TLS, VerbOption, takes
 from paceline.cli.serve_environment import in_environment
 from paceline.errors import ModelNotFoundError, ServingError
 from paceline.runs.visible import visible
@@ -22,7 +20,6 @@ from paceline.services.model_files import FoundModel
 from paceline.serving.check import check
 from paceline.serving.config import ServedModel, ServerConfig
 from paceline.serving.front.reading import absolute
-from paceline.system import sizes
 from paceline.system.files import PRIVATE, remove_tree, write_json
 from paceline.workspace import Workspace
 
@@ -39,25 +36,15 @@ SERVE = (
     ),
     VerbOption("--entry", "Scoring script; without one, the model is served as it is.", "SCRIPT"),
     VerbOption("--source", "Folder that the script runs in; default: the script's.", "FOLDER"),
-    VerbOption("--environment", "Registered environment; default: that of the run that made the model.", "NAME"),
-    *PACKAGES,
-    PYTHON,
-    ISOLATED,
-    VerbOption(
-        "--env", "Variable for the script; may be repeated. Without a value: the shell's.", "NAME[=VALUE]", list
-    ),
+    *service_options.RUNS_IN,
     VerbOption("--host", "Address to listen at; default: 127.0.0.1. Any other needs --keys.", "ADDRESS"),
     VerbOption("--port", f"Default: {_PORT}; 0 takes a free one.", "N", int),
-    VerbOption("--workers", "Model processes; default: 1.", "N", int),
-    VerbOption("--threads", "Of a model process; default: the cores divided by the workers.", "N", int),
-    VerbOption("--max-batch", "Requests given to the model together, where it takes several; default: 16.", "N", int),
-    VerbOption("--max-queue", "Requests that wait; one more is answered 503. Default: 256.", "N", int),
-    VerbOption("--max-body", "Largest request, such as 10MB; default: 64MiB.", "SIZE"),
-    VerbOption("--timeout", "For the model to answer, then 504; default: 60s.", type=float),
-    VerbOption("--memory-limit", "Of a model process, which is replaced beyond it, such as 2GB.", "SIZE"),
+    service_options.WORKERS,
+    service_options.THREADS,
+    *service_options.REQUESTS,
+    service_options.MEMORY_LIMIT,
     VerbOption("--keys", 'File with the keys: {"primary": ..., "secondary": ...}.', "FILE"),
-    VerbOption("--tls-cert", "Certificate (PEM), for https.", "FILE"),
-    VerbOption("--tls-key", "Its key (PEM).", "FILE"),
+    *TLS,
     VerbOption("--drain", "For requests to end in when it ends; default: 30s.", type=float),
     VerbOption("--name", "Of the service, in its log and metrics; default: the model's.", "NAME"),
     VerbOption("--log-level", "debug, info, warning or error; default: info.", "LEVEL"),
@@ -70,27 +57,17 @@ SERVE = (
     JSON,
 )
 
-#: Options that are keys of the configuration.
-_KEYS = {
-    **{
-        name: name
-        for name in ("host", "workers", "threads", "max_batch", "max_queue", "log_level", "tls_cert", "tls_key")
-    },
-    **{"timeout": "timeout_s", "drain": "drain_s", "keys": "keys_file"},
-}
-_SIZES = {"max_body": "max_body_bytes", "memory_limit": "memory_limit_bytes"}
-
-_HELP = """Serve a model in the foreground: /score, /v2/models/NAME/infer, /metrics. Ctrl-C ends it.
-
-With a script of init() and run(data), or of predict(...) with type hints; or a model of scikit-learn, ONNX, TorchScript or
-torch.export as it is."""
+#: Options that are keys of the configuration, beside those that are a service's settings too.
+_KEYS = ("host", "workers", "log_level", "tls_cert", "tls_key")
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("serve", help=_HELP)(takes(*SERVE)(serve))
-
-
+@takes(*SERVE)
 def serve(**given: Any) -> int:
+    """Serve a model in the foreground: /score, /v2/models/NAME/infer, /metrics. Ctrl-C ends it.
+
+    With a script of init() and run(data), or of predict(...) with type hints; or a model of scikit-learn, ONNX, TorchScript or
+    torch.export as it is.
+    """
     folder = Path(tempfile.mkdtemp(prefix="paceline-serve-"))
     try:
         if given["json"] and given["check"] is None:
@@ -116,13 +93,8 @@ def serve(**given: Any) -> int:
 
 def _config(given: Mapping[str, Any], models: Sequence[ServedModel]) -> ServerConfig:
     """What the options come to, but for the environment."""
-    values: dict[str, Any] = {key: given[name] for name, key in _KEYS.items() if given[name] is not None}
-    for name, key in _SIZES.items():
-        if given[name] is not None:
-            try:
-                values[key] = sizes.size_bytes(given[name])
-            except ValueError as error:
-                raise ServingError(f"--{name.replace('_', '-')}: {error}") from error
+    values: dict[str, Any] = {key: given[key] for key in _KEYS if given[key] is not None}
+    values |= service_options.settings(given)
     if given["entry"] is not None:
         values |= _script(given["entry"], given["source"])
     elif given["source"] is not None:
@@ -133,6 +105,7 @@ def _config(given: Mapping[str, Any], models: Sequence[ServedModel]) -> ServerCo
         name=given["name"] or (models[0].name if models else Path(given["entry"]).stem),
         models=tuple(models),
         port=_PORT if given["port"] is None else given["port"],
+        keys_file=given["keys"],
         is_temporary=True,
         **values,
     )

@@ -24,30 +24,15 @@ from paceline.services.service import Service
 from paceline.workspace import Workspace
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the service.", autocompletion=completing.services)]
+Data = Annotated[str, typer.Argument(metavar="DATA", help="What is sent: text, @FILE, or - for standard input.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.command("deploy")(takes(*DEPLOY)(deploy))
-    verbs.command("list")(list_services)
-    verbs.command("show")(show)
-    verbs.command("logs")(logs)
-    verbs.command("call")(call)
-    verbs.command("update")(takes(*UPDATE)(update))
-    verbs.command("reload")(reload)
-    verbs.command("scale")(scale)
-    verbs.command("rollback")(rollback)
-    verbs.command("keys")(keys)
-    verbs.command("stop")(stop)
-    verbs.command("start")(start)
-    verbs.command("delete")(delete)
-    verbs.command("unit")(unit)
-    verbs.command("bench")(bench)
-    app.add_typer(verbs, name="service", help="Services: models that answer requests.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-def deploy(**given: Any) -> int:
+@verbs.command("deploy")
+@takes(*DEPLOY)
+def deploy(**given: Any) -> None:
     """Serve a model, and keep it served when this terminal is closed. Prints where it is called."""
     workspace = Workspace.from_config()
     service = Service.deploy(
@@ -68,19 +53,22 @@ def deploy(**given: Any) -> int:
         tags=service_options.tags(given["tag"]),
         **service_options.settings(given),
     )
-    return _settled(service, wait=not given["no_wait"], as_json=given["json"])
+    if not given["no_wait"]:
+        service.wait_for_deployment()
+    _print(service, as_json=given["json"])
 
 
-def list_services(as_json: Json = False) -> int:
+@verbs.command("list")
+def list_services(as_json: Json = False) -> None:
     """The services of the workspace. Those that nobody looks after, though they should be up, are started again."""
     workspace = Workspace.from_config(create=False)
     found = list(read.all_records(workspace.path))
     if as_json:
         print_json([_shown(workspace, record) for record in found])
-        return 0
+        return
     if not found:
         print(f"No services in {workspace.path}. `paceline service deploy NAME --model MODEL` makes one.")
-        return 0
+        return
     rows = [
         [
             record.name,
@@ -99,10 +87,10 @@ def list_services(as_json: Json = False) -> int:
         rows,
         status_column=1,
     )
-    return 0
 
 
-def show(name: Name, as_json: Json = False) -> int:
+@verbs.command("show")
+def show(name: Name, as_json: Json = False) -> None:
     """How a service stands, what it serves, and what it served before."""
     workspace = Workspace.from_config(create=False)
     folder = store.folder_of(workspace.path, name)
@@ -116,7 +104,7 @@ def show(name: Name, as_json: Json = False) -> int:
                 "revisions": [{**each.to_json(), "variables": sorted(each.variables)} for each in revisions],
             }
         )
-        return 0
+        return
     print_fields(
         [
             ("Service", record.name),
@@ -149,15 +137,15 @@ def show(name: Name, as_json: Json = False) -> int:
             for each in revisions
         ],
     )
-    return 0
 
 
+@verbs.command("logs")
 def logs(
     name: Name,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the service ends.")] = False,
     tail: Annotated[int, typer.Option("-n", "--tail", metavar="N", min=0, help="The last N lines.")] = 200,
     as_json: Json = False,
-) -> int:
+) -> None:
     """What a service's supervisor says and its servers print."""
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     text = log.last_lines(folder, tail)
@@ -165,7 +153,7 @@ def logs(
         if follow:
             raise ServiceError("--follow and --json: JSON is one value. Leave one of them out.")
         print_json({"name": name, "lines": text.splitlines()})
-        return 0
+        return
 
     def is_over() -> bool:
         try:
@@ -178,21 +166,148 @@ def logs(
         for more in log.follow(folder, is_over):
             sys.stdout.write(visible(more, lines=True))
             sys.stdout.flush()
-    return 0
 
 
+@verbs.command("call")
+def call(
+    name: Name,
+    data: Data = "-",
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the answer.")] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Send one request, with the service's key; prints the answer."""
+    service = Service(Workspace.from_config(create=False), name)
+    answer = service.run(_body(data), timeout_s=timeout)
+    # Text is printed as it is, unless JSON is asked for.
+    print(json.dumps(answer) if as_json or not isinstance(answer, str) else visible(answer, lines=True))
+
+
+@verbs.command("update")
+@takes(*UPDATE)
+def update(**given: Any) -> None:
+    """Serve another model, script or environment, without a lost request. What can't be served leaves what is."""
+    service = Service(Workspace.from_config(create=False), given["service"])
+    service.update(
+        given["model"] or None,
+        entry_script=given["entry"],
+        source_directory=given["source"],
+        environment=service_options.environment(given),
+        environment_variables=service_options.variables(given["env"]) if given["env"] else None,
+        workers=given["workers"],
+        wait=not given["no_wait"],
+        **service_options.settings(given),
+    )
+    _print(service, as_json=given["json"])
+
+
+@verbs.command("reload")
+def reload(name: Name, no_wait: NoWait = False, as_json: Json = False) -> None:
+    """Serve the same models by the script and the files beside it as they are now."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.reload(wait=not no_wait)
+    _print(service, as_json=as_json)
+
+
+@verbs.command("scale")
+def scale(
+    name: Name,
+    workers: Annotated[int, typer.Argument(metavar="WORKERS", help="Model processes.")],
+    no_wait: NoWait = False,
+    as_json: Json = False,
+) -> None:
+    """Serve by more or fewer model processes."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.scale(workers, wait=not no_wait)
+    _print(service, as_json=as_json)
+
+
+@verbs.command("rollback")
+def rollback(
+    name: Name,
+    to: Annotated[
+        int | None, typer.Option("--to", metavar="N", help="Revision; default: the last served before the present one.")
+    ] = None,
+    no_wait: NoWait = False,
+    as_json: Json = False,
+) -> None:
+    """Serve a revision of before."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.rollback(to, wait=not no_wait)
+    _print(service, as_json=as_json)
+
+
+@verbs.command("keys")
+def keys(
+    name: Name,
+    regenerate: Annotated[
+        str | None,
+        typer.Option(
+            "--regenerate", metavar="primary|secondary", help="Replace this key; the other goes on being good."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The two keys of a service, either of which a request may bring: `Authorization: Bearer KEY`."""
+    folder = store.folder_of(Workspace.from_config(create=False).path, name)
+    if regenerate is not None:
+        with store.asking(folder):
+            key_file.change(folder, regenerate)
+    primary, secondary = key_file.read(folder)
+    if as_json:
+        print_json({"primary": primary, "secondary": secondary})
+    else:
+        print_fields([("primary", primary), ("secondary", secondary)])
+
+
+@verbs.command("stop")
+def stop(name: Name, no_wait: NoWait = False, as_json: Json = False) -> None:
+    """End a service once the requests that it has are answered. `start` starts it again, at the same port."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.stop(wait=not no_wait)
+    _print(service, as_json=as_json)
+
+
+@verbs.command("start")
+def start(name: Name, no_wait: NoWait = False, as_json: Json = False) -> None:
+    """Start a service that was stopped or has failed."""
+    service = Service(Workspace.from_config(create=False), name)
+    service.start(wait=not no_wait)
+    _print(service, as_json=as_json)
+
+
+@verbs.command("delete")
+def delete(name: Name, as_json: Json = False) -> None:
+    """End a service and remove all of it. Registered models stay."""
+    Service(Workspace.from_config(create=False), name).delete()
+    if as_json:
+        print_json({"name": name, "deleted": True})
+    else:
+        print(f"{name} is deleted")
+
+
+@verbs.command("unit")
+def unit(name: Name, as_json: Json = False) -> None:
+    """A systemd user unit that keeps a service up after a reboot. Standard error says where to put it."""
+    folder = store.folder_of(Workspace.from_config(create=False).path, name)
+    text, path = unit_file.text(folder), unit_file.path(folder)
+    if as_json:
+        print_json({"path": str(path), "text": text})
+        return
+    sys.stdout.write(text)
+    warn("\n".join(unit_file.instructions(folder)))
+
+
+@verbs.command("bench")
 def bench(
     name: Name,
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="What is sent: text, @FILE, or - for standard input.")
-    ] = "-",
+    data: Data = "-",
     clients: Annotated[str, typer.Option("--clients", metavar="N,N,...", help="How many at a time.")] = "1,8,32",
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="For each number of clients.")] = 5.0,
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE", help="Draw it (PNG, SVG or PDF).")
     ] = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Call a service with 1, 8 and 32 clients: requests a second, and p50, p95 and p99 of the times."""
     from paceline.serving import bench as benching
 
@@ -217,131 +332,6 @@ def bench(
     else:
         header, *rows = benching.table(found)
         print_table(header, rows)
-    return 0
-
-
-def call(
-    name: Name,
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="What is sent: text, @FILE, or - for standard input.")
-    ] = "-",
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the answer.")] = 60.0,
-    as_json: Json = False,
-) -> int:
-    """Send one request, with the service's key; prints the answer."""
-    service = Service(Workspace.from_config(create=False), name)
-    answer = service.run(_body(data), timeout_s=timeout)
-    # Text is printed as it is, unless JSON is asked for.
-    print(json.dumps(answer) if as_json or not isinstance(answer, str) else visible(answer, lines=True))
-    return 0
-
-
-def update(**given: Any) -> int:
-    """Serve another model, script or environment, without a lost request. What can't be served leaves what is."""
-    service = Service(Workspace.from_config(create=False), given["service"])
-    service.update(
-        given["model"] or None,
-        entry_script=given["entry"],
-        source_directory=given["source"],
-        environment=service_options.environment(given),
-        environment_variables=service_options.variables(given["env"]) if given["env"] else None,
-        workers=given["workers"],
-        wait=False,
-        **service_options.settings(given),
-    )
-    return _settled(service, wait=not given["no_wait"], as_json=given["json"])
-
-
-def reload(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
-    """Serve the same models by the script and the files beside it as they are now."""
-    service = Service(Workspace.from_config(create=False), name)
-    service.reload(wait=False)
-    return _settled(service, wait=not no_wait, as_json=as_json)
-
-
-def scale(
-    name: Name,
-    workers: Annotated[int, typer.Argument(metavar="WORKERS", help="Model processes.")],
-    no_wait: NoWait = False,
-    as_json: Json = False,
-) -> int:
-    """Serve by more or fewer model processes."""
-    service = Service(Workspace.from_config(create=False), name)
-    service.scale(workers, wait=False)
-    return _settled(service, wait=not no_wait, as_json=as_json)
-
-
-def rollback(
-    name: Name,
-    to: Annotated[
-        int | None, typer.Option("--to", metavar="N", help="Revision; default: the last served before the present one.")
-    ] = None,
-    no_wait: NoWait = False,
-    as_json: Json = False,
-) -> int:
-    """Serve a revision of before."""
-    service = Service(Workspace.from_config(create=False), name)
-    service.rollback(to, wait=False)
-    return _settled(service, wait=not no_wait, as_json=as_json)
-
-
-def keys(
-    name: Name,
-    regenerate: Annotated[
-        str | None,
-        typer.Option(
-            "--regenerate", metavar="primary|secondary", help="Replace this key; the other goes on being good."
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> int:
-    """The two keys of a service, either of which a request may bring: `Authorization: Bearer KEY`."""
-    folder = store.folder_of(Workspace.from_config(create=False).path, name)
-    if regenerate is not None:
-        with store.asking(folder):
-            key_file.change(folder, regenerate)
-    primary, secondary = key_file.read(folder)
-    if as_json:
-        print_json({"primary": primary, "secondary": secondary})
-    else:
-        print_fields([("primary", primary), ("secondary", secondary)])
-    return 0
-
-
-def stop(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
-    """End a service once the requests that it has are answered. `start` starts it again, at the same port."""
-    service = Service(Workspace.from_config(create=False), name)
-    service.stop(wait=not no_wait)
-    return _print(service, as_json=as_json)
-
-
-def start(name: Name, no_wait: NoWait = False, as_json: Json = False) -> int:
-    """Start a service that was stopped or has failed."""
-    service = Service(Workspace.from_config(create=False), name)
-    service.start(wait=False)
-    return _settled(service, wait=not no_wait, as_json=as_json)
-
-
-def delete(name: Name, as_json: Json = False) -> int:
-    """End a service and remove all of it. Registered models stay."""
-    Service(Workspace.from_config(create=False), name).delete()
-    if as_json:
-        print_json({"name": name, "deleted": True})
-    else:
-        print(f"{name} is deleted")
-    return 0
-
-
-def unit(name: Name, as_json: Json = False) -> int:
-    """A systemd user unit that keeps a service up after a reboot. Standard error says where to put it."""
-    folder = store.folder_of(Workspace.from_config(create=False).path, name)
-    text, path = unit_file.text(folder), unit_file.path(folder)
-    if as_json:
-        print_json({"path": str(path), "text": text})
-        return 0
-    sys.stdout.write(text)
-    warn("\n".join(unit_file.instructions(folder)))
-    return 0
 
 
 def _body(data: str) -> bytes:
@@ -359,26 +349,19 @@ def _body(data: str) -> bytes:
         raise ServiceError(f"{data[1:]!r} can't be read: {error.strerror}.") from error
 
 
-def _settled(service: Service, *, wait: bool, as_json: bool) -> int:
-    if wait:
-        service.wait_for_deployment()
-    return _print(service, as_json=as_json)
-
-
-def _print(service: Service, *, as_json: bool) -> int:
+def _print(service: Service, *, as_json: bool) -> None:
     record = service.record()
     if as_json:
         print_json(_shown(service.workspace, record))
-        return 0
+        return
     if record.state == states.STOPPED:
         print(f"{record.name} is stopped")
-        return 0
+        return
     print(record.scoring_uri or record.state)
     revision = "" if record.revision is None else f", revision {record.revision}"
     warn(f"{record.name} is {record.state}{revision}. `paceline service logs -f {record.name}` follows it.")
     if record.note:
         warn(record.note)
-    return 0
 
 
 def _shown(workspace: Workspace, record: ServiceRecord) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.options import JSON, VerbOption
+from paceline.cli.options import JSON, TLS, VerbOption
 from paceline.cli.packages import environment_of
 from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON
 from paceline.environments.environment import Environment
@@ -29,6 +29,26 @@ _SETTINGS = {
 }
 _SIZES = ("max_body", "memory_limit")
 
+#: Those of `serve` as well: where the script runs, and what requests are held to.
+RUNS_IN = (
+    VerbOption("--environment", "Registered environment; default: that of the run that made the model.", "NAME"),
+    *PACKAGES,
+    PYTHON,
+    ISOLATED,
+    VerbOption(
+        "--env", "Variable for the script; may be repeated. Without a value: the shell's.", "NAME[=VALUE]", list
+    ),
+)
+WORKERS = VerbOption("--workers", "Model processes; default: 1.", "N", int)
+REQUESTS = (
+    VerbOption("--max-batch", "Requests given to the model together, where it takes several; default: 16.", "N", int),
+    VerbOption("--max-queue", "Requests that wait; one more is answered 503. Default: 256.", "N", int),
+    VerbOption("--max-body", "Largest request, such as 10MB; default: 64MiB.", "SIZE"),
+    VerbOption("--timeout", "For the model to answer, then 504; default: 60s.", type=float),
+)
+MEMORY_LIMIT = VerbOption("--memory-limit", "Of a model process, which is replaced beyond it, such as 2GB.", "SIZE")
+THREADS = VerbOption("--threads", "Of a model process; default: the cores divided by the workers.", "N", int)
+
 SERVICE_NAME = VerbOption("service", "Name of the service.", "NAME", complete="services", needed=True)
 _WHAT = (
     VerbOption(
@@ -41,22 +61,13 @@ _WHAT = (
         "--entry", "Scoring script, with init() and run(); without one, the model is served as it is.", "SCRIPT", str
     ),
     VerbOption("--source", "Folder to copy; default: the script's. The script runs in a copy of it.", "FOLDER"),
-    VerbOption("--environment", "Registered environment; default: that of the run that made the model.", "NAME"),
-    *PACKAGES,
-    PYTHON,
-    ISOLATED,
-    VerbOption(
-        "--env", "Variable for the script; may be repeated. Without a value: the shell's.", "NAME[=VALUE]", list
-    ),
-    VerbOption("--workers", "Model processes; default: 1.", "N", int),
-    VerbOption("--max-batch", "Requests given to the model together, where it takes several; default: 16.", "N", int),
-    VerbOption("--max-queue", "Requests that wait; one more is answered 503. Default: 256.", "N", int),
-    VerbOption("--max-body", "Largest request, such as 10MB; default: 64MiB.", "SIZE"),
-    VerbOption("--timeout", "For the model to answer, then 504; default: 60s.", type=float),
+    *RUNS_IN,
+    WORKERS,
+    *REQUESTS,
     VerbOption("--load-timeout", "For init(); default: 10m.", type=float),
-    VerbOption("--memory-limit", "Of a model process, which is replaced beyond it, such as 2GB.", "SIZE"),
+    MEMORY_LIMIT,
     VerbOption("--drain", "For requests to end in when the service ends; default: 30s.", type=float),
-    VerbOption("--threads", "Of a model process; default: the cores divided by the workers.", "N", int),
+    THREADS,
     VerbOption("--no-wait", "Return at once.", type=bool),
     JSON,
 )
@@ -68,8 +79,7 @@ DEPLOY = (
     VerbOption("--host", "Address to listen at; default: 127.0.0.1. 0.0.0.0: all of this machine's.", "ADDRESS"),
     VerbOption("--port", "Default: a free one, which the service keeps.", "N", int),
     VerbOption("--auth/--no-auth", "Ask for a key; default: where other machines can reach it.", type=bool),
-    VerbOption("--tls-cert", "Certificate (PEM), for https.", "FILE"),
-    VerbOption("--tls-key", "Its key (PEM).", "FILE"),
+    *TLS,
     VerbOption("--compute", "Compute target; default: local.", "TARGET", complete="targets"),
     VerbOption("--tag", "Tag; may be repeated.", "KEY=VALUE", list),
     VerbOption("--overwrite", "Make a service of this name, if there is one, into this one.", type=bool),
@@ -91,14 +101,14 @@ PACKAGE = (
 
 
 def settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given.
+    """The settings that were given, of the service's or of those that `serve` has.
 
     Raises:
         ServiceError: a size that is none.
     """
     found: dict[str, Any] = {}
     for option, name in _SETTINGS.items():
-        if (value := given[option]) is None:
+        if (value := given.get(option)) is None:
             continue
         if option in _SIZES:
             try:

@@ -9,6 +9,14 @@ import typer
 from paceline.cli import completing
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Runs, or the beginnings of their ids; default: the latest.",
+        metavar="[RUN]...",
+        autocompletion=completing.run_ids,
+    ),
+]
 LatestRun = Annotated[
     str | None,
     typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=completing.run_ids),

@@ -12,10 +12,6 @@ from paceline.runs.stacks import take
 from paceline.runs.visible import visible
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("stacks")(stacks)
-
-
 def stacks(
     run_id: LatestRun = None,
     native: Annotated[

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from paceline.cli.common import print_json
 from paceline.runs import loads, metrics, read, tags_and_properties
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.system.files import read_json, tree_size
-
-
-def models_of(folder: RunFolder) -> list[str]:
-    """The versions of models that came of this run, "digits:3", the newest first."""
-    # Here, for `paceline run` has this module and no use for models.
-    from paceline.models import registry
-
-    return [record.id for record in registry.records(folder.path.parent.parent) if record.run_id == folder.run_id]
 
 
 def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any]:
@@ -52,8 +46,22 @@ def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any
     }
 
 
+def print_submitted(folder: RunFolder, hints: str, *, as_json: bool) -> int:
+    """Print the id of a run that goes on by itself, and on standard error what may be done with it; 0."""
+    if as_json:
+        print_json(summary(folder))
+    else:
+        # Alone on standard output, for RUN=$(paceline submit ...) in a script.
+        print(folder.run_id)
+        print(f"\n{hints}", file=sys.stderr)
+    return 0
+
+
 def details(folder: RunFolder) -> dict[str, Any]:
     """The keys of `show`: those of `summary`, and all the rest there is."""
+    # Here, for `paceline run` has this module and no use for models.
+    from paceline.models import registry
+
     record = read.record(folder)
     noted = tags_and_properties.read(folder.notes)
     return {
@@ -73,7 +81,7 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "failure": record.failure.to_json() if record.failure else None,
         "trial": dict(record.trial) if record.trial else None,
         "step": dict(record.step) if record.step else None,
-        "models": models_of(folder),
+        "models": registry.ids_of_run(folder),
         "metrics": metrics.read(folder.metrics),
         "files": names(folder),
         "size_bytes": tree_size(folder.path),

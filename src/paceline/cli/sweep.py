@@ -11,22 +11,21 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import job_file
-from paceline.cli.common import folder_of, print_fields, print_json, print_table
+from paceline.cli.common import folder_of, print_fields, print_json, print_table, with_children
 from paceline.cli.description import Asked, asked, combined
 from paceline.cli.options import takes
 from paceline.cli.run_options import words
 from paceline.cli.shared_options import Json
-from paceline.cli.summary import summary
+from paceline.cli.summary import print_submitted, summary
 from paceline.cli.sweep_options import SWEEP, spec
 from paceline.controlling import following
+from paceline.doctor.finding import counted
 from paceline.errors import SweepError
 from paceline.job.job import Job
-from paceline.runs import read, states, store
+from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
-from paceline.runs.ids import is_trial
 from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible, visible_line
-from paceline.submit import SourceCopy
 from paceline.sweeps import children, prior, results, start
 from paceline.sweeps.front import ordered
 from paceline.sweeps.live import show as live
@@ -58,24 +57,16 @@ Png = Annotated[
 ]
 Trials = Annotated[int, typer.Option("--trials", metavar="N", help="How many more.")]
 
-
-def add_to(app: typer.Typer) -> None:
-    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    verbs.command("run", help=_RUN_HELP)(takes(*SWEEP)(run))
-    verbs.command("show")(show)
-    verbs.command("best")(best)
-    verbs.command("stop")(stop)
-    verbs.command("more")(more)
-    verbs.command("resume")(resume)
-    app.add_typer(verbs, name="sweep", help="Sweeps: hyperparameters tuned over runs.")
+verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
-_RUN_HELP = """Try a script with different hyperparameters, each time in a run of its own, and follow the sweep to its end.
-
-All options of `paceline run` say what a trial is. Ctrl-C only stops the following; the sweep goes on."""
-
-
+@verbs.command("run")
+@takes(*SWEEP)
 def run(**given: Any) -> int:
+    """Try a script with different hyperparameters, each time in a run of its own, and follow the sweep to its end.
+
+    All options of `paceline run` say what a trial is. Ctrl-C only stops the following; the sweep goes on.
+    """
     file, description = words(given)
     section: Any = {}
     if file is not None:
@@ -90,7 +81,7 @@ def run(**given: Any) -> int:
     folder = start.submit_sweep(
         wanted.job,
         sweep,
-        SourceCopy(directory=wanted.directory.absolute()),
+        wanted.source,
         Workspace.from_config().path,
         wanted.experiment,
         tags=wanted.tags,
@@ -99,10 +90,13 @@ def run(**given: Any) -> int:
         leave_out=wanted.leave_out,
     )
     if given["detach"]:
-        return _print_submitted(folder, as_json=given["json"])
+        run_id = folder.run_id
+        hints = f"See it:      paceline sweep show {run_id}\nThe best:    paceline sweep best {run_id}\n"
+        return print_submitted(folder, f"{hints}End it:      paceline sweep stop {run_id}", as_json=given["json"])
     return _follow(folder, as_json=given["json"], quiet=given["quiet"])
 
 
+@verbs.command("show")
 def show(
     run_id: AnySweep = None,
     top: Top = 0,
@@ -134,12 +128,12 @@ def show(
             ("Sweep", record.run_id),
             ("Status", record.status),
             ("Metric", "; ".join(f"{name}, to {goal}" for name, goal in zip(sweep.metrics, sweep.goals, strict=True))),
-            *([("Front", _front(trials, sweep))] if sweep.further else []),
-            *([("Knows", ", ".join(sweep.warm_start))] if sweep.warm_start else []),
+            ("Front", _front(trials, sweep) if sweep.further else ""),
+            ("Knows", ", ".join(sweep.warm_start)),
             ("Trials", f"{over} of {sweep.trials} ended, {running}"),
-            *([("Waits for", record.waiting_for)] if record.waiting_for else []),
-            *([("Why", str(record.failure.message))] if record.failure else []),
-            *([("More", record.failure.see)] if record.failure and record.failure.see else []),
+            ("Waits for", record.waiting_for or ""),
+            ("Why", record.failure.message if record.failure else ""),
+            ("More", (record.failure.see or "") if record.failure else ""),
             *[("Warning", warning) for warning in record.warnings],
         ]
     )
@@ -170,32 +164,32 @@ def _draw(folder: RunFolder, sweep: SweepSpec, html: Path | None, png: Path | No
     return 0
 
 
-def best(run_id: AnySweep = None, as_json: Json = False) -> int:
+@verbs.command("best")
+def best(run_id: AnySweep = None, as_json: Json = False) -> None:
     """The best trial, with several metrics those on the Pareto front: runs, values and hyperparameters."""
     folder, _, sweep = _sweep(run_id)
     all_best = results.best_trials(children.trials(folder, sweep), sweep)
     if not all_best:
         raise SweepError(f"no trial of {folder.run_id} has logged {' and '.join(map(repr, sweep.metrics))} yet.")
     if sweep.further:
-        return _print_front(all_best, sweep, as_json=as_json)
+        _print_front(all_best, sweep, as_json=as_json)
+        return
     found = all_best[0]
     if as_json:
         print_json(results.best_row(found, sweep))
-        return 0
+        return
     leg = found.best_leg(sweep.goal)
     print(leg.run_id)
     print(f"{sweep.metric} {found.best(sweep.goal):g}", *_said(leg), sep="\n", file=sys.stderr)
-    return 0
 
 
-def _print_front(trials: Sequence[Trial], sweep: SweepSpec, *, as_json: bool) -> int:
+def _print_front(trials: Sequence[Trial], sweep: SweepSpec, *, as_json: bool) -> None:
     if as_json:
         print_json(results.rows(trials, sweep))
-        return 0
+        return
     for trial in trials:
         print(trial.run_id)
         print(f"{visible(results.said(trial, sweep))}: {', '.join(_said(trial.legs[-1]))}", file=sys.stderr)
-    return 0
 
 
 def _front(trials: Sequence[Trial], sweep: SweepSpec) -> str:
@@ -203,34 +197,36 @@ def _front(trials: Sequence[Trial], sweep: SweepSpec) -> str:
     return f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}" if numbers else "no trial yet"
 
 
-def stop(run_id: SweepId, as_json: Json = False) -> int:
+@verbs.command("stop")
+def stop(run_id: SweepId, as_json: Json = False) -> None:
     """End a sweep: its trials get SIGTERM and their grace, and keep what they have made."""
     folder, record, _ = _sweep(run_id)
     if not record.is_terminal:
         read.request_cancel(folder, by=user_name(), reason="paceline sweep stop")
-    return _told(folder, f"is {record.status if record.is_terminal else states.CANCEL_REQUESTED}.", as_json=as_json)
+    _told(folder, f"is {record.status if record.is_terminal else states.CANCEL_REQUESTED}.", as_json=as_json)
 
 
-def more(run_id: SweepId, trials: Trials, as_json: Json = False) -> int:
+@verbs.command("more")
+def more(run_id: SweepId, trials: Trials, as_json: Json = False) -> None:
     """Ask for more trials of a sweep that runs, or let one that has ended go on."""
     folder, _, _ = _sweep(run_id)
     start.more(folder, trials)
-    return _told(folder, f"goes on. Follow it: paceline sweep show -f {folder.run_id}", as_json=as_json)
+    _told(folder, f"goes on. Follow it: paceline sweep show -f {folder.run_id}", as_json=as_json)
 
 
-def resume(run_id: SweepId, as_json: Json = False) -> int:
+@verbs.command("resume")
+def resume(run_id: SweepId, as_json: Json = False) -> None:
     """Let a sweep go on whose controller was killed. Whoever looks at it does the same."""
     # Whoever reads the record of a sweep without a controller starts one (`paceline.runs.read`).
     folder, record, _ = _sweep(run_id)
-    return _told(folder, f"is {record.status}.", as_json=as_json)
+    _told(folder, f"is {record.status}.", as_json=as_json)
 
 
-def _told(folder: RunFolder, what: str, *, as_json: bool) -> int:
+def _told(folder: RunFolder, what: str, *, as_json: bool) -> None:
     if as_json:
         print_json(summary(folder))
     else:
         print(f"{folder.run_id} {what}", file=sys.stderr)
-    return 0
 
 
 def _former(run_id: str) -> str:
@@ -238,26 +234,13 @@ def _former(run_id: str) -> str:
 
 
 def _sweep(run_id: str | None) -> tuple[RunFolder, RunRecord, SweepSpec]:
-    folder = folder_of(run_id) if run_id is not None else _latest()
-    record = read.record(folder)
-    if record.sweep is None:
-        raise SweepError(f"run {folder.run_id} is no sweep. `paceline sweep run` starts one.")
-    return folder, record, SweepSpec.from_json(record.sweep)
-
-
-def _latest() -> RunFolder:
-    runs_dir = Workspace.from_config(create=False).runs_dir
-    for run_id in store.ids(runs_dir):
-        # Of a run that is no sweep this is as cheap as a look can be.
-        if not is_trial(run_id) and (raw := read.raw(RunFolder(runs_dir / run_id))) and raw.get("sweep"):
-            return RunFolder(runs_dir / run_id)
-    raise SweepError(f"there is no sweep in {str(runs_dir.parent)!r} yet. `paceline sweep run` starts one.")
+    folder, record = with_children(run_id, "sweep")
+    return folder, record, SweepSpec.from_json(record.sweep or {})
 
 
 def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
     workspace = Workspace.from_config(create=False)
-    source = SourceCopy(directory=wanted.directory.absolute())
-    known = start.checked(wanted.job, sweep, source, workspace.path, wanted.experiment, wanted.values)
+    known = start.checked(wanted.job, sweep, wanted.source, workspace.path, wanted.experiment, wanted.values)
     sweep = known.spec
     proposals = Proposals(sweep, wanted.directory, prior.as_trials(known.results))
     points: list[dict[str, Any]] = []
@@ -278,11 +261,8 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
         print_json({"sweep": sweep.to_json(), "points": points, "arguments": [list(job.arguments) for job in jobs]})
         return 0
     size = sweep.space.size
-    there = "no end of points" if size is None else f"{size} point{'' if size == 1 else 's'}"
-    print(
-        f"{there}; the first {len(points)} of {sweep.trials} trials:",
-        file=sys.stderr,
-    )
+    there = "no end of points" if size is None else counted(size, "point")
+    print(f"{there}; the first {len(points)} of {sweep.trials} trials:", file=sys.stderr)
     for job, values in zip(jobs, points, strict=True):
         print(visible(_line(job, values, sweep.pass_as)))
     return 0
@@ -294,19 +274,6 @@ def _line(job: Job, values: Mapping[str, Any], pass_as: str) -> str:
     if pass_as == ENVIRONMENT:
         return " ".join([*(f"{variable(name)}={text_of(v)}" for name, v in values.items() if v is not None), said])
     return said if pass_as in WAYS else f"{said}  # {pass_as}: {json.dumps(json.loads(job.files[pass_as]))}"
-
-
-def _print_submitted(folder: RunFolder, *, as_json: bool) -> int:
-    if as_json:
-        print_json(summary(folder))
-        return 0
-    print(folder.run_id)
-    print(
-        f"\nSee it:      paceline sweep show {folder.run_id}\nThe best:    paceline sweep best {folder.run_id}\n"
-        f"End it:      paceline sweep stop {folder.run_id}",
-        file=sys.stderr,
-    )
-    return 0
 
 
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.options import VerbOption
+from paceline.cli.options import DETACH, JSON, VerbOption
 from paceline.cli.run_options import RUN
 from paceline.errors import SweepError
 from paceline.sweeps.expressions import Expression, parse
@@ -83,9 +83,9 @@ SWEEP = (
         "Default: a process of this machine.",
         "ENGINE",
     ),
-    VerbOption("-d --detach", "Return at once.", type=bool),
+    DETACH,
     VerbOption("--dry-run", "Print ten points of the space; start nothing.", type=bool),
-    VerbOption("--json", "Print JSON.", type=bool),
+    JSON,
     VerbOption("-q --quiet", "Only errors, and with --json the JSON.", type=bool),
 )
 

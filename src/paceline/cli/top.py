@@ -13,7 +13,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from paceline.cli.common import folder_of, print_json
+from paceline.cli.common import columns, folder_of, print_json
 from paceline.cli.shared_options import Json, LatestRun
 from paceline.errors import RunStateError, UserError
 from paceline.runs import loads, read, states
@@ -28,12 +28,10 @@ _LEAST_S, _MOST_S = 0.5, 3600.0
 #: Draw from the top left corner, clear to the end of a line and of the screen, hide and show the cursor, another screen.
 _HOME, _LINE, _BELOW, _HIDE, _SHOW = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
 _ALTERNATE, _BACK = "\x1b[?1049h", "\x1b[?1049l"
+#: Headers of names, which stand to the left.
+_NAMES = ("NODE", "RANK")
 #: How often a key's signal is looked for while nothing is drawn.
 _PAUSE_S = 0.1
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("top")(top)
 
 
 def top(
@@ -134,22 +132,10 @@ def _lines(folder: RunFolder, record: RunRecord) -> list[str]:
         head += "; the last sample:"
     elif age_s > 3 * float(sample["every_s"]) + 10:
         head += f"; the last sample is {duration_text(age_s)} old"
-    lines = [head, "", *_columns(loads.shown_columns(loads.NODE_HEADER, loads.node_rows(sample)))]
+    lines = [head, "", *columns(loads.shown_columns(loads.NODE_HEADER, loads.node_rows(sample)), left=_NAMES)]
     if sample["ranks"]:
-        lines += ["", *_columns(loads.shown_columns(loads.RANK_HEADER, loads.rank_rows(sample)))]
+        lines += ["", *columns(loads.shown_columns(loads.RANK_HEADER, loads.rank_rows(sample)), left=_NAMES)]
     straggler = RunPace.from_json(sample["pace"]).straggler
     if straggler is not None:
         lines += ["", straggler.text(is_over=record.is_terminal)]
     return [visible(line) for line in lines]
-
-
-def _columns(lines: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    # Numbers to the right, names to the left.
-    return [
-        "  ".join(
-            cell.ljust(width) if name in ("NODE", "RANK") else cell.rjust(width)
-            for name, cell, width in zip(lines[0], line, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    ]

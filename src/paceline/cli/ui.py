@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from paceline.cli.options import JSON, VerbOption, takes
+from paceline.cli.options import JSON, TLS, VerbOption, takes
 from paceline.errors import UserError
 from paceline.ui.config import PORT, UiConfig
 from paceline.workspace import Workspace
@@ -19,8 +17,7 @@ UI = (
     VerbOption("--open", "Show it in this machine's browser.", type=bool),
     VerbOption("--read-only", "Without cancel, rerun and tags.", type=bool),
     VerbOption("--host", "Address to listen at; default: 127.0.0.1. Any other needs TLS, or --proxy.", "ADDRESS"),
-    VerbOption("--tls-cert", "Certificate (PEM), for https.", "FILE"),
-    VerbOption("--tls-key", "Its key (PEM).", "FILE"),
+    *TLS,
     VerbOption("--proxy", "Host name of a proxy in front, which does TLS; may be repeated.", "NAME", list),
     VerbOption("--ssh", "A workspace on this host, through your own ssh.", "HOST"),
     VerbOption("--remote-folder", "With --ssh: where it is called there; default: home.", "FOLDER"),
@@ -29,16 +26,13 @@ UI = (
     JSON,
 )
 
-_HELP = """Show the workspace in a browser: runs as they go, their curves, logs and files. Ctrl-C ends it.
 
-The link that it prints holds a token. It listens for this machine alone; for a workspace elsewhere there is --ssh."""
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("ui", help=_HELP)(takes(*UI)(ui))
-
-
+@takes(*UI)
 def ui(**given: Any) -> int:
+    """Show the workspace in a browser: runs as they go, their curves, logs and files. Ctrl-C ends it.
+
+    The link that it prints holds a token. It listens for this machine alone; for a workspace elsewhere there is --ssh.
+    """
     remote = given["remote_folder"] or given["remote_program"]
     if given["ssh"] is not None:
         here = [name for name in ("host", "tls_cert", "tls_key", "proxy", "socket") if given[name]]

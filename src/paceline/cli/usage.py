@@ -15,10 +15,6 @@ from paceline.reports import usage as usages
 from paceline.workspace import Workspace
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("usage")(usage)
-
-
 def usage(
     by: Annotated[
         str, typer.Option("--by", metavar="KEY", help=f"One of {', '.join(usages.KEYS)}.", show_default=True)
@@ -30,7 +26,7 @@ def usage(
         ),
     ] = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     """What runs have held of cores and GPUs, in hours, and how much of it was lost."""
     if by not in usages.KEYS:
         raise UserError(f"--by {by!r}: choose one of {', '.join(usages.KEYS)}.")
@@ -42,10 +38,10 @@ def usage(
         total = total.plus(one)
     if as_json:
         print_json({"by": by, "rows": [one.to_json() for one in found], "all": total.to_json()})
-        return 0
+        return
     if not found:
         print(f"No runs in {runs_dir.parent} hold cores or GPUs{' since then' if since else ''}.")
-        return 0
+        return
     header = (
         by.upper(),
         "RUNS",
@@ -60,7 +56,6 @@ def usage(
         "IDLE",
     )
     print_table(header, [_row(one) for one in (*found, *([total] if len(found) > 1 else []))])
-    return 0
 
 
 def _row(one: usages.Usage) -> tuple[str, ...]:

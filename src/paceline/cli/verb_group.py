@@ -10,6 +10,7 @@ import typer
 import typer.core
 import typer.main
 
+from paceline.cli.options import declare
 from paceline.cli.output import print_version
 from paceline.cli.verbs import VERBS
 
@@ -27,12 +28,19 @@ class VerbGroup(typer.core.TyperGroup):
             self.add_command(typer.core.TyperCommand(name, help=text, rich_markup_mode=None))
 
     def load(self, name: str) -> Any:
-        """The verb of this name with its options, its module imported."""
+        """The verb of this name with its options, its module imported. It takes its stand-in's place."""
+        place, text = VERBS[name]
+        module, _, function = place.partition(".")
+        found = import_module(f"paceline.cli.{module}")
         part = typer.Typer(rich_markup_mode=None)
-        import_module(f"paceline.cli.{VERBS[name][0]}").add_to(part)
-        # A callback, which does nothing, makes it a group also where the module has one verb alone.
+        if function:
+            part.command(name)(getattr(found, function))
+        else:
+            part.add_typer(found.verbs, name=name, help=text)
+        for one in (part if function else found.verbs).registered_commands:
+            declare(one.callback)
+        # A callback, which does nothing, makes it a group also where it has one verb alone.
         part.callback()(lambda: None)
-        # A module may have several verbs; the one that was called takes its stand-in's place.
         self.commands[name] = typer.main.get_group(part).commands[name]
         return self.commands[name]
 

@@ -8,10 +8,11 @@ from paceline.cli.common import WARNING_COLOUR, coloured, has_colour, rank_colou
 from paceline.runs import left_out, states
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
-from paceline.runs.follow import Show, attempt_text, end_text, node_prefix, prefix, state_text
+from paceline.runs.follow import attempt_text, end_text, node_prefix, prefix, state_text
 from paceline.runs.logs import LogLine
 from paceline.runs.record import Attempt, RunRecord
 from paceline.runs.visible import TerminalLines, visible, visible_line
+from paceline.system.names import some
 
 
 class RunView:
@@ -72,17 +73,6 @@ class RunView:
             print(text, file=sys.stderr, flush=True)
 
 
-class Following:
-    """A run followed from its start; after an interruption it goes on where it was."""
-
-    def __init__(self, folder: RunFolder, view: RunView) -> None:
-        self._show = Show(folder, line=view.line, state=view.state, note=view.note, attempt=view.attempt)
-
-    def to_the_end(self) -> RunRecord:
-        """Show what comes until the run has ended; the final record."""
-        return self._show.to_the_end()
-
-
 def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
     """Say how the run ended, and what to look at."""
     colour = has_colour(sys.stderr)
@@ -94,8 +84,7 @@ def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
         print(f"\n{visible(str(record.failure), lines=True)}", file=sys.stderr)
     outputs = [name for name in names(folder) if name.startswith("outputs/")]
     if outputs:
-        shown = visible(", ".join(outputs[:5])) + (f" and {len(outputs) - 5} more" if len(outputs) > 5 else "")
-        view.say(f"Outputs in {folder.outputs}: {shown}")
+        view.say(f"Outputs in {folder.outputs}: {visible(some(outputs, 5))}")
     for text in left_out.lines(record):
         view.say(f"Left out: {visible(text)}")
     if folder.uploads.is_dir() and (unstored := sorted(path.name for path in folder.uploads.iterdir())):

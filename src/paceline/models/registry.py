@@ -19,9 +19,11 @@ from paceline.models.names import NAME, check_model_name
 from paceline.models.record import DOCUMENT, FILES, ModelFile, ModelRecord, digest_of
 from paceline.models.sources import ModelSource
 from paceline.runs import tags_and_properties
+from paceline.runs.folder import RunFolder
 from paceline.runs.record import user_name, utc_now
 from paceline.runs.tags_and_properties import Notes
 from paceline.system.files import remove_tree
+from paceline.system.names import some
 from paceline.system.registry import VersionFolders
 
 #: Names that a message lists at most.
@@ -172,6 +174,11 @@ def records(workspace_dir: Path, name: str | None = None) -> Iterator[ModelRecor
                 yield load(workspace_dir, each, version)
 
 
+def ids_of_run(folder: RunFolder) -> list[str]:
+    """The versions that came of this run, "digits:3", by name, the latest first."""
+    return [record.id for record in records(folder.path.parent.parent) if record.run_id == folder.run_id]
+
+
 def notes_of(workspace_dir: Path, record: ModelRecord) -> Notes:
     """A version's tags, properties and description."""
     return tags_and_properties.read(notes_path(workspace_dir, record))
@@ -226,8 +233,7 @@ def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
 
 def listed(found: Sequence[Any]) -> str:
     """The first of these in a row, and how many more there are; "none"."""
-    more = f" and {len(found) - _SAID} more" if len(found) > _SAID else ""
-    return (", ".join(map(str, found[:_SAID])) + more) or "none"
+    return some([*map(str, found)], _SAID) or "none"
 
 
 def _why(error: OSError) -> str:

@@ -14,6 +14,7 @@ from paceline.errors import FileNameError, ModelError
 from paceline.runs import artifacts
 from paceline.runs.folder import RunFolder, check_file_name
 from paceline.system import links
+from paceline.system.names import some
 
 _SAID = 5
 
@@ -107,8 +108,8 @@ def of_run(folder: RunFolder, name: Any) -> ModelSource:
     found = links.find(os.fspath(folder.path), place)
     if found is None:
         there = artifacts.names(folder)
-        shown = ", ".join(there[:_SAID]) + (f" and {len(there) - _SAID} more" if len(there) > _SAID else "")
-        raise ModelError(f"run {folder.run_id} has no file or folder {plain!r}. Its files: {shown or 'none'}.")
+        shown = some(there, _SAID) or "none"
+        raise ModelError(f"run {folder.run_id} has no file or folder {plain!r}. Its files: {shown}.")
     if found.kind == "left":
         raise ModelError(f"{plain!r} of run {folder.run_id} is {found.why}, and no file of the run's.")
     top, real = plain.rpartition("/")[2], Path(os.path.realpath(folder.path))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,9 @@ def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list
     since: runs submitted from then on. A sweep's trials count, the sweep itself holds nothing.
     """
     found: dict[str, Usage] = {}
-    for record in _since(read.all_records(runs_dir), since):
+    for record in read.all_records(runs_dir):
+        if since is not None and parse_utc(record.created_utc) < since:
+            continue
         # Of an interactive run nobody knows what it holds.
         if record.job is None or record.sweep is not None:
             continue
@@ -168,12 +170,6 @@ def _events(folder: RunFolder) -> Iterator[tuple[dt.datetime, str]]:
         # A line that a kill cut short.
         except (ValueError, KeyError, TypeError):
             continue
-
-
-def _since(records: Iterable[RunRecord], since: dt.datetime | None) -> Iterator[RunRecord]:
-    for record in records:
-        if since is None or parse_utc(record.created_utc) >= since:
-            yield record
 
 
 def _week(created_utc: str) -> str:

@@ -15,6 +15,7 @@ from paceline.errors import RunNotFoundError, RunStateError
 from paceline.runs import artifacts
 from paceline.runs.folder import RunFolder
 from paceline.system.files import copy_whole
+from paceline.system.names import some
 
 _WILD = frozenset("*?[")
 #: So many names at most in a message.
@@ -50,7 +51,7 @@ def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
         if not found:
             names = [file.name for file in there]
             raise RunNotFoundError(
-                f"run {folder.run_id} has no file {pattern!r}. Its files: {_shown(names) if names else 'none'}. "
+                f"run {folder.run_id} has no file {pattern!r}. Its files: {some(names, _NAMED) or 'none'}. "
                 f"`paceline files {folder.run_id}` shows all."
             )
         chosen.update(found)
@@ -97,7 +98,7 @@ def download(
     taken = [file.name for file in wanted if os.path.lexists(target / file.name)]
     if taken and not overwrite:
         raise RunStateError(
-            f"{str(target)!r} has other files of {'this name' if len(taken) == 1 else 'these names'}: {_shown(taken)}. "
+            f"{str(target)!r} has other files of {'this name' if len(taken) == 1 else 'these names'}: {some(taken, _NAMED)}. "
             "--overwrite (overwrite=True) replaces them; --to names another folder."
         )
     copied, gone = [], []
@@ -140,8 +141,3 @@ def _is_there(file: RunFile, path: Path) -> bool:
         return mine.st_mtime_ns == theirs.st_mtime_ns or filecmp.cmp(path, file.path, shallow=False)
     except OSError:
         return False
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"

@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -239,6 +239,20 @@ class AttemptLog:
     def _as_lines(self, rank: int, texts: Iterator[str]) -> Iterator[LogLine]:
         for text in texts:
             yield LogLine(self._attempt, rank, text)
+
+
+def lines_of(
+    folder: RunFolder, attempts: Iterable[int], ranks: list[int], start: LogStart | None = None
+) -> Iterator[LogLine]:
+    """The merged lines of these attempts as they stand now, one attempt after another. start: a place to begin at."""
+    for number in attempts:
+        if start is not None and number < start.attempt:
+            continue
+        log = AttemptLog(folder, number, ranks, start if start is not None and number == start.attempt else None)
+        try:
+            yield from log.end()
+        finally:
+            log.close()
 
 
 class LogFollower:

@@ -1,8 +1,9 @@
-"""The rule for names that people give and that become names of files, wherever they lie."""
+"""Names: the rule for those that people give and that become names of files, and several of them in a sentence."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 
 def name_rule(also: str, longest: int, *, last: str | None = None) -> re.Pattern[str]:
@@ -12,3 +13,9 @@ def name_rule(also: str, longest: int, *, last: str | None = None) -> re.Pattern
     """
     ends = re.escape(also if last is None else last)
     return re.compile(rf"[A-Za-z0-9](?:[A-Za-z0-9{re.escape(also)}]{{0,{longest - 2}}}[A-Za-z0-9{ends}])?")
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """So many of the names at most, and how many there are beside: "a, b and 3 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -5,40 +5,22 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from paceline.trackers.sink import sink
+from paceline.trackers.sink import Sink, hear
 
 
 def listen(module: ModuleType) -> None:
     """Let the module's logger tell its numbers to this process's run."""
     if hasattr(module, "_ExperimentWriter"):
-        _listen_to_lightning(module._ExperimentWriter)
+        hear(module._ExperimentWriter, "log_metrics", _of_lightning)
     else:
-        _listen_to_keras(module.CSVLogger)
+        hear(module.CSVLogger, "on_epoch_end", _of_keras)
 
 
-def _listen_to_lightning(kind: Any) -> None:
-    found, log_metrics = sink(), kind.log_metrics
-    if found is None:
-        return
-
-    def log_metrics_and_keep(self: Any, metrics_dict: Any, step: Any = None) -> Any:
-        result = log_metrics(self, metrics_dict, step)
-        for name, value in dict(metrics_dict).items():
-            found.log("lightning", str(name), value, step)
-        return result
-
-    kind.log_metrics = log_metrics_and_keep
+def _of_lightning(to: Sink, writer: Any, metrics_dict: Any, step: Any = None) -> None:
+    for name, value in dict(metrics_dict).items():
+        to.log("lightning", str(name), value, step)
 
 
-def _listen_to_keras(kind: Any) -> None:
-    found, on_epoch_end = sink(), kind.on_epoch_end
-    if found is None:
-        return
-
-    def on_epoch_end_and_keep(self: Any, epoch: Any, logs: Any = None) -> Any:
-        result = on_epoch_end(self, epoch, logs)
-        for name, value in dict(logs or {}).items():
-            found.log("keras", str(name), value, epoch)
-        return result
-
-    kind.on_epoch_end = on_epoch_end_and_keep
+def _of_keras(to: Sink, callback: Any, epoch: Any, logs: Any = None) -> None:
+    for name, value in dict(logs or {}).items():
+        to.log("keras", str(name), value, epoch)

@@ -11,27 +11,17 @@ from types import ModuleType
 from typing import Any
 
 from paceline.trackers.event_file import tensor_scalar
-from paceline.trackers.sink import Sink, sink
+from paceline.trackers.sink import Sink, hear
 
 TRACKER = "tensorboard"
 
 
 def listen(module: ModuleType) -> None:
     """Let the module's writer tell its scalars to this process's run."""
-    kind, found = module.EventFileWriter, sink()
-    if found is None:
-        return
-    add_event = kind.add_event
-
-    def add_event_and_log(self: Any, event: Any, *args: Any, **options: Any) -> Any:
-        result = add_event(self, event, *args, **options)
-        log_event(found, self, event)
-        return result
-
-    kind.add_event = add_event_and_log
+    hear(module.EventFileWriter, "add_event", log_event)
 
 
-def log_event(to: Sink, writer: Any, event: Any) -> None:
+def log_event(to: Sink, writer: Any, event: Any, *args: Any, **options: Any) -> None:
     """Log the scalars of an event_pb2.Event of whichever library."""
     values = getattr(getattr(event, "summary", None), "value", ())
     prefix = None

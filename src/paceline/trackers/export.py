@@ -62,10 +62,8 @@ def to_parquet(folders: Sequence[RunFolder], path: Path) -> int:
     return len(frame)
 
 
-def to_tensorboard(
-    folders: Sequence[RunFolder], top: Path, only: Callable[[str], bool] = lambda name: True
-) -> list[Path]:
-    """The folders of event files, `<top>/<run id>`; of several ranks each has one below. only: metrics by name.
+def to_tensorboard(folders: Sequence[RunFolder], top: Path) -> list[Path]:
+    """The folders of event files, `<top>/<run id>`; of several ranks each has one below.
 
     Values without a step are counted from 0.
 
@@ -74,7 +72,7 @@ def to_tensorboard(
     """
     made = []
     for folder in folders:
-        found = {name: one for name, one in series.read(folder.metrics).items() if only(name)}
+        found = series.read(folder.metrics)
         ranks = sorted({rank for one in found.values() for rank in one.ranks})
         for rank in ranks:
             place = top / folder.run_id / f"rank_{rank}" if len(ranks) > 1 else top / folder.run_id

@@ -7,10 +7,12 @@ first that logged it; what another tracker says under that name is passed over.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from paceline.errors import MetricError, RunContextError
 from paceline.runs.context import WorkerContext
@@ -86,6 +88,21 @@ def prefix_among(path: str, known: dict[str, str]) -> str:
         return f"{name}/"
     # By its own name, and not by a number: the next attempt of the run may open them in another order.
     return f"{name}/" if any(os.path.basename(other) not in _PARTS for other in known) else ""
+
+
+def hear(kind: Any, name: str, tell: Callable[..., None]) -> None:
+    """Let each call of a class's method also be told, once it has returned: `tell(sink, self, *args, **options)`."""
+    found, method = sink(), getattr(kind, name)
+    if found is None:
+        return
+
+    @functools.wraps(method)
+    def told(self: Any, *args: Any, **options: Any) -> Any:
+        result = method(self, *args, **options)
+        tell(found, self, *args, **options)
+        return result
+
+    setattr(kind, name, told)
 
 
 _sink: Sink | None = None

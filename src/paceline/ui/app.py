@@ -25,7 +25,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from paceline.errors import FileNameError, ModelError, PacelineError, RunNotFoundError, ServiceNotFoundError
-from paceline.ui import render
+from paceline.ui import render, run_page
 from paceline.ui.config import UiConfig
 from paceline.ui.curves import CurveStore
 from paceline.ui.feed import RunFeeds
@@ -35,7 +35,7 @@ from paceline.ui.latest import LatestValues
 from paceline.ui.pieces import PieceStreams
 from paceline.ui.rows import RunRows
 from paceline.ui.token import Token
-from paceline.ui.views import actions, compare, listing, places, run, sweep
+from paceline.ui.views import actions, compare, listing, places, run, side, sweep
 
 #: Of a form: a tag, or a key.
 _MOST_BODY = 1 << 16
@@ -77,16 +77,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         Route("/compare", compare.page),
         Route("/compare/curves", compare.curves),
         Route("/compare/changes", compare.changes),
-        Route("/models", places.models),
-        Route("/models/{name}/{version:int}", places.model),
-        Route("/services", places.services),
-        Route("/services/{name}", places.service),
-        Route("/compute", places.compute),
-        Route("/live/models", places.models_live),
-        Route("/live/models/{name}/{version:int}", places.model_live),
-        Route("/live/services", places.services_live),
-        Route("/live/services/{name}", places.service_live),
-        Route("/live/compute", places.compute_live),
+        *places.routes(),
         Route("/runs/{run_id}", run.page),
         Route("/runs/{run_id}/live", run.live),
         Route("/runs/{run_id}/head", run.head),
@@ -94,10 +85,8 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         Route("/runs/{run_id}/curves", run.curves),
         Route("/runs/{run_id}/others", run.others),
         Route("/runs/{run_id}/log", run.log),
-        Route("/runs/{run_id}/files", run.files),
-        Route("/runs/{run_id}/files/live", run.files_live),
-        Route("/runs/{run_id}/details", run.details),
-        Route("/runs/{run_id}/details/live", run.details_live),
+        *side.routes("files", run.files),
+        *side.routes("details", run_page.details),
         Route("/runs/{run_id}/look/{name:path}", run.look),
         Route("/runs/{run_id}/file/{name:path}", run.file),
         Route("/runs/{run_id}/sweep", sweep.page),

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import UserError
 
 #: P-A-C-E on a telephone's keys. The next ones are tried where it is taken and nobody asked for it.
 PORT = 7223
+#: Ports that are tried where nobody asked for one.
+_TRIED = 40
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 
 
@@ -82,10 +82,13 @@ class UiConfig:
 
     @classmethod
     def from_json(cls, text: str) -> UiConfig:
-        data: Mapping[str, Any] = json.loads(text)
-        names = {field.name for field in fields(cls)}
-        values = {name: value for name, value in data.items() if name in names}
-        return cls(**{**values, "proxies": tuple(values.get("proxies", ()))})
+        data = json.loads(text)
+        return cls(**{**data, "proxies": tuple(data["proxies"])})
+
+
+def ports(asked: int | None) -> list[int]:
+    """The ports to be tried, in this order; 0 takes a free one."""
+    return [asked] if asked is not None else [*range(PORT, PORT + _TRIED), 0]
 
 
 def is_loopback(host: str) -> bool:

@@ -114,7 +114,7 @@ class RunFeed:
         start = last_lines_start(self.folder, attempts, ranks, TAIL, unended=False)
         self._follower = LogFollower(self.folder, ranks, start)
         self._log_events(self._record)
-        self._point_events(self._record)
+        self._point_events()
 
     async def _go(self) -> None:
         states = asyncio.create_task(self._follow_state())
@@ -177,7 +177,7 @@ class RunFeed:
                 queue.put_nowait(None)
 
     def _events(self, record: RunRecord) -> list[bytes]:
-        return [*self._log_events(record), *self._point_events(record), *self._side_events(record)]
+        return [*self._log_events(record), *self._point_events(), *self._side_events(record)]
 
     def _log_events(self, record: RunRecord) -> list[bytes]:
         assert self._follower is not None, "it was made at the start"
@@ -204,7 +204,7 @@ class RunFeed:
         self._side_bytes = size
         return [message("side", {})]
 
-    def _point_events(self, record: RunRecord) -> list[bytes]:
+    def _point_events(self) -> list[bytes]:
         with self._curves.open(self.folder) as curves:
             if not curves.look() and self._sent:
                 return []

@@ -1,4 +1,4 @@
-"""A run's files: their list, a look into one, and one as it is, in a form that no browser runs.
+"""A run's files: a look into one, and one as it is, in a form that no browser runs.
 
 All that scripts write is other people's: a page may lie among it, or a picture with a script in it. So a file leaves as an
 attachment, under a policy that lets nothing run, and with its own type only where that is a picture's.
@@ -18,7 +18,6 @@ from urllib.parse import quote
 from starlette.responses import StreamingResponse
 
 from paceline.errors import RunNotFoundError
-from paceline.runs import artifacts
 from paceline.runs.folder import RunFolder, check_file_name
 from paceline.system import links
 
@@ -39,29 +38,8 @@ _TABLES = {".csv": ",", ".tsv": "\t"}
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 
 
-@dataclass(frozen=True)
-class Listed:
-    """name: in the run. size: bytes. kind: "picture", "table", "text" or "other" by its ending."""
-
-    name: str
-    size: int
-    modified_s: float
-    kind: str
-
-
-def listed(folder: RunFolder) -> list[Listed]:
-    """All files of a run, by name."""
-    found = []
-    for name, path in artifacts.files(folder):
-        try:
-            stat = path.stat()
-        except OSError:
-            continue  # gone meanwhile
-        found.append(Listed(name, stat.st_size, stat.st_mtime, kind_of(name)))
-    return found
-
-
 def kind_of(name: str) -> str:
+    """ "picture", "table" or "other", by its ending."""
     ending = os.path.splitext(name)[1].lower()
     return "picture" if ending in PICTURES else "table" if ending in _TABLES else "other"
 

@@ -10,20 +10,15 @@ and every answer leaves with the headers that keep a browser from running what i
 from __future__ import annotations
 
 import html
-from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
-from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.ui.config import UiConfig
+from paceline.ui.render import root_of
 from paceline.ui.token import Token
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: Nothing but what this server has: no script in a page, no frame, no other host.
 POLICY = (
@@ -44,7 +39,7 @@ _OPEN = "/static/"
 
 
 class Guard:
-    def __init__(self, app: App, config: UiConfig, token: Token) -> None:
+    def __init__(self, app: ASGIApp, config: UiConfig, token: Token) -> None:
         self._app, self._config, self._token = app, config, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,7 +47,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
-        async def guarded(message: MutableMapping[str, Any]) -> None:
+        async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 there = {name.lower() for name, _ in message["headers"]}
                 added = [(b"content-security-policy", POLICY.encode()), (b"cache-control", b"no-store"), *_HEADERS]
@@ -138,8 +133,7 @@ def _ask_for_token(scope: Scope, *, is_wrong: bool) -> Response:
     said = (
         "This token is not the workspace's." if is_wrong else "This page shows a workspace's runs to who has its token."
     )
-    depth = scope["path"].count("/") - 1
-    return HTMLResponse(_PAGE.format(root="../" * depth or "./", said=html.escape(said)), 401)
+    return HTMLResponse(_PAGE.format(root=root_of(scope["path"]), said=html.escape(said)), 401)
 
 
 def _wants_page(scope: Scope) -> bool:

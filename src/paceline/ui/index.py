@@ -20,7 +20,6 @@ from paceline.runs import read, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_trial
 from paceline.runs.record import duration_s
-from paceline.system.files import read_json
 
 _Stamp = tuple[int, int, int]
 _NO_FILE: _Stamp = (0, 0, 0)
@@ -83,9 +82,6 @@ class Index:
         known = self._entries
         return [known[run_id] for run_id in self.ids if run_id in known]
 
-    def get(self, run_id: str) -> IndexEntry | None:
-        return self._entries.get(run_id)
-
     def refresh(self) -> None:
         """Look at what may have changed, unless that was done just now. Of several callers, one looks."""
         if time.monotonic() - self._looked_at < max(_FRESH_S, _REST * self._took_s):
@@ -130,37 +126,17 @@ class Index:
 def _entry(folder: RunFolder, known: IndexEntry | None) -> IndexEntry | None:
     """The run as it is now; `known` itself where nothing has changed."""
     record_stamp, notes = _stamp(folder.record), _stamp(folder.notes)
-    data = read_json(folder.record)
-    if not isinstance(data, dict):
-        return None
-    if data.get("status") not in states.TERMINAL:
-        try:
-            data = _with_state(folder, data)
-        except (PacelineError, OSError, ValueError):
-            return None
     try:
-        entry = _of(data, record_stamp)
-    except (TypeError, ValueError, AttributeError, KeyError):
+        # With the state that readers see: of a run that nobody looks after, its end.
+        entry = _of(read.raw(folder) or {}, record_stamp)
+    # It is gone, or no record that can be read.
+    except (PacelineError, OSError, TypeError, ValueError, AttributeError, KeyError):
         return None
     if known is not None and known.notes_stamp == notes:
         entry.name, entry.tags, entry.notes_stamp = known.name, known.tags, notes
     else:
         _read_notes(entry, folder, notes)
     return entry
-
-
-def _with_state(folder: RunFolder, data: dict[str, Any]) -> dict[str, Any]:
-    """The record's JSON with the state that readers see: of a run that nobody looks after, its end."""
-    now = read.record(folder)
-    return {
-        **data,
-        "status": now.status,
-        "waiting_for": now.waiting_for,
-        "ended_utc": now.ended_utc,
-        "started_utc": now.started_utc,
-        "failure": {"message": now.failure.message} if now.failure else None,
-        "attempts": now.attempts,
-    }
 
 
 def _of(data: Mapping[str, Any], stamp: _Stamp) -> IndexEntry:

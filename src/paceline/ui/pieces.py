@@ -54,10 +54,9 @@ def stamp_of(*values: Any) -> str:
 class _Watched:
     """One page's pieces, for all who watch it."""
 
-    def __init__(self, begin: Callable[[], Look], look_s: float) -> None:
+    def __init__(self, look: Look, look_s: float) -> None:
         self.watchers = 0
-        self._begin, self._look_s = begin, look_s
-        self._look: Look | None = None
+        self._look, self._look_s = look, look_s
         self._lock = asyncio.Lock()
         self._next = 0.0
         self._seen = PiecesSeen({})
@@ -79,8 +78,6 @@ class _Watched:
 
     def _safely(self) -> PiecesSeen:
         try:
-            if self._look is None:
-                self._look = self._begin()
             return self._look()
         # What is shown was removed, or can't be read now: that is said in the place of all pieces, and looked at again.
         except (PacelineError, OSError) as error:
@@ -96,14 +93,14 @@ class PieceStreams:
         self._watched: dict[str, _Watched] = {}
 
     async def follow(
-        self, key: str, begin: Callable[[], Look], place: str, look_s: float | None = None
+        self, key: str, look: Look, place: str, look_s: float | None = None
     ) -> AsyncGenerator[bytes, None]:
         """Events `part` with a piece's `name` and `html`, for each that differs from what stands in `place`.
 
-        key: of the page; all who give the same share its looks. begin: makes what looks, for the first of them.
+        key: of the page; all who give the same share the looks of the first of them.
         """
         look_s = _LOOK_S if look_s is None else look_s
-        watched = self._watched.setdefault(key, _Watched(begin, look_s))
+        watched = self._watched.setdefault(key, _Watched(look, look_s))
         watched.watchers += 1
         known = dict(part.split(":", 1) for part in place.split(",") if ":" in part)
         spoke = time.monotonic()

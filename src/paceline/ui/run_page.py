@@ -9,10 +9,10 @@ from typing import Any
 from paceline.models import registry
 from paceline.runs import left_out, read, states, tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import RunRecord
+from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.remote_status import refresh
 from paceline.system.files import read_json
-from paceline.ui.curves import RunCurves, thinned
+from paceline.ui.curves import CurveStore, RunCurves, thinned
 
 #: Curves of a metric that are drawn where nobody chose ranks.
 MOST_RANKS = 8
@@ -50,24 +50,23 @@ def details(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
     return {
         "shown_job": record.job.shown() if record.job else None,
         "environment": environment,
-        "packages": packages_of(folder),
+        # With their exact versions, where an environment was built.
+        "packages": sorted(map(str, (*environment.get("conda", ()), *environment.get("pip", ())))),
         "inputs": data.get("inputs") or [],
         "outputs": data.get("outputs") or [],
         "git": dict(record.git),
-        "models": models_of(folder),
+        "models": registry.ids_of_run(folder),
         "folder": str(folder.path),
     }
 
 
-def packages_of(folder: RunFolder) -> list[str]:
-    """The packages of the run's environment with their exact versions, where one was built."""
-    built = read_json(folder.environment) or {}
-    return sorted(str(package) for package in (*built.get("conda", ()), *built.get("pip", ())))
-
-
-def models_of(folder: RunFolder) -> list[str]:
-    """The versions of models that came of this run, the newest first."""
-    return [record.id for record in registry.records(folder.path.parent.parent) if record.run_id == folder.run_id]
+def curves_of(store: CurveStore, folder: RunFolder, *, axis: str, **asked: Any) -> dict[str, Any]:
+    """What `curves_json` says of a run's curves, with times from its start."""
+    record = read.record(folder)
+    started_s = parse_utc(record.started_utc or record.created_utc).timestamp()
+    with store.open(folder, has_times=axis != "step") as found:
+        found.look()
+        return curves_json(found, axis=axis, origin_s=started_s, **asked)
 
 
 def curves_json(

@@ -22,11 +22,9 @@ from paceline.errors import UserError
 from paceline.runs.page_address import announce
 from paceline.system.files import make_own
 from paceline.ui.app import make_app
-from paceline.ui.config import PORT, UiConfig
+from paceline.ui.config import UiConfig, ports
 from paceline.ui.token import Token
 
-#: Ports that are tried where nobody asked for one.
-_TRIED = 40
 #: Streams have no end of their own; what else goes on at the end has so long.
 _GRACE_S = 1
 
@@ -126,8 +124,8 @@ def _say(config: UiConfig, token: Token, port: int) -> None:
 def _listen(config: UiConfig) -> socket.socket:
     if config.socket:
         return _listen_at(config.socket)
-    ports = [config.port] if config.port is not None else [*range(PORT, PORT + _TRIED), 0]
-    for port in ports:
+    tried = ports(config.port)
+    for port in tried:
         try:
             family, kind, _, _, address = socket.getaddrinfo(
                 config.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -143,7 +141,7 @@ def _listen(config: UiConfig) -> socket.socket:
             made.listen(512)
         except OSError as error:
             made.close()
-            if port != ports[-1]:
+            if port != tried[-1]:
                 continue
             raise UserError(
                 f"can't listen at --host {config.host!r}, --port {port}: {error.strerror or error}. Take another port, or 0 for "

@@ -18,9 +18,8 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from paceline.errors import TargetError, UserError
-from paceline.ui.config import PORT
+from paceline.ui.config import ports
 
-_TRIED = 40
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
 _DESTINATION = re.compile(r"[^\s-][^\s]*")
 
@@ -126,7 +125,7 @@ def _free_port(port: int | None) -> int:
     Raises:
         UserError: the one that was asked for is taken.
     """
-    for one in [port] if port is not None else [*range(PORT, PORT + _TRIED), 0]:
+    for one in ports(port):
         with socket.socket() as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

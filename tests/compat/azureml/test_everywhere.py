@@ -37,7 +37,7 @@ def test_every_program_of_the_environment_finds_the_names_until_they_are_taken_a
         (site / "azureml" / package / "__init__.py").write_text("IS_REAL = True\n")
     (site / "azureml" / "__init__.py").write_text("")
     for _ in range(2):
-        assert azureml.install() == 0
+        azureml.install()
     assert str(site) in capsys.readouterr().out
     done = python(SAME, str(site))
     assert (done.returncode, done.stderr) == (0, "")
@@ -47,7 +47,8 @@ def test_every_program_of_the_environment_finds_the_names_until_they_are_taken_a
         str(site),
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert azureml.uninstall() == azureml.uninstall() == 0
+    for _ in range(2):
+        azureml.uninstall()
     assert capsys.readouterr().out == f"Removed from {site}\nNothing was installed there.\n"
     left = [path for path in site.rglob("*") if "azureml" not in path.relative_to(site).parts and path.is_file()]
     assert left == []

@@ -68,13 +68,19 @@ def whole(request: Request, name: str, default: int, *, least: int = 0, most: in
         raise HTTPException(400, f"{name}={text!r} is no whole number.") from None
 
 
-def pixels(request: Request) -> int:
-    return whole(request, "px", 500, least=_PIXELS[0], most=_PIXELS[1])
+def curves_asked(request: Request) -> dict[str, Any]:
+    """What is asked of curves, for `run_page.curves_of`: `name` (several), `axis`, `from` and `to`, `px`.
 
-
-def window(request: Request) -> tuple[float, float] | None:
+    Raises:
+        HTTPException: a number that is none (400).
+    """
     low, high = number(request, "from"), number(request, "to")
-    return None if low is None or high is None else (low, high)
+    return {
+        "names": request.query_params.getlist("name"),
+        "axis": request.query_params.get("axis", "step"),
+        "window": None if low is None or high is None else (low, high),
+        "pixels": whole(request, "px", 500, least=_PIXELS[0], most=_PIXELS[1]),
+    }
 
 
 class EventStream(Response):

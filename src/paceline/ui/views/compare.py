@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -12,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.reports import diff
-from paceline.runs import read, store
+from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id
 from paceline.runs.metrics import json_safe
-from paceline.runs.record import RunRecord, parse_utc
+from paceline.runs.record import RunRecord
 from paceline.ui import render, run_page
-from paceline.ui.views.common import as_json, pixels, runs_dir, window
+from paceline.ui.views.common import as_json, curves_asked, runs_dir
 
 #: More runs than this can't be told from each other.
 _MOST = 12
@@ -34,46 +33,30 @@ _TITLES = {
 _WHOLE = ("parameters", "code")
 
 
-async def page(request: Request) -> Response:
+def page(request: Request) -> Response:
     folders = _folders(request)
-
-    def read_them() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        heads = [run_page.head(folder) for folder in folders]
-        records = [head["record"] for head in heads]
-        return heads, differences([*zip(records, folders, strict=True)])
-
-    heads, sections = await asyncio.to_thread(read_them)
+    heads = [run_page.head(folder) for folder in folders]
+    sections = differences([(head["record"], folder) for head, folder in zip(heads, folders, strict=True)])
     return render.page(request, "compare.html", runs=heads, sections=sections)
 
 
-async def curves(request: Request) -> Response:
+def curves(request: Request) -> Response:
     """The curves of all runs; of each run one for a metric: of all attempts together, on its lowest rank that has it."""
-    folders = _folders(request)
-    axis = request.query_params.get("axis", "step")
-    names = request.query_params.getlist("name")
-    asked: dict[str, Any] = {"pixels": pixels(request), "window": window(request), "axis": axis, "names": names}
-
-    def read_them() -> dict[str, Any]:
-        drawn: list[Any] = []
-        listed: dict[str, dict[str, Any]] = {}
-        for place, folder in enumerate(folders):
-            record = read.record(folder)
-            started = parse_utc(record.started_utc or record.created_utc).timestamp()
-            with request.app.state.curves.open(folder, has_times=axis != "step") as found:
-                found.look()
-                one = run_page.curves_json(found, origin_s=started, **asked)
-            lowest = {entry["name"]: entry["ranks"][0] for entry in one["names"] if not entry["node"]}
-            for entry in one["names"]:
-                if not entry["node"]:
-                    listed.setdefault(entry["name"], entry)
-            drawn += [
-                {**curve, "run": place}
-                for curve in one["curves"]
-                if not curve["node"] and curve["rank"] == lowest[curve["name"]]
-            ]
-        return {"names": [*listed.values()], "curves": drawn, "others": 0}
-
-    return as_json(await asyncio.to_thread(read_them))
+    asked = curves_asked(request)
+    drawn: list[Any] = []
+    listed: dict[str, dict[str, Any]] = {}
+    for place, folder in enumerate(_folders(request)):
+        one = run_page.curves_of(request.app.state.curves, folder, **asked)
+        lowest = {entry["name"]: entry["ranks"][0] for entry in one["names"] if not entry["node"]}
+        for entry in one["names"]:
+            if not entry["node"]:
+                listed.setdefault(entry["name"], entry)
+        drawn += [
+            {**curve, "run": place}
+            for curve in one["curves"]
+            if not curve["node"] and curve["rank"] == lowest[curve["name"]]
+        ]
+    return as_json({"names": [*listed.values()], "curves": drawn, "others": 0})
 
 
 def _folders(request: Request) -> list[RunFolder]:
@@ -103,13 +86,12 @@ def differences(runs: Sequence[tuple[RunRecord, RunFolder]]) -> list[dict[str, A
     return sections
 
 
-async def changes(request: Request) -> Response:
+def changes(request: Request) -> Response:
     """Of two runs: their sources file by file, and where their metrics part. A piece of the page, for it may take a while."""
     folders = _folders(request)
     if len(folders) != 2:
         raise HTTPException(400, f"{len(folders)} runs are named; sources are compared of two.")
-    found = await asyncio.to_thread(diff.compare, *folders)
-    return render.page(request, "compare_part.html", diff=found)
+    return render.page(request, "compare_part.html", diff=diff.compare(*folders))
 
 
 def _text(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from paceline.models import described
 from paceline.models.model import Model
@@ -34,63 +34,48 @@ _MOST_RUNS = 50
 
 #: Finds what one of these pages shows, by the request that asks for it.
 _Find = Callable[[Request], dict[str, Any]]
+_Answer = Callable[[Request], Response]
 
 
-async def models(request: Request) -> Response:
-    return await _page(request, "models", _models)
+def routes() -> list[Route]:
+    """Each page, and the stream of what changes in it."""
+    pages: list[tuple[str, str, _Find]] = [
+        ("/models", "models", _models),
+        ("/models/{name}/{version:int}", "model", _model),
+        ("/services", "services", _services),
+        ("/services/{name}", "service", _service),
+    ]
+    found = [Route("/compute", _compute), Route("/live/compute", _live("compute", _targets))]
+    for path, name, find in pages:
+        found += [Route(path, _page(name, find)), Route(f"/live{path}", _live(name, find))]
+    return found
 
 
-async def models_live(request: Request) -> Response:
-    return _live(request, "models", _models)
-
-
-async def model(request: Request) -> Response:
-    return await _page(request, "model", _model)
-
-
-async def model_live(request: Request) -> Response:
-    return _live(request, "model", _model)
-
-
-async def services(request: Request) -> Response:
-    return await _page(request, "services", _services)
-
-
-async def services_live(request: Request) -> Response:
-    return _live(request, "services", _services)
-
-
-async def service(request: Request) -> Response:
-    return await _page(request, "service", _service)
-
-
-async def service_live(request: Request) -> Response:
-    return _live(request, "service", _service)
-
-
-async def compute(request: Request) -> Response:
+def _compute(request: Request) -> Response:
     """The page at once; what the targets say comes by its stream, for an engine may take seconds."""
-    names = await asyncio.to_thread(configured.names, request.app.state.workspace_dir)
+    names = configured.names(request.app.state.workspace_dir)
     return render.page(request, "compute.html", names=names, stamp="")
 
 
-async def compute_live(request: Request) -> Response:
-    return _live(request, "compute", _targets)
-
-
-async def _page(request: Request, name: str, find: _Find) -> Response:
-    found = await asyncio.to_thread(find, request)
-    return render.page(request, f"{name}.html", stamp=stamp_of(found), **found)
-
-
-def _live(request: Request, name: str, find: _Find) -> Response:
-    def look() -> PiecesSeen:
+def _page(name: str, find: _Find) -> _Answer:
+    def page(request: Request) -> Response:
         found = find(request)
-        piece = PagePiece(stamp_of(found), lambda: render.text(request, f"{name}_part.html", **found))
-        return PiecesSeen({"main": piece})
+        return render.page(request, f"{name}.html", stamp=stamp_of(found), **found)
 
-    streams = request.app.state.pieces
-    return events(request, streams.follow(request.url.path, lambda: look, place_of(request)))
+    return page
+
+
+def _live(name: str, find: _Find) -> _Answer:
+    def live(request: Request) -> Response:
+        def look() -> PiecesSeen:
+            found = find(request)
+            piece = PagePiece(stamp_of(found), lambda: render.text(request, f"{name}_part.html", **found))
+            return PiecesSeen({"main": piece})
+
+        streams = request.app.state.pieces
+        return events(request, streams.follow(request.url.path, look, place_of(request)))
+
+    return live
 
 
 def _models(request: Request) -> dict[str, Any]:

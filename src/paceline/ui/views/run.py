@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from paceline.runs import read
+from paceline.runs import downloads, read
 from paceline.runs.folder import RunFolder
-from paceline.runs.log_start import LogStart, last_lines_start
-from paceline.runs.logs import AttemptLog, LogLine, PrepareFollower, last_lines
-from paceline.runs.record import RunRecord, parse_utc
+from paceline.runs.log_start import last_lines_start
+from paceline.runs.logs import PrepareFollower, last_lines, lines_of
+from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible_line
 from paceline.ui import files as run_files
 from paceline.ui import render, run_page
@@ -23,7 +22,7 @@ from paceline.ui.curves import CurveStore
 from paceline.ui.feed import line_json
 from paceline.ui.pieces import stamp_of
 from paceline.ui.views import side
-from paceline.ui.views.common import as_json, events, file_name, folder_of, number, pixels, place_of, whole, window
+from paceline.ui.views.common import as_json, curves_asked, events, file_name, folder_of, number, place_of, whole
 
 #: Lines that a page asks for at once, and that a search gives.
 _MOST_LINES, _MOST_FOUND = 20_000, 2_000
@@ -44,10 +43,9 @@ async def page(request: Request) -> Response:
     return render.page(request, "run.html", tab="run", nodes=nodes, settings=request.url.query, **found)
 
 
-async def head(request: Request) -> Response:
+def head(request: Request) -> Response:
     """The top of the page anew, once the state has changed."""
-    found = await asyncio.to_thread(run_page.head, folder_of(request))
-    return render.page(request, "run_head.html", tab="run", **found)
+    return render.page(request, "run_head.html", tab="run", **run_page.head(folder_of(request)))
 
 
 async def head_live(request: Request) -> Response:
@@ -60,104 +58,60 @@ async def live(request: Request) -> Response:
     return events(request, feed.watch(place_of(request)))
 
 
-async def curves(request: Request) -> Response:
+def curves(request: Request) -> Response:
     """The points of curves: `name` (several), `ranks`, `axis`, `from` and `to`, `px`, `attempts=all`."""
     folder = folder_of(request)
-    axis = request.query_params.get("axis", "step")
-    if axis not in ("step", "time", "relative"):
-        raise HTTPException(400, f"axis={axis!r}: there are step, time and relative.")
-    asked: dict[str, Any] = {
-        "names": request.query_params.getlist("name"),
-        "ranks": _ranks(request),
-        "pixels": pixels(request),
-        "window": window(request),
-        "axis": axis,
-        "all_attempts": request.query_params.get("attempts") == "all",
-    }
-
-    def read_them() -> dict[str, Any]:
-        record = read.record(folder)
-        started = parse_utc(record.started_utc or record.created_utc).timestamp()
-        with request.app.state.curves.open(folder, has_times=axis != "step") as found:
-            found.look()
-            return run_page.curves_json(found, origin_s=started, **asked)
-
-    return as_json(await asyncio.to_thread(read_them))
+    asked = curves_asked(request)
+    if asked["axis"] not in ("step", "time", "relative"):
+        raise HTTPException(400, f"axis={asked['axis']!r}: there are step, time and relative.")
+    asked |= {"ranks": _ranks(request), "all_attempts": request.query_params.get("attempts") == "all"}
+    return as_json(run_page.curves_of(request.app.state.curves, folder, **asked))
 
 
-async def others(request: Request) -> Response:
+def others(request: Request) -> Response:
     """Images and tables that were logged, as a piece of the page."""
     folder = folder_of(request)
-
-    def read_them() -> list[dict[str, Any]]:
-        with request.app.state.curves.open(folder) as found:
-            found.look()
-            return run_page.others_of(found)
-
-    return render.page(request, "run_others.html", others=await asyncio.to_thread(read_them), run_id=folder.run_id)
+    with request.app.state.curves.open(folder) as found:
+        found.look()
+        others = run_page.others_of(found)
+    return render.page(request, "run_others.html", others=others, run_id=folder.run_id)
 
 
-async def log(request: Request) -> Response:
+def log(request: Request) -> Response:
     """Lines of the log: `last` of them, those of `rank` and `attempt`, those with `search` in them; `of=driver` or `prepare`."""
     folder = folder_of(request)
     last = whole(request, "last", 500, least=1, most=_MOST_LINES)
     search = request.query_params.get("search", "")
     of = request.query_params.get("of", "workers")
     rank, attempt = number(request, "rank"), number(request, "attempt")
-
-    def read_them() -> dict[str, Any]:
-        record = read.record(folder)
-        if of in ("driver", "prepare"):
-            return {"lines": _side_lines(folder, record, of, last, search), "more": False}
-        ranks = range(record.job.world_size if record.job else 1)
-        chosen = [one for one in ranks if rank is None or one == rank]
-        attempts = [one.number for one in record.attempts if attempt is None or one.number == attempt]
-        if search:
-            # From the start: what is looked for may stand anywhere.
-            found = deque(
-                (line for line in _lines(folder, attempts, chosen, None) if search.lower() in line.text.lower()),
-                maxlen=_MOST_FOUND,
-            )
-            return {"lines": [*map(line_json, found)], "more": len(found) == _MOST_FOUND}
-        start = last_lines_start(folder, attempts, chosen, last)
-        numbers = [one for one in attempts if one >= start.attempt]
-        lines = deque(_lines(folder, numbers, chosen, start), maxlen=last)
-        return {"lines": [*map(line_json, lines)], "more": len(lines) == last}
-
-    return as_json(await asyncio.to_thread(read_them))
+    record = read.record(folder)
+    if of in ("driver", "prepare"):
+        return as_json({"lines": _side_lines(folder, record, of, last, search), "more": False})
+    ranks = range(record.job.world_size if record.job else 1)
+    chosen = [one for one in ranks if rank is None or one == rank]
+    attempts = [one.number for one in record.attempts if attempt is None or one.number == attempt]
+    # From the start where something is looked for, which may stand anywhere.
+    start = None if search else last_lines_start(folder, attempts, chosen, last)
+    found = (line for line in lines_of(folder, attempts, chosen, start) if search.lower() in line.text.lower())
+    lines = deque(found, maxlen=_MOST_FOUND if search else last)
+    return as_json({"lines": [*map(line_json, lines)], "more": len(lines) == lines.maxlen})
 
 
-async def files(request: Request) -> Response:
-    return await side.page(request, "files", _files)
-
-
-async def files_live(request: Request) -> Response:
-    return side.live(request, "files", _files)
-
-
-async def look(request: Request) -> Response:
+def look(request: Request) -> Response:
     folder = folder_of(request)
-    found = await asyncio.to_thread(run_page.head, folder)
-    seen = await asyncio.to_thread(run_files.look, folder, file_name(request, "look"))
+    found, seen = run_page.head(folder), run_files.look(folder, file_name(request, "look"))
     place = f"head:{stamp_of(found)}"
     return render.page(request, "run_look.html", tab="files", seen=seen, place=place, **found)
 
 
-async def file(request: Request) -> Response:
-    return await asyncio.to_thread(run_files.download, folder_of(request), file_name(request, "file"))
+def file(request: Request) -> Response:
+    return run_files.download(folder_of(request), file_name(request, "file"))
 
 
-async def details(request: Request) -> Response:
-    return await side.page(request, "details", run_page.details)
-
-
-async def details_live(request: Request) -> Response:
-    return side.live(request, "details", run_page.details)
-
-
-def _files(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
-    listed = run_files.listed(folder)
-    return {"files": listed, "total": sum(file.size for file in listed)}
+def files(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
+    """What the page of all files shows."""
+    listed = downloads.files(folder)
+    return {"files": listed, "total": sum(file.size_bytes for file in listed)}
 
 
 def _read_on(curves: CurveStore, folder: RunFolder) -> None:
@@ -173,15 +127,6 @@ def _ranks(request: Request) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise HTTPException(400, f"ranks={text!r}: give numbers, such as 0,3.") from None
-
-
-def _lines(folder: RunFolder, attempts: list[int], ranks: list[int], start: LogStart | None) -> Iterator[LogLine]:
-    for number_ in attempts:
-        log = AttemptLog(folder, number_, ranks, start if start is not None and number_ == start.attempt else None)
-        try:
-            yield from log.end()
-        finally:
-            log.close()
 
 
 def _side_lines(folder: RunFolder, record: RunRecord, of: str, last: int, search: str) -> list[list[Any]]:

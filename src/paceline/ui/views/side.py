@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
@@ -19,15 +19,20 @@ from paceline.ui.views.common import events, folder_of, place_of
 Find = Callable[[RunFolder, RunRecord], dict[str, Any]]
 
 
-async def page(request: Request, name: str, find: Find) -> Response:
+def routes(name: str, find: Find) -> list[Route]:
+    """The page of this name, and the stream of what changes in it."""
+    path = f"/runs/{{run_id}}/{name}"
+    return [
+        Route(path, lambda request: _page(request, name, find)),
+        Route(f"{path}/live", lambda request: live(request, name, find)),
+    ]
+
+
+def _page(request: Request, name: str, find: Find) -> Response:
     """The page `run_<name>.html` around the piece `run_<name>_part.html`."""
     folder = folder_of(request)
-
-    def read_it() -> tuple[dict[str, Any], dict[str, Any]]:
-        head = run_page.head(folder)
-        return head, find(folder, head["record"])
-
-    head, found = await asyncio.to_thread(read_it)
+    head = run_page.head(folder)
+    found = find(folder, head["record"])
     place = f"head:{stamp_of(head)},{name}:{stamp_of(found)}"
     return render.page(request, f"run_{name}.html", tab=name, place=place, **head, **found)
 
@@ -46,7 +51,7 @@ def live(request: Request, name: str, find: Find | None) -> Response:
         return PiecesSeen(pieces, is_over=head["record"].is_terminal)
 
     streams = request.app.state.pieces
-    return events(request, streams.follow(request.url.path, lambda: look, place_of(request)))
+    return events(request, streams.follow(request.url.path, look, place_of(request)))
 
 
 def head_piece(request: Request, tab: str, head: dict[str, Any]) -> PagePiece:

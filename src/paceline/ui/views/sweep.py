@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -15,7 +14,7 @@ from paceline.sweeps.live import table
 from paceline.sweeps.live.board import Board, Standing
 from paceline.sweeps.pictures import draw, svg
 from paceline.ui import render, run_page
-from paceline.ui.pieces import Look, PagePiece, PiecesSeen, stamp_of
+from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views import side
 from paceline.ui.views.common import events, folder_of, place_of
 
@@ -25,40 +24,33 @@ _ROWS = 500
 _LOOK_S = 2.0
 
 
-async def page(request: Request) -> Response:
+def page(request: Request) -> Response:
     folder = folder_of(request)
-
-    def read_it() -> tuple[dict[str, Any], dict[str, Any], str]:
-        head = run_page.head(folder)
-        if head["record"].sweep is None:
-            raise HTTPException(404, f"run {folder.run_id} is no sweep; its kind is {head['record'].kind}.")
-        standing = Board(folder).look()
-        return head, _shown(request.app.state, standing), f"head:{stamp_of(head)},sweep:{_stamp(standing)}"
-
-    head, shown, place = await asyncio.to_thread(read_it)
+    head = run_page.head(folder)
+    if head["record"].sweep is None:
+        raise HTTPException(404, f"run {folder.run_id} is no sweep; its kind is {head['record'].kind}.")
+    standing = Board(folder).look()
+    shown, place = _shown(request.app.state, standing), f"head:{stamp_of(head)},sweep:{_stamp(standing)}"
     return render.page(request, "run_sweep.html", tab="sweep", place=place, **head, **shown)
 
 
-async def live(request: Request) -> Response:
+def live(request: Request) -> Response:
     """The head, the table and the pictures, as trials go on."""
     folder, state = folder_of(request), request.app.state
 
-    def begin() -> Look:
-        # Kept between the looks: it reads on where the last one has ended.
-        board = Board(folder)
+    # Kept between the looks: it reads on where the last one has ended.
+    board = Board(folder)
 
-        def look() -> PiecesSeen:
-            head, standing = run_page.head(folder), board.look()
-            piece = PagePiece(
-                _stamp(standing),
-                lambda: render.text(request, "run_sweep_part.html", **head, **_shown(state, standing)),
-            )
-            pieces = {"head": side.head_piece(request, "sweep", head), "sweep": piece}
-            return PiecesSeen(pieces, is_over=standing.record.is_terminal)
+    def look() -> PiecesSeen:
+        head, standing = run_page.head(folder), board.look()
+        piece = PagePiece(
+            _stamp(standing),
+            lambda: render.text(request, "run_sweep_part.html", **head, **_shown(state, standing)),
+        )
+        pieces = {"head": side.head_piece(request, "sweep", head), "sweep": piece}
+        return PiecesSeen(pieces, is_over=standing.record.is_terminal)
 
-        return look
-
-    return events(request, state.pieces.follow(request.url.path, begin, place_of(request), _LOOK_S))
+    return events(request, state.pieces.follow(request.url.path, look, place_of(request), _LOOK_S))
 
 
 def _stamp(standing: Standing) -> str:

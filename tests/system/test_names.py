@@ -1,0 +1,11 @@
+"""Names in a sentence."""
+
+from __future__ import annotations
+
+from paceline.system.names import some
+
+
+def test_of_many_names_the_first_are_said_and_the_rest_is_counted() -> None:
+    assert some(["a", "b", "c", "d"], 2) == "a, b and 2 more"
+    assert some(["a", "b"], 2) == "a, b"
+    assert some((), 2) == ""
