@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 
@@ -45,9 +44,6 @@ class Strict:
             for key, value in vars(self).items()
             if not key.startswith("_")
         }
-
-    def _copied(self) -> Any:
-        return copy.deepcopy(self)
 
 
 def _camel(name: str) -> str:
