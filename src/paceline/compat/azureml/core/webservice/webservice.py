@@ -163,10 +163,7 @@ class Webservice:
         Raises:
             WebserviceException: it can't be served; the message has the reason, and the end of its log.
         """
-        try:
-            self._service.wait_for_deployment(show_output, timeout_sec)
-        except PacelineError as error:
-            raise WebserviceException(str(error)) from error
+        self._asked(lambda: self._service.wait_for_deployment(show_output, timeout_sec))
         if show_output:
             print(f'Succeeded\n{self.compute_type} service creation operation finished, operation "Succeeded"')
 
@@ -176,10 +173,7 @@ class Webservice:
         Raises:
             WebserviceException: it answered with an error, or not at all.
         """
-        try:
-            return self._service.run(input_data)
-        except PacelineError as error:
-            raise WebserviceException(str(error), status_code=getattr(error, "status", None)) from error
+        return self._asked(lambda: self._service.run(input_data))
 
     def get_logs(self, num_lines: int = 5000, **others: Any) -> str:
         """The last lines of its log."""
@@ -238,7 +232,7 @@ class Webservice:
         try:
             return call()
         except PacelineError as error:
-            raise WebserviceException(str(error)) from error
+            raise WebserviceException(str(error), status_code=getattr(error, "status", None)) from error
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(workspace={self._workspace!r}, name={self.name}, state={self.state})"
