@@ -126,8 +126,7 @@ class ParallelRunStep(PipelineStep):
         self.allow_reuse = bool(allow_reuse)
 
     def _values(self) -> list[Any]:
-        config = getattr(self, "_config", None)
-        return [*super()._values(), self._side_inputs, list(vars(config).values()) if config else []]
+        return [*super()._values(), self._side_inputs, list(vars(self._config).values())]
 
     def _configuration(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
         config, run = self._config, RunConfiguration()
