@@ -13,7 +13,7 @@ from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.core.runconfig import MpiConfiguration, TensorflowConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 from paceline.compat.azureml.exceptions import TrainingException, UserErrorException
-from paceline.compat.azureml.submission import merged, reference_of
+from paceline.compat.azureml.submission import reference_of
 
 __all__ = [
     "Chainer",
@@ -226,7 +226,7 @@ class MMLBaseEstimator(ScriptRunConfig):
 
         overrides.pop("source_directory_data_store", None)
         made = copy.copy(self)
-        made.script_params = merged(self.script_params, overrides.pop("script_params", None))
+        made.script_params = {**self.script_params, **(overrides.pop("script_params", None) or {})}
         made.inputs = list(overrides.pop("inputs", None) or self.inputs)
         if overrides:
             raise UserErrorException(f"submit can't override {', '.join(sorted(overrides))} of an estimator.")
