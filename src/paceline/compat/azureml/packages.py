@@ -26,19 +26,12 @@ from paceline.job.environment_rules import NAME
 _PIP_OF = {
     **{
         name: name
-        for name in ("numpy", "scipy", "pandas", "matplotlib", "scikit-learn", "joblib", "tqdm", "pillow", "requests")
-    },
-    **{
-        name: name
-        for name in ("tensorflow", "keras", "seaborn", "h5py", "pyyaml", "cython", "lightgbm", "xgboost", "nltk")
-    },
-    **{
-        name: name
-        for name in ("statsmodels", "pyarrow", "networkx", "ipython", "ipykernel", "notebook", "psutil", "dask")
-    },
-    **{
-        name: name
-        for name in ("torchvision", "torchaudio", "transformers", "datasets", "gensim", "sympy", "numba", "pytest")
+        for name in (
+            *("numpy", "scipy", "pandas", "matplotlib", "scikit-learn", "joblib", "tqdm", "pillow", "requests"),
+            *("tensorflow", "keras", "seaborn", "h5py", "pyyaml", "cython", "lightgbm", "xgboost", "nltk"),
+            *("statsmodels", "pyarrow", "networkx", "ipython", "ipykernel", "notebook", "psutil", "dask"),
+            *("torchvision", "torchaudio", "transformers", "datasets", "gensim", "sympy", "numba", "pytest"),
+        )
     },
     "pytorch": "torch",
     "pytorch-cpu": "torch",
@@ -49,22 +42,13 @@ _PIP_OF = {
     "opencv": "opencv-python-headless",
     "msgpack-python": "msgpack",
 }
-#: Parts of an interpreter or of its drivers, which are here or are not.
-_SYSTEM = (
-    "python",
-    "pip",
-    "setuptools",
-    "wheel",
-    "cudatoolkit",
-    "cudnn",
-    "mkl",
-    "nccl",
-    "cuda",
-    "pytorch-cuda",
-    "openmpi",
-)
+#: Parts of an interpreter, and of a machine or its drivers, which are here or are not.
+_OF_PYTHON = ("pip", "setuptools", "wheel")
+_OF_MACHINE = ("cudatoolkit", "cudnn", "mkl", "nccl", "cuda", "pytorch-cuda", "openmpi")
 #: What other names of a package's are called where it is installed.
 _SAME = {"tensorflow-gpu": "tensorflow", "tensorflow-cpu": "tensorflow", "pytorch": "torch", "sklearn": "scikit-learn"}
+#: Of this interpreter.
+_VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _PARTS = re.compile(r"^(?:[\w.-]+::)?([A-Za-z0-9][\w.-]*)(\[[^]]*\])?\s*(.*)$")
 
 
@@ -113,7 +97,7 @@ def _spec(environment: Environment, notes: Notes, *, use_docker: bool | None) ->
     options = _lines(dependencies.pip_options)
     if conda:
         return EnvironmentSpec(
-            conda_packages=(*(f"python={sys.version_info[0]}.{sys.version_info[1]}",), *conda),
+            conda_packages=(f"python={_VERSION}", *conda),
             conda_channels=tuple(dependencies.conda_channels),
             pip_requirements=options + _lines(packages) if packages or options else None,
             environment_variables=variables,
@@ -158,7 +142,7 @@ def _image(environment: Environment, notes: Notes, *, use_docker: bool) -> str |
 
 def _with_framework(packages: list[str], module: str, whose: str, notes: Notes) -> list[str]:
     """The packages, and with them the framework that the environment was made for, where that is not installed here."""
-    name = {"sklearn": "scikit-learn"}.get(module, module)
+    name = _SAME.get(module, module)
     if not module or importlib.util.find_spec(module) is not None or name in map(_name, packages):
         return packages
     notes.add(f"{name}, which {whose} has, is not installed here: pip installs it for the run.")
@@ -185,13 +169,14 @@ def _packages(dependencies: CondaDependencies, notes: Notes) -> tuple[list[str],
     left: list[str] = []
     for line in dependencies.conda_packages:
         name = _name(line)
-        if name in _SYSTEM or name.startswith("azureml"):
-            wanted = dependencies.get_python_version() if name == "python" else None
-            if name not in ("python", "pip", "setuptools", "wheel") and not name.startswith("azureml"):
-                left.append(name)
-            here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-            if wanted and ".".join(wanted.split(".")[:2]) != here and wanted != "3.10.18":
-                notes.add(f"Python {here} is used where the environment asks for {wanted}.")
+        if name == "python":
+            wanted = dependencies.get_python_version()
+            if wanted and ".".join(wanted.split(".")[:2]) != _VERSION and wanted != "3.10.18":
+                notes.add(f"Python {_VERSION} is used where the environment asks for {wanted}.")
+        elif name in _OF_PYTHON or name.startswith("azureml"):
+            continue
+        elif name in _OF_MACHINE:
+            left.append(name)
         elif name in _PIP_OF or _installed(_PIP_OF.get(name, name)) is not None:
             moved.append(name)
             pip.append(_PIP_OF.get(name, name) + _pip_version(line))
@@ -223,10 +208,10 @@ def _without_old_pin(line: str, notes: Notes) -> str:
     match = _PARTS.match(line)
     if match is None or line.startswith(("-", ".", "/")) or "://" in line or sdk_packages.is_one(line):
         return line
-    name, extras, rest = match[1], match[2] or "", match[3].strip()
-    there = _installed(_SAME.get(name.lower(), name))
+    name, extras, rest = _SAME.get(match[1].lower(), match[1]), match[2] or "", match[3].strip()
+    there = _installed(name)
     if there is None or not re.match(r"[=<>~!]", rest):
-        return _SAME.get(name.lower(), name) + line[line.index(name) + len(name) :] if name.lower() in _SAME else line
+        return line if name == match[1] else name + line[match.end(1) :]
     if re.fullmatch(rf"==\s*{re.escape(there)}(\+.*)?", rest):
         return line
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -236,7 +221,6 @@ def _without_old_pin(line: str, notes: Notes) -> str:
             return line
     except InvalidSpecifier:
         pass
-    name = _SAME.get(name.lower(), name)
     notes.add(f"{name} {there}, which is installed here, is used where the environment asks for {line}.")
     return name + extras
 
