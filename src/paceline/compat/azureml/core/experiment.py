@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from paceline import workspace
-from paceline.compat.azureml.core.run import Run, ScriptRun
+from paceline.compat.azureml.core.run import TYPES, Run, ScriptRun
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.late import late
 from paceline.errors import WorkspaceError
@@ -135,13 +135,7 @@ class Experiment(workspace.Experiment):
         **others: Any,
     ) -> Iterator[Any]:
         """As `paceline.Experiment.get_runs`; each run of its kind's own class, such as HyperDriveRun."""
-        kinds = {
-            "azureml.scriptrun": "script",
-            "azureml.StepRun": "script",
-            "hyperdrive": "sweep",
-            "azureml.PipelineRun": "pipeline",
-            "run": "interactive",
-        }
+        kinds = {"azureml.StepRun": "script", **{name: kind for kind, name in TYPES.items()}}
         for found in super().get_runs(kinds.get(type or "", type), tags, properties, include_children, **others):
             yield Run._handle(self, found.record())
 
