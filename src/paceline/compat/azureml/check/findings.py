@@ -154,7 +154,7 @@ def missing(name: str) -> str | None:
     parts = name.split(".")[1:]
     if parts[:2] == ["contrib", "services"]:
         return None  # a scoring script's, which finds it where it is served
-    if (why := aliases.absent(".".join(parts))) is not None:
+    if (why := aliases.FINDER.absent(".".join(parts))) is not None:
         return why
     for other, ours in aliases.RENAMED.items():
         if ".".join(parts[: (count := other.count(".") + 1)]) == other:
