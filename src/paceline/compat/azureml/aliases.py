@@ -31,7 +31,10 @@ _ABSENT = {
 RENAMED = {
     **{
         f"core.compute.{name}": "core.compute"
-        for name in ("adla", "batch", "compute", "datafactory", "kusto", "synapse")
+        for name in (
+            *("adla", "aks", "amlcompute", "batch", "compute", "computeinstance", "databricks", "datafactory", "dsvm"),
+            *("hdinsight", "kubernetescompute", "kusto", "remote", "synapse"),
+        )
     },
     **{
         f"pipeline.core.{name}": "pipeline.core.published" for name in ("module", "pipeline_draft", "pipeline_endpoint")
