@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, RunNotFoundError
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
@@ -45,6 +45,16 @@ class RecordWatch:
             self._stamp = stamp
             told = read_json(self._folder.record)
             return told if isinstance(told, dict) and told.get("status") in states.ALL else None
+        return None
+
+
+def record_of(folder: RunFolder) -> RunRecord | None:
+    """The child's record as it is now; None where there is no such run, or it was removed between two looks."""
+    if not folder.record.exists():
+        return None
+    try:
+        return read.record(folder)
+    except RunNotFoundError:
         return None
 
 

@@ -8,12 +8,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.controlling.child import RecordWatch, never_began
-from paceline.errors import PacelineError, RunNotFoundError
+from paceline.controlling.child import RecordWatch, never_began, record_of
+from paceline.errors import PacelineError
 from paceline.job.job import Job
 from paceline.pipelines.plan import output
 from paceline.pipelines.spec import PipelineSpec, StepSpec, child_id
-from paceline.runs import read, removal, states, store
+from paceline.runs import removal, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 
@@ -79,10 +79,8 @@ class PipelineState:
             if _is_half_made(store.stored(step.folder), step.folder):
                 shutil.rmtree(step.folder.path, ignore_errors=True)
                 continue
-            try:
-                record = read.record(step.folder)
-            except RunNotFoundError:
-                continue  # removed between the two looks
+            if (record := record_of(step.folder)) is None:
+                continue
             step.status = record.status
             if never_began(record):
                 step.is_cut_off, step.was_cut_off, step.status = True, True, states.NOT_STARTED
