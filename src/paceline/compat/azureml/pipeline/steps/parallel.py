@@ -34,6 +34,7 @@ _FILES, _BYTES = 10, "1MB"
 
 
 @sdk_class
+@dataclasses.dataclass(eq=False, repr=False)
 class ParallelRunConfig:
     """How a ParallelRunStep runs its script, which has `run(mini_batch)` and may have `init()` and `shutdown()`.
 
@@ -53,42 +54,34 @@ class ParallelRunConfig:
         UserErrorException: a value is wrong.
     """
 
-    def __init__(
-        self,
-        environment: Environment | None,
-        entry_script: str,
-        error_threshold: int,
-        output_action: str,
-        compute_target: Any,
-        node_count: int,
-        process_count_per_node: int | None = None,
-        mini_batch_size: Any = None,
-        source_directory: str | None = None,
-        description: str | None = None,
-        logging_level: str = "INFO",
-        run_invocation_timeout: int = 60,
-        run_max_try: int = 3,
-        append_row_file_name: str | None = None,
-        allowed_failed_count: int | None = None,
-        allowed_failed_percent: float | None = None,
-        partition_keys: Any = None,
-        environment_variables: Mapping[str, str] | None = None,
-    ) -> None:
-        if not isinstance(entry_script, str) or not entry_script.endswith(".py"):
-            raise UserErrorException(f"entry_script={entry_script!r} is no Python file.")
-        if output_action not in _ACTIONS:
-            raise UserErrorException(f"output_action={output_action!r} is none of {', '.join(_ACTIONS)}.")
-        if append_row_file_name is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+", str(append_row_file_name)):
-            raise UserErrorException(f"append_row_file_name={append_row_file_name!r} is no name of a file.")
-        self.environment, self.entry_script, self.output_action = environment, entry_script, output_action
-        self.error_threshold, self.compute_target, self.node_count = error_threshold, compute_target, node_count
-        self.process_count_per_node, self.mini_batch_size = process_count_per_node, mini_batch_size
-        self.source_directory, self.description, self.logging_level = source_directory, description, logging_level
-        self.run_invocation_timeout, self.run_max_try = run_invocation_timeout, run_max_try
-        self.append_row_file_name = append_row_file_name
-        self.allowed_failed_count, self.allowed_failed_percent = allowed_failed_count, allowed_failed_percent
-        self.partition_keys = partition_keys
-        self.environment_variables = dict(environment_variables or {})
+    environment: Environment | None
+    entry_script: str
+    error_threshold: int
+    output_action: str
+    compute_target: Any
+    node_count: int
+    process_count_per_node: int | None = None
+    mini_batch_size: Any = None
+    source_directory: str | None = None
+    description: str | None = None
+    logging_level: str = "INFO"
+    run_invocation_timeout: int = 60
+    run_max_try: int = 3
+    append_row_file_name: str | None = None
+    allowed_failed_count: int | None = None
+    allowed_failed_percent: float | None = None
+    partition_keys: Any = None
+    environment_variables: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.entry_script, str) or not self.entry_script.endswith(".py"):
+            raise UserErrorException(f"entry_script={self.entry_script!r} is no Python file.")
+        if self.output_action not in _ACTIONS:
+            raise UserErrorException(f"output_action={self.output_action!r} is none of {', '.join(_ACTIONS)}.")
+        name = self.append_row_file_name
+        if name is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+", str(name)):
+            raise UserErrorException(f"append_row_file_name={name!r} is no name of a file.")
+        self.environment_variables = dict(self.environment_variables or {})
 
 
 @sdk_class
@@ -133,7 +126,7 @@ class ParallelRunStep(PipelineStep):
         run.target = config.compute_target
         if config.environment is not None:
             run.environment = config.environment
-        run.environment_variables = dict(config.environment_variables)
+        run.environment_variables = dict(config.environment_variables or {})
         nodes = _number("node_count", filling.value(config.node_count), 1)
         per_node = _number("process_count_per_node", filling.value(config.process_count_per_node) or 1, 1)
         # Plain processes: the script joins no group, and any framework would do.
