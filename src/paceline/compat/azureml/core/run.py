@@ -270,8 +270,6 @@ class Run(SdkSpellings, run.Run):
         target: Any = output_file_path if output_file_path is not None else os.path.basename(name)
         if str(target).endswith("/") or os.path.isdir(target):
             target = os.path.join(target, os.path.basename(name))
-        if folder := os.path.dirname(target):
-            os.makedirs(folder, exist_ok=True)
         try:
             real = self._real_name(name)
             place = self._script_logs().get(real) if real.startswith("logs/") else None
