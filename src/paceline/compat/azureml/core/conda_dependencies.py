@@ -206,7 +206,7 @@ def _read(path: str) -> dict[str, Any]:
         content = _yaml().safe_load(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserErrorException(f"the conda file {path!r} can't be read: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, _yaml().YAMLError) as error:
         raise UserErrorException(f"the conda file {path!r} is not YAML: {error}.") from error
     if not isinstance(content, dict):
         raise UserErrorException(f"the conda file {path!r} has no `dependencies:`.")
