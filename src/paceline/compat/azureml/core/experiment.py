@@ -118,13 +118,9 @@ class Experiment(workspace.Experiment):
 
         outputs: another folder, or False for none. snapshot_directory: kept with the run; None for none.
         """
-        run = super().start_logging(
-            outputs=None if outputs is None else outputs,
-            snapshot_directory=snapshot_directory,
-            display_name=display_name or name,
-            run_id=run_id,
+        return super().start_logging(  # type: ignore[return-value]  # of `run_class`
+            outputs, snapshot_directory, display_name or name, run_id
         )
-        return Run(self, run.id)
 
     def get_runs(  # type: ignore[override]  # the SDK's names, `type` in place of `kind`
         self,
@@ -136,8 +132,7 @@ class Experiment(workspace.Experiment):
     ) -> Iterator[Any]:
         """As `paceline.Experiment.get_runs`; each run of its kind's own class, such as HyperDriveRun."""
         kinds = {"azureml.StepRun": "script", **{name: kind for kind, name in TYPES.items()}}
-        for found in super().get_runs(kinds.get(type or "", type), tags, properties, include_children, **others):
-            yield Run._handle(self, found.record())
+        yield from super().get_runs(kinds.get(type or "", type), tags, properties, include_children, **others)
 
     # --- beside its runs
 

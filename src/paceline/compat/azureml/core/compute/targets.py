@@ -352,14 +352,13 @@ class RemoteCompute(ComputeTarget):
     @staticmethod
     def attach(workspace: Any, name: str, *arguments: Any, **named: Any) -> ComputeTarget:
         """`ComputeTarget.attach`, and the way of 2018: attach(workspace, name, username, address, ssh_port=22, ...)."""
-        if arguments and isinstance(arguments[0], Provisioning):
-            return ComputeTarget.create(workspace, name, arguments[0])
-        if isinstance(given := named.get("attach_configuration"), Provisioning):
-            return ComputeTarget.create(workspace, name, given)
-        words = ("username", "address", "ssh_port")
-        values = {**dict(zip(words, arguments, strict=False)), **named}
-        known = {key: values[key] for key in (*words, "private_key_file") if values.get(key)}
-        return ComputeTarget.create(workspace, name, RemoteCompute.attach_configuration(**known))
+        given = arguments[0] if arguments else named.get("attach_configuration")
+        if not isinstance(given, Provisioning):
+            words = ("username", "address", "ssh_port")
+            values = {**dict(zip(words, arguments, strict=False)), **named}
+            known = {key: values[key] for key in (*words, "private_key_file") if values.get(key)}
+            given = RemoteCompute.attach_configuration(**known)
+        return ComputeTarget.create(workspace, name, given)
 
 
 class _Cloud(ComputeTarget):
