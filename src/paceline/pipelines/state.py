@@ -34,10 +34,6 @@ class StepState:
     def is_live(self) -> bool:
         return self.status is not None and self.status not in states.TERMINAL
 
-    @property
-    def has_ended_badly(self) -> bool:
-        return self.status in (states.FAILED, states.CANCELED)
-
 
 class PipelineState:
     """The pipeline's record, and its steps as they were seen last. For the holder of its lock."""
@@ -59,7 +55,7 @@ class PipelineState:
 
     @property
     def failed(self) -> list[StepState]:
-        return [step for step in self.steps if step.has_ended_badly]
+        return [step for step in self.steps if step.status in (states.FAILED, states.CANCELED)]
 
     def ready(self) -> list[StepState]:
         """The steps that may begin: all that they need is Completed."""
