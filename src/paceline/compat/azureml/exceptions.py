@@ -176,16 +176,16 @@ def raise_as_sdk(error: errors.PacelineError) -> NoReturn:
     if isinstance(error, AzureMLException):
         raise error
     above = next(above for above in type(error).__mro__ if above in _OF)
-    made = _both(_OF[above], type(error))(str(error))
+    made = _both((_OF[above], type(error)))(str(error))
     vars(made).update(vars(error))
     made.inner_exception = error
     raise made from error
 
 
 @functools.cache
-def _both(sdk: type[AzureMLException], own: type[errors.PacelineError]) -> type[AzureMLException]:
+def _both(bases: tuple[type[AzureMLException], type[errors.PacelineError]]) -> type[AzureMLException]:
     # Paceline's own code, which calls the methods of these classes as well, catches its own errors.
-    return type(sdk.__name__, (sdk, own), {"__module__": sdk.__module__, "__doc__": sdk.__doc__})
+    return type(bases[0].__name__, bases, {"__module__": bases[0].__module__, "__doc__": bases[0].__doc__})
 
 
 def sdk_errors(function: Callable[..., Any]) -> Callable[..., Any]:
