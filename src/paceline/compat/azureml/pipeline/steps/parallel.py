@@ -196,8 +196,9 @@ def _as_folder(filling: Filling, value: Any) -> DataReference:
     # A dataset without a name of its own is mounted; whether it is a table is its own to say.
     dataset = getattr(filled, "dataset", filled)
     if reference.table is not None or hasattr(dataset, "to_pandas_dataframe"):
-        named = filled if reference.mode == "direct" else None
-        found = reference if named is not None else filling.reference(dataset.as_named_input(reference.name))
+        if reference.mode == "direct":
+            return reference
+        found = filling.reference(dataset.as_named_input(reference.name))
         assert found is not None, "a dataset is data"
         return found
     return dataclasses.replace(reference, mode="mount") if reference.mode == "direct" else reference

@@ -178,7 +178,7 @@ class HyperDriveConfig:
         spec = SweepSpec(
             space=space,
             metric=self.primary_metric_name,
-            goal=self._goal,
+            goal=self._native_goal,
             trials=self.max_total_runs,
             concurrent=self.max_concurrent_runs,
             sampler=sampler,
@@ -193,7 +193,7 @@ class HyperDriveConfig:
         return found, spec
 
     @property
-    def _goal(self) -> Literal["maximize", "minimize"]:
+    def _native_goal(self) -> Literal["maximize", "minimize"]:
         return "maximize" if self.primary_metric_goal is PrimaryMetricGoal.MAXIMIZE else "minimize"
 
     def _former(self, run: Any) -> Any:
@@ -209,10 +209,10 @@ class HyperDriveConfig:
                 f"resume_from: run {run.id} is {record.status}, of kind {record.kind}; a HyperDriveRun that is Completed or "
                 "Canceled can be gone on from."
             )
-        if (spec["metric"], spec["goal"]) != (self.primary_metric_name, self._goal):
+        if (spec["metric"], spec["goal"]) != (self.primary_metric_name, self._native_goal):
             raise HyperDriveConfigException(
                 f"resume_from: run {run.id} was judged by {spec['metric']!r}, {spec['goal']}; this one is by "
-                f"{self.primary_metric_name!r}, {self._goal}."
+                f"{self.primary_metric_name!r}, {self._native_goal}."
             )
         return run
 
