@@ -12,7 +12,7 @@ import re
 import sys
 from typing import Any
 
-from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
+from paceline.compat.azureml.core.conda_dependencies import CondaDependencies, package_name
 from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.curated import is_curated, module_of
 from paceline.compat.azureml.exceptions import UserErrorException
@@ -84,7 +84,7 @@ def _spec(environment: Environment, notes: Notes, *, use_docker: bool | None) ->
         dependencies = CondaDependencies(python.conda_dependencies_file)
     if dependencies is None:
         return EnvironmentSpec(environment_variables=variables, docker_image=image)
-    if is_strict() and any(_name(line) not in ("python", "pip") for line in dependencies.conda_packages):
+    if is_strict() and any(package_name(line) not in ("python", "pip") for line in dependencies.conda_packages):
         return EnvironmentSpec(
             conda_packages=tuple(dependencies.conda_packages),
             conda_channels=tuple(dependencies.conda_channels),
@@ -143,7 +143,7 @@ def _image(environment: Environment, notes: Notes, *, use_docker: bool) -> str |
 def _with_framework(packages: list[str], module: str, whose: str, notes: Notes) -> list[str]:
     """The packages, and with them the framework that the environment was made for, where that is not installed here."""
     name = _SAME.get(module, module)
-    if not module or importlib.util.find_spec(module) is not None or name in map(_name, packages):
+    if not module or importlib.util.find_spec(module) is not None or name in map(package_name, packages):
         return packages
     notes.add(f"{name}, which {whose} has, is not installed here: pip installs it for the run.")
     return [*packages, name]
@@ -168,7 +168,7 @@ def _packages(dependencies: CondaDependencies, notes: Notes) -> tuple[list[str],
     moved: list[str] = []
     left: list[str] = []
     for line in dependencies.conda_packages:
-        name = _name(line)
+        name = package_name(line)
         if name == "python":
             wanted = dependencies.get_python_version()
             if wanted and ".".join(wanted.split(".")[:2]) != _VERSION and wanted != "3.10.18":
@@ -195,7 +195,7 @@ def _packages(dependencies: CondaDependencies, notes: Notes) -> tuple[list[str],
     asked = [*dependencies.pip_packages]
     # What every environment has unless it says otherwise is nothing that anybody has asked for.
     for line in asked if asked != ["azureml-defaults"] else ():
-        name = _name(line)
+        name = package_name(line)
         if name == "horovod":
             notes.add("horovod is not installed: scripts have its calls from Paceline.")
         else:
@@ -240,11 +240,6 @@ def _pip_version(line: str) -> str:
     if rest.startswith("==") or not rest.startswith("="):
         return rest if re.match(r"[<>=!~]", rest) else ""
     return f"=={rest[1:].split('=')[0]}.*"
-
-
-def _name(line: str) -> str:
-    match = _PARTS.match(line.strip())
-    return match[1].lower() if match else line
 
 
 def _lines(lines: Any) -> str:

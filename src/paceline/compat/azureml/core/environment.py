@@ -140,14 +140,11 @@ class Environment(Strict):
             lines = Path(file_path).read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise UserErrorException(f"the requirements file {file_path!r} can't be read: {error.strerror}.") from error
-        dependencies = CondaDependencies()
-        dependencies.set_pip_requirements([])
-        for line in (line.partition(" #")[0].strip() for line in lines):
-            if line.startswith("-"):
-                dependencies.set_pip_option(line)
-            elif line and not line.startswith("#"):
-                dependencies.add_pip_package(line)
-        made.python.conda_dependencies = dependencies
+        lines = [line.partition(" #")[0].strip() for line in lines if not line.lstrip().startswith("#")]
+        # Of several lines with one option, or one package under different conditions, all count.
+        content = CondaDependencies.create(pip_packages=[]).as_dict()
+        content["dependencies"].append({"pip": [line for line in lines if line]})
+        made.python.conda_dependencies = CondaDependencies(_underlying_structure=content)
         return made
 
     @staticmethod
