@@ -57,7 +57,7 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
         entry, more = _command(run.command, workspace, run_id)
         references += more
     else:
-        entry = _entry(run.script, words, directory)
+        entry = _entry(run.script, words)
     # What an argument says of data counts above what the configuration has under the same name.
     said = {one.name for one in references}
     references += [one for one in _configured(run, workspace, run_id) if one.name not in said]
@@ -214,7 +214,7 @@ def _plain(count: int) -> str | None:
     return "gloo" if count > 1 else None
 
 
-def _entry(script: str | None, words: list[str], directory: Path) -> dict[str, Any]:
+def _entry(script: str | None, words: list[str]) -> dict[str, Any]:
     if not script:
         raise UserErrorException("there is neither a script nor a command. Give ScriptRunConfig(script='train.py').")
     if script.endswith(".ipynb"):

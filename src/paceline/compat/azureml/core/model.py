@@ -224,9 +224,7 @@ class Model(model.Model):
             WebserviceException: no such model or script, or an environment that can't be had elsewhere.
         """
         tagged = f"{image_name}:{image_label}" if image_name and image_label else image_name
-        return late("core.model_package", "package")(
-            workspace, models, inference_config, generate_dockerfile=generate_dockerfile, image_name=tagged
-        )
+        return late("core.model_package", "package")(workspace, models, inference_config, image_name=tagged)
 
     @staticmethod
     def profile(*arguments: Any, **named: Any) -> Any:
