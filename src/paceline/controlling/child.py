@@ -1,4 +1,4 @@
-"""A child's record, looked at again and again; and whether a child ever began."""
+"""A child's record, looked at once or again and again; and whether a child ever began."""
 
 from __future__ import annotations
 
@@ -49,12 +49,13 @@ class RecordWatch:
 
 
 def record_of(folder: RunFolder) -> RunRecord | None:
-    """The child's record as it is now; None where there is no such run, or it was removed between two looks."""
+    """A child's record as it is now; None where there is no such child."""
     if not folder.record.exists():
         return None
     try:
         return read.record(folder)
     except RunNotFoundError:
+        # It was removed between the two looks.
         return None
 
 

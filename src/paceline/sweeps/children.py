@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.controlling.canceling import STOPPED
-from paceline.controlling.child import record_of
-from paceline.runs import tags_and_properties
+from paceline.errors import RunNotFoundError
+from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.sweeps.curves import CurveReader, Series
@@ -76,7 +76,14 @@ def _later(sweep: RunFolder, number: int) -> Iterator[RunRecord]:
 
 
 def _record(sweep: RunFolder, run_id: str) -> RunRecord | None:
-    return record_of(RunFolder(sweep.path.parent / run_id))
+    folder = RunFolder(sweep.path.parent / run_id)
+    if not folder.record.exists():
+        return None
+    try:
+        return read.record(folder)
+    except RunNotFoundError:
+        # It was removed between the two looks.
+        return None
 
 
 def trial_of(records: Sequence[RunRecord], runs_dir: Path, spec: SweepSpec) -> Trial:
