@@ -86,7 +86,7 @@ def package(workspace: Any, models: Sequence[Any], inference_config: Any, *, ima
         WebserviceException: no such model or script, or an environment that can't be had elsewhere.
     """
     notes, named = Notes(), [getattr(one, "id", one) for one in models]
-    given = script_of(inference_config, notes) if inference_config is not None else {}
+    given = script_of(inference_config, notes)
     name = (image_name or str(named[0]).partition(":")[0]).lower()
     folder = Path(workspace.path) / "azureml" / "packages" / f"{name.replace('/', '-')}-{uuid.uuid4().hex[:8]}"
     try:
