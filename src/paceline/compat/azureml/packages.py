@@ -62,34 +62,34 @@ def spec_of(environment: Environment | None, notes: Notes, *, use_docker: bool |
         return EnvironmentSpec()
     # Under this name the run's details have it. What can't be a name here is the SDK's to judge, and no reason to stop.
     name = environment.name if NAME.fullmatch(environment.name) else None
-    return dataclasses.replace(_spec(environment, notes, use_docker=use_docker), name=name)
-
-
-def _spec(environment: Environment, notes: Notes, *, use_docker: bool | None) -> EnvironmentSpec:
     variables = {
         str(name): str(value)
         for name, value in (environment.environment_variables or {}).items()
         if (name, value) != ("EXAMPLE_ENV_VAR", "EXAMPLE_VALUE")
     }
+    spec = _spec(environment, notes, use_docker=use_docker)
+    return dataclasses.replace(spec, name=name, environment_variables=variables)
+
+
+def _spec(environment: Environment, notes: Notes, *, use_docker: bool | None) -> EnvironmentSpec:
     image = _image(environment, notes, use_docker=environment.docker.enabled if use_docker is None else use_docker)
     python = environment.python
     if is_curated(environment.name):
         notes.add(f"The curated environment {environment.name} is what is installed here.")
         packages = _with_framework([], module_of(environment.name), f"the environment {environment.name}", notes)
-        return EnvironmentSpec(layered=bool(packages), pip_packages=tuple(packages), environment_variables=variables)
+        return EnvironmentSpec(layered=bool(packages), pip_packages=tuple(packages))
     if python.user_managed_dependencies:
-        return EnvironmentSpec(python=_interpreter(python), environment_variables=variables, docker_image=image)
+        return EnvironmentSpec(python=_interpreter(python), docker_image=image)
     dependencies = python.conda_dependencies
     if python.conda_dependencies_file is not None:
         dependencies = CondaDependencies(python.conda_dependencies_file)
     if dependencies is None:
-        return EnvironmentSpec(environment_variables=variables, docker_image=image)
+        return EnvironmentSpec(docker_image=image)
     if is_strict() and any(package_name(line) not in ("python", "pip") for line in dependencies.conda_packages):
         return EnvironmentSpec(
             conda_packages=tuple(dependencies.conda_packages),
             conda_channels=tuple(dependencies.conda_channels),
             pip_requirements=_lines([*dependencies.pip_options, *dependencies.pip_packages]),
-            environment_variables=variables,
         )
     packages, conda = _packages(dependencies, notes)
     if not conda and image is None:
@@ -100,13 +100,11 @@ def _spec(environment: Environment, notes: Notes, *, use_docker: bool | None) ->
             conda_packages=(f"python={_VERSION}", *conda),
             conda_channels=tuple(dependencies.conda_channels),
             pip_requirements=options + _lines(packages) if packages or options else None,
-            environment_variables=variables,
         )
     return EnvironmentSpec(
         layered=True,
         pip_packages=tuple(packages),
         pip_requirements=options if options and packages else None,
-        environment_variables=variables,
         docker_image=image,
     )
 
