@@ -163,38 +163,35 @@ def distribution(run: RunConfiguration) -> dict[str, Any]:
     Raises:
         RunConfigurationException: processes that can't be shared out evenly.
     """
-    communicator, nodes = run.communicator or "None", int(run.node_count or 1)
+    communicator, nodes, per_node = run.communicator or "None", int(run.node_count or 1), 1
+    backend: str | None
     if communicator in _MPI:
-        per_node = int(run.mpi.process_count_per_node or 1)
-        return {"node_count": nodes, "process_count_per_node": per_node, "distributed_backend": "mpi"}
-    if communicator == "ParameterServer":
+        per_node, backend = int(run.mpi.process_count_per_node or 1), "mpi"
+    elif communicator == "ParameterServer":
         servers, workers = int(run.tensorflow.parameter_server_count), int(run.tensorflow.worker_count)
-        if servers == 0:
-            return {"node_count": workers, "process_count_per_node": 1, "distributed_backend": "tensorflow"}
-        return {
-            "node_count": nodes,
-            "distributed_backend": "ps",
-            "worker_count": workers,
-            "parameter_server_count": servers,
-        }
-    if communicator.lower() in ("nccl", "gloo") or run.framework == "PyTorch":
-        total = run.pytorch.process_count
-        per_node = 1 if total is None else int(total) // nodes
-        if total is not None and int(total) % nodes:
+        if servers != 0:
+            return {
+                "node_count": nodes,
+                "distributed_backend": "ps",
+                "worker_count": workers,
+                "parameter_server_count": servers,
+            }
+        nodes, backend = workers, "tensorflow"
+    else:
+        if communicator.lower() in ("nccl", "gloo") or run.framework == "PyTorch":
+            total = run.pytorch.process_count
+            per_node = 1 if total is None else int(total) // nodes
+            if total is not None and int(total) % nodes:
+                raise RunConfigurationException(
+                    f"process_count={total} can't be shared out evenly over node_count={nodes}. Give a multiple of it."
+                )
+        elif communicator != "None":
             raise RunConfigurationException(
-                f"process_count={total} can't be shared out evenly over node_count={nodes}. Give a multiple of it."
+                f"communicator={communicator!r} is none of None, IntelMpi, OpenMpi, Nccl, Gloo and ParameterServer."
             )
         # "gloo" is the backend of plain processes with torch's variables; which one the script joins by is its own to say.
-        return {
-            "node_count": nodes,
-            "process_count_per_node": per_node,
-            "distributed_backend": _plain(nodes * per_node),
-        }
-    if communicator != "None":
-        raise RunConfigurationException(
-            f"communicator={communicator!r} is none of None, IntelMpi, OpenMpi, Nccl, Gloo and ParameterServer."
-        )
-    return {"node_count": nodes, "process_count_per_node": 1, "distributed_backend": _plain(nodes)}
+        backend = "gloo" if nodes * per_node > 1 else None
+    return {"node_count": nodes, "process_count_per_node": per_node, "distributed_backend": backend}
 
 
 def _has_gpus(target: str, shape: Mapping[str, Any], notes: Notes) -> bool:
@@ -208,10 +205,6 @@ def _has_gpus(target: str, shape: Mapping[str, Any], notes: Notes) -> bool:
         return True
     notes.add(f"use_gpu=True with {count} workers, and this machine has {there or 'no'} GPUs: they run on its CPUs.")
     return False
-
-
-def _plain(count: int) -> str | None:
-    return "gloo" if count > 1 else None
 
 
 def _entry(script: str | None, words: list[str]) -> dict[str, Any]:

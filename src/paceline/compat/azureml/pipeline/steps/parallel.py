@@ -164,7 +164,8 @@ class ParallelRunStep(PipelineStep):
             if keys and one.mode != "direct"
         }
         size = filling.value(config.mini_batch_size)
-        percent = config.allowed_failed_percent
+        count, percent = config.allowed_failed_count, config.allowed_failed_percent
+        file = config.append_row_file_name or "parallel_run_step.txt"
         return Settings(
             entry=config.entry_script,
             files=files,
@@ -175,14 +176,10 @@ class ParallelRunStep(PipelineStep):
             timeout_s=_number("run_invocation_timeout", filling.value(config.run_invocation_timeout), 1),
             tries=_number("run_max_try", filling.value(config.run_max_try), 1),
             error_threshold=_number("error_threshold", filling.value(config.error_threshold), -1),
-            failed_batches=-1
-            if config.allowed_failed_count is None
-            else _number("allowed_failed_count", config.allowed_failed_count, -1),
+            failed_batches=-1 if count is None else _number("allowed_failed_count", count, -1),
             failed_percent=-1.0 if percent is None else float(percent),
             output=next((one.name for one in self._outputs()), None),
-            file=(config.append_row_file_name or "parallel_run_step.txt")
-            if config.output_action == "append_row"
-            else None,
+            file=file if config.output_action == "append_row" else None,
             logging_level=str(filling.value(config.logging_level)),
         )
 
