@@ -30,7 +30,8 @@ MAY_IMPORT = {
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
     "compat": "errors system torch_private collectives torch_mpi launchers supervisor.diagnosis worker checkpoint",
     # The names of another library for what a program meets first.
-    "compat.azureml": f"{UP_TO_SUBMIT} estimator workspace workspace_dir controlling sweeps pipelines models services compat",
+    "compat.azureml": f"{UP_TO_SUBMIT} estimator workspace workspace_dir controlling sweeps pipelines models services compat "
+    "trackers.export",
     "azureml": "compat",
     # The frozen data, and what is made of it.
     "job": "errors system",

@@ -7,7 +7,7 @@ from typing import Any
 
 import paceline as pl
 from paceline.job.job import Job
-from paceline.runs import states, store
+from paceline.runs import read, states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.sweeps import ending
@@ -78,3 +78,15 @@ def test_trials_without_the_metric_end_a_sweep_and_count_anew_with_more(tmp_path
     assert _more_is_asked(folder)
     assert store.stored(folder).sweep["trials"] == 8  # type: ignore[index]
     assert wanted(folder) is None
+
+
+def test_a_sweep_that_was_failed_from_outside_says_so_and_waits_for_nothing(tmp_path: Path, capsys: Any) -> None:
+    """Its log said Canceled, and its record went on to name the engine that did not take the next trial."""
+    folder = failed_with(tmp_path)
+    sweep = SweepState(folder)
+    sweep.wait_for("compute target 'cluster', which does not take trial 0")
+    read.request_cancel(folder, by="somebody", reason="fail()", fail="it is enough")
+    ending.write(sweep)
+    record = store.stored(folder)
+    assert (record.status, record.waiting_for) == (states.FAILED, None)
+    assert "the sweep is Failed" in capsys.readouterr().out

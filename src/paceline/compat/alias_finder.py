@@ -15,7 +15,7 @@ from typing import Any
 class AliasFinder:
     """Finds `<name>...` in `<own>...`.
 
-    absent: a module's name without the first part -> why it is not here, and what to do instead; also for all below it.
+    absent: a module's name without the first part -> why it is not here, and what to do instead; also of all below it.
     hidden: modules of `own` that have no name there. renamed: a module's name without the first part -> that of ours.
     beside: finds what neither has, such as a package that another distribution puts beside these.
     """
@@ -25,7 +25,7 @@ class AliasFinder:
         name: str,
         own: str,
         *,
-        absent: Callable[[str], str | None],
+        absent: Mapping[str, str],
         hidden: Sequence[str] = (),
         renamed: Mapping[str, str] | None = None,
         beside: Callable[[str], ModuleSpec | None] = lambda name: None,
@@ -44,7 +44,7 @@ class AliasFinder:
             return None
         # Such as ".torch.mpi_ops"; the empty text for the package itself.
         rest = fullname[len(self.name) :]
-        if (why := self._absent(rest[1:])) is not None:
+        if (why := self.absent(rest[1:])) is not None:
             raise ModuleNotFoundError(f"No module named {fullname!r}: {why}", name=fullname)
         if (other := self._renamed.get(rest[1:])) is not None:
             rest = f".{other}"
@@ -53,6 +53,30 @@ class AliasFinder:
             return self._beside(fullname)
         loader: Any = _AliasLoader(self._own + rest)
         return ModuleSpec(fullname, loader, origin=own.origin, is_package=bool(own.submodule_search_locations))
+
+    def absent(self, rest: str) -> str | None:
+        """Why a module (its name without the first part) is not here, and what to use; None where nothing is known."""
+        return next((why for name, why in self._absent.items() if f"{rest}.".startswith(f"{name}.")), None)
+
+    def install(self) -> None:
+        """Let imports ask this finder, before all others: that of sys.path would find the real package first."""
+        # While the code of the package that stands for this one on the path is being run, its entry stays.
+        self._forget(but_initialising=True)
+        sys.meta_path.insert(0, self)
+
+    def uninstall(self) -> None:
+        """Take the names away again; what was imported stays with whoever imported it."""
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+        self._forget()
+
+    def _forget(self, *, but_initialising: bool = False) -> None:
+        """Take its modules out of `sys.modules`, from where the import system would take them without asking it.
+
+        but_initialising: keep one whose code is being run, for the import system waits for it.
+        """
+        for name in [name for name in sys.modules if self.covers(name)]:
+            if not (but_initialising and is_initialising(sys.modules[name])):
+                del sys.modules[name]
 
 
 def spec_of(module: str) -> ModuleSpec | None:
@@ -65,19 +89,14 @@ def spec_of(module: str) -> ModuleSpec | None:
         return None
 
 
-def forget(finder: AliasFinder, *, but_initialising: bool = False) -> None:
-    """Take the finder's modules out of `sys.modules`, from where the import system would take them without asking it.
-
-    but_initialising: keep one whose code is being run, for the import system waits for it.
-    """
-    for name in [name for name in sys.modules if finder.covers(name)]:
-        if not (but_initialising and is_initialising(sys.modules[name])):
-            del sys.modules[name]
-
-
 def is_initialising(module: ModuleType) -> bool:
     # importlib sets it on the spec for as long as the module's code runs.
     return bool(getattr(module.__spec__, "_initializing", False))
+
+
+def is_shim(path: str) -> bool:
+    """Whether a file or folder is one of ours that take a library's name on a path."""
+    return "paceline/compat/shim/" in path.replace("\\", "/")
 
 
 class _AliasLoader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,13 +61,11 @@ class PipelineData:
 
     def as_mount(self) -> DataReference:
         """The place itself where the store is a folder of the step's machine, else a download."""
-        return PendingReference(name=self.name, sources=NOWHERE, data=self)
+        return PendingReference(name=self.name, sources=NOWHERE, inside=self.inside, data=self)
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
         """A copy on each node of the step that finds it."""
-        return PendingReference(
-            name=self.name, sources=NOWHERE, mode="download", path_on_compute=path_on_compute, data=self
-        )
+        return self.as_mount().as_download(path_on_compute)
 
     def as_partition(self, by: str = "node") -> DataReference:
         """A part of the files for each node (or each rank) of the step that finds it."""
@@ -112,6 +111,19 @@ class PipelineParameter:
 
     def __repr__(self) -> str:
         return f"PipelineParameter({self.name!r}, {self.default_value!r})"
+
+
+def defaults(parameters: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Name -> default, of (name, default) of each place where a parameter stands.
+
+    Raises:
+        PipelineError: two of one name have different defaults.
+    """
+    found: dict[str, Any] = {}
+    for name, default in parameters:
+        if found.setdefault(name, default) != default:
+            raise PipelineError(f"the parameter {name!r} has two defaults. Make it once.")
+    return found
 
 
 def check_parameters(known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

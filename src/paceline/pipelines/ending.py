@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.controlling import canceling
+from paceline.controlling.child import record_of
 from paceline.errors import PacelineError
 from paceline.pipelines.spec import PipelineSpec, child_id
 from paceline.pipelines.state import PipelineState, StepState
-from paceline.runs import read, states, store
+from paceline.runs import states, store
 from paceline.runs.driver_log import say
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
@@ -47,7 +48,7 @@ def give_up(folder: RunFolder, error: Exception) -> None:
     def living() -> Iterator[RunFolder]:
         for number in range(count):
             step = RunFolder(folder.path.parent / child_id(folder.run_id, number))
-            if step.record.exists() and not read.record(step).is_terminal:
+            if (record := record_of(step)) is not None and not record.is_terminal:
                 yield step
 
     canceling.give_up(folder, error, "step", living)

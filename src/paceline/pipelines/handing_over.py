@@ -28,11 +28,6 @@ class HandingOverSteps:
         self._secrets: dict[str, str] = read_json(pipeline.folder.secrets) or {}
         self._refusals = {name: Refusals(name) for name in {step.spec.job.compute_target for step in pipeline.steps}}
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a step is to be handed over that its engine does not take yet."""
-        return any(one.is_waiting for one in self._refusals.values())
-
     def fill(self) -> None:
         """Start all steps that may begin.
 
@@ -55,7 +50,7 @@ class HandingOverSteps:
                 raise PipelineError(f"step {step.spec.name!r} can't be started: {error}") from error
             else:
                 refusals.taken()
-                if not self.is_waiting:
+                if not any(one.is_waiting for one in self._refusals.values()):
                     self._pipeline.wait_for(None)
 
     def _refused(self, step: StepState, refusals: Refusals, error: EngineError) -> None:
@@ -75,30 +70,25 @@ class HandingOverSteps:
     def _begin(self, step: StepState) -> None:
         pipeline, spec = self._pipeline, step.spec
         job, told = pipeline.job_of(step), {"number": step.number, "name": spec.name}
-        if spec.sweep is not None:
-            self._submit_sweep(step, job, told)
-        else:
-            if spec.allow_reuse and self._is_reused(step, job, told):
-                return
-            submit(job, self._source(step), **self._given(step, job, told))
-        step.status = states.NOT_STARTED
-        say(f"step {spec.name} begins: {step.folder.run_id}")
-
-    def _submit_sweep(self, step: StepState, job: Job, told: dict[str, Any]) -> None:
-        assert step.spec.sweep is not None
-        submit_sweep(job, SweepSpec.from_json(step.spec.sweep), self._source(step), **self._given(step, job, told))
-
-    def _given(self, step: StepState, job: Job, told: dict[str, Any]) -> dict[str, Any]:
-        return {
+        if spec.sweep is None and spec.allow_reuse and self._is_reused(step, job, told):
+            return
+        source = SourceCopy(directory=Path(spec.source_directory), snapshot_id=spec.snapshot_id, git=spec.git)
+        given: dict[str, Any] = {
             "workspace_dir": self._workspace_dir,
-            "experiment": self._pipeline.record.experiment,
-            "parent_run_id": self._pipeline.folder.run_id,
+            "experiment": pipeline.record.experiment,
+            "parent_run_id": pipeline.folder.run_id,
             "run_id": step.folder.run_id,
             "step": told,
-            "display_name": step.spec.name,
+            "display_name": spec.name,
             "values": self._values(job),
-            "warnings": step.spec.warnings,
+            "warnings": spec.warnings,
         }
+        if spec.sweep is not None:
+            submit_sweep(job, SweepSpec.from_json(spec.sweep), source, **given)
+        else:
+            submit(job, source, **given)
+        step.status = states.NOT_STARTED
+        say(f"step {spec.name} begins: {step.folder.run_id}")
 
     def _is_reused(self, step: StepState, job: Job, told: dict[str, Any]) -> bool:
         """Whether a former run's outputs are taken. What the step is known by is noted in `told`."""
@@ -122,7 +112,3 @@ class HandingOverSteps:
 
     def _values(self, job: Job) -> dict[str, str]:
         return {name: self._secrets[place] for name, place in job.secrets.items()}
-
-    def _source(self, step: StepState) -> SourceCopy:
-        spec = step.spec
-        return SourceCopy(directory=Path(spec.source_directory), snapshot_id=spec.snapshot_id, git=spec.git)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.data.stores.record import default_name
 from paceline.errors import PipelineError
-from paceline.pipelines.data import PipelineData, check_parameters
+from paceline.pipelines.data import PipelineData, check_parameters, defaults
 from paceline.pipelines.graph import flat, ordered
 from paceline.pipelines.plan import spec_of
 from paceline.pipelines.spec import PipelineSpec
@@ -61,12 +61,7 @@ class Pipeline:
     @property
     def parameters(self) -> dict[str, Any]:
         """Name -> default of each `PipelineParameter` that stands in a step."""
-        found: dict[str, Any] = {}
-        for step in self.steps:
-            for name, default in step.parameters().items():
-                if found.setdefault(name, default) != default:
-                    raise PipelineError(f"the parameter {name!r} has two defaults. Make it once.")
-        return found
+        return defaults(parameter for step in self.steps for parameter in step.parameters().items())
 
     def spec(
         self, run_id: str, default_store: str, parameters: Mapping[str, Any], *, regenerate_outputs: bool = False

@@ -90,9 +90,8 @@ def spec_of(
     return PipelineSpec(steps=tuple(made), outputs=given, **values), directories
 
 
-def output(step: StepSpec | Job, name: str) -> DataReference:
+def output(job: Job, name: str) -> DataReference:
     """The reference of an output by its name."""
-    job = step if isinstance(step, Job) else step.job
     return next(reference for reference in job.inputs if reference.name == name and reference.is_output)
 
 
@@ -113,6 +112,6 @@ def _inputs(
         number, name = known[id(reference.data)]
         takes[reference.name] = number, name
         values = {f.name: getattr(reference, f.name) for f in dataclasses.fields(DataReference)}
-        left = output(made[number], name)
+        left = output(made[number].job, name)
         inputs.append(DataReference(**{**values, "sources": left.sources, "inside": left.inside}))
     return tuple(inputs), takes

@@ -126,7 +126,8 @@ def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> d
 
 def _is_there(record: RunRecord, workspace_dir: Path) -> bool:
     """Whether what the run has left in datastores is still there, as far as names and sizes tell."""
-    stored = {one["name"]: one for one in (read_json(_data(record, workspace_dir)) or {}).get("outputs", ())}
+    data = read_json(RunFolder(workspace_dir / "runs" / record.run_id).data) or {}
+    stored = {one["name"]: one for one in data.get("outputs", ())}
     for reference in record.job.inputs if record.job else ():
         if not reference.is_output:
             continue
@@ -137,7 +138,3 @@ def _is_there(record: RunRecord, workspace_dir: Path) -> bool:
         if "files" in told and (len(files), sum(info.size for info in files)) != (told["files"], told["bytes"]):
             return False
     return True
-
-
-def _data(record: RunRecord, workspace_dir: Path) -> Path:
-    return RunFolder(workspace_dir / "runs" / record.run_id).data

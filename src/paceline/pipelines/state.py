@@ -8,12 +8,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.controlling.child import RecordWatch, never_began
-from paceline.errors import PacelineError, RunNotFoundError
+from paceline.controlling.child import RecordWatch, never_began, record_of
+from paceline.errors import PacelineError
 from paceline.job.job import Job
 from paceline.pipelines.plan import output
 from paceline.pipelines.spec import PipelineSpec, StepSpec, child_id
-from paceline.runs import read, removal, states, store
+from paceline.runs import removal, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 
@@ -33,10 +33,6 @@ class StepState:
     @property
     def is_live(self) -> bool:
         return self.status is not None and self.status not in states.TERMINAL
-
-    @property
-    def has_ended_badly(self) -> bool:
-        return self.status in (states.FAILED, states.CANCELED)
 
 
 class PipelineState:
@@ -59,7 +55,7 @@ class PipelineState:
 
     @property
     def failed(self) -> list[StepState]:
-        return [step for step in self.steps if step.has_ended_badly]
+        return [step for step in self.steps if step.status in (states.FAILED, states.CANCELED)]
 
     def ready(self) -> list[StepState]:
         """The steps that may begin: all that they need is Completed."""
@@ -79,10 +75,8 @@ class PipelineState:
             if _is_half_made(store.stored(step.folder), step.folder):
                 shutil.rmtree(step.folder.path, ignore_errors=True)
                 continue
-            try:
-                record = read.record(step.folder)
-            except RunNotFoundError:
-                continue  # removed between the two looks
+            if (record := record_of(step.folder)) is None:
+                continue
             step.status = record.status
             if never_began(record):
                 step.is_cut_off, step.was_cut_off, step.status = True, True, states.NOT_STARTED

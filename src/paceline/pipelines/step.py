@@ -11,7 +11,7 @@ from typing import Any
 from paceline.errors import PipelineError
 from paceline.estimator import is_estimator
 from paceline.job.job import Job
-from paceline.pipelines.data import PendingReference, PipelineData, PipelineParameter
+from paceline.pipelines.data import PendingReference, PipelineData, PipelineParameter, defaults
 from paceline.pipelines.plan import Planned
 from paceline.sweeps.sweep import Sweep
 
@@ -110,14 +110,8 @@ class Step:
         Raises:
             PipelineError: two of one name have different defaults.
         """
-        found: dict[str, Any] = {}
-        for name in _WITH_PARAMETERS:
-            for value in _words(getattr(self._estimator, name, None)):
-                if not isinstance(value, PipelineParameter):
-                    continue
-                if found.setdefault(value.name, value.default_value) != value.default_value:
-                    raise PipelineError(f"the parameter {value.name!r} has two defaults. Make it once.")
-        return found
+        words = (word for name in _WITH_PARAMETERS for word in _words(getattr(self._estimator, name, None)))
+        return defaults((word.name, word.default_value) for word in words if isinstance(word, PipelineParameter))
 
     def planned(self, run_id: str, default_store: str, parameters: Mapping[str, Any]) -> Planned:
         """The step for its run.

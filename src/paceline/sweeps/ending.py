@@ -73,8 +73,10 @@ def give_up(folder: RunFolder, error: Exception) -> None:
 
 
 def _close(sweep: SweepState, status: str, **changes: object) -> None:
-    sweep.record = store.change(sweep.folder, sweep.record, status, ended_utc=utc_now(), **changes)
-    say(f"the sweep is {status}")
+    ended = {"ended_utc": utc_now(), "waiting_for": None}
+    sweep.record = store.change(sweep.folder, sweep.record, status, **ended, **changes)
+    # Not always what was asked for: a cancel may have been `Run.fail`.
+    say(f"the sweep is {sweep.record.status}")
 
 
 def _failure(sweep: SweepState) -> Cause | None:

@@ -39,7 +39,6 @@ IMPORTED = {
     "core.webservice.local": "LocalWebservice",
     "core.compute": "ComputeTarget AmlCompute RemoteCompute ComputeInstance DsvmCompute KubernetesCompute AksCompute "
     "HDInsightCompute DatabricksCompute BatchCompute BatchAiCompute AdlaCompute DataFactoryCompute KustoCompute SynapseCompute",
-    "core.compute.amlcompute": "AmlCompute",
     "core.runconfig": "RunConfiguration MpiConfiguration PyTorchConfiguration TensorflowConfiguration ParallelTaskConfiguration "
     "DockerConfiguration DataReferenceConfiguration CondaDependencies ContainerRegistry EnvironmentDefinition DEFAULT_CPU_IMAGE "
     "DEFAULT_GPU_IMAGE",
@@ -108,12 +107,15 @@ def test_what_programs_import_is_there(module):
 
 OTHER_NAMES = """
 import paceline.azureml
-import azureml.core.compute.compute, azureml.pipeline.steps
+import azureml.core.compute.compute, azureml.core.compute.remote, azureml.pipeline.steps
+from azureml.core.compute.amlcompute import AmlCompute
 from azureml.exceptions import UserErrorException
 from azureml.opendatasets import NoaaIsdWeather
 from azureml.pipeline.steps.python_script_step import PythonScriptStep
 assert PythonScriptStep is azureml.pipeline.steps.PythonScriptStep
 assert azureml.core.compute.compute.ComputeTarget is azureml.core.compute.ComputeTarget
+assert AmlCompute is azureml.core.compute.AmlCompute
+assert azureml.core.compute.remote.RemoteCompute is azureml.core.compute.RemoteCompute
 try:
     NoaaIsdWeather.get_tabular_dataset()
 except UserErrorException as error:
@@ -123,7 +125,12 @@ except UserErrorException as error:
 
 def test_modules_of_other_names_are_those_that_have_their_classes():
     assert "NoaaIsdWeather: Azure's service of open data is not here. " in run_python(OTHER_NAMES)
-    for name in ("pipeline.steps.mpi_step.MpiStep", "core.compute.compute.ComputeTarget"):
+    for name in (
+        *("pipeline.steps.mpi_step.MpiStep", "core.compute.compute.ComputeTarget", "core.compute.aks.AksCompute"),
+        *("core.compute.amlcompute.AmlCompute", "core.compute.computeinstance.ComputeInstance"),
+        *("core.compute.dsvm.DsvmCompute", "core.compute.kubernetescompute.KubernetesCompute"),
+        *("core.compute.remote.RemoteCompute",),
+    ):
         assert missing(f"azureml.{name}") is None
     assert missing("azureml.core.Datastore.register_azure_sql_database") is not None
 

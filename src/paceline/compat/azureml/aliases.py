@@ -7,33 +7,34 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING
 
-from paceline.compat.alias_finder import AliasFinder, forget, spec_of
+from paceline.compat.alias_finder import AliasFinder, is_shim, spec_of
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Sequence
-    from types import ModuleType
 
 _OURS = "paceline.compat.azureml"
 _OTHER = "it is no part of what Paceline has of the SDK (docs/from-azureml.md). "
 #: What the SDK has and this package has not, with what to do instead.
 _ABSENT = {
-    "train.automl": "search by a sweep: azureml.train.hyperdrive, or paceline.Sweep.",
-    "automl": "search by a sweep: azureml.train.hyperdrive, or paceline.Sweep.",
-    "interpret": "use interpret-community or shap by themselves.",
-    "explain": "use interpret-community or shap by themselves.",
-    "dataprep": "read the files with pandas, or with azureml.core.Dataset.",
-    "contrib": "of it only azureml.contrib.services is here, in a web service; ParallelRunStep is in azureml.pipeline.steps.",
-    "accel": "there are no FPGAs.",
-    "fsspec": "open the files by fsspec itself.",
-    "rag": "use the libraries that it is made of.",
-    "responsibleai": "use responsibleai by itself.",
+    "train.automl": "Search by a sweep: azureml.train.hyperdrive, or paceline.Sweep.",
+    "automl": "Search by a sweep: azureml.train.hyperdrive, or paceline.Sweep.",
+    "interpret": "Use interpret-community or shap by themselves.",
+    "explain": "Use interpret-community or shap by themselves.",
+    "dataprep": "Read the files with pandas, or with azureml.core.Dataset.",
+    "contrib": "Of it only azureml.contrib.services is here, in a web service; ParallelRunStep is in azureml.pipeline.steps.",
+    "accel": "There are no FPGAs.",
+    "fsspec": "Open the files by fsspec itself.",
+    "rag": "Use the libraries that it is made of.",
+    "responsibleai": "Use responsibleai by itself.",
 }
 #: Modules of the SDK's whose names stand in one of ours.
 RENAMED = {
     **{
         f"core.compute.{name}": "core.compute"
-        for name in ("adla", "batch", "compute", "datafactory", "kusto", "synapse")
+        for name in (
+            *("adla", "aks", "amlcompute", "batch", "compute", "computeinstance", "databricks", "datafactory", "dsvm"),
+            *("hdinsight", "kubernetescompute", "kusto", "remote", "synapse"),
+        )
     },
     **{
         f"pipeline.core.{name}": "pipeline.core.published" for name in ("module", "pipeline_draft", "pipeline_endpoint")
@@ -70,20 +71,17 @@ OUR_OWN = (
 
 def install() -> None:
     """Let every later `import azureml...` of this process find Paceline's modules. May be called again."""
-    if _FINDER in sys.meta_path:
+    if FINDER in sys.meta_path:
         return
     loaded = sys.modules.get("azureml.core")
     if loaded is not None and not loaded.__name__.startswith(_OURS):
         _log().warning(
             "the real azureml-core was imported before: what has its names already keeps them. Import paceline.azureml first."
         )
-    elif _real_core() is not None:
+    elif PathFinder.find_spec("azureml.core", _real_folders()) is not None:
         # One rule, wherever ours are asked for: ours come first.
         _log().info("azureml-core is installed; in this program azureml is Paceline's")
-    # While the package's own `__init__.py` runs, its entry stays.
-    forget(_FINDER, but_initialising=True)
-    # Before all others: the finder of sys.path would find the real package first.
-    sys.meta_path.insert(0, _FINDER)
+    FINDER.install()
 
 
 def _log() -> logging.Logger:
@@ -91,25 +89,6 @@ def _log() -> logging.Logger:
     import logging
 
     return logging.getLogger("paceline.azureml")
-
-
-def find_spec(fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-    """What `import` is given for one of the names."""
-    return _FINDER.find_spec(fullname, path, target)
-
-
-def uninstall() -> None:
-    """Take the names away again; what was imported stays with whoever imported it."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _FINDER]
-    forget(_FINDER)
-
-
-def absent(rest: str) -> str | None:
-    """Why a module of the SDK's (its name without `azureml.`) is not here, and what to use; None where nothing is known."""
-    for name, instead in _ABSENT.items():
-        if rest == name or rest.startswith(f"{name}."):
-            return _OTHER + instead[0].upper() + instead[1:]
-    return None
 
 
 def _beside(fullname: str) -> ModuleSpec | None:
@@ -128,22 +107,16 @@ def _beside(fullname: str) -> ModuleSpec | None:
 
 def _real_folders() -> list[str]:
     folders = (os.path.join(place or os.getcwd(), "azureml") for place in sys.path)
-    return [folder for folder in folders if os.path.isdir(folder) and not _is_shim(folder)]
+    return [folder for folder in folders if os.path.isdir(folder) and not is_shim(folder)]
 
 
-def _is_shim(folder: str) -> bool:
-    return "paceline/compat/shim/" in folder.replace("\\", "/")
-
-
-def _real_core() -> ModuleSpec | None:
-    return PathFinder.find_spec("azureml.core", _real_folders())
-
-
-_FINDER = AliasFinder(
+FINDER = AliasFinder(
     "azureml",
     _OURS,
-    absent=absent,
+    absent={name: _OTHER + instead for name, instead in _ABSENT.items()},
     hidden=OUR_OWN,
     renamed=RENAMED,
     beside=_beside,
 )
+#: What `import` is given for one of the names.
+find_spec = FINDER.find_spec

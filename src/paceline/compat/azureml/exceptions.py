@@ -171,24 +171,21 @@ _OF: dict[type[errors.PacelineError], type[AzureMLException]] = {
 }
 
 
-def as_sdk(error: errors.PacelineError) -> AzureMLException:
-    """The SDK's exception for one of Paceline's, with its sentence; of Paceline's own class as well."""
+def raise_as_sdk(error: errors.PacelineError) -> NoReturn:
+    """Raise the SDK's exception for one of Paceline's, with its sentence; of Paceline's own class as well."""
     if isinstance(error, AzureMLException):
-        return error
+        raise error
     above = next(above for above in type(error).__mro__ if above in _OF)
-    names = (_OF[above], type(error))
-    made = _made.setdefault(names, _both(*names))(str(error))
+    made = _both((_OF[above], type(error)))(str(error))
     vars(made).update(vars(error))
     made.inner_exception = error
-    return made
+    raise made from error
 
 
-_made: dict[tuple[type, type], type[AzureMLException]] = {}
-
-
-def _both(sdk: type[AzureMLException], own: type[errors.PacelineError]) -> type[AzureMLException]:
+@functools.cache
+def _both(bases: tuple[type[AzureMLException], type[errors.PacelineError]]) -> type[AzureMLException]:
     # Paceline's own code, which calls the methods of these classes as well, catches its own errors.
-    return type(sdk.__name__, (sdk, own), {"__module__": sdk.__module__, "__doc__": sdk.__doc__})
+    return type(bases[0].__name__, bases, {"__module__": bases[0].__module__, "__doc__": bases[0].__doc__})
 
 
 def sdk_errors(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -212,13 +209,6 @@ def sdk_errors(function: Callable[..., Any]) -> Callable[..., Any]:
             raise_as_sdk(error)
 
     return call
-
-
-def raise_as_sdk(error: errors.PacelineError) -> NoReturn:
-    """Raise the SDK's exception for one of Paceline's."""
-    if isinstance(error, AzureMLException):
-        raise error
-    raise as_sdk(error) from error
 
 
 def sdk_class(kind: Kind) -> Kind:

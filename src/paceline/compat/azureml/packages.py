@@ -12,7 +12,7 @@ import re
 import sys
 from typing import Any
 
-from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
+from paceline.compat.azureml.core.conda_dependencies import CondaDependencies, package_name
 from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.curated import is_curated, module_of
 from paceline.compat.azureml.exceptions import UserErrorException
@@ -26,19 +26,12 @@ from paceline.job.environment_rules import NAME
 _PIP_OF = {
     **{
         name: name
-        for name in ("numpy", "scipy", "pandas", "matplotlib", "scikit-learn", "joblib", "tqdm", "pillow", "requests")
-    },
-    **{
-        name: name
-        for name in ("tensorflow", "keras", "seaborn", "h5py", "pyyaml", "cython", "lightgbm", "xgboost", "nltk")
-    },
-    **{
-        name: name
-        for name in ("statsmodels", "pyarrow", "networkx", "ipython", "ipykernel", "notebook", "psutil", "dask")
-    },
-    **{
-        name: name
-        for name in ("torchvision", "torchaudio", "transformers", "datasets", "gensim", "sympy", "numba", "pytest")
+        for name in (
+            *("numpy", "scipy", "pandas", "matplotlib", "scikit-learn", "joblib", "tqdm", "pillow", "requests"),
+            *("tensorflow", "keras", "seaborn", "h5py", "pyyaml", "cython", "lightgbm", "xgboost", "nltk"),
+            *("statsmodels", "pyarrow", "networkx", "ipython", "ipykernel", "notebook", "psutil", "dask"),
+            *("torchvision", "torchaudio", "transformers", "datasets", "gensim", "sympy", "numba", "pytest"),
+        )
     },
     "pytorch": "torch",
     "pytorch-cpu": "torch",
@@ -49,22 +42,13 @@ _PIP_OF = {
     "opencv": "opencv-python-headless",
     "msgpack-python": "msgpack",
 }
-#: Parts of an interpreter or of its drivers, which are here or are not.
-_SYSTEM = (
-    "python",
-    "pip",
-    "setuptools",
-    "wheel",
-    "cudatoolkit",
-    "cudnn",
-    "mkl",
-    "nccl",
-    "cuda",
-    "pytorch-cuda",
-    "openmpi",
-)
+#: Parts of an interpreter, and of a machine or its drivers, which are here or are not.
+_OF_PYTHON = ("pip", "setuptools", "wheel")
+_OF_MACHINE = ("cudatoolkit", "cudnn", "mkl", "nccl", "cuda", "pytorch-cuda", "openmpi")
 #: What other names of a package's are called where it is installed.
 _SAME = {"tensorflow-gpu": "tensorflow", "tensorflow-cpu": "tensorflow", "pytorch": "torch", "sklearn": "scikit-learn"}
+#: Of this interpreter.
+_VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _PARTS = re.compile(r"^(?:[\w.-]+::)?([A-Za-z0-9][\w.-]*)(\[[^]]*\])?\s*(.*)$")
 
 
@@ -78,34 +62,34 @@ def spec_of(environment: Environment | None, notes: Notes, *, use_docker: bool |
         return EnvironmentSpec()
     # Under this name the run's details have it. What can't be a name here is the SDK's to judge, and no reason to stop.
     name = environment.name if NAME.fullmatch(environment.name) else None
-    return dataclasses.replace(_spec(environment, notes, use_docker=use_docker), name=name)
-
-
-def _spec(environment: Environment, notes: Notes, *, use_docker: bool | None) -> EnvironmentSpec:
     variables = {
         str(name): str(value)
         for name, value in (environment.environment_variables or {}).items()
         if (name, value) != ("EXAMPLE_ENV_VAR", "EXAMPLE_VALUE")
     }
+    spec = _spec(environment, notes, use_docker=use_docker)
+    return dataclasses.replace(spec, name=name, environment_variables=variables)
+
+
+def _spec(environment: Environment, notes: Notes, *, use_docker: bool | None) -> EnvironmentSpec:
     image = _image(environment, notes, use_docker=environment.docker.enabled if use_docker is None else use_docker)
     python = environment.python
     if is_curated(environment.name):
         notes.add(f"The curated environment {environment.name} is what is installed here.")
         packages = _with_framework([], module_of(environment.name), f"the environment {environment.name}", notes)
-        return EnvironmentSpec(layered=bool(packages), pip_packages=tuple(packages), environment_variables=variables)
+        return EnvironmentSpec(layered=bool(packages), pip_packages=tuple(packages))
     if python.user_managed_dependencies:
-        return EnvironmentSpec(python=_interpreter(python), environment_variables=variables, docker_image=image)
+        return EnvironmentSpec(python=_interpreter(python), docker_image=image)
     dependencies = python.conda_dependencies
     if python.conda_dependencies_file is not None:
         dependencies = CondaDependencies(python.conda_dependencies_file)
     if dependencies is None:
-        return EnvironmentSpec(environment_variables=variables, docker_image=image)
-    if is_strict() and any(_name(line) not in ("python", "pip") for line in dependencies.conda_packages):
+        return EnvironmentSpec(docker_image=image)
+    if is_strict() and any(package_name(line) not in ("python", "pip") for line in dependencies.conda_packages):
         return EnvironmentSpec(
             conda_packages=tuple(dependencies.conda_packages),
             conda_channels=tuple(dependencies.conda_channels),
             pip_requirements=_lines([*dependencies.pip_options, *dependencies.pip_packages]),
-            environment_variables=variables,
         )
     packages, conda = _packages(dependencies, notes)
     if not conda and image is None:
@@ -113,16 +97,14 @@ def _spec(environment: Environment, notes: Notes, *, use_docker: bool | None) ->
     options = _lines(dependencies.pip_options)
     if conda:
         return EnvironmentSpec(
-            conda_packages=(*(f"python={sys.version_info[0]}.{sys.version_info[1]}",), *conda),
+            conda_packages=(f"python={_VERSION}", *conda),
             conda_channels=tuple(dependencies.conda_channels),
             pip_requirements=options + _lines(packages) if packages or options else None,
-            environment_variables=variables,
         )
     return EnvironmentSpec(
         layered=True,
         pip_packages=tuple(packages),
         pip_requirements=options if options and packages else None,
-        environment_variables=variables,
         docker_image=image,
     )
 
@@ -158,8 +140,8 @@ def _image(environment: Environment, notes: Notes, *, use_docker: bool) -> str |
 
 def _with_framework(packages: list[str], module: str, whose: str, notes: Notes) -> list[str]:
     """The packages, and with them the framework that the environment was made for, where that is not installed here."""
-    name = {"sklearn": "scikit-learn"}.get(module, module)
-    if not module or importlib.util.find_spec(module) is not None or name in map(_name, packages):
+    name = _SAME.get(module, module)
+    if not module or importlib.util.find_spec(module) is not None or name in map(package_name, packages):
         return packages
     notes.add(f"{name}, which {whose} has, is not installed here: pip installs it for the run.")
     return [*packages, name]
@@ -184,14 +166,15 @@ def _packages(dependencies: CondaDependencies, notes: Notes) -> tuple[list[str],
     moved: list[str] = []
     left: list[str] = []
     for line in dependencies.conda_packages:
-        name = _name(line)
-        if name in _SYSTEM or name.startswith("azureml"):
-            wanted = dependencies.get_python_version() if name == "python" else None
-            if name not in ("python", "pip", "setuptools", "wheel") and not name.startswith("azureml"):
-                left.append(name)
-            here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-            if wanted and ".".join(wanted.split(".")[:2]) != here and wanted != "3.10.18":
-                notes.add(f"Python {here} is used where the environment asks for {wanted}.")
+        name = package_name(line)
+        if name == "python":
+            wanted = dependencies.get_python_version()
+            if wanted and ".".join(wanted.split(".")[:2]) != _VERSION and wanted != "3.10.18":
+                notes.add(f"Python {_VERSION} is used where the environment asks for {wanted}.")
+        elif name in _OF_PYTHON or name.startswith("azureml"):
+            continue
+        elif name in _OF_MACHINE:
+            left.append(name)
         elif name in _PIP_OF or _installed(_PIP_OF.get(name, name)) is not None:
             moved.append(name)
             pip.append(_PIP_OF.get(name, name) + _pip_version(line))
@@ -210,7 +193,7 @@ def _packages(dependencies: CondaDependencies, notes: Notes) -> tuple[list[str],
     asked = [*dependencies.pip_packages]
     # What every environment has unless it says otherwise is nothing that anybody has asked for.
     for line in asked if asked != ["azureml-defaults"] else ():
-        name = _name(line)
+        name = package_name(line)
         if name == "horovod":
             notes.add("horovod is not installed: scripts have its calls from Paceline.")
         else:
@@ -223,10 +206,10 @@ def _without_old_pin(line: str, notes: Notes) -> str:
     match = _PARTS.match(line)
     if match is None or line.startswith(("-", ".", "/")) or "://" in line or sdk_packages.is_one(line):
         return line
-    name, extras, rest = match[1], match[2] or "", match[3].strip()
-    there = _installed(_SAME.get(name.lower(), name))
+    name, extras, rest = _SAME.get(match[1].lower(), match[1]), match[2] or "", match[3].strip()
+    there = _installed(name)
     if there is None or not re.match(r"[=<>~!]", rest):
-        return _SAME.get(name.lower(), name) + line[line.index(name) + len(name) :] if name.lower() in _SAME else line
+        return line if name == match[1] else name + line[match.end(1) :]
     if re.fullmatch(rf"==\s*{re.escape(there)}(\+.*)?", rest):
         return line
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -236,7 +219,6 @@ def _without_old_pin(line: str, notes: Notes) -> str:
             return line
     except InvalidSpecifier:
         pass
-    name = _SAME.get(name.lower(), name)
     notes.add(f"{name} {there}, which is installed here, is used where the environment asks for {line}.")
     return name + extras
 
@@ -256,11 +238,6 @@ def _pip_version(line: str) -> str:
     if rest.startswith("==") or not rest.startswith("="):
         return rest if re.match(r"[<>=!~]", rest) else ""
     return f"=={rest[1:].split('=')[0]}.*"
-
-
-def _name(line: str) -> str:
-    match = _PARTS.match(line.strip())
-    return match[1].lower() if match else line
 
 
 def _lines(lines: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 
@@ -41,15 +40,13 @@ class Strict:
     def _plain(self) -> dict[str, Any]:
         """What is printed: camel case names, as the SDK has them."""
         return {
-            _camel(key): value._plain() if isinstance(value, Strict) else value
+            camel_case(key): value._plain() if isinstance(value, Strict) else value
             for key, value in vars(self).items()
             if not key.startswith("_")
         }
 
-    def _copied(self) -> Any:
-        return copy.deepcopy(self)
 
-
-def _camel(name: str) -> str:
+def camel_case(name: str) -> str:
+    """`nodeCount` of `node_count`."""
     first, *others = name.split("_")
     return first + "".join(word.capitalize() for word in others)

@@ -16,6 +16,7 @@ from paceline.compat.azureml.data.data_reference import Reference
 from paceline.compat.azureml.exceptions import RunConfigurationException, UserErrorException
 from paceline.compat.azureml.packages import spec_of, with_notebooks
 from paceline.compat.azureml.policy import Notes
+from paceline.compat.azureml.stores import real_name
 from paceline.compat.azureml.targets import resolve
 from paceline.estimator import command_line
 from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
@@ -56,7 +57,7 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
         entry, more = _command(run.command, workspace, run_id)
         references += more
     else:
-        entry = _entry(run.script, words, directory)
+        entry = _entry(run.script, words)
     # What an argument says of data counts above what the configuration has under the same name.
     said = {one.name for one in references}
     references += [one for one in _configured(run, workspace, run_id) if one.name not in said]
@@ -73,6 +74,7 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
             version=run.environment.version_in(workspace) if run.environment else None,
         ),
         "environment_variables": {
+            **environment.environment_variables,
             **_names_of(workspace),
             **{str(name): str(value) for name, value in (run.environment_variables or {}).items()},
         },
@@ -81,13 +83,11 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
         "use_gpu": getattr(config, "use_gpu", False) and _has_gpus(target, shape, notes),
         **shape,
     }
-    if framework := _framework(run.framework):
+    if (framework := (run.framework or "").lower()) in ("pytorch", "tensorflow"):
         values["framework"] = framework
     if config.resume_from is not None:
         values = _resumed(values, config.resume_from, workspace)
-    values["environment_variables"] = {**values["environment"].environment_variables, **values["environment_variables"]}
-    job = Job(**values)
-    return Prepared(job, directory, notes.all(), notes.show())
+    return Prepared(Job(**values), directory, notes.all(), notes.show())
 
 
 def words_of(arguments: list[Any], workspace: Any, run_id: str) -> tuple[list[str], list[DataReference]]:
@@ -131,13 +131,8 @@ def _note_places(values: list[Any], notes: Notes) -> None:
     for value in values:
         place = getattr(value, "path_on_compute", None)
         if isinstance(place, str) and place.startswith("/"):
-            notes.add(
-                f"The input {_name_of(value)!r} does not appear at {place}: the script has its path among its arguments."
-            )
-
-
-def _name_of(value: Any) -> str:
-    return str(getattr(value, "name", None) or value.datastore_name)
+            name = str(getattr(value, "name", None) or value.datastore_name)
+            notes.add(f"The input {name!r} does not appear at {place}: the script has its path among its arguments.")
 
 
 def reference_of(value: Any, workspace: Any, run_id: str = "") -> DataReference | None:
@@ -152,7 +147,13 @@ def reference_of(value: Any, workspace: Any, run_id: str = "") -> DataReference 
         found = value.as_reference()
         return found if isinstance(found, DataReference) else None
     if isinstance(value, DataReferenceConfiguration):
-        return _of_configuration("input", value, workspace)
+        store = real_name(workspace, value.datastore_name)
+        return DataReference(
+            name="input",  # its user's to give
+            sources=(Source(datastore=store, path=(value.path_on_datastore or "").strip("/")),),
+            mode=value.mode or "mount",
+            overwrite=bool(value.overwrite),
+        )
     return None
 
 
@@ -162,38 +163,35 @@ def distribution(run: RunConfiguration) -> dict[str, Any]:
     Raises:
         RunConfigurationException: processes that can't be shared out evenly.
     """
-    communicator, nodes = run.communicator or "None", int(run.node_count or 1)
+    communicator, nodes, per_node = run.communicator or "None", int(run.node_count or 1), 1
+    backend: str | None
     if communicator in _MPI:
-        per_node = int(run.mpi.process_count_per_node or 1)
-        return {"node_count": nodes, "process_count_per_node": per_node, "distributed_backend": "mpi"}
-    if communicator == "ParameterServer":
+        per_node, backend = int(run.mpi.process_count_per_node or 1), "mpi"
+    elif communicator == "ParameterServer":
         servers, workers = int(run.tensorflow.parameter_server_count), int(run.tensorflow.worker_count)
-        if servers == 0:
-            return {"node_count": workers, "process_count_per_node": 1, "distributed_backend": "tensorflow"}
-        return {
-            "node_count": nodes,
-            "distributed_backend": "ps",
-            "worker_count": workers,
-            "parameter_server_count": servers,
-        }
-    if communicator.lower() in ("nccl", "gloo") or run.framework == "PyTorch":
-        total = run.pytorch.process_count
-        per_node = 1 if total is None else int(total) // nodes
-        if total is not None and int(total) % nodes:
+        if servers != 0:
+            return {
+                "node_count": nodes,
+                "distributed_backend": "ps",
+                "worker_count": workers,
+                "parameter_server_count": servers,
+            }
+        nodes, backend = workers, "tensorflow"
+    else:
+        if communicator.lower() in ("nccl", "gloo") or run.framework == "PyTorch":
+            total = run.pytorch.process_count
+            per_node = 1 if total is None else int(total) // nodes
+            if total is not None and int(total) % nodes:
+                raise RunConfigurationException(
+                    f"process_count={total} can't be shared out evenly over node_count={nodes}. Give a multiple of it."
+                )
+        elif communicator != "None":
             raise RunConfigurationException(
-                f"process_count={total} can't be shared out evenly over node_count={nodes}. Give a multiple of it."
+                f"communicator={communicator!r} is none of None, IntelMpi, OpenMpi, Nccl, Gloo and ParameterServer."
             )
         # "gloo" is the backend of plain processes with torch's variables; which one the script joins by is its own to say.
-        return {
-            "node_count": nodes,
-            "process_count_per_node": per_node,
-            "distributed_backend": _plain(nodes * per_node),
-        }
-    if communicator != "None":
-        raise RunConfigurationException(
-            f"communicator={communicator!r} is none of None, IntelMpi, OpenMpi, Nccl, Gloo and ParameterServer."
-        )
-    return {"node_count": nodes, "process_count_per_node": 1, "distributed_backend": _plain(nodes)}
+        backend = "gloo" if nodes * per_node > 1 else None
+    return {"node_count": nodes, "process_count_per_node": per_node, "distributed_backend": backend}
 
 
 def _has_gpus(target: str, shape: Mapping[str, Any], notes: Notes) -> bool:
@@ -209,11 +207,7 @@ def _has_gpus(target: str, shape: Mapping[str, Any], notes: Notes) -> bool:
     return False
 
 
-def _plain(count: int) -> str | None:
-    return "gloo" if count > 1 else None
-
-
-def _entry(script: str | None, words: list[str], directory: Path) -> dict[str, Any]:
+def _entry(script: str | None, words: list[str]) -> dict[str, Any]:
     if not script:
         raise UserErrorException("there is neither a script nor a command. Give ScriptRunConfig(script='train.py').")
     if script.endswith(".ipynb"):
@@ -234,33 +228,15 @@ def _command(command: Any, workspace: Any, run_id: str) -> tuple[dict[str, Any],
     return {"entry_script": "bash", "arguments": ("-c", text)}, references
 
 
-def _framework(name: str | None) -> str | None:
-    return {"pytorch": "pytorch", "tensorflow": "tensorflow"}.get((name or "").lower())
-
-
 def _configured(run: RunConfiguration, workspace: Any, run_id: str) -> list[DataReference]:
     found: list[DataReference] = []
     for part in (run.data_references, run.data, run.output_data):
         for name, value in (part or {}).items():
             reference = reference_of(value, workspace, run_id)
-            if isinstance(value, DataReferenceConfiguration):
-                reference = _of_configuration(str(name), value, workspace)
             if reference is None:
                 raise UserErrorException(f"{name!r} of the run configuration's data is {value!r}, which is no data.")
             found.append(dataclasses.replace(reference, name=str(name)))
     return found
-
-
-def _of_configuration(name: str, value: DataReferenceConfiguration, workspace: Any) -> DataReference:
-    from paceline.compat.azureml.stores import real_name
-
-    store = real_name(workspace, value.datastore_name)
-    return DataReference(
-        name=name,
-        sources=(Source(datastore=store, path=(value.path_on_datastore or "").strip("/")),),
-        mode=value.mode or "mount",
-        overwrite=bool(value.overwrite),
-    )
 
 
 def _resumed(values: dict[str, Any], resume_from: Any, workspace: Any) -> dict[str, Any]:
@@ -272,8 +248,3 @@ def _resumed(values: dict[str, Any], resume_from: Any, workspace: Any) -> dict[s
     values["arguments"] = (*values["arguments"], "--resume-from", str(reference))
     values["inputs"] = (*values["inputs"], reference)
     return values
-
-
-def merged(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> dict[str, Any]:
-    """An estimator's script_params with those of `submit` over them."""
-    return {**(first or {}), **(second or {})}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.machinery import PathFinder
 
-from paceline.compat.alias_finder import AliasFinder, forget, is_initialising
+from paceline.compat.alias_finder import AliasFinder, is_initialising, is_shim
 from paceline.errors import UserError
 
 _OURS = "paceline.compat.horovod"
@@ -60,27 +60,18 @@ def install(*, force: bool = False) -> None:
             f"the real horovod is installed ({real}). Uninstall it (pip uninstall horovod), or put Paceline's before "
             "it with paceline.compat.install('horovod', force=True)."
         )
-    # With `force`, modules of the real package may be loaded. While `shim/first/horovod/__init__.py` runs, its own entry stays.
-    forget(_FINDER, but_initialising=True)
-    # Before all others: the finder of sys.path would find the real package first.
-    sys.meta_path.insert(0, _FINDER)
+    # With `force`, modules of the real package may be loaded.
+    _FINDER.install()
 
 
-def uninstall() -> None:
-    """Take the names away again; what was imported stays with whoever imported it."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _FINDER]
-    forget(_FINDER)
-
-
-def _absent(rest: str) -> str | None:
-    # Both are looked up: "tensorflow.data" is absent though "tensorflow" is not, and below "spark" everything is. A module below
-    # "runner.http" is never asked for, as the import of its parent fails.
-    instead = _ABSENT.get(rest) or _ABSENT.get(rest.partition(".")[0])
-    return f"{instead} (docs/horovod.md)." if instead is not None else None
-
-
-# This file is no part of Horovod's interface, so it has no name there.
-_FINDER = AliasFinder("horovod", _OURS, absent=_absent, hidden=("aliases",))
+_FINDER = AliasFinder(
+    "horovod",
+    _OURS,
+    absent={name: f"{instead} (docs/horovod.md)." for name, instead in _ABSENT.items()},
+    # This file is no part of Horovod's interface, so it has no name there.
+    hidden=("aliases",),
+)
+uninstall = _FINDER.uninstall
 
 
 def _real_package() -> str | None:
@@ -92,6 +83,6 @@ def _real_package() -> str | None:
     # The path's finder alone: importlib.util.find_spec would look into sys.modules, and ask our own finder as well.
     spec = PathFinder.find_spec("horovod")
     # A folder `horovod` without an `__init__.py`, such as that of a clone, has no origin and is not the package.
-    if spec is None or spec.origin is None or "paceline/compat/shim/" in spec.origin.replace("\\", "/"):
+    if spec is None or spec.origin is None or is_shim(spec.origin):
         return None
     return spec.origin

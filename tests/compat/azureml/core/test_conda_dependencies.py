@@ -24,6 +24,28 @@ def test_what_drivers_do_with_it(tmp_path):
     assert [*made.pip_packages] == []
 
 
+def test_what_names_no_package_replaces_nothing():
+    """Of two repositories, or two wheels in one folder, only the second was left: both had the name `git`, or none."""
+    given = ["git+https://host/a", "git+https://host/b", "./a.whl", "./b.whl", "torch[x]>=1", "numpy"]
+    made = CondaDependencies.create(pip_packages=given)
+    assert [*made.pip_packages] == given
+    made.add_pip_package("Torch == 2")
+    made.remove_pip_package("git+https://host/a")
+    assert [*made.pip_packages] == [*given[1:4], "numpy", "Torch == 2"]
+
+
+def test_every_line_of_a_requirements_file_counts(tmp_path):
+    """A second `--find-links` took the place of the first, and of a package with two markers only the last was left."""
+    file = tmp_path / "requirements.txt"
+    packages = ["pandas==1; python_version<'3.8'", "pandas==2; python_version>='3.8'", "einops"]
+    file.write_text("\n".join(("# all", "--find-links a", "--find-links b", *packages[:2], "einops  # small", "")))
+    made = Environment.from_pip_requirements("mine", str(file)).python.conda_dependencies
+    assert made is not None
+    assert [*made.pip_packages] == packages
+    assert [*made.pip_options] == ["--find-links a", "--find-links b"]
+    assert made.as_dict()["channels"] == CondaDependencies().as_dict()["channels"]
+
+
 def test_a_new_one_has_what_the_sdk_s_has():
     assert [*CondaDependencies().pip_packages] == ["azureml-defaults"]
 

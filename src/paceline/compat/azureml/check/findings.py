@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from paceline.compat.azureml import aliases
@@ -35,9 +36,7 @@ def of_folder(top: Path) -> list[Finding]:
     """The uses in all Python files and notebooks below a folder, or in one of these, by file and line."""
     found: list[Finding] = []
     for file in [top] if top.is_file() else sorted(_written(top)):
-        name = str(file if top.is_file() else file.relative_to(top))
-        for first, text in _programs(file):
-            found += _of_text(name, text, first)
+        found += _of_text(str(file if top.is_file() else file.relative_to(top)), _program(file))
     return found
 
 
@@ -50,8 +49,8 @@ def _written(top: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in files if name.endswith((".py", ".ipynb")))
 
 
-def _programs(file: Path) -> Iterator[tuple[int, str]]:
-    """(number of lines before, text) of each program in the file: of a notebook, of all its cells in one."""
+def _program(file: Path) -> str:
+    """The program in the file: of a notebook, all its cells in one; of what can't be read, none."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
         if file.suffix == ".ipynb":
@@ -64,16 +63,16 @@ def _programs(file: Path) -> Iterator[tuple[int, str]]:
             ]
             text = "\n".join(lines)
     except (OSError, ValueError, AttributeError):
-        return
-    yield 0, text
+        return ""
+    return text
 
 
-def _of_text(file: str, text: str, before: int) -> list[Finding]:
+def _of_text(file: str, text: str) -> list[Finding]:
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
         # print statements of Python 2, and the like.
-        return [Finding(file, (error.lineno or 1) + before, "(the file)", MISSING, f"it is no Python 3: {error.msg}.")]
+        return [Finding(file, error.lineno or 1, "(the file)", MISSING, f"it is no Python 3: {error.msg}.")]
     visitor = _Visitor(file)
     visitor.visit(tree)
     # Of a call the name was seen as well, which by itself works.
@@ -155,7 +154,7 @@ def missing(name: str) -> str | None:
     parts = name.split(".")[1:]
     if parts[:2] == ["contrib", "services"]:
         return None  # a scoring script's, which finds it where it is served
-    if (why := aliases.absent(".".join(parts))) is not None:
+    if (why := aliases.FINDER.absent(".".join(parts))) is not None:
         return why
     for other, ours in aliases.RENAMED.items():
         if ".".join(parts[: (count := other.count(".") + 1)]) == other:
@@ -173,7 +172,7 @@ def missing(name: str) -> str | None:
                 return f"there is no {'.'.join(('azureml', *parts[: number + 1]))} here."
         if callable(target) and (why := getattr(target, "refused", None)):
             return str(why)
-        if not isinstance(target, type) and not hasattr(target, "__path__") and not _is_module(target):
+        if not isinstance(target, (type, ModuleType)):
             return None  # a function or a value; what it gives can't be read from the text
     return None
 
@@ -185,12 +184,6 @@ def _all_of(module: str) -> list[str]:
     rest = module.partition(".")[2]
     ours = importlib.import_module(".".join(filter(None, (_OURS, aliases.RENAMED.get(rest, rest)))))
     return [*getattr(ours, "__all__", ())]
-
-
-def _is_module(target: Any) -> bool:
-    import types
-
-    return isinstance(target, types.ModuleType)
 
 
 def _is_sdk(module: str) -> bool:

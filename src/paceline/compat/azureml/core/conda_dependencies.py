@@ -17,7 +17,8 @@ __all__ = ["CondaDependencies"]
 
 #: What a file is that names no version of Python: that of this interpreter is used in any case.
 _PYTHON = "3.10.18"
-_NAME = re.compile(r"^(?:[\w.-]+::)?([\w.-]+)")
+#: `numpy`, `conda-forge::numpy=1.2`, `torch[x]>=1; python_version<"3"`; neither a path, nor a URL, nor an option.
+_NAME = re.compile(r"^(?:[\w.-]+::)?([A-Za-z0-9][\w.-]*)\s*(?:\[[^]]*\]\s*)?(?:$|[=<>!~;@#\s])")
 
 
 class CondaDependencies:
@@ -79,7 +80,7 @@ class CondaDependencies:
     @staticmethod
     def merge_requirements(requirements: list[str]) -> list[str]:
         """The requirements, each package once; the last one counts."""
-        return list({_name(line): line for line in requirements}.values())
+        return list({package_name(line): line for line in requirements}.values())
 
     # --- what is in it
 
@@ -141,7 +142,7 @@ class CondaDependencies:
 
     def get_python_version(self) -> str | None:
         for line in self._conda:
-            if _name(line) == "python":
+            if package_name(line) == "python":
                 return re.sub(r"^.*?python\s*=*\s*", "", line) or None
         return None
 
@@ -192,11 +193,12 @@ class CondaDependencies:
 
 
 def _without(lines: list[str], package: str) -> list[str]:
-    name = _name(package)
-    return [line for line in lines if _name(line) != name]
+    name = package_name(package)
+    return [line for line in lines if package_name(line) != name]
 
 
-def _name(line: str) -> str:
+def package_name(line: str) -> str:
+    """The name of a package in its plain form; a line that names none, such as a URL, stands for itself."""
     match = _NAME.match(line.strip())
     return re.sub(r"[-_.]+", "-", match[1]).lower() if match else line
 
@@ -206,7 +208,7 @@ def _read(path: str) -> dict[str, Any]:
         content = _yaml().safe_load(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserErrorException(f"the conda file {path!r} can't be read: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, _yaml().YAMLError) as error:
         raise UserErrorException(f"the conda file {path!r} is not YAML: {error}.") from error
     if not isinstance(content, dict):
         raise UserErrorException(f"the conda file {path!r} has no `dependencies:`.")

@@ -206,16 +206,10 @@ def _store(store: Any) -> Any:
 
 
 def _target(target: Any) -> Any:
-    if isinstance(target, DataPath):
-        return (_store(target.datastore), target.path_on_datastore or "")
-    if isinstance(target, tuple):
-        return (_store(target[0]), target[1])
-    if hasattr(target, "sources"):  # datastore.path("folder")
-        source = target.sources[0]
-        if target.store is None:
-            raise UserErrorException(f"target={target!r} lies in no datastore.")
-        return (target.store, source.path)
-    return (_store(target), "")
+    place = _place(target)
+    if isinstance(place, Reference):
+        raise UserErrorException(f"target={target!r} lies in no datastore.")
+    return place if isinstance(place, tuple) else (place, "")
 
 
 def _none(name: str, value: Any) -> None:

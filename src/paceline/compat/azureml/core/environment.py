@@ -57,8 +57,8 @@ class DockerSection(Strict):
 
     def __init__(self) -> None:
         self.enabled = False
-        self._base_image: str | None = DEFAULT_CPU_IMAGE
-        self._base_dockerfile: str | None = None
+        self.base_image: str | None = DEFAULT_CPU_IMAGE
+        self.base_dockerfile: str | None = None
         self.base_image_registry = ContainerRegistry()
         self.shared_volumes = True
         self.shm_size: str | None = None
@@ -67,28 +67,12 @@ class DockerSection(Strict):
         self.platform: Any = None
         self.build_context: Any = None
 
-    @property
-    def base_image(self) -> str | None:
-        return self._base_image
-
-    @base_image.setter
-    def base_image(self, image: str | None) -> None:
-        self._base_image = image
-        if image is not None:
-            self._base_dockerfile = None
-
-    @property
-    def base_dockerfile(self) -> str | None:
-        return self._base_dockerfile
-
-    @base_dockerfile.setter
-    def base_dockerfile(self, dockerfile: str | None) -> None:
-        self._base_dockerfile = dockerfile
-        if dockerfile is not None:
-            self._base_image = None
-
-    def _plain(self) -> dict[str, Any]:
-        return super()._plain() | {"baseImage": self.base_image, "baseDockerfile": self.base_dockerfile}
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        # The one takes the other's place.
+        other = {"base_image": "base_dockerfile", "base_dockerfile": "base_image"}.get(name)
+        if other is not None and value is not None:
+            super().__setattr__(other, None)
 
 
 class SparkSection(Strict):
@@ -156,14 +140,11 @@ class Environment(Strict):
             lines = Path(file_path).read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise UserErrorException(f"the requirements file {file_path!r} can't be read: {error.strerror}.") from error
-        dependencies = CondaDependencies()
-        dependencies.set_pip_requirements([])
-        for line in (line.partition(" #")[0].strip() for line in lines):
-            if line.startswith("-"):
-                dependencies.set_pip_option(line)
-            elif line and not line.startswith("#"):
-                dependencies.add_pip_package(line)
-        made.python.conda_dependencies = dependencies
+        lines = [line.partition(" #")[0].strip() for line in lines if not line.lstrip().startswith("#")]
+        # Of several lines with one option, or one package under different conditions, all count.
+        content = CondaDependencies.create(pip_packages=[]).as_dict()
+        content["dependencies"].append({"pip": [line for line in lines if line]})
+        made.python.conda_dependencies = CondaDependencies(_underlying_structure=content)
         return made
 
     @staticmethod

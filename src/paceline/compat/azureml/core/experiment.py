@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from paceline import workspace
-from paceline.compat.azureml.core.run import Run, ScriptRun
+from paceline.compat.azureml.core.run import TYPES, Run, ScriptRun
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.late import late
 from paceline.errors import WorkspaceError
@@ -118,13 +118,9 @@ class Experiment(workspace.Experiment):
 
         outputs: another folder, or False for none. snapshot_directory: kept with the run; None for none.
         """
-        run = super().start_logging(
-            outputs=None if outputs is None else outputs,
-            snapshot_directory=snapshot_directory,
-            display_name=display_name or name,
-            run_id=run_id,
+        return super().start_logging(  # type: ignore[return-value]  # of `run_class`
+            outputs, snapshot_directory, display_name or name, run_id
         )
-        return Run(self, run.id)
 
     def get_runs(  # type: ignore[override]  # the SDK's names, `type` in place of `kind`
         self,
@@ -135,15 +131,8 @@ class Experiment(workspace.Experiment):
         **others: Any,
     ) -> Iterator[Any]:
         """As `paceline.Experiment.get_runs`; each run of its kind's own class, such as HyperDriveRun."""
-        kinds = {
-            "azureml.scriptrun": "script",
-            "azureml.StepRun": "script",
-            "hyperdrive": "sweep",
-            "azureml.PipelineRun": "pipeline",
-            "run": "interactive",
-        }
-        for found in super().get_runs(kinds.get(type or "", type), tags, properties, include_children, **others):
-            yield Run._handle(self, found.record())
+        kinds = {"azureml.StepRun": "script", **{name: kind for kind, name in TYPES.items()}}
+        yield from super().get_runs(kinds.get(type or "", type), tags, properties, include_children, **others)
 
     # --- beside its runs
 

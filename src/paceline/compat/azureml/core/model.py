@@ -75,8 +75,6 @@ class Model(model.Model):
                 super().__init__(workspace, str(id or name), version=version)
         except NotFound as error:
             raise WebserviceException(f"ModelNotFound: {error}", status_code=404) from error
-        except ModelError as error:
-            raise WebserviceException(str(error)) from error
 
     @property
     def url(self) -> str:
@@ -119,20 +117,17 @@ class Model(model.Model):
             WebserviceException: the name can't be one, or there is nothing at the path.
         """
         print(f"Registering model {model_name}")
-        try:
-            made = model.Model.register(
-                workspace,
-                model_path,
-                model_name,
-                _tags(tags),
-                properties,
-                description,
-                datasets,
-                model_framework,
-                model_framework_version,
-            )
-        except ModelError as error:
-            raise WebserviceException(str(error)) from error
+        made = model.Model.register(
+            workspace,
+            model_path,
+            model_name,
+            _tags(tags),
+            properties,
+            description,
+            datasets,
+            model_framework,
+            model_framework_version,
+        )
         return Model(workspace, id=made.id)
 
     @staticmethod
@@ -158,10 +153,7 @@ class Model(model.Model):
         Raises:
             WebserviceException: it is there already, and exist_ok=False.
         """
-        try:
-            return super().download(target_dir, exist_ok=bool(exist_ok or exists_ok))
-        except ModelError as error:
-            raise WebserviceException(str(error)) from error
+        return super().download(target_dir, exist_ok=bool(exist_ok or exists_ok))
 
     @staticmethod
     def get_model_path(model_name: str, version: int | None = None, _workspace: Any = None) -> str:
@@ -232,9 +224,7 @@ class Model(model.Model):
             WebserviceException: no such model or script, or an environment that can't be had elsewhere.
         """
         tagged = f"{image_name}:{image_label}" if image_name and image_label else image_name
-        return late("core.model_package", "package")(
-            workspace, models, inference_config, generate_dockerfile=generate_dockerfile, image_name=tagged
-        )
+        return late("core.model_package", "package")(workspace, models, inference_config, image_name=tagged)
 
     @staticmethod
     def profile(*arguments: Any, **named: Any) -> Any:

@@ -26,12 +26,11 @@ class ModelPackage:
     location: the image's name once it is built, else the folder. package_build_log_uri: None, for nothing was built.
     """
 
-    def __init__(self, workspace: Any, folder: Path, name: str, *, is_dockerfile: bool) -> None:
+    def __init__(self, workspace: Any, folder: Path, name: str) -> None:
         self.workspace, self.name, self.state = workspace, name, "Succeeded"
         self.environment: Any = None
         self.package_build_log_uri: str | None = None
-        self._folder, self._is_dockerfile = folder, is_dockerfile
-        self.location = str(folder)
+        self._folder, self.location = folder, str(folder)
 
     def wait_for_creation(self, show_output: bool = False) -> None:
         """Return at once: it is written."""
@@ -80,16 +79,14 @@ class ModelPackage:
         return {"state": self.state, "location": self.location}
 
 
-def package(
-    workspace: Any, models: Sequence[Any], inference_config: Any, *, generate_dockerfile: bool, image_name: str | None
-) -> ModelPackage:
+def package(workspace: Any, models: Sequence[Any], inference_config: Any, *, image_name: str | None) -> ModelPackage:
     """Write the folder, below the workspace.
 
     Raises:
         WebserviceException: no such model or script, or an environment that can't be had elsewhere.
     """
     notes, named = Notes(), [getattr(one, "id", one) for one in models]
-    given = script_of(inference_config, notes) if inference_config is not None else {}
+    given = script_of(inference_config, notes)
     name = (image_name or str(named[0]).partition(":")[0]).lower()
     folder = Path(workspace.path) / "azureml" / "packages" / f"{name.replace('/', '-')}-{uuid.uuid4().hex[:8]}"
     try:
@@ -98,4 +95,4 @@ def package(
     except PacelineError as error:
         raise WebserviceException(str(error)) from error
     notes.show()
-    return ModelPackage(workspace, folder, name, is_dockerfile=generate_dockerfile)
+    return ModelPackage(workspace, folder, name)

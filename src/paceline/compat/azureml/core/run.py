@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.compat.azureml.data import outputs
 from paceline.compat.azureml.exceptions import (
@@ -32,7 +32,10 @@ from paceline.system.files import copy_whole
 
 if TYPE_CHECKING:
     from paceline.job.data_reference import DataReference
+    from paceline.runs.record import RunRecord
 
+#: Kind of a run -> the SDK's type.
+TYPES = {"script": "azureml.scriptrun", "sweep": "hyperdrive", "pipeline": "azureml.PipelineRun", "interactive": "run"}
 #: What the SDK calls an environment that has no name.
 _UNNAMED = "default-environment"
 #: Of each log `get_details_with_logs` gives at most this much, for a log of gigabytes would fill the memory.
@@ -129,16 +132,6 @@ _PREPARED = ("20", "55", "65", "75")
 _RANK_LOG = re.compile(r"(?:azureml-logs/70_driver_log_(?:worker_|rank_)?(\d+)|user_logs/std_log_process_0*(\d+))\.txt")
 
 
-def _hyperdrive_run() -> type[run.Run]:
-    found: type[run.Run] = late("train.hyperdrive.run", "HyperDriveRun")
-    return found
-
-
-def _pipeline_run() -> type[run.Run]:
-    found: type[run.Run] = late("pipeline.core.run", "PipelineRun")
-    return found
-
-
 @sdk_class
 class Run(SdkSpellings, run.Run):
     """`paceline.Run` with the SDK's other names.
@@ -149,8 +142,8 @@ class Run(SdkSpellings, run.Run):
 
     offline_class: ClassVar[type[offline.OfflineRun]] = OfflineRun
     kinds: ClassVar[dict[str, Callable[[], builtins.type[run.Run]]]] = {
-        "sweep": _hyperdrive_run,
-        "pipeline": _pipeline_run,
+        "sweep": lambda: late("train.hyperdrive.run", "HyperDriveRun"),
+        "pipeline": lambda: late("pipeline.core.run", "PipelineRun"),
     }
 
     def __init__(self, experiment: Any, run_id: str, outputs: str | None = None, **others: Any) -> None:
@@ -277,8 +270,6 @@ class Run(SdkSpellings, run.Run):
         target: Any = output_file_path if output_file_path is not None else os.path.basename(name)
         if str(target).endswith("/") or os.path.isdir(target):
             target = os.path.join(target, os.path.basename(name))
-        if folder := os.path.dirname(target):
-            os.makedirs(folder, exist_ok=True)
         try:
             real = self._real_name(name)
             place = self._script_logs().get(real) if real.startswith("logs/") else None
@@ -464,7 +455,7 @@ class Run(SdkSpellings, run.Run):
     @property
     def type(self) -> str:
         """The kind, as the SDK calls it: "azureml.scriptrun", "hyperdrive", or None's place "run" for one that logs itself."""
-        return _TYPES.get(self.kind, self.kind)
+        return TYPES.get(self.kind, self.kind)
 
     def get_detailed_status(self) -> dict[str, Any]:
         """status, and in `details` what the run waits for or why it failed."""
@@ -541,10 +532,8 @@ class Run(SdkSpellings, run.Run):
                 f"\nExecution Summary\n=================\nRunId: {self.id}\nWeb View: {self.get_portal_url()}\n",
                 flush=True,
             )
-        if record.status == states.FAILED and raise_on_error:
-            report = record.failure
-            error = {"code": report.cause if report else "Failed", "message": str(report or "The run failed.")}
-            raise ActivityFailedException(json.dumps({"error": error}, indent=4))
+        if raise_on_error:
+            check_not_failed(record)
         return self.get_details()
 
 
@@ -557,12 +546,16 @@ def get_run(experiment: Any, run_id: str, rehydrate: bool = True, clean_up: bool
     return Run.get(experiment.workspace, run_id)
 
 
-_TYPES = {
-    "script": "azureml.scriptrun",
-    "sweep": "hyperdrive",
-    "pipeline": "azureml.PipelineRun",
-    "interactive": "run",
-}
+def check_not_failed(record: RunRecord) -> None:
+    """Do nothing for a run that has ended otherwise.
+
+    Raises:
+        ActivityFailedException: it has failed; the message is JSON.
+    """
+    if record.status == states.FAILED:
+        report = record.failure
+        error = {"code": report.cause if report else "Failed", "message": str(report or "The run failed.")}
+        raise ActivityFailedException(json.dumps({"error": error}, indent=4))
 
 
 def _definition(job: Any) -> dict[str, Any]:
@@ -605,14 +598,9 @@ def _json_value(name: str, value: object) -> object:
 def _tail_text(path: str) -> str:
     try:
         with open(path, "rb") as file:
-            _seek_back(file, _TAIL_BYTES)
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             # The cut may fall into the middle of a character of several bytes, so what can't be decoded is replaced.
             return file.read().decode("utf-8", errors="replace")
     except OSError:
         # A log that was removed meanwhile counts as an empty one, for the other details are still wanted.
         return ""
-
-
-def _seek_back(file: IO[bytes], size: int) -> None:
-    end = file.seek(0, os.SEEK_END)
-    file.seek(max(0, end - size))

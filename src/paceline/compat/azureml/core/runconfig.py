@@ -16,7 +16,7 @@ from paceline.compat.azureml.core.environment import (
     Environment,
 )
 from paceline.compat.azureml.exceptions import RunConfigurationException, UserErrorException
-from paceline.compat.azureml.strict import Strict
+from paceline.compat.azureml.strict import Strict, camel_case
 
 __all__ = [
     "DEFAULT_CPU_IMAGE",
@@ -235,7 +235,7 @@ class RunConfiguration(Strict):
             raise UserErrorException(f"there is no run configuration {str(file)!r}.")
         try:
             data = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, yaml.YAMLError) as error:
             raise UserErrorException(f"the run configuration {str(file)!r} can't be read: {error}.") from error
         return _loaded(data, file.parent)
 
@@ -245,35 +245,34 @@ class RunConfiguration(Strict):
         (_folder(Path(path)) / f"{name}.runconfig").unlink(missing_ok=True)
 
     def _saved(self) -> dict[str, Any]:
-        python = self.environment.python
-        return {
-            "script": self.script,
-            "arguments": list(self.arguments or ()),
-            "target": self.target,
-            "framework": self.framework,
-            "communicator": self.communicator,
-            "maxRunDurationSeconds": self.max_run_duration_seconds,
-            "nodeCount": self.node_count,
-            "environment": {
-                "name": self.environment.name,
-                "python": {
-                    "interpreterPath": python.interpreter_path,
-                    "userManagedDependencies": python.user_managed_dependencies,
-                    "condaDependenciesFile": "conda_dependencies.yml" if python.conda_dependencies else None,
-                },
-                "environmentVariables": dict(self.environment.environment_variables or {}),
-                "docker": {"enabled": self.environment.docker.enabled, "baseImage": self.environment.docker.base_image},
-            },
-            "mpi": {"processCountPerNode": self.mpi.process_count_per_node},
-            "tensorflow": {
-                "workerCount": self.tensorflow.worker_count,
-                "parameterServerCount": self.tensorflow.parameter_server_count,
-            },
-            "pytorch": {
-                "communicationBackend": self.pytorch.communication_backend,
-                "processCount": self.pytorch.process_count,
-            },
-        }
+        data: dict[str, Any] = {}
+        for name in _SAVED:
+            there, here, last = _place(name, data, self)
+            there[camel_case(last)] = getattr(here, last)
+        dependencies = self.environment.python.conda_dependencies
+        data["environment"]["python"]["condaDependenciesFile"] = "conda_dependencies.yml" if dependencies else None
+        return data
+
+
+#: What a .runconfig has of a configuration. Its keys are these names in camel case, in sections where there are dots.
+_SAVED = (
+    *("script", "arguments", "target", "framework", "communicator", "max_run_duration_seconds", "node_count"),
+    *("environment.name", "environment.python.interpreter_path", "environment.python.user_managed_dependencies"),
+    *("environment.environment_variables", "environment.docker.enabled", "environment.docker.base_image"),
+    *("mpi.process_count_per_node", "tensorflow.worker_count", "tensorflow.parameter_server_count"),
+    *("pytorch.communication_backend", "pytorch.process_count"),
+)
+
+
+def _place(name: str, data: dict[str, Any], config: RunConfiguration) -> tuple[dict[str, Any], Any, str]:
+    """Of a name of `_SAVED`: the section of the file's data, which is made, that of the configuration, and its last part."""
+    *sections, last = name.split(".")
+    there, here = data, config
+    for section in sections:
+        key = camel_case(section)
+        there[key] = there.get(key) or {}
+        there, here = there[key], getattr(here, section)
+    return there, here, last
 
 
 def set_distribution(config: RunConfiguration, distributed: Any) -> None:
@@ -306,31 +305,15 @@ def _folder(path: Path) -> Path:
 
 
 def _loaded(data: dict[str, Any], folder: Path) -> RunConfiguration:
-    config = RunConfiguration(
-        data.get("script"), data.get("arguments") or [], data.get("framework"), data.get("communicator")
-    )
-    config.target = data.get("target") or "local"
-    config.max_run_duration_seconds = data.get("maxRunDurationSeconds")
-    config.node_count = int(data.get("nodeCount") or 1)
-    environment = data.get("environment") or {}
-    config.environment.name = str(environment.get("name") or config.environment.name)
-    python, docker = environment.get("python") or {}, environment.get("docker") or {}
-    section = config.environment.python
-    section.interpreter_path = python.get("interpreterPath") or "python"
-    section.user_managed_dependencies = bool(python.get("userManagedDependencies"))
-    if file := python.get("condaDependenciesFile"):
+    config = RunConfiguration()
+    for name in _SAVED:
+        there, here, last = _place(name, data, config)
+        # An empty value stands for the usual one, but for numbers: there may be no parameter server.
+        if (value := there.get(camel_case(last))) or value == 0:
+            setattr(here, last, value)
+    if file := data["environment"]["python"].get("condaDependenciesFile"):
         # The SDK has it relative to the project's folder or to the file's own.
         places = [folder / file, folder.parent / file, folder / Path(file).name]
-        section.conda_dependencies = CondaDependencies(str(next((p for p in places if p.is_file()), places[0])))
-    config.environment.docker.enabled = bool(docker.get("enabled"))
-    if docker.get("baseImage"):
-        config.environment.docker.base_image = docker["baseImage"]
-    if variables := environment.get("environmentVariables"):
-        config.environment.environment_variables = {str(key): str(value) for key, value in variables.items()}
-    config.mpi.process_count_per_node = int((data.get("mpi") or {}).get("processCountPerNode") or 1)
-    tensorflow, pytorch = data.get("tensorflow") or {}, data.get("pytorch") or {}
-    config.tensorflow.worker_count = int(tensorflow.get("workerCount") or 1)
-    config.tensorflow.parameter_server_count = int(tensorflow.get("parameterServerCount", 1))
-    config.pytorch.communication_backend = pytorch.get("communicationBackend") or "Nccl"
-    config.pytorch.process_count = pytorch.get("processCount")
+        found = next((place for place in places if place.is_file()), places[0])
+        config.environment.python.conda_dependencies = CondaDependencies(str(found))
     return config

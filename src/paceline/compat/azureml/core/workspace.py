@@ -6,6 +6,7 @@ https://learn.microsoft.com/python/api/azureml-core/azureml.core.workspace.works
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from paceline.compat.azureml.core.keyvault import Keyvault
 from paceline.compat.azureml.exceptions import UserErrorException, WorkspaceException, sdk_class
 from paceline.compat.azureml.named import Named
 from paceline.runs import read
-from paceline.workspace_dir import configured
+from paceline.workspace_dir import WORKSPACE_VARIABLE, configured
 
 __all__ = ["Workspace"]
 
@@ -77,18 +78,12 @@ class Workspace(workspace.Workspace):
         """
         start = Path(path or ".").absolute()
         found = start if start.is_file() else _nearest(start, _file_name)
-        if found is None:
-            if path is not None and not start.is_dir():
+        if found is None or found.suffix == ".toml":
+            if found is None and path is not None and not start.is_dir():
                 raise UserErrorException(f"there is no {str(path)!r}. Give a config.json, or a folder.")
-            folder = configured(start if path is not None else None)
+            folder = configured(found or (start if path is not None else None))
             return Workspace(_LOCAL, _LOCAL, workspace.Workspace(folder).name, _folder=folder)
-        if found.suffix == ".toml":
-            folder = configured(found)
-            return Workspace(_LOCAL, _LOCAL, workspace.Workspace(folder).name, _folder=folder)
-        values = _read(found)
-        top = found.parent.parent if found.parent.name in _FOLDERS else found.parent
-        subscription, group, name = (values[key] for key in _KEYS)
-        return Workspace(subscription, group, name, _folder=configured_for(top))
+        return Workspace(*_read(found), _folder=_folder_for(found))
 
     @staticmethod
     def create(
@@ -201,9 +196,7 @@ class Workspace(workspace.Workspace):
         if records.RULE.fullmatch(name) and records.documents(self, "workspaces").read(name) is not None:
             return True
         near = _nearest(Path.cwd(), None)
-        if near is not None and near.suffix == ".json" and _read(near)["workspace_name"] == name:
-            return True
-        return name == workspace.Workspace(self.path).name
+        return (near is not None and _read(near)[2] == name) or name == workspace.Workspace(self.path).name
 
     # --- what it is
 
@@ -230,9 +223,9 @@ class Workspace(workspace.Workspace):
 
     def get_details(self) -> dict[str, Any]:
         """What the SDK has of a workspace, as far as a folder has it."""
-        made = self.path.stat().st_ctime
         import datetime as dt
 
+        made = self.path.stat().st_ctime
         return {
             "id": f"/subscriptions/{self.subscription_id}/resourceGroups/{self.resource_group}/workspaces/{self.name}",
             "name": self.name,
@@ -356,25 +349,16 @@ class Workspace(workspace.Workspace):
         """Does nothing: there are no keys."""
 
 
-def configured_for(top: Path) -> Path:
-    """The workspace's folder for a project whose config.json lies in `top`, or in a folder of it."""
-    import os
-
-    from paceline.workspace_dir import WORKSPACE_VARIABLE
-
-    return configured() if os.environ.get(WORKSPACE_VARIABLE) else configured(top)
-
-
 def names_near(folder: Path) -> tuple[str, str, str] | None:
     """Subscription, resource group and name of the nearest config.json; None where its workspace is another folder than this."""
     near = _nearest(Path.cwd(), None)
-    if near is None or near.suffix != ".json":
-        return None
-    top = near.parent.parent if near.parent.name in _FOLDERS else near.parent
-    if configured_for(top) != folder:
-        return None
-    values = _read(near)
-    return values[_KEYS[0]], values[_KEYS[1]], values[_KEYS[2]]
+    return _read(near) if near is not None and _folder_for(near) == folder else None
+
+
+def _folder_for(file: Path) -> Path:
+    """The workspace's folder for the project of a config.json."""
+    top = file.parent.parent if file.parent.name in _FOLDERS else file.parent
+    return configured() if os.environ.get(WORKSPACE_VARIABLE) else configured(top)
 
 
 def _nearest(start: Path, file_name: str | None) -> Path | None:
@@ -395,7 +379,12 @@ def _has_names(file: Path) -> bool:
     return isinstance(data, dict) and "workspace_name" in data
 
 
-def _read(file: Path) -> dict[str, str]:
+def _read(file: Path) -> tuple[str, str, str]:
+    """Subscription, resource group and name.
+
+    Raises:
+        UserErrorException: the file can't be read, or has not all three.
+    """
     try:
         data = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
@@ -412,4 +401,5 @@ def _read(file: Path) -> dict[str, str]:
         }
     if missing := [key for key in _KEYS if not data.get(key)]:
         raise UserErrorException(f"{str(file)!r} has no {' and no '.join(missing)}.")
-    return {key: str(data[key]) for key in _KEYS}
+    subscription, group, name = (str(data[key]) for key in _KEYS)
+    return subscription, group, name

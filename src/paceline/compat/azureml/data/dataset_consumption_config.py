@@ -38,12 +38,8 @@ class DatasetConsumptionConfig:
         """The reference for a job."""
         native = getattr(self.dataset, "native_input", self.dataset.as_named_input)
         found: DataReference = native(self.name)
-        mode = "direct" if self.mode == "direct" else "download" if self.mode == "download" else "mount"
-        return dataclasses.replace(
-            found,
-            mode=mode,
-            path_on_compute=inside(self.path_on_compute),
-        )
+        mode = "mount" if self.mode == "hdfs" else self.mode
+        return dataclasses.replace(found, mode=mode, path_on_compute=inside(self.path_on_compute))
 
     def __str__(self) -> str:
         return str(self.as_reference())

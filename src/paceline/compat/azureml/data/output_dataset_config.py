@@ -106,12 +106,9 @@ class OutputFileDatasetConfig:
 
     def reference(self, workspace: Any, run_id: str) -> DataReference:
         """The reference for a job with this run id."""
-        store, path = self.destination or (None, "dataset/{run-id}/{output-name}")
-        path = (
-            str(path or "dataset/{run-id}/{output-name}")
-            .replace("{run-id}", run_id)
-            .replace("{output-name}", self.name)
-        )
+        store, given = self.destination or (None, None)
+        path = str(given or "dataset/{run-id}/{output-name}")
+        path = path.replace("{run-id}", run_id).replace("{output-name}", self.name)
         name = real_name(workspace, getattr(store, "name", store))
         made = DataReference(
             name=self.name,

@@ -91,10 +91,6 @@ class TabularDataset(AbstractDataset, table.TabularDataset):
         found: list[dict[str, Any]] = self.to_pandas_dataframe()[keys].drop_duplicates().to_dict("records")
         return found
 
-    def drop_columns(self, columns: Any) -> TabularDataset:
-        """All columns but these."""
-        return super().drop_columns(columns)  # type: ignore[return-value]
-
     def keep_columns(self, columns: Any, validate: bool = False) -> TabularDataset:
         """These columns alone."""
         return super().keep_columns(columns)  # type: ignore[return-value]

@@ -35,11 +35,8 @@ class ModelDataCollector:
 
     def collect(self, input_data: Any, user_correlation_id: str = "") -> str:
         """Append a row for each row of an array, a list or a frame; the id of these rows."""
-        rows = (
-            input_data.values.tolist()
-            if hasattr(input_data, "values") and not callable(input_data.values)
-            else input_data
-        )
+        is_frame = hasattr(input_data, "values") and not callable(input_data.values)
+        rows = input_data.values if is_frame else input_data
         rows = rows.tolist() if hasattr(rows, "tolist") else list(rows)
         rows = rows if rows and isinstance(rows[0], (list, tuple)) else [rows]
         request = user_correlation_id or str(uuid.uuid4())

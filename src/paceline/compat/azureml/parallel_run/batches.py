@@ -36,14 +36,12 @@ def all_of(settings: Settings) -> list[Batch]:
     """
     found: list[Batch] = []
     for name in settings.files:
-        files = _files(folder_of(name))
+        files, size = _files(folder_of(name)), settings.batch_size
         if settings.keys:
-            found += [
-                Batch(len(found) + number, name, part) for number, part in enumerate(_parts(settings, name, files))
-            ]
-            continue
-        for start in range(0, len(files), settings.batch_size):
-            found.append(Batch(len(found), name, tuple(files[start : start + settings.batch_size])))
+            parts = _parts(settings, name, files)
+        else:
+            parts = [tuple(files[start : start + size]) for start in range(0, len(files), size)]
+        found += [Batch(len(found) + number, name, part) for number, part in enumerate(parts)]
     for name in settings.tables:
         frame = table_of(name)
         if settings.keys:

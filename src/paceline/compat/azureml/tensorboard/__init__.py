@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -87,13 +86,3 @@ class Tensorboard:
             else:
                 return
         raise UserErrorException(f"TensorBoard does not answer at {url} within {_START_S:g} s.")
-
-
-def _writer(folder: str) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined,unused-ignore]
-    except ImportError as error:
-        raise UserErrorException(
-            "writing TensorBoard's files needs torch and tensorboard: pip install torch tensorboard."
-        ) from error
-    return SummaryWriter(os.fspath(folder))

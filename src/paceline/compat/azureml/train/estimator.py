@@ -5,7 +5,9 @@ https://learn.microsoft.com/python/api/azureml-train-core/azureml.train.estimato
 
 from __future__ import annotations
 
+import copy
 import logging
+import os
 from typing import Any, ClassVar
 
 from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
@@ -13,7 +15,7 @@ from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.core.runconfig import MpiConfiguration, TensorflowConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 from paceline.compat.azureml.exceptions import TrainingException, UserErrorException
-from paceline.compat.azureml.submission import merged, reference_of
+from paceline.compat.azureml.submission import reference_of
 
 __all__ = [
     "Chainer",
@@ -222,11 +224,9 @@ class MMLBaseEstimator(ScriptRunConfig):
         Raises:
             UserErrorException: anything else.
         """
-        import copy
-
         overrides.pop("source_directory_data_store", None)
         made = copy.copy(self)
-        made.script_params = merged(self.script_params, overrides.pop("script_params", None))
+        made.script_params = {**self.script_params, **(overrides.pop("script_params", None) or {})}
         made.inputs = list(overrides.pop("inputs", None) or self.inputs)
         if overrides:
             raise UserErrorException(f"submit can't override {', '.join(sorted(overrides))} of an estimator.")
@@ -234,8 +234,6 @@ class MMLBaseEstimator(ScriptRunConfig):
 
     def script_run_config(self, workspace: Any) -> ScriptRunConfig:
         """The same as a ScriptRunConfig, with its script_params as arguments."""
-        import copy
-
         made = copy.copy(self)
         made.run_config = copy.copy(self.run_config)
         words: list[Any] = []
@@ -330,9 +328,16 @@ def _environment(
     variables: dict[str, str] | None,
     shm_size: str | None,
 ) -> Environment:
-    import os
+    def found(path: str) -> str:
+        below = os.path.join(source_directory, path)
+        return below if os.path.exists(below) else path
 
-    made = Environment("estimator")
+    if conda_file is not None:
+        made = Environment.from_conda_specification("estimator", found(conda_file))
+    elif pip_file is not None:
+        made = Environment.from_pip_requirements("estimator", found(pip_file))
+    else:
+        made = Environment("estimator")
     made.environment_variables = dict(variables or {})
     made.python.user_managed_dependencies = user_managed
     made.docker.shm_size = shm_size
@@ -340,17 +345,6 @@ def _environment(
         made.docker.enabled, made.docker.base_image = True, image
         # What the image has installed is meant, unless packages are named as well.
         made.python.user_managed_dependencies = not (conda_packages or pip_packages or conda_file or pip_file)
-
-    def found(path: str) -> str:
-        below = os.path.join(source_directory, path)
-        return below if os.path.exists(below) else path
-
-    if conda_file is not None:
-        made.python.conda_dependencies = CondaDependencies(found(conda_file))
-    elif pip_file is not None:
-        made.python.conda_dependencies = Environment.from_pip_requirements(
-            "file", found(pip_file)
-        ).python.conda_dependencies
     dependencies = made.python.conda_dependencies
     assert dependencies is not None
     for package in conda_packages or ():

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.exceptions import ComputeTargetException, sdk_class
-from paceline.compat.azureml.strict import Strict
+from paceline.compat.azureml.strict import Strict, camel_case
 from paceline.compat.azureml.targets import workspace_targets
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
 ]
 
 _RESERVED = ("local", "amlcompute", "containerinstance")
-_KINDS = {"ssh": "VirtualMachine", "slurm": "AmlCompute", "ray": "AmlCompute", "local": "AmlCompute"}
 
 
 class Provisioning(Strict):
@@ -140,7 +139,7 @@ class ComputeTarget:
 
     def get_status(self) -> Any:
         """The state of its nodes: those that were asked for."""
-        return ComputeStatus(self._data)
+        return self.status
 
     def refresh_state(self) -> None:
         """Does nothing: state is asked for when it is read."""
@@ -201,7 +200,7 @@ class ComputeStatus:
 
     def __init__(self, data: dict[str, Any]) -> None:
         least, most = int(data.get("min_nodes") or 0), int(data.get("max_nodes") or 1)
-        count = max(1, least)
+        count, created = max(1, least), data.get("created") or _now()
         self.current_node_count = self.target_node_count = count
         self.node_state_counts = {
             "preparingNodeCount": 0,
@@ -212,9 +211,11 @@ class ComputeStatus:
             "preemptedNodeCount": 0,
         }
         self.allocation_state = "Steady"
-        self.creation_time = self.modified_time = self.allocation_state_transition_time = data.get("created") or _now()
+        self.allocation_state_transition_time = created
         self.errors = None
+        self.creation_time = self.modified_time = created
         self.provisioning_state = "Succeeded"
+        self.provisioning_state_transition_time = None
         idle = int(data.get("idle_seconds_before_scaledown") or 1800)
         self.scale_settings = {
             "minNodeCount": least,
@@ -225,21 +226,7 @@ class ComputeStatus:
         self.vm_size = data.get("vm_size") or "local"
 
     def serialize(self) -> dict[str, Any]:
-        return {
-            "currentNodeCount": self.current_node_count,
-            "targetNodeCount": self.target_node_count,
-            "nodeStateCounts": dict(self.node_state_counts),
-            "allocationState": self.allocation_state,
-            "allocationStateTransitionTime": self.allocation_state_transition_time,
-            "errors": self.errors,
-            "creationTime": self.creation_time,
-            "modifiedTime": self.modified_time,
-            "provisioningState": self.provisioning_state,
-            "provisioningStateTransitionTime": None,
-            "scaleSettings": dict(self.scale_settings),
-            "vmPriority": self.vm_priority,
-            "vmSize": self.vm_size,
-        }
+        return {camel_case(name): value for name, value in vars(self).items()}
 
     def __repr__(self) -> str:
         return f"AmlComputeStatus({self.serialize()})"
@@ -365,14 +352,13 @@ class RemoteCompute(ComputeTarget):
     @staticmethod
     def attach(workspace: Any, name: str, *arguments: Any, **named: Any) -> ComputeTarget:
         """`ComputeTarget.attach`, and the way of 2018: attach(workspace, name, username, address, ssh_port=22, ...)."""
-        if arguments and isinstance(arguments[0], Provisioning):
-            return ComputeTarget.create(workspace, name, arguments[0])
-        if isinstance(given := named.get("attach_configuration"), Provisioning):
-            return ComputeTarget.create(workspace, name, given)
-        words = ("username", "address", "ssh_port")
-        values = {**dict(zip(words, arguments, strict=False)), **named}
-        known = {key: values[key] for key in (*words, "private_key_file") if values.get(key)}
-        return ComputeTarget.create(workspace, name, RemoteCompute.attach_configuration(**known))
+        given = arguments[0] if arguments else named.get("attach_configuration")
+        if not isinstance(given, Provisioning):
+            words = ("username", "address", "ssh_port")
+            values = {**dict(zip(words, arguments, strict=False)), **named}
+            known = {key: values[key] for key in (*words, "private_key_file") if values.get(key)}
+            given = RemoteCompute.attach_configuration(**known)
+        return ComputeTarget.create(workspace, name, given)
 
 
 class _Cloud(ComputeTarget):
@@ -491,7 +477,7 @@ def _kept(workspace: Any, name: Any) -> dict[str, Any] | None:
         from paceline.targets import configured
 
         kind = configured.read(workspace.path, name).kind
-        return {**(kept or {}), "type": (kept or {}).get("type") or _KINDS.get(kind, "AmlCompute")}
+        return {"type": "VirtualMachine" if kind == "ssh" else "AmlCompute", **(kept or {})}
     return kept if isinstance(kept, dict) else None
 
 

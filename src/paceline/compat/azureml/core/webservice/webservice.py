@@ -163,10 +163,7 @@ class Webservice:
         Raises:
             WebserviceException: it can't be served; the message has the reason, and the end of its log.
         """
-        try:
-            self._service.wait_for_deployment(show_output, timeout_sec)
-        except PacelineError as error:
-            raise WebserviceException(str(error)) from error
+        self._asked(lambda: self._service.wait_for_deployment(show_output, timeout_sec))
         if show_output:
             print(f'Succeeded\n{self.compute_type} service creation operation finished, operation "Succeeded"')
 
@@ -176,10 +173,7 @@ class Webservice:
         Raises:
             WebserviceException: it answered with an error, or not at all.
         """
-        try:
-            return self._service.run(input_data)
-        except PacelineError as error:
-            raise WebserviceException(str(error), status_code=getattr(error, "status", None)) from error
+        return self._asked(lambda: self._service.run(input_data))
 
     def get_logs(self, num_lines: int = 5000, **others: Any) -> str:
         """The last lines of its log."""
@@ -199,7 +193,6 @@ class Webservice:
 
     def update(self, *arguments: Any, **named: Any) -> None:
         """Serve other models, or by another script: models=, inference_config=; image=. All else stays, with a line."""
-        given: dict[str, Any] = {}
         notes = Notes()
         if (image := named.get("image")) is not None:
             named = {"models": image.models, "inference_config": image.image_config.inference_config(), **named}
@@ -208,11 +201,9 @@ class Webservice:
             notes.add(
                 f"The service's {', '.join(ignored)} can't be changed while it is served: deploy it with overwrite=True."
             )
+        given = script_of(named.get("inference_config"), notes)
         if named.get("models"):
             given["models"] = [getattr(one, "id", one) for one in named["models"]]
-        config = named.get("inference_config")
-        if config is not None:
-            given |= script_of(config, notes)
         notes.show()
         if given:
             self._asked(lambda: self._service.update(**given))
@@ -238,7 +229,7 @@ class Webservice:
         try:
             return call()
         except PacelineError as error:
-            raise WebserviceException(str(error)) from error
+            raise WebserviceException(str(error), status_code=getattr(error, "status", None)) from error
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(workspace={self._workspace!r}, name={self.name}, state={self.state})"
@@ -396,9 +387,7 @@ def deploy(
         raise WebserviceException(
             f"deployment_config={config!r} is none. Make one with LocalWebservice.deploy_configuration()."
         )
-    given: dict[str, Any] = {}
-    if inference_config is not None:
-        given |= script_of(inference_config, notes)
+    given = script_of(inference_config, notes)
     if config.values.get("workers"):
         given["workers"] = int(config.values["workers"])
     try:
@@ -420,15 +409,16 @@ def deploy(
 
 
 def script_of(config: Any, notes: Notes) -> dict[str, Any]:
-    """What an InferenceConfig says, in the words of Paceline's services."""
+    """What an InferenceConfig says, in the words of Paceline's services; nothing where there is none."""
+    if config is None:
+        return {}
     found: dict[str, Any] = {"entry_script": config.entry_script}
     if config.source_directory:
         found["source_directory"] = config.source_directory
     if config.environment is not None:
         spec, _ = sdk_packages.without(spec_of(config.environment, notes))
-        variables = dict(spec.environment_variables)
         if spec.needs_build or spec.python:
             found["environment"] = spec
-        if variables:
-            found["environment_variables"] = variables
+        if spec.environment_variables:
+            found["environment_variables"] = dict(spec.environment_variables)
     return found

@@ -5,6 +5,8 @@ https://learn.microsoft.com/python/api/azureml-pipeline-core/azureml.pipeline.co
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -131,21 +133,15 @@ class PipelineData(native.PipelineData):
 
     def left(self, workspace: Any, run_id: str) -> DataReference:
         """Where the step of this run id leaves it."""
-        made = native.PipelineData(
-            self.name, real_name(workspace, self.datastore), path=self.path, overwrite=self.overwrite
-        )
-        made.inside = self.inside
-        found = made.destination(run_id, "default")
+        made = copy.copy(self)
+        made.datastore = real_name(workspace, self.datastore)
+        found = made.destination(run_id, made.datastore)
         return found.as_upload(self.output_path_on_compute) if self.output_path_on_compute else found
 
     def _found(self, name: str | None, mode: str, path_on_compute: str | None) -> DataReference:
-        return native.PendingReference(
-            name=name or self.name,
-            sources=native.NOWHERE,
-            mode="download" if mode == "download" else "mount",
-            path_on_compute=path_on_compute,
-            inside=self.inside,
-            data=self,
+        mode = "download" if mode == "download" else "mount"
+        return dataclasses.replace(
+            super().as_mount(), name=name or self.name, mode=mode, path_on_compute=path_on_compute
         )
 
 

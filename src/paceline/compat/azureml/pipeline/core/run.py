@@ -5,28 +5,18 @@ https://learn.microsoft.com/python/api/azureml-pipeline-core/azureml.pipeline.co
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.compat.azureml.core.run import Run, ScriptRun
-from paceline.compat.azureml.exceptions import (
-    ActivityFailedException,
-    ExperimentExecutionException,
-    UserErrorException,
-    sdk_class,
-)
+from paceline.compat.azureml.core.run import Run, ScriptRun, check_not_failed
+from paceline.compat.azureml.exceptions import ExperimentExecutionException, UserErrorException, sdk_class
 from paceline.compat.azureml.pipeline.core.graph import PortDataReference
 from paceline.compat.azureml.pipeline.core.published import refuse
 from paceline.compat.azureml.train.hyperdrive.run import HyperDriveRun
-from paceline.controlling import following
-from paceline.pipelines import results
+from paceline.pipelines import pipeline_run, results
 from paceline.pipelines.plan import output
-from paceline.pipelines.spec import PipelineSpec
-from paceline.runs import states
 from paceline.runs.record import RunRecord
-from paceline.runs.visible import visible_line
 
 __all__ = ["PipelineRun", "StepRun", "StepRunOutput"]
 
@@ -36,7 +26,7 @@ _PAUSE_S = 0.2
 
 
 @sdk_class
-class PipelineRun(Run):
+class PipelineRun(Run, pipeline_run.PipelineRun):
     """A pipeline that was submitted.
 
     Raises:
@@ -45,8 +35,6 @@ class PipelineRun(Run):
 
     def __init__(self, experiment: Any, run_id: str, _service_endpoint: Any = None, **kwargs: Any) -> None:
         super().__init__(experiment, run_id)
-        if self.record().pipeline is None:
-            raise UserErrorException(f"run {run_id} is no pipeline; its kind is {self.record().kind}.")
 
     @classmethod
     def _handle(cls, experiment: Any, record: RunRecord) -> Any:
@@ -66,7 +54,7 @@ class PipelineRun(Run):
 
     def get_steps(self) -> Iterator[Any]:
         """The runs of the steps that have begun, in the order of the steps."""
-        for record in results.records(self.folder, self._spec):
+        for record in results.records(self.folder, self.spec):
             if record is not None:
                 yield self._handle(self.experiment, record)
 
@@ -80,7 +68,7 @@ class PipelineRun(Run):
         Raises:
             UserErrorException: there is no such output, or its step is not Completed.
         """
-        spec = self._spec
+        spec = self.spec
         if pipeline_output_name not in spec.outputs:
             raise UserErrorException(
                 f"the pipeline has no output {pipeline_output_name!r}; it has {', '.join(spec.outputs) or 'none'}. "
@@ -112,11 +100,7 @@ class PipelineRun(Run):
             ActivityFailedException: a step has failed, unless raise_on_error=False.
             ExperimentExecutionException: the time is over, or Ctrl-C. The pipeline goes on.
         """
-        return _wait(self, show_output, timeout_seconds, raise_on_error, follows=True)
-
-    @property
-    def _spec(self) -> PipelineSpec:
-        return PipelineSpec.from_json(self.record().pipeline or {})
+        return _wait(self, show_output, timeout_seconds, raise_on_error)
 
 
 class _Step(Run):
@@ -187,7 +171,7 @@ class StepRun(_Step, ScriptRun):
         self, show_output: bool = True, timeout_seconds: float = _FOR_EVER, raise_on_error: bool = True, **others: Any
     ) -> str:
         """Wait for the step's end; its status. As `PipelineRun.wait_for_completion`."""
-        return _wait(self, show_output, timeout_seconds, raise_on_error, follows=False)
+        return _wait(self, show_output, timeout_seconds, raise_on_error)
 
     def get_job_log(self) -> str:
         """What was said of the run, and what its first worker has printed."""
@@ -243,23 +227,19 @@ class StepRunOutput:
         )
 
 
-def _wait(run: Any, show_output: bool, timeout_seconds: float, raise_on_error: bool, *, follows: bool) -> str:
+def _wait(run: Any, show_output: bool, timeout_seconds: float, raise_on_error: bool) -> str:
     if show_output:
         print(f"{type(run).__name__}Id: {run.id}\nLink to folder: {run.get_portal_url()}", flush=True)
     try:
         if timeout_seconds < _FOR_EVER:
             _within(run, timeout_seconds)
-        if show_output and follows:
-            following.to_the_end(run.folder, lambda line: print(visible_line(line), flush=True))
-        record = super(Run, run).wait_for_completion(show_output and not follows, raise_on_error=False)
+        record = super(Run, run).wait_for_completion(show_output, raise_on_error=False)
     except KeyboardInterrupt:
         raise ExperimentExecutionException(
             f"The waiting was interrupted; {run.id} goes on. paceline cancel {run.id} ends it."
         ) from None
-    if record.status == states.FAILED and raise_on_error:
-        report = record.failure
-        error = {"code": report.cause if report else "Failed", "message": str(report or "The run failed.")}
-        raise ActivityFailedException(json.dumps({"error": error}, indent=4))
+    if raise_on_error:
+        check_not_failed(record)
     return str(record.status)
 
 

@@ -34,6 +34,7 @@ _FILES, _BYTES = 10, "1MB"
 
 
 @sdk_class
+@dataclasses.dataclass(eq=False, repr=False)
 class ParallelRunConfig:
     """How a ParallelRunStep runs its script, which has `run(mini_batch)` and may have `init()` and `shutdown()`.
 
@@ -53,42 +54,34 @@ class ParallelRunConfig:
         UserErrorException: a value is wrong.
     """
 
-    def __init__(
-        self,
-        environment: Environment | None,
-        entry_script: str,
-        error_threshold: int,
-        output_action: str,
-        compute_target: Any,
-        node_count: int,
-        process_count_per_node: int | None = None,
-        mini_batch_size: Any = None,
-        source_directory: str | None = None,
-        description: str | None = None,
-        logging_level: str = "INFO",
-        run_invocation_timeout: int = 60,
-        run_max_try: int = 3,
-        append_row_file_name: str | None = None,
-        allowed_failed_count: int | None = None,
-        allowed_failed_percent: float | None = None,
-        partition_keys: Any = None,
-        environment_variables: Mapping[str, str] | None = None,
-    ) -> None:
-        if not isinstance(entry_script, str) or not entry_script.endswith(".py"):
-            raise UserErrorException(f"entry_script={entry_script!r} is no Python file.")
-        if output_action not in _ACTIONS:
-            raise UserErrorException(f"output_action={output_action!r} is none of {', '.join(_ACTIONS)}.")
-        if append_row_file_name is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+", str(append_row_file_name)):
-            raise UserErrorException(f"append_row_file_name={append_row_file_name!r} is no name of a file.")
-        self.environment, self.entry_script, self.output_action = environment, entry_script, output_action
-        self.error_threshold, self.compute_target, self.node_count = error_threshold, compute_target, node_count
-        self.process_count_per_node, self.mini_batch_size = process_count_per_node, mini_batch_size
-        self.source_directory, self.description, self.logging_level = source_directory, description, logging_level
-        self.run_invocation_timeout, self.run_max_try = run_invocation_timeout, run_max_try
-        self.append_row_file_name = append_row_file_name
-        self.allowed_failed_count, self.allowed_failed_percent = allowed_failed_count, allowed_failed_percent
-        self.partition_keys = partition_keys
-        self.environment_variables = dict(environment_variables or {})
+    environment: Environment | None
+    entry_script: str
+    error_threshold: int
+    output_action: str
+    compute_target: Any
+    node_count: int
+    process_count_per_node: int | None = None
+    mini_batch_size: Any = None
+    source_directory: str | None = None
+    description: str | None = None
+    logging_level: str = "INFO"
+    run_invocation_timeout: int = 60
+    run_max_try: int = 3
+    append_row_file_name: str | None = None
+    allowed_failed_count: int | None = None
+    allowed_failed_percent: float | None = None
+    partition_keys: Any = None
+    environment_variables: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.entry_script, str) or not self.entry_script.endswith(".py"):
+            raise UserErrorException(f"entry_script={self.entry_script!r} is no Python file.")
+        if self.output_action not in _ACTIONS:
+            raise UserErrorException(f"output_action={self.output_action!r} is none of {', '.join(_ACTIONS)}.")
+        name = self.append_row_file_name
+        if name is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+", str(name)):
+            raise UserErrorException(f"append_row_file_name={name!r} is no name of a file.")
+        self.environment_variables = dict(self.environment_variables or {})
 
 
 @sdk_class
@@ -126,15 +119,14 @@ class ParallelRunStep(PipelineStep):
         self.allow_reuse = bool(allow_reuse)
 
     def _values(self) -> list[Any]:
-        config = getattr(self, "_config", None)
-        return [*super()._values(), self._side_inputs, list(vars(config).values()) if config else []]
+        return [*super()._values(), self._side_inputs, list(vars(self._config).values())]
 
     def _configuration(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
         config, run = self._config, RunConfiguration()
         run.target = config.compute_target
         if config.environment is not None:
             run.environment = config.environment
-        run.environment_variables = dict(config.environment_variables)
+        run.environment_variables = dict(config.environment_variables or {})
         nodes = _number("node_count", filling.value(config.node_count), 1)
         per_node = _number("process_count_per_node", filling.value(config.process_count_per_node) or 1, 1)
         # Plain processes: the script joins no group, and any framework would do.
@@ -172,7 +164,8 @@ class ParallelRunStep(PipelineStep):
             if keys and one.mode != "direct"
         }
         size = filling.value(config.mini_batch_size)
-        percent = config.allowed_failed_percent
+        count, percent = config.allowed_failed_count, config.allowed_failed_percent
+        file = config.append_row_file_name or "parallel_run_step.txt"
         return Settings(
             entry=config.entry_script,
             files=files,
@@ -183,14 +176,10 @@ class ParallelRunStep(PipelineStep):
             timeout_s=_number("run_invocation_timeout", filling.value(config.run_invocation_timeout), 1),
             tries=_number("run_max_try", filling.value(config.run_max_try), 1),
             error_threshold=_number("error_threshold", filling.value(config.error_threshold), -1),
-            failed_batches=-1
-            if config.allowed_failed_count is None
-            else _number("allowed_failed_count", config.allowed_failed_count, -1),
+            failed_batches=-1 if count is None else _number("allowed_failed_count", count, -1),
             failed_percent=-1.0 if percent is None else float(percent),
             output=next((one.name for one in self._outputs()), None),
-            file=(config.append_row_file_name or "parallel_run_step.txt")
-            if config.output_action == "append_row"
-            else None,
+            file=file if config.output_action == "append_row" else None,
             logging_level=str(filling.value(config.logging_level)),
         )
 
@@ -204,8 +193,9 @@ def _as_folder(filling: Filling, value: Any) -> DataReference:
     # A dataset without a name of its own is mounted; whether it is a table is its own to say.
     dataset = getattr(filled, "dataset", filled)
     if reference.table is not None or hasattr(dataset, "to_pandas_dataframe"):
-        named = filled if reference.mode == "direct" else None
-        found = reference if named is not None else filling.reference(dataset.as_named_input(reference.name))
+        if reference.mode == "direct":
+            return reference
+        found = filling.reference(dataset.as_named_input(reference.name))
         assert found is not None, "a dataset is data"
         return found
     return dataclasses.replace(reference, mode="mount") if reference.mode == "direct" else reference

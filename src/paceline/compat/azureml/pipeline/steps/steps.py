@@ -19,8 +19,54 @@ from paceline.compat.azureml.train.estimator import Estimator, MMLBaseEstimator
 __all__ = ["CommandStep", "EstimatorStep", "MpiStep", "PythonScriptStep"]
 
 
+#: What a run configuration's parameters set: in which of its parts ("" for itself), and what.
+_RUN_PARAMS = {
+    "NodeCount": ("", "node_count"),
+    "MpiProcessCountPerNode": ("mpi", "process_count_per_node"),
+    "TensorflowWorkerCount": ("tensorflow", "worker_count"),
+    "TensorflowParameterServerCount": ("tensorflow", "parameter_server_count"),
+}
+
+
+class _ConfiguredStep(PipelineStep):
+    """A step with a run configuration. run_params: what changes it; params: name -> value, for the script's variables."""
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Any,
+        outputs: Any,
+        arguments: Any,
+        run_params: Mapping[str, Any] | None,
+        params: Mapping[str, Any] | None = None,
+    ) -> None:
+        if unknown := sorted(set(run_params or {}) - set(_RUN_PARAMS)):
+            raise UserErrorException(
+                f"runconfig_pipeline_params has {unknown[0]!r}; known are {', '.join(_RUN_PARAMS)}."
+            )
+        self._run_params, self._params = dict(run_params or {}), dict(params or {})
+        super().__init__(name, inputs, outputs, arguments)
+        self.compute_target: Any = None
+
+    def _values(self) -> list[Any]:
+        return [*super()._values(), self._params, self._run_params]
+
+    def _run_config(self, filling: Filling, given: RunConfiguration | None) -> RunConfiguration:
+        """A copy of the run configuration, with what the step's parameters say."""
+        run = RunConfiguration() if given is None else copy.copy(given)
+        run.mpi, run.tensorflow = copy.copy(run.mpi), copy.copy(run.tensorflow)
+        if self.compute_target is not None:
+            run.target = self.compute_target
+        for name, value in self._run_params.items():
+            part, attribute = _RUN_PARAMS[name]
+            setattr(getattr(run, part) if part else run, attribute, int(filling.value(value)))
+        variables = {f"AML_PARAMETER_{name}": str(filling.value(value)) for name, value in self._params.items()}
+        run.environment_variables = {**(run.environment_variables or {}), **variables}
+        return run
+
+
 @sdk_class
-class PythonScriptStep(PipelineStep):
+class PythonScriptStep(_ConfiguredStep):
     """A script. runconfig: environment, communicator and the rest; compute_target: default that of runconfig, else this machine.
 
     params: name -> value, in the script's variables AML_PARAMETER_<name>. runconfig_pipeline_params: NodeCount,
@@ -49,23 +95,19 @@ class PythonScriptStep(PipelineStep):
     ) -> None:
         if not script_name:
             raise UserErrorException("script_name is required with PythonScriptStep.")
-        self._params, self._runconfig_params = dict(params or {}), _known_params(runconfig_pipeline_params)
-        super().__init__(name or script_name, inputs, outputs, arguments)
+        super().__init__(name or script_name, inputs, outputs, arguments, runconfig_pipeline_params, params)
         self.script_name, self.compute_target, self.runconfig = script_name, compute_target, runconfig
         self.source_directory, self.allow_reuse = source_directory, bool(allow_reuse)
 
-    def _values(self) -> list[Any]:
-        return [*super()._values(), self._params, self._runconfig_params]
-
     def _configuration(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
-        run = _run_config(self, filling, self.runconfig, self.compute_target, self._runconfig_params, self._params)
+        run = self._run_config(filling, self.runconfig)
         return ScriptRunConfig(
             self.source_directory or source_directory or ".", self.script_name, list(self.arguments), run
         )
 
 
 @sdk_class
-class CommandStep(PipelineStep):
+class CommandStep(_ConfiguredStep):
     """A command line, by a shell; a list of words and data, or a text. runconfig: a ScriptRunConfig's, or a RunConfiguration.
 
     Raises:
@@ -90,24 +132,23 @@ class CommandStep(PipelineStep):
         command = command or (config.command if config is not None else None)
         if not command:
             raise UserErrorException("command is required with CommandStep.")
-        self._params, self._runconfig_params = dict(params or {}), _known_params(runconfig_pipeline_params)
         self.command = list(command) if isinstance(command, (list, tuple)) else command
-        super().__init__(name or "command", inputs, outputs)
+        super().__init__(name or "command", inputs, outputs, None, runconfig_pipeline_params, params)
         self.compute_target, self.runconfig, self.allow_reuse = compute_target, config, bool(allow_reuse)
         given = runconfig.source_directory if isinstance(runconfig, ScriptRunConfig) else None
         self.source_directory = source_directory or given
 
     def _values(self) -> list[Any]:
-        return [*super()._values(), getattr(self, "command", None), self._params, self._runconfig_params]
+        return [*super()._values(), self.command]
 
     def _configuration(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
-        run = _run_config(self, filling, self.runconfig, self.compute_target, self._runconfig_params, self._params)
+        run = self._run_config(filling, self.runconfig)
         run.script, run.arguments = None, []
         return ScriptRunConfig(self.source_directory or source_directory or ".", run_config=run, command=self.command)
 
 
 @sdk_class
-class EstimatorStep(PipelineStep):
+class EstimatorStep(_ConfiguredStep):
     """An estimator. estimator_entry_script_arguments: its script's, in place of script_params, which have to be empty.
 
     Raises:
@@ -132,18 +173,13 @@ class EstimatorStep(PipelineStep):
             raise UserErrorException(
                 "script_params of the estimator of a step has to be empty: give estimator_entry_script_arguments."
             )
-        self._runconfig_params = _known_params(runconfig_pipeline_params)
-        super().__init__(name or str(estimator.script), inputs, outputs, estimator_entry_script_arguments)
+        words = estimator_entry_script_arguments
+        super().__init__(name or str(estimator.script), inputs, outputs, words, runconfig_pipeline_params)
         self.estimator, self.compute_target, self.allow_reuse = estimator, compute_target, bool(allow_reuse)
-
-    def _values(self) -> list[Any]:
-        return [*super()._values(), self._runconfig_params]
 
     def _configuration(self, filling: Filling, source_directory: str | None) -> ScriptRunConfig:
         config = self.estimator.script_run_config(filling.workspace)
-        config.run_config = _run_config(
-            self, filling, config.run_config, self.compute_target, self._runconfig_params, {}
-        )
+        config.run_config = self._run_config(filling, config.run_config)
         config.run_config.arguments = list(self.arguments)
         return config
 
@@ -180,39 +216,3 @@ class MpiStep(EstimatorStep):
             **kwargs,
         )
         super().__init__(name or script_name, estimator, arguments, None, inputs, outputs, None, allow_reuse, version)
-
-
-#: What a run configuration's parameters set.
-_RUN_PARAMS = ("NodeCount", "MpiProcessCountPerNode", "TensorflowWorkerCount", "TensorflowParameterServerCount")
-
-
-def _known_params(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    if unknown := sorted(set(given or {}) - set(_RUN_PARAMS)):
-        raise UserErrorException(f"runconfig_pipeline_params has {unknown[0]!r}; known are {', '.join(_RUN_PARAMS)}.")
-    return dict(given or {})
-
-
-def _run_config(
-    step: PipelineStep,
-    filling: Filling,
-    given: RunConfiguration | None,
-    target: Any,
-    run_params: Mapping[str, Any],
-    params: Mapping[str, Any],
-) -> RunConfiguration:
-    """A copy of the step's run configuration, with what its parameters say."""
-    run = RunConfiguration() if given is None else copy.copy(given)
-    run.mpi, run.tensorflow = copy.copy(run.mpi), copy.copy(run.tensorflow)
-    if target is not None:
-        run.target = target
-    values = {name: int(filling.value(value)) for name, value in run_params.items()}
-    run.node_count = values.get("NodeCount", run.node_count)
-    run.mpi.process_count_per_node = values.get("MpiProcessCountPerNode", run.mpi.process_count_per_node)
-    run.tensorflow.worker_count = values.get("TensorflowWorkerCount", run.tensorflow.worker_count)
-    run.tensorflow.parameter_server_count = values.get(
-        "TensorflowParameterServerCount", run.tensorflow.parameter_server_count
-    )
-    variables = dict(run.environment_variables or {})
-    variables |= {f"AML_PARAMETER_{name}": str(filling.value(value)) for name, value in params.items()}
-    run.environment_variables = variables
-    return run

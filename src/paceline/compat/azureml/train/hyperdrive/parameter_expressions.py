@@ -63,28 +63,11 @@ def qloguniform(min_value: float, max_value: float, q: float) -> Any:
     return expressions.qloguniform(_exp(min_value), _exp(max_value), q)
 
 
-@sdk_errors
-def normal(mu: float, sigma: float) -> Any:
-    """A number around mu, with the standard deviation sigma."""
-    return expressions.normal(mu, sigma)
-
-
-@sdk_errors
-def qnormal(mu: float, sigma: float, q: float) -> Any:
-    """round(normal(mu, sigma) / q) * q."""
-    return expressions.qnormal(mu, sigma, q)
-
-
-@sdk_errors
-def lognormal(mu: float, sigma: float) -> Any:
-    """exp(normal(mu, sigma))."""
-    return expressions.lognormal(mu, sigma)
-
-
-@sdk_errors
-def qlognormal(mu: float, sigma: float, q: float) -> Any:
-    """round(exp(normal(mu, sigma)) / q) * q."""
-    return expressions.qlognormal(mu, sigma, q)
+# Their parameters are called as the SDK's are: mu, sigma and q.
+normal = sdk_errors(expressions.normal)
+qnormal = sdk_errors(expressions.qnormal)
+lognormal = sdk_errors(expressions.lognormal)
+qlognormal = sdk_errors(expressions.qlognormal)
 
 
 def _exp(bound: Any) -> float:

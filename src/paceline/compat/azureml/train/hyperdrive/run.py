@@ -78,16 +78,12 @@ class HyperDriveRun(Run):
         self, include_failed: bool = True, include_canceled: bool = True, include_resume_from_runs: bool = True
     ) -> Any:
         """The child whose primary metric has been the best at any time; None where none has logged it."""
-        left_out: set[str] = set()
-        if not include_failed:
-            left_out.add(states.FAILED)
-        if not include_canceled:
-            left_out.add(states.CANCELED)
+        counts = {states.FAILED: include_failed, states.CANCELED: include_canceled}
         trials = self._trials()
         if include_resume_from_runs:
             for former in filter(None, (self.properties.get(RESUMED) or "").split(",")):
                 trials += HyperDriveRun(self.experiment, former)._trials()
-        found = [one for one in self._sorted(trials) if one.status not in left_out and self._best(one) is not None]
+        found = [one for one in self._sorted(trials) if counts.get(one.status, True) and self._best(one) is not None]
         return ScriptRun(self.experiment, found[0].run_id) if found else None
 
     def get_children_sorted_by_primary_metric(

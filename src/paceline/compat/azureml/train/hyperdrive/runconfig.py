@@ -5,10 +5,11 @@ https://learn.microsoft.com/python/api/azureml-train-core/azureml.train.hyperdri
 
 from __future__ import annotations
 
+import copy
 import enum
 import secrets
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 from paceline.compat.azureml.exceptions import HyperDriveConfigException
@@ -160,26 +161,24 @@ class HyperDriveConfig:
         from paceline.sweeps.spec import SweepSpec
 
         swept = {name.lstrip("-") for name in self.hyperparameter_sampling.parameter_space}
+        config = self.run_config
         if self.estimator is not None:
+            estimator = copy.copy(self.estimator)
             # A fixed value of the same name gives way to those that are tried.
-            mine = {k: v for k, v in self.estimator.script_params.items() if str(k).lstrip("-") not in swept}
-            estimator = self.estimator.with_overrides()
+            mine = {k: v for k, v in estimator.script_params.items() if str(k).lstrip("-") not in swept}
             estimator.script_params = mine
-            found = prepared(change(estimator.script_run_config(workspace)), workspace, run_id=OF_TRIAL)
-        else:
-            assert self.run_config is not None
-            found = prepared(change(self.run_config), workspace, run_id=OF_TRIAL)
+            config = estimator.script_run_config(workspace)
+        assert config is not None, "one of the two was given"
+        found = prepared(change(config), workspace, run_id=OF_TRIAL)
         space = Space(self.hyperparameter_sampling.parameter_space)
         sampler = self.hyperparameter_sampling.sampler
         check_sampler(sampler, space)
         former = tuple(self._former(run).id for run in self.resume_from)
         points = tuple(_point(run) for run in self.resume_child_runs)
-        # Random points and grids learn nothing from results; the best of the former runs counts all the same.
-        more: dict[str, Any] = {"warm_start": former} if former and sampler == "tpe" else {}
         spec = SweepSpec(
             space=space,
             metric=self.primary_metric_name,
-            goal="maximize" if self.primary_metric_goal is PrimaryMetricGoal.MAXIMIZE else "minimize",
+            goal=self._native_goal,
             trials=self.max_total_runs,
             concurrent=self.max_concurrent_runs,
             sampler=sampler,
@@ -188,9 +187,14 @@ class HyperDriveConfig:
             max_duration_seconds=self.max_duration_minutes * 60.0,
             points=points,
             resumed=tuple(run.id for run in self.resume_child_runs),
-            **more,
+            # Random points and grids learn nothing from results; the best of the former runs counts all the same.
+            warm_start=former if sampler == "tpe" else (),
         )
         return found, spec
+
+    @property
+    def _native_goal(self) -> Literal["maximize", "minimize"]:
+        return "maximize" if self.primary_metric_goal is PrimaryMetricGoal.MAXIMIZE else "minimize"
 
     def _former(self, run: Any) -> Any:
         """The same run, a sweep that has ended and was judged as this one.
@@ -200,16 +204,15 @@ class HyperDriveConfig:
         """
         record = run.record()
         spec = record.sweep or {}
-        goal = "maximize" if self.primary_metric_goal is PrimaryMetricGoal.MAXIMIZE else "minimize"
         if record.status not in (states.COMPLETED, states.CANCELED) or not spec:
             raise HyperDriveConfigException(
                 f"resume_from: run {run.id} is {record.status}, of kind {record.kind}; a HyperDriveRun that is Completed or "
                 "Canceled can be gone on from."
             )
-        if (spec["metric"], spec["goal"]) != (self.primary_metric_name, goal):
+        if (spec["metric"], spec["goal"]) != (self.primary_metric_name, self._native_goal):
             raise HyperDriveConfigException(
                 f"resume_from: run {run.id} was judged by {spec['metric']!r}, {spec['goal']}; this one is by "
-                f"{self.primary_metric_name!r}, {goal}."
+                f"{self.primary_metric_name!r}, {self._native_goal}."
             )
         return run
 

@@ -1,3 +1,0 @@
-"""`azureml.core.compute.kubernetescompute`."""
-
-from paceline.compat.azureml.core.compute.targets import *  # noqa: F403
