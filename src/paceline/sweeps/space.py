@@ -118,9 +118,14 @@ class Space:
         return chosen
 
     @property
+    def parameters(self) -> list[Dimension]:
+        """What the script is given, those of all branches; without the choices that only lead to branches."""
+        return [dimension for dimension in every(self.dimensions) if not dimension.branches]
+
+    @property
     def names(self) -> list[str]:
-        """What the script calls them, those of all branches; without the choices that only lead to branches."""
-        return list(dict.fromkeys(d.name for d in every(self.dimensions) if not d.branches))
+        """What the script calls them."""
+        return list(dict.fromkeys(dimension.name for dimension in self.parameters))
 
     @property
     def size(self) -> int | None:
