@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.errors import SweepError
-from paceline.sweeps.policies.policy import check_intervals, check_whole, judged_at
+from paceline.sweeps.policies.policy import check_intervals, check_whole, judged
 from paceline.sweeps.trial import Goal, Trial, cost
 
 
@@ -35,11 +35,7 @@ class TruncationSelection:
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Trial number -> why it is to be stopped."""
         found: dict[int, str] = {}
-        for trial in trials:
-            interval = judged_at(trial, self.evaluation_interval, self.delay_evaluation)
-            own = trial.best(goal, interval) if interval else None
-            if interval is None or own is None:
-                continue
+        for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
             bests = (other.best(goal, interval) for other in trials if len(other.curve) >= interval)
             worst = sorted((cost(value, goal) for value in bests if value is not None), reverse=True)
             count = len(worst) * self.truncation_percentage // 100
