@@ -6,6 +6,7 @@ A trial is a child `<sweep>_<number>`. Where the sweep's policy pauses trials, w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -122,27 +123,22 @@ def trial_of(records: Sequence[RunRecord], runs_dir: Path, spec: SweepSpec) -> T
     )
 
 
-def series_of(trial: Trial, runs_dir: Path, metric: str) -> Series:
-    """What all runs of a trial but the last have logged."""
-    series = Series()
-    for leg in trial.earlier:
-        series = series.then(CurveReader(RunFolder(runs_dir / leg.run_id).metrics, metric))
-    return series
-
-
 def trials(sweep: RunFolder, spec: SweepSpec) -> list[Trial]:
     """All trials of the sweep, in order of their numbers."""
+    return [trial for trial, _ in read_trials(sweep, spec)]
+
+
+def read_trials(sweep: RunFolder, spec: SweepSpec) -> Iterator[tuple[Trial, list[RunRecord]]]:
+    """The same one by one, each with the records of its runs; with none where it was known to have ended."""
     # A trial that was paused may go on in another run, so it is read each time.
     ended = EndedTrials(sweep) if pausing(spec.stop) is None else None
-    found: list[Trial] = []
-    while True:
-        trial = ended.get(len(found)) if ended is not None else None
-        if trial is None:
-            records = next(all_runs(sweep, spec, len(found)), None)
-            if records is None:
-                return found
-            trial = trial_of(records, sweep.path.parent, spec)
-        found.append(trial)
+    for number in itertools.count():
+        if ended is not None and (trial := ended.get(number)) is not None:
+            yield trial, []
+        elif records := next(all_runs(sweep, spec, number), None):
+            yield trial_of(records, sweep.path.parent, spec), records
+        else:
+            return
 
 
 def _leg(record: RunRecord, curve: tuple[float, ...]) -> Leg:

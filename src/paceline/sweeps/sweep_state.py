@@ -12,10 +12,9 @@ from paceline.errors import PacelineError
 from paceline.runs import removal, states, store
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
-from paceline.sweeps.children import all_runs, child_id, series_of, trial_of
+from paceline.sweeps.children import child_id, read_trials
 from paceline.sweeps.curves import CurveReader
-from paceline.sweeps.ended import EndedTrials, keep
-from paceline.sweeps.policies.pausing import pausing
+from paceline.sweeps.ended import keep
 from paceline.sweeps.samplers.sampler import Proposal
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
@@ -80,16 +79,9 @@ class SweepState:
         # A kill in the midst of a submission leaves the hidden folder, and `store.create` refuses to make one that is there.
         for hidden in self.runs_dir.glob(f"{removal.NEW}{self.folder.run_id}_*"):
             shutil.rmtree(hidden, ignore_errors=True)
-        ended = EndedTrials(self.folder)
-        while True:
-            # One that was paused may have gone on since.
-            if pausing(self.spec.stop) is None and (kept := ended.get(len(self.trials))) is not None:
-                self.add(kept)
-                continue
-            if (runs := next(all_runs(self.folder, self.spec, len(self.trials)), None)) is None:
-                break
-            self.add(trial_of(runs, self.runs_dir, self.spec), was_cut_off=never_began(runs[-1]))
-            if self.trials[-1].is_over:
+        for trial, runs in read_trials(self.folder, self.spec):
+            self.add(trial, was_cut_off=bool(runs) and never_began(runs[-1]))
+            if runs and self.trials[-1].is_over:
                 keep(self.folder, self.trials[-1])
         if self.trials:
             say(f"going on with {len(self.trials)} trials, of which {len(self.live)} run")
@@ -113,8 +105,7 @@ class SweepState:
     def _watch(self, trial: Trial) -> None:
         self.changes += 1
         if not trial.is_over:
-            earlier = series_of(trial, self.runs_dir, self.spec.metric)
-            self.live[trial.number] = Watch(self.folder_of(trial.number), self.spec.metrics, earlier)
+            self.live[trial.number] = Watch(trial, self.runs_dir, self.spec)
 
     def look(self) -> list[Trial]:
         """Bring the trials up to date; those whose curve or state has changed."""
