@@ -103,21 +103,10 @@ def _ask(
 def _next(link: socket.socket, limit_s: float) -> tuple[int, bytes] | str:
     """The next frame, or why there is none."""
     link.settimeout(limit_s)
-    got = b""
-    size = wire.FRAME.size
     try:
-        while len(got) < size:
-            part = link.recv(1 << 20)
-            if not part:
-                return "it ended"
-            got += part
-            if len(got) >= wire.FRAME.size:
-                size = wire.FRAME.size + wire.FRAME.unpack_from(got)[1]
+        return wire.receive(link) or "it ended"
     except TimeoutError:
         return f"it took more than {limit_s:g} s"
-    except ConnectionError:
-        return "it ended"
-    return wire.FRAME.unpack_from(got)[0], got[wire.FRAME.size : size]
 
 
 def _while(what: str, started: StartedModel) -> str:
