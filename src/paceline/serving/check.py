@@ -12,13 +12,14 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from paceline.errors import ServingError
 from paceline.serving import wire
 from paceline.serving.config import ServerConfig
 from paceline.serving.front.models import lay_out, verify
 from paceline.serving.front.process import StartedModel, ending
+from paceline.serving.model.answers import message_of
 from paceline.system.files import remove_tree
 
 
@@ -94,7 +95,7 @@ def _ask(
     text = reply.body.decode("utf-8", errors="replace")
     problem = None
     if reply.status >= 400:
-        problem = f"the sample was answered {reply.status}: {_message(text)}"
+        problem = f"the sample was answered {reply.status}: {message_of(reply.body)}"
         if reply.status >= 500 and (last := _exception(_text(output))):
             problem = f"the sample was answered {reply.status}, for the script failed: {last}"
     return CheckResult(problem=problem, log=_text(output), status=reply.status, answer=text, **done)
@@ -118,13 +119,6 @@ def _while(what: str, started: StartedModel) -> str:
 def _text(output: IO[bytes]) -> str:
     output.seek(0)
     return output.read().decode("utf-8", errors="replace")
-
-
-def _message(text: str) -> Any:
-    try:
-        return json.loads(text)["message"]
-    except (ValueError, KeyError, TypeError):
-        return text[:300]
 
 
 def _exception(log: str) -> str:

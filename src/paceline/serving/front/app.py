@@ -30,7 +30,7 @@ from paceline.serving.front import metrics
 from paceline.serving.front.access import AccessLog
 from paceline.serving.front.keys import is_right
 from paceline.serving.front.pool import Pool
-from paceline.serving.model.answers import error
+from paceline.serving.model.answers import error, in_protocol
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -283,10 +283,7 @@ class App:
 
 def in_words_of(path: str, body: bytes) -> bytes:
     """The body of an error, {"message": ...}; the inference protocol calls it "error"."""
-    if not path.startswith("/v2"):
-        return body
-    message = json.loads(body)["message"]
-    return json.dumps({"error": message, "message": message}).encode()
+    return in_protocol(body) if path.startswith("/v2") else body
 
 
 def _too_large(limit: int) -> RefusedError:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.serving.model import swagger, tensors
-from paceline.serving.model.answers import InputError, OutputError, as_json, error, parsed
+from paceline.serving.model.answers import InputError, OutputError, as_json, error, in_protocol, parsed
 from paceline.serving.model.runners.base import Runner
 from paceline.serving.model.tracebacks import show
 from paceline.serving.wire import INFER, ModelCall, Reply
@@ -192,8 +191,5 @@ def _rows(inputs: dict[str, Any]) -> int:
 
 def _refused(is_infer: bool, status: int, message: str) -> Reply:
     """An error in the words of the path: the inference protocol calls it "error"."""
-    if not is_infer:
-        return error(status, message)
-    return Reply(
-        status, json.dumps({"error": message, "message": message}).encode(), [("content-type", "application/json")]
-    )
+    refused = error(status, message)
+    return refused._replace(body=in_protocol(refused.body)) if is_infer else refused
