@@ -48,8 +48,7 @@ def check(config: ServerConfig, sample: bytes | None = None, *, path: str = "/sc
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as name, open(Path(name) / "log", "w+b") as output:
         folder = Path(name)
         try:
-            for model in config.models:
-                verify(model)
+            verify(config)
             if config.entry_script is not None and not (Path(str(config.source_dir)) / config.entry_script).is_file():
                 raise ServingError(
                     f"entry_script={config.entry_script!r}: there is no such file in {config.source_dir!r}."

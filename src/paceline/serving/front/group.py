@@ -209,9 +209,7 @@ class ServerGroup:
         if _loads_the_same(config, before):
             self.pool.adjust(config)
         else:
-            loop = asyncio.get_running_loop()
-            for model in config.models:
-                await loop.run_in_executor(None, verify, model)
+            await asyncio.get_running_loop().run_in_executor(None, verify, config)
             generation = self.pool.begin(config, lay_out(config, self._folder))
             await generation.loaded
             self.pool.switch()
