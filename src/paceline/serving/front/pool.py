@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -73,7 +73,7 @@ class Pool:
         self.next: Generation | None = None
         self.queue: deque[Waiting] = deque()
         #: Why processes were replaced -> how often.
-        self.restarts: dict[str, int] = {}
+        self.restarts: Counter[str] = Counter()
         self.batches = 0
         self.is_closing = False
         #: All that live, those included that end as soon as they have answered.
@@ -271,8 +271,7 @@ class Pool:
                 return
         else:
             _log.warning("model process %d is replaced: %s", one.pid, one.reason)
-        why = one.cause
-        self.restarts[why] = self.restarts.get(why, 0) + 1
+        self.restarts[one.cause] += 1
         pause_s = 0.0
         if one.error is not None:
             pause_s, self._pause_s = self._pause_s, min(_LAST_PAUSE_S, self._pause_s * 2)
@@ -334,7 +333,7 @@ class Pool:
                 # It answers until the next one is ready.
                 each.cause = "memory"
                 _log.warning("model process %d is replaced: %s", each.pid, text)
-                self.restarts["memory"] = self.restarts.get("memory", 0) + 1
+                self.restarts["memory"] += 1
                 self._successor_of[self._start(self.current)] = each
 
 
