@@ -319,12 +319,11 @@ def _array(hint: Any, shape: tuple[Any, ...] | None) -> Hint:
     def read(value: Any, where: str) -> Any:
         import numpy as np
 
+        from paceline.serving.model.tensors import array_of
+
         if not isinstance(value, list):
             raise _wrong(value, where, title)
-        try:
-            found = np.array(value)
-        except ValueError:
-            raise InputError(f"{where}: its lists differ in length.") from None
+        found = array_of(value, where)
         if found.dtype.kind not in "biuf":
             raise InputError(f"{where} should hold numbers alone.")
         if not np.isfinite(found).all():
