@@ -29,6 +29,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.services import keys, revise
 from paceline.services.folder import ServiceFolder
+from paceline.services.log import Tail
 from paceline.services.package.versions import server_versions
 from paceline.services.package.write import package
 from paceline.services.record import Revision, ServiceRecord
@@ -62,7 +63,7 @@ class _Served:
     forward: subprocess.Popen[bytes] | None = None
     place: Place | None = None
     is_ready: bool = False
-    shown: int = 0
+    log: Tail | None = None
     ended: str | None = None
 
 
@@ -345,16 +346,12 @@ class AwayServer:
 
     def _show(self, served: _Served, record: RunRecord) -> None:
         """Add to the service's log what its server has printed since."""
-        with (
-            contextlib.suppress(OSError, IndexError),
-            open(served.folder.rank_log(record.attempts[-1].number, 0), "rb") as file,
-        ):
-            file.seek(served.shown)
-            data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            served.shown += len(whole)
-            sys.stdout.write(whole.decode(errors="replace"))
-            sys.stdout.flush()
+        if not record.attempts:
+            return
+        if served.log is None:
+            served.log = Tail(served.folder.rank_log(record.attempts[-1].number, 0))
+        sys.stdout.write(served.log.new())
+        sys.stdout.flush()
 
     def _forwarded(self, node: str, port: int) -> tuple[subprocess.Popen[bytes], str]:
         target: Any = configured.read(self._folder.workspace_dir, self._target).make()

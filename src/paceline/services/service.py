@@ -166,18 +166,10 @@ class Service:
         Raises:
             ServiceFailedError: it can't be served; the message has the reason. An update that fails leaves the revision before.
         """
-        at = 0
+        tail = log.Tail(self._folder.log)
 
         def show(record: ServiceRecord) -> None:
-            nonlocal at
-            try:
-                with open(self._folder.log, "rb") as file:
-                    file.seek(at)
-                    data = file.read()
-            except OSError:
-                return
-            at += len(data)
-            sys.stdout.write(data.decode("utf-8", errors="replace"))
+            sys.stdout.write(tail.new(whole_lines=False))
             sys.stdout.flush()
 
         serial = store.wanted(self._folder).serial
