@@ -43,7 +43,6 @@ def deploy(
     overwrite: bool = False,
     tags: Mapping[str, Any] | None = None,
     description: str = "",
-    progress: revise.Progress | None = None,
 ) -> ServiceFolder:
     """Make a service and start it; returns at once.
 
@@ -71,7 +70,7 @@ def deploy(
                 f"there is a service {name!r} already. Change it by `paceline service update {name}`, delete it by `paceline "
                 f"service delete {name}`, or deploy with overwrite=True (`--overwrite`)."
             )
-        return _overwrite(folder, asked, workers=workers, port=port, auth=auth, progress=progress)
+        return _overwrite(folder, asked, workers=workers, port=port, auth=auth)
     _check_server()
     check_free(host, port)
     record = ServiceRecord(
@@ -90,7 +89,7 @@ def deploy(
         description=description,
         owner=runs_store.owner(),
     )
-    _make(folder, record, asked, workers, progress)
+    _make(folder, record, asked, workers)
     return folder
 
 
@@ -101,7 +100,6 @@ def update(
     workers: int | None = None,
     why: str,
     source_of: Revision | None = None,
-    progress: revise.Progress | None = None,
 ) -> Wanted:
     """Ask for a new revision. The one that is served goes on until the new one is ready, and for good if that fails.
 
@@ -110,7 +108,7 @@ def update(
     if workers is not None:
         check_workers(workers)
     with store.asking(folder):
-        made = revise.write(folder, asked, why=why, source_of=source_of, progress=progress)
+        made = revise.write(folder, asked, why=why, source_of=source_of)
         more = {} if workers is None else {"workers": workers}
         wanted = store.want(folder, state=UP, revision=made.number, why=why, **more)
     read.record(folder)
@@ -235,15 +233,13 @@ def _want(folder: ServiceFolder, **changes: Any) -> Wanted:
     return wanted
 
 
-def _make(
-    folder: ServiceFolder, record: ServiceRecord, asked: RevisionSpec, workers: int, progress: revise.Progress | None
-) -> None:
+def _make(folder: ServiceFolder, record: ServiceRecord, asked: RevisionSpec, workers: int) -> None:
     """Write the folder under a hidden name, and start the supervisor once it has its own."""
     hidden = ServiceFolder(folder.path.with_name(f".new-{folder.name}-{os.urandom(4).hex()}"), folder.name)
     try:
         hidden.logs.mkdir(parents=True)
         hidden.revisions.mkdir()
-        revise.write(hidden, asked, why="deployed", progress=progress)
+        revise.write(hidden, asked, why="deployed")
         if record.has_keys:
             keys.make(hidden)
         write_json(
@@ -273,13 +269,7 @@ def _make(
 
 
 def _overwrite(
-    folder: ServiceFolder,
-    asked: RevisionSpec,
-    *,
-    workers: int,
-    port: int,
-    auth: bool | None,
-    progress: revise.Progress | None,
+    folder: ServiceFolder, asked: RevisionSpec, *, workers: int, port: int, auth: bool | None
 ) -> ServiceFolder:
     found = store.stored(folder)
     if port and port != found.port:
@@ -292,7 +282,7 @@ def _overwrite(
             f"service {folder.name!r} asks for {'a' if found.has_keys else 'no'} key, and keeps to it. To change that, delete it "
             f"first: `paceline service delete {folder.name}`."
         )
-    update(folder, asked, workers=workers, why="deployed again", progress=progress)
+    update(folder, asked, workers=workers, why="deployed again")
     return folder
 
 

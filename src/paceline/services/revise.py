@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from paceline.services.model_files import FoundModel
 from paceline.services.record import Revision, ServiceSettings
 from paceline.system.files import PRIVATE, copy_whole, remove_tree, write_json
 
-Progress = Callable[[int, int], None]
-
 
 def write(
     folder: ServiceFolder,
@@ -27,7 +24,6 @@ def write(
     *,
     why: str,
     source_of: Revision | None = None,
-    progress: Progress | None = None,
 ) -> Revision:
     """Write the next revision. Within `store.asking`.
 
@@ -43,7 +39,7 @@ def write(
     try:
         place.path.mkdir(parents=True)
         try:
-            made = _fill(folder, place, asked, why=why, source_of=source_of, progress=progress)
+            made = _fill(folder, place, asked, why=why, source_of=source_of)
             check_served(folder, made)
             # Last: a revision is there once its description is. Its variables may be secrets.
             write_json(place.description, made.to_json(), mode=PRIVATE)
@@ -67,7 +63,6 @@ def _fill(
     *,
     why: str,
     source_of: Revision | None,
-    progress: Progress | None,
 ) -> Revision:
     found = [model_files.find(folder.workspace_dir, each) for each in asked.models]
     environment = asked.environment or found[0].environment or EnvironmentSpec()
@@ -76,7 +71,7 @@ def _fill(
         shutil.copytree(folder.revision(source_of.number).source, place.source, symlinks=True)
         taken = source_of.snapshot_id
     elif asked.source_directory is not None:
-        taken = _copy_source(folder, place, asked, progress)
+        taken = _copy_source(folder, place, asked)
     models = [_model(place, index, each) for index, each in enumerate(found)]
     return Revision(
         number=place.number,
@@ -134,10 +129,10 @@ def _model(place: RevisionFolder, index: int, found: FoundModel) -> dict[str, An
     return said
 
 
-def _copy_source(folder: ServiceFolder, place: RevisionFolder, asked: RevisionSpec, progress: Progress | None) -> str:
+def _copy_source(folder: ServiceFolder, place: RevisionFolder, asked: RevisionSpec) -> str:
     assert asked.source_directory is not None
     snapshots = folder.workspace_dir / "snapshots"
-    taken = snapshot.take(Path(asked.source_directory), snapshots, folder.workspace_dir, progress)
+    taken = snapshot.take(Path(asked.source_directory), snapshots, folder.workspace_dir)
     if asked.entry_script not in taken.files:
         raise ServiceError(
             f"entry_script {asked.entry_script!r} is left out of the copy of {asked.source_directory!r} by .amlignore or "
