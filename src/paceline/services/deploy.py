@@ -256,14 +256,9 @@ def _make(folder: ServiceFolder, record: ServiceRecord, asked: RevisionSpec, wor
         finally:
             os.close(lock_fd)
     except OSError as error:
-        if isinstance(error, (ServiceError, ServiceNotFoundError)):
-            raise
         if folder.record.exists() and hidden.path.exists():
             raise ServiceError(f"there is a service {folder.name!r} already: it was deployed just now.") from error
-        raise ServiceError(
-            f"the service can't be written to {str(folder.path.parent)!r}: {error.strerror or error}. Free some space, or name "
-            "another workspace (PACELINE_WORKSPACE)."
-        ) from error
+        raise revise.not_written(folder.path.parent, error) from error
     finally:
         shutil.rmtree(hidden.path, ignore_errors=True)
 

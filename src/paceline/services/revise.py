@@ -47,13 +47,15 @@ def write(
             remove_tree(place.path)
             raise
     except OSError as error:
-        if isinstance(error, ServiceError):
-            raise
-        raise ServiceError(
-            f"the service can't be written to {str(folder.path)!r}: {error.strerror or error}. Free some space, or name another "
-            "workspace (PACELINE_WORKSPACE)."
-        ) from error
+        raise not_written(folder.path, error) from error
     return made
+
+
+def not_written(path: Path, error: OSError) -> ServiceError:
+    return ServiceError(
+        f"the service can't be written to {str(path)!r}: {error.strerror or error}. Free some space, or name another "
+        "workspace (PACELINE_WORKSPACE)."
+    )
 
 
 def _fill(

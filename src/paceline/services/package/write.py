@@ -83,8 +83,6 @@ def package(
             remove_tree(beside)
             raise
     except OSError as error:
-        if isinstance(error, ServiceError):
-            raise
         raise ServiceError(f"{str(folder)!r} can't be written: {error.strerror or error}.") from error
     return folder
 
