@@ -18,7 +18,7 @@ from paceline.services import keys, read, revise, states, store
 from paceline.services.asked import RevisionSpec, check_workers
 from paceline.services.folder import ServiceFolder
 from paceline.services.listener import check_free
-from paceline.services.record import DOWN, GONE, UP, Revision, ServiceRecord, Wanted
+from paceline.services.record import UP, Revision, ServiceRecord, Wanted
 from paceline.serving.config import is_loopback
 from paceline.system import locks
 from paceline.system.files import write_json
@@ -115,12 +115,6 @@ def update(
     return wanted
 
 
-def scale(folder: ServiceFolder, workers: int) -> Wanted:
-    """Ask for another number of model processes."""
-    check_workers(workers)
-    return _want(folder, workers=workers, why=f"{workers} workers")
-
-
 def rollback(folder: ServiceFolder, number: int | None = None) -> Wanted:
     """Ask for a revision of before; by default the last one before the present that has been served.
 
@@ -137,22 +131,20 @@ def rollback(folder: ServiceFolder, number: int | None = None) -> Wanted:
             )
         number = before[-1]
     store.revision(folder, number)
-    return _want(folder, state=UP, revision=number, why=f"rollback to revision {number}")
+    return want(folder, state=UP, revision=number, why=f"rollback to revision {number}")
 
 
-def stop(folder: ServiceFolder) -> Wanted:
-    """Ask for its end: the requests that it has are answered. `begin` starts it again."""
-    return _want(folder, state=DOWN)
-
-
-def begin(folder: ServiceFolder) -> Wanted:
-    """Ask for a stopped or failed service to be started."""
-    return _want(folder, state=UP)
-
-
-def delete(folder: ServiceFolder) -> Wanted:
-    """Ask for its end, after which nothing of it is left."""
-    return _want(folder, state=GONE)
+def want(folder: ServiceFolder, **changes: Any) -> Wanted:
+    """Ask for another state, another number of workers or a revision that is there."""
+    with store.asking(folder):
+        found, last = store.stored(folder), store.wanted(folder)
+        # A revision that could not be served is not asked for again, unless by its number.
+        if found.settled == last.serial and found.revision is not None:
+            changes = {"revision": found.revision, "workers": found.workers or 1, **changes}
+        wanted = store.want(folder, **changes)
+    with contextlib.suppress(ServiceNotFoundError):
+        read.record(folder)
+    return wanted
 
 
 def wait(
@@ -187,18 +179,14 @@ def wait(
         time.sleep(_PAUSE_S)
 
 
-def end(folder: ServiceFolder, ask: Callable[[ServiceFolder], Wanted], *, wait_s: float | None = None) -> None:
-    """Ask for a service's end (`stop`, `delete`) and block until nothing of it runs.
-
-    Raises:
-        ServiceFailedError: not in time.
-    """
+def end(folder: ServiceFolder, state: str) -> None:
+    """Ask for a service's end, DOWN or GONE, and block until nothing of it runs."""
     # The open file outlives the folder, and is held until the last process that looks after the service has ended.
     fd = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        serial = ask(folder).serial
+        serial = want(folder, state=state).serial
         with contextlib.suppress(ServiceNotFoundError):
-            wait(folder, serial, timeout_s=wait_s)
+            wait(folder, serial)
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -219,18 +207,6 @@ def _failure_text(folder: ServiceFolder, record: ServiceRecord) -> str:
         f"service {folder.name!r}: {text}{'' if text.endswith(('.', '?', '!')) else '.'}{before} "
         f"`paceline service logs {folder.name}` has more."
     )
-
-
-def _want(folder: ServiceFolder, **changes: Any) -> Wanted:
-    with store.asking(folder):
-        found, last = store.stored(folder), store.wanted(folder)
-        # A revision that could not be served is not asked for again, unless by its number.
-        if found.settled == last.serial and found.revision is not None:
-            changes = {"revision": found.revision, "workers": found.workers or 1, **changes}
-        wanted = store.want(folder, **changes)
-    with contextlib.suppress(ServiceNotFoundError):
-        read.record(folder)
-    return wanted
 
 
 def _make(folder: ServiceFolder, record: ServiceRecord, asked: RevisionSpec, workers: int) -> None:

@@ -14,7 +14,7 @@ from paceline.errors import ServiceError, ServiceFailedError, ServiceNotFoundErr
 from paceline.job.environment import EnvironmentSpec
 from paceline.services import asked as asking
 from paceline.services import client, deploy, keys, log, read, revise, states, store
-from paceline.services.record import Revision, ServiceRecord
+from paceline.services.record import DOWN, GONE, UP, Revision, ServiceRecord
 
 # `list` is a method of the class.
 _Revisions: TypeAlias = "list[Revision]"
@@ -293,7 +293,8 @@ class Service:
 
     def scale(self, workers: int, wait: bool = True) -> ServiceRecord:
         """Serve by so many model processes."""
-        deploy.scale(self._folder, workers)
+        asking.check_workers(workers)
+        deploy.want(self._folder, workers=workers, why=f"{workers} workers")
         return self.wait_for_deployment() if wait else self.record()
 
     def rollback(self, revision: int | None = None, wait: bool = True) -> ServiceRecord:
@@ -308,22 +309,22 @@ class Service:
     def stop(self, wait: bool = True) -> None:
         """End it, once the requests that it has are answered. Its port is free then; `start` takes the same again."""
         if wait:
-            deploy.end(self._folder, deploy.stop)
+            deploy.end(self._folder, DOWN)
         else:
-            deploy.stop(self._folder)
+            deploy.want(self._folder, state=DOWN)
 
     def start(self, wait: bool = True) -> ServiceRecord:
         """Start it again, after it was stopped or has failed."""
-        deploy.begin(self._folder)
+        deploy.want(self._folder, state=UP)
         return self.wait_for_deployment() if wait else self.record()
 
     def delete(self, wait: bool = True) -> None:
         """End it, and remove all of it. One that is gone already is no error."""
         with contextlib.suppress(ServiceNotFoundError, FileNotFoundError):
             if wait:
-                deploy.end(self._folder, deploy.delete)
+                deploy.end(self._folder, GONE)
             else:
-                deploy.delete(self._folder)
+                deploy.want(self._folder, state=GONE)
 
     def _present(self) -> Revision:
         """The revision that is served; before any was, the one that is wanted."""
