@@ -260,10 +260,8 @@ class Service:
         if models is not None:
             changes["models"] = asking.as_models(models)
         if entry_script is not None or source_directory is not None:
-            found = asking.asked(
-                "any", entry_script=entry_script or present.entry_script, source_directory=source_directory
-            )
-            changes |= {"entry_script": found.entry_script, "source_directory": found.source_directory}
+            script, source = asking.script_of(entry_script or present.entry_script, source_directory)
+            changes |= {"entry_script": script, "source_directory": source}
         if environment is not None:
             asking.check_environment(environment)
             changes["environment"] = environment
@@ -286,8 +284,7 @@ class Service:
         present = self._present()
         wish = revise.as_asked(self._folder, present)
         if wish.source_directory is not None:
-            found = asking.asked("any", entry_script=wish.entry_script, source_directory=wish.source_directory)
-            assert found.source_directory == wish.source_directory
+            asking.script_of(wish.entry_script, wish.source_directory)  # while the caller is here to be told
         deploy.update(self._folder, wish, why="reload")
         return self.wait_for_deployment() if wait else self.record()
 
