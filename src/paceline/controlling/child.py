@@ -1,4 +1,4 @@
-"""A child's record, looked at again and again; and whether a child ever began."""
+"""A child's record, looked at once or again and again; and whether a child ever began."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, RunNotFoundError
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
@@ -45,6 +45,17 @@ class RecordWatch:
             self._stamp = stamp
             told = read_json(self._folder.record)
             return told if isinstance(told, dict) and told.get("status") in states.ALL else None
+        return None
+
+
+def record_of(folder: RunFolder) -> RunRecord | None:
+    """A child's record as it is now; None where there is no such child."""
+    if not folder.record.exists():
+        return None
+    try:
+        return read.record(folder)
+    except RunNotFoundError:
+        # It was removed between the two looks.
         return None
 
 

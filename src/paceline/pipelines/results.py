@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.errors import RunNotFoundError
+from paceline.controlling.child import record_of
 from paceline.pipelines.spec import PipelineSpec, child_id
-from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 
@@ -16,7 +15,7 @@ WAITING, SKIPPED = "NotStarted", "Skipped"
 
 def records(folder: RunFolder, spec: PipelineSpec) -> list[RunRecord | None]:
     """The record of each step's run; None where it has not begun, or its run was removed."""
-    return [_record(RunFolder(folder.path.parent / child_id(folder.run_id, n))) for n in range(len(spec.steps))]
+    return [record_of(RunFolder(folder.path.parent / child_id(folder.run_id, n))) for n in range(len(spec.steps))]
 
 
 def rows(folder: RunFolder, pipeline: RunRecord) -> list[dict[str, Any]]:
@@ -48,12 +47,3 @@ def rows(folder: RunFolder, pipeline: RunRecord) -> list[dict[str, Any]]:
             }
         found.append(told)
     return found
-
-
-def _record(folder: RunFolder) -> RunRecord | None:
-    if not folder.record.exists():
-        return None
-    try:
-        return read.record(folder)
-    except RunNotFoundError:
-        return None

@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 from paceline.controlling.child import never_began
 from paceline.errors import PacelineError
 from paceline.runs import removal, states, store
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
-from paceline.sweeps.children import child_id, read_trials
+from paceline.sweeps.children import child_folder, read_trials
 from paceline.sweeps.curves import CurveReader
 from paceline.sweeps.ended import keep
 from paceline.sweeps.samplers.sampler import Proposal
@@ -63,7 +64,7 @@ class SweepState:
     def next_folder(self, number: int) -> RunFolder:
         """The folder of a trial's next run, of its first one too."""
         leg = len(self.trials[number].earlier) + 2 if number < len(self.trials) else 1
-        return RunFolder(self.runs_dir / child_id(self.folder.run_id, number, leg))
+        return child_folder(self.folder, number, leg)
 
     @property
     def runs_dir(self) -> Path:
@@ -148,14 +149,17 @@ class SweepState:
     def warn(self, text: str) -> None:
         """Say it, and write it down in the sweep's record."""
         say(f"warning: {text}")
-        self.record = dataclasses.replace(self.record, warnings=(*self.record.warnings, text))
-        store.write(self.folder, self.record)
+        self.note(warnings=(*self.record.warnings, text))
 
     def wait_for(self, text: str | None) -> None:
         """Write down what the sweep waits for; None for nothing."""
         if text != self.record.waiting_for:
-            self.record = dataclasses.replace(self.record, waiting_for=text)
-            store.write(self.folder, self.record)
+            self.note(waiting_for=text)
+
+    def note(self, **changes: Any) -> None:
+        """Write these changes into the sweep's record."""
+        self.record = dataclasses.replace(self.record, **changes)
+        store.write(self.folder, self.record)
 
     def no_metric(self, trial: Trial) -> str:
         """What is said of a trial that has ended without a value of the primary metric, or of another one of several."""
