@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.errors import SweepError
+from paceline.sweeps.expressions import is_number
 from paceline.sweeps.policies.policy import check_intervals, judged
 from paceline.sweeps.trial import Goal, Trial, is_better
 
@@ -39,7 +39,7 @@ class Bandit:
                 f"Bandit: slack_factor={self.slack_factor!r} and slack_amount={self.slack_amount!r}. Give one of them, above 0."
             )
         slack = self.slack_factor or self.slack_amount
-        if isinstance(slack, bool) or not isinstance(slack, (int, float)) or not (math.isfinite(slack) and slack > 0):
+        if not is_number(slack) or slack <= 0:
             raise SweepError(f"Bandit: the slack {slack!r} is no number above 0.")
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:

@@ -20,7 +20,7 @@ from typing import Any
 from paceline.errors import SweepError
 from paceline.runs import states
 from paceline.sweeps.explore import explored
-from paceline.sweeps.expressions import Raw
+from paceline.sweeps.expressions import Raw, is_number
 from paceline.sweeps.policies.pausing import Judgement, check_budget
 from paceline.sweeps.policies.policy import check_whole
 from paceline.sweeps.samplers.sampler import seed_of
@@ -56,14 +56,14 @@ class PopulationBasedTraining:
     def __post_init__(self) -> None:
         check_whole("PBT", "interval", self.interval, at_least=1)
         check_whole("PBT", "last", self.last, at_least=self.interval)
-        if not _is_number(self.quantile) or not 0 < self.quantile <= 0.5:
+        if not is_number(self.quantile) or not 0 < self.quantile <= 0.5:
             raise SweepError(f"PBT: quantile={self.quantile!r} is no share above 0 and up to 0.5.")
-        if not _is_number(self.resample) or not 0 <= self.resample <= 1:
+        if not is_number(self.resample) or not 0 <= self.resample <= 1:
             raise SweepError(f"PBT: resample={self.resample!r} is no probability from 0 to 1.")
         if (
             not isinstance(self.factors, (list, tuple))
             or not self.factors
-            or not all(_is_number(factor) and factor > 0 for factor in self.factors)
+            or not all(is_number(factor) and factor > 0 for factor in self.factors)
         ):
             raise SweepError(f"PBT: factors={self.factors!r} are no numbers above 0. Give such as [0.8, 1.2].")
         if self.mutate is not None and (not self.mutate or not all(isinstance(name, str) for name in self.mutate)):
@@ -200,7 +200,3 @@ def _changes(space: Space, before: Mapping[str, Raw], after: Mapping[str, Raw]) 
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
