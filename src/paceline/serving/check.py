@@ -7,7 +7,6 @@ be there.
 from __future__ import annotations
 
 import json
-import socket
 import tempfile
 import time
 from dataclasses import dataclass
@@ -66,12 +65,11 @@ def check(config: ServerConfig, sample: bytes | None = None, *, path: str = "/sc
 def _ask(
     started: StartedModel, config: ServerConfig, sample: bytes | None, path: str, output: IO[bytes]
 ) -> CheckResult:
-    link = started.link
     began = time.monotonic()
-    found = _next(link, config.load_timeout_s)
+    found = _next(started, config.load_timeout_s, "loading")
     load_s = time.monotonic() - began
     if isinstance(found, str):
-        return CheckResult(problem=_while(f"loading {found}", started), log=_text(output))
+        return CheckResult(problem=found, log=_text(output))
     kind, payload = found
     said = json.loads(payload)
     if kind == wire.FAILED:
@@ -82,14 +80,14 @@ def _ask(
         {"method": "POST", "path": path, "query": "", "headers": [("content-type", "application/json")]}
     ).encode()
     operation = wire.INFER if path.endswith("/infer") else wire.SCORE
-    link.settimeout(config.timeout_s)
+    started.link.settimeout(config.timeout_s)
     began = time.monotonic()
-    link.sendall(wire.frame(wire.CALLS, wire.pack_call(1, operation, head, sample)))
-    found = _next(link, config.timeout_s)
+    started.link.sendall(wire.frame(wire.CALLS, wire.pack_call(1, operation, head, sample)))
+    found = _next(started, config.timeout_s, "answering the sample")
     answer_s = time.monotonic() - began
     done = {"kind": said["kind"], "load_s": load_s, "answer_s": answer_s}
     if isinstance(found, str):
-        return CheckResult(problem=_while(f"answering the sample {found}", started), log=_text(output), **done)
+        return CheckResult(problem=found, log=_text(output), **done)
     ((_, reply),) = wire.unpack_replies(found[1])
     text = reply.body.decode("utf-8", errors="replace")
     problem = None
@@ -100,19 +98,14 @@ def _ask(
     return CheckResult(problem=problem, log=_text(output), status=reply.status, answer=text, **done)
 
 
-def _next(link: socket.socket, limit_s: float) -> tuple[int, bytes] | str:
+def _next(started: StartedModel, limit_s: float, doing: str) -> tuple[int, bytes] | str:
     """The next frame, or why there is none."""
-    link.settimeout(limit_s)
+    started.link.settimeout(limit_s)
     try:
-        return wire.receive(link) or "it ended"
+        found = wire.receive(started.link)
     except TimeoutError:
-        return f"it took more than {limit_s:g} s"
-
-
-def _while(what: str, started: StartedModel) -> str:
-    if not what.endswith("it ended"):
-        return f"while {what}."
-    return f"while {what.removesuffix(' it ended')}, {ending(started.process.wait())}."
+        return f"while {doing} it took more than {limit_s:g} s."
+    return found or f"while {doing}, {ending(started.process.wait())}."
 
 
 def _text(output: IO[bytes]) -> str:
