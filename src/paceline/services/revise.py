@@ -15,7 +15,7 @@ from paceline.services.asked import RevisionSpec
 from paceline.services.folder import RevisionFolder, ServiceFolder
 from paceline.services.model_files import FoundModel
 from paceline.services.record import Revision, ServiceSettings
-from paceline.system.files import PRIVATE, copy_whole, remove_tree, write_json
+from paceline.system.files import PRIVATE, remove_tree, write_json
 
 
 def write(
@@ -124,7 +124,7 @@ def _model(place: RevisionFolder, index: int, found: FoundModel) -> dict[str, An
     said = {"id": found.id, "name": found.name, "version": found.version, "framework": found.framework}
     if found.id is None:
         said["file"] = found.path.name
-        _copy(found.path, place.model(index) / found.path.name)
+        found.copy_into(place.model(index))
         return said
     place.hashes(index).parent.mkdir(exist_ok=True)
     place.hashes(index).write_text(found.hash_lines())
@@ -143,11 +143,3 @@ def _copy_source(folder: ServiceFolder, place: RevisionFolder, asked: RevisionSp
     # A copy of the service's own: scripts write beside themselves, and a snapshot goes when no run uses it.
     shutil.copytree(taken.path, place.source, symlinks=True)
     return taken.id
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
-        shutil.copytree(source, target)
-    else:
-        copy_whole(source, target)
