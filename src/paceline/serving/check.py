@@ -39,10 +39,10 @@ class CheckResult:
     answer: str | None = None
 
 
-def check(config: ServerConfig, sample: bytes | None = None, *, path: str = "/score") -> CheckResult:
-    """Load what the configuration says, and let it answer the sample: a request's body, posted as JSON.
+def check(config: ServerConfig, sample: bytes | None = None) -> CheckResult:
+    """Load what the configuration says, and let it answer the sample: the body of a request to /score, posted as JSON.
 
-    config: with absolute paths. path: /score, or that of `infer` for tensors.
+    config: with absolute paths.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as name, open(Path(name) / "log", "w+b") as output:
         folder = Path(name)
@@ -56,15 +56,13 @@ def check(config: ServerConfig, sample: bytes | None = None, *, path: str = "/sc
         except (ServingError, OSError) as error:
             return CheckResult(problem=str(error), log="")
         try:
-            return _ask(started, config, sample, path, output)
+            return _ask(started, config, sample, output)
         finally:
             started.end()
             remove_tree(folder / "azureml-models")
 
 
-def _ask(
-    started: StartedModel, config: ServerConfig, sample: bytes | None, path: str, output: IO[bytes]
-) -> CheckResult:
+def _ask(started: StartedModel, config: ServerConfig, sample: bytes | None, output: IO[bytes]) -> CheckResult:
     began = time.monotonic()
     found = _next(started, config.load_timeout_s, "loading")
     load_s = time.monotonic() - began
@@ -77,12 +75,11 @@ def _ask(
     if sample is None:
         return CheckResult(problem=None, log=_text(output), kind=said["kind"], load_s=load_s)
     head = json.dumps(
-        {"method": "POST", "path": path, "query": "", "headers": [("content-type", "application/json")]}
+        {"method": "POST", "path": "/score", "query": "", "headers": [("content-type", "application/json")]}
     ).encode()
-    operation = wire.INFER if path.endswith("/infer") else wire.SCORE
     started.link.settimeout(config.timeout_s)
     began = time.monotonic()
-    started.link.sendall(wire.frame(wire.CALLS, wire.pack_call(1, operation, head, sample)))
+    started.link.sendall(wire.frame(wire.CALLS, wire.pack_call(1, wire.SCORE, head, sample)))
     found = _next(started, config.timeout_s, "answering the sample")
     answer_s = time.monotonic() - began
     done = {"kind": said["kind"], "load_s": load_s, "answer_s": answer_s}

@@ -87,7 +87,6 @@ class ServerGroup:
         self._config, self._listener = config, listener
         self._known = ("", 0)
         self._state = state.STARTING
-        self._error: str | None = None
         self._refused: dict[str, Any] | None = None
         self._is_ending = asyncio.Event()
         self._hands_over = False
@@ -277,7 +276,7 @@ class ServerGroup:
                 "host": host,
                 "port": port,
                 "state": shown,
-                "error": self._error,
+                "error": None,
                 "revision": self._config.revision,
                 "refused": self._refused,
                 "workers": [
