@@ -67,10 +67,9 @@ class AsItIs:
         }
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
-        replies: list[Reply | None] = []
+        replies: dict[int, Reply] = {}
         groups: dict[Any, list[tuple[int, _Asked]]] = {}
         for at, call in enumerate(calls):
-            replies.append(None)
             try:
                 asked = self._infer(call) if call.operation == INFER else self._score(call)
             except InputError as reason:
@@ -80,7 +79,7 @@ class AsItIs:
         for group in groups.values():
             for (at, _), reply in zip(group, self._run([asked for _, asked in group]), strict=True):
                 replies[at] = reply
-        return [reply for reply in replies if reply is not None]
+        return [replies[at] for at in range(len(calls))]
 
     def _kind(self, asked: _Asked, at: int) -> Any:
         """Requests of one kind are given to the model together: they differ in the number of rows alone."""
@@ -94,14 +93,12 @@ class AsItIs:
         first = group[0]
         try:
             found = [self._runner.run(first.inputs, first.wanted)] if len(group) == 1 else self._together(group)
-        except InputError as reason:
+        except Exception as reason:
             if len(group) > 1:  # whoever's input it is, the others have their answers
                 return [reply for asked in group for reply in self._run([asked])]
-            return [_refused(first.is_infer, reason.status, str(reason))]
-        except Exception as error:
-            if len(group) > 1:
-                return [reply for asked in group for reply in self._run([asked])]
-            show(error)
+            if isinstance(reason, InputError):
+                return [_refused(first.is_infer, reason.status, str(reason))]
+            show(reason)
             return [_refused(first.is_infer, 500, _FAILED)]
         ran_us = int((time.perf_counter() - before) * 1e6)
         return [self._told(asked, outputs, ran_us) for asked, outputs in zip(group, found, strict=True)]
