@@ -17,7 +17,8 @@ DTYPES = {
     **{"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64"},
     **{f"{sign}INT{bits}": f"{sign.lower()}int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)},
 }
-_DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
+#: The names of numpy's types, which torch has too -> the protocol's.
+DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 
 
 def read_request(body: bytes, inputs: list[TensorInfo]) -> tuple[dict[str, Array], list[str] | None, str | None]:
@@ -117,7 +118,7 @@ def tensor(name: str, value: Any) -> dict[str, Any]:
 
 def datatype_of(dtype: Any) -> str:
     """What the protocol calls the values of such an array; objects are taken to be texts."""
-    return "BYTES" if dtype.kind in "USO" else _DATATYPES.get(dtype.name, "FP64")
+    return "BYTES" if dtype.kind in "USO" else DATATYPES.get(dtype.name, "FP64")
 
 
 def _tensor(each: dict[str, Any], where: str) -> Array:
