@@ -29,7 +29,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.services import keys, revise
 from paceline.services.folder import ServiceFolder
-from paceline.services.log import Tail
+from paceline.services.log import GrowingLog
 from paceline.services.package.versions import server_versions
 from paceline.services.package.write import package
 from paceline.services.record import Revision, ServiceRecord
@@ -63,7 +63,7 @@ class _Served:
     forward: subprocess.Popen[bytes] | None = None
     place: Place | None = None
     is_ready: bool = False
-    log: Tail | None = None
+    log: GrowingLog | None = None
     ended: str | None = None
 
 
@@ -349,7 +349,7 @@ class AwayServer:
         if not record.attempts:
             return
         if served.log is None:
-            served.log = Tail(served.folder.rank_log(record.attempts[-1].number, 0))
+            served.log = GrowingLog(served.folder.rank_log(record.attempts[-1].number, 0))
         sys.stdout.write(served.log.new())
         sys.stdout.flush()
 

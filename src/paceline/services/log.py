@@ -43,7 +43,7 @@ def last_lines(folder: ServiceFolder, count: int) -> str:
 
 def follow(folder: ServiceFolder, is_over: Callable[[], bool]) -> Iterator[str]:
     """What is added to the log from now on, in whole lines, until `is_over`."""
-    tail = Tail(folder.log, folder.log.stat().st_size if folder.log.exists() else 0)
+    tail = GrowingLog(folder.log, folder.log.stat().st_size if folder.log.exists() else 0)
     while True:
         # First, so that what was written before the end is shown.
         over = is_over()
@@ -54,7 +54,7 @@ def follow(folder: ServiceFolder, is_over: Callable[[], bool]) -> Iterator[str]:
         time.sleep(_PAUSE_S)
 
 
-class Tail:
+class GrowingLog:
     """A log that is read as it grows, from the byte `at` on; from its beginning once it was cut."""
 
     def __init__(self, path: Path, at: int = 0) -> None:

@@ -166,7 +166,7 @@ class Service:
         Raises:
             ServiceFailedError: it can't be served; the message has the reason. An update that fails leaves the revision before.
         """
-        tail = log.Tail(self._folder.log)
+        tail = log.GrowingLog(self._folder.log)
 
         def show(record: ServiceRecord) -> None:
             sys.stdout.write(tail.new(whole_lines=False))
