@@ -157,7 +157,8 @@ def main(argv: list[str]) -> int:
         # A server that inherited it would keep the service's lock after all of us were killed.
         os.set_inheritable(int(argv[1]), False)
     else:
-        _wait_for_lock(folder)
+        while locks.take(folder.lock) is None:
+            time.sleep(_PAUSE_S)
     processes.become_subreaper()
     try:
         return Guardian(folder).run()
@@ -166,11 +167,6 @@ def main(argv: list[str]) -> int:
     except PacelineError as error:
         say(str(error))
         return 1
-
-
-def _wait_for_lock(folder: ServiceFolder) -> None:
-    while locks.take(folder.lock) is None:
-        time.sleep(_PAUSE_S)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def asked(
     Raises:
         ServiceError: no model, a script that is not there, or a value that is none.
     """
-    script, folder = _script(entry_script, source_directory)
+    script, folder = script_of(entry_script, source_directory)
     if environment is not None:
         check_environment(environment)
     return RevisionSpec(
@@ -130,8 +130,12 @@ def check_environment(environment: Any) -> None:
         )
 
 
-def _script(entry: Any, source: Any) -> tuple[str | None, str | None]:
-    """(script relative to its folder, that folder), or two times None."""
+def script_of(entry: Any, source: Any) -> tuple[str | None, str | None]:
+    """(script relative to its folder, that folder), or two times None.
+
+    Raises:
+        ServiceError: there is no such script, or it is not in that folder.
+    """
     if entry is None:
         if source is not None:
             raise ServiceError(

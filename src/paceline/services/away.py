@@ -29,6 +29,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.services import keys, revise
 from paceline.services.folder import ServiceFolder
+from paceline.services.log import GrowingLog
 from paceline.services.package.versions import server_versions
 from paceline.services.package.write import package
 from paceline.services.record import Revision, ServiceRecord
@@ -50,18 +51,19 @@ _END_S = 60.0
 @dataclass
 class _Served:
     """A run that serves a revision. keys_time: of the keys that it was given (`keys.changed_ns`). port: of the server on its
-    node, once it is known. forward: ssh, which leads there."""
+    node, once it is known. address: as its node knows itself, "-" where it does not. forward: ssh, which leads there."""
 
     tag: str
     folder: RunFolder
     keys_time: int
     record: RunRecord | None = None
     port: int | None = None
+    address: str = "-"
     node: str | None = None
     forward: subprocess.Popen[bytes] | None = None
     place: Place | None = None
     is_ready: bool = False
-    shown: int = 0
+    log: GrowingLog | None = None
     ended: str | None = None
 
 
@@ -142,13 +144,13 @@ class AwayServer:
         self._look()
         for served in (self._next, self._present):
             if served is not None and served.tag == tag and served.is_ready:
+                # Before the former one is ended: what comes meanwhile goes to this one.
+                self._relay.place = served.place
                 if served is self._next:
                     before, self._present, self._next = self._present, served, None
-                    self._relay.place = served.place
                     if before is not None:
                         self._retire(before)
-                self._relay.place = served.place
-                self._remember()
+                self._write_memory(served)
                 return True
         return False
 
@@ -202,10 +204,6 @@ class AwayServer:
     @property
     def _memory(self) -> Path:
         return self._folder.path / "run.json"
-
-    def _remember(self) -> None:
-        if self._present is not None:
-            self._write_memory(self._present)
 
     def _write_memory(self, served: _Served) -> None:
         write_json(self._memory, {"run_id": served.folder.run_id, "tag": served.tag, "keys": served.keys_time})
@@ -326,8 +324,8 @@ class AwayServer:
             served.ended = f"run {record.run_id} has ended: {failure}{_last_words(served.folder, record)}"
             self._drop(served)
             return
-        if served.port is None and record.attempts:
-            served.port, served.node = _port(served.folder, record), record.attempts[-1].nodes[0]
+        if served.port is None and (found := _LISTENS.search(_log(served.folder, record))):
+            served.port, served.address, served.node = int(found[1]), found[2], record.attempts[-1].nodes[0]
         if served.port is None or served.node is None:
             return
         if served.forward is not None and served.forward.poll() is not None:
@@ -338,31 +336,22 @@ class AwayServer:
                 self._relay.place = served.place
         if served.is_ready:
             return
-        places = [served.place] if self._kind == "ssh" else self._places(served, record)
+        # By the node's name, and by the address that the server tells: a name may mean nothing on this machine.
+        hosts = [served.node, *([served.address] if served.address != "-" else [])]
+        places: list[Place | None] = [served.place] if self._kind == "ssh" else [(host, served.port) for host in hosts]
         for place in places:
             if place is not None and _answers(place):
                 served.place, served.is_ready = place, True
                 break
 
-    def _places(self, served: _Served, record: RunRecord) -> list[Place | None]:
-        """By the node's name, and by the address that the server tells: a name may mean nothing on this machine."""
-        assert served.node is not None
-        assert served.port is not None
-        found = _LISTENS.search(_log(served.folder, record))
-        return [(host, served.port) for host in (served.node, *([found[2]] if found and found[2] != "-" else []))]
-
     def _show(self, served: _Served, record: RunRecord) -> None:
         """Add to the service's log what its server has printed since."""
-        with (
-            contextlib.suppress(OSError, IndexError),
-            open(served.folder.rank_log(record.attempts[-1].number, 0), "rb") as file,
-        ):
-            file.seek(served.shown)
-            data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            served.shown += len(whole)
-            sys.stdout.write(whole.decode(errors="replace"))
-            sys.stdout.flush()
+        if not record.attempts:
+            return
+        if served.log is None:
+            served.log = GrowingLog(served.folder.rank_log(record.attempts[-1].number, 0))
+        sys.stdout.write(served.log.new())
+        sys.stdout.flush()
 
     def _forwarded(self, node: str, port: int) -> tuple[subprocess.Popen[bytes], str]:
         target: Any = configured.read(self._folder.workspace_dir, self._target).make()
@@ -393,11 +382,6 @@ def _log(folder: RunFolder, record: RunRecord) -> str:
         return folder.rank_log(record.attempts[-1].number, 0).read_text(errors="replace")
     except (OSError, IndexError):
         return ""
-
-
-def _port(folder: RunFolder, record: RunRecord) -> int | None:
-    found = _LISTENS.search(_log(folder, record))
-    return int(found[1]) if found else None
 
 
 def _last_words(folder: RunFolder, record: RunRecord) -> str:

@@ -9,6 +9,7 @@ import urllib.request
 from typing import Any
 
 from paceline.errors import EngineError, ServiceError, ServiceFailedError
+from paceline.serving.model.answers import message_of
 
 _TIMEOUT_S = 60.0
 _SHOWN = 2000
@@ -43,7 +44,7 @@ def call(
             return as_value(answer.read(), answer.headers.get_content_type())
     except urllib.error.HTTPError as error:
         with error:
-            text = _message(error.read())
+            text = message_of(error.read(), _SHOWN)
         raise ServiceFailedError(f"{uri} answered {error.code}: {text}", error.code) from None
     except OSError as error:
         reason = getattr(error, "reason", error)
@@ -79,13 +80,3 @@ def as_value(body: bytes, content_type: str) -> Any:
         return body.decode()
     except UnicodeDecodeError:
         return body
-
-
-def _message(body: bytes) -> str:
-    try:
-        value = json.loads(body)
-        if isinstance(value, dict) and isinstance(value.get("message"), str):
-            return str(value["message"])
-    except ValueError:
-        pass
-    return body.decode(errors="replace").strip()[:_SHOWN] or "nothing"

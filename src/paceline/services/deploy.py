@@ -18,7 +18,7 @@ from paceline.services import keys, read, revise, states, store
 from paceline.services.asked import RevisionSpec, check_workers
 from paceline.services.folder import ServiceFolder
 from paceline.services.listener import check_free
-from paceline.services.record import DOWN, GONE, UP, Revision, ServiceRecord, Wanted
+from paceline.services.record import UP, Revision, ServiceRecord, Wanted
 from paceline.serving.config import is_loopback
 from paceline.system import locks
 from paceline.system.files import write_json
@@ -43,7 +43,6 @@ def deploy(
     overwrite: bool = False,
     tags: Mapping[str, Any] | None = None,
     description: str = "",
-    progress: revise.Progress | None = None,
 ) -> ServiceFolder:
     """Make a service and start it; returns at once.
 
@@ -71,7 +70,7 @@ def deploy(
                 f"there is a service {name!r} already. Change it by `paceline service update {name}`, delete it by `paceline "
                 f"service delete {name}`, or deploy with overwrite=True (`--overwrite`)."
             )
-        return _overwrite(folder, asked, workers=workers, port=port, auth=auth, progress=progress)
+        return _overwrite(folder, asked, workers=workers, port=port, auth=auth)
     _check_server()
     check_free(host, port)
     record = ServiceRecord(
@@ -90,7 +89,7 @@ def deploy(
         description=description,
         owner=runs_store.owner(),
     )
-    _make(folder, record, asked, workers, progress)
+    _make(folder, record, asked, workers)
     return folder
 
 
@@ -101,7 +100,6 @@ def update(
     workers: int | None = None,
     why: str,
     source_of: Revision | None = None,
-    progress: revise.Progress | None = None,
 ) -> Wanted:
     """Ask for a new revision. The one that is served goes on until the new one is ready, and for good if that fails.
 
@@ -110,17 +108,11 @@ def update(
     if workers is not None:
         check_workers(workers)
     with store.asking(folder):
-        made = revise.write(folder, asked, why=why, source_of=source_of, progress=progress)
+        made = revise.write(folder, asked, why=why, source_of=source_of)
         more = {} if workers is None else {"workers": workers}
         wanted = store.want(folder, state=UP, revision=made.number, why=why, **more)
     read.record(folder)
     return wanted
-
-
-def scale(folder: ServiceFolder, workers: int) -> Wanted:
-    """Ask for another number of model processes."""
-    check_workers(workers)
-    return _want(folder, workers=workers, why=f"{workers} workers")
 
 
 def rollback(folder: ServiceFolder, number: int | None = None) -> Wanted:
@@ -139,22 +131,20 @@ def rollback(folder: ServiceFolder, number: int | None = None) -> Wanted:
             )
         number = before[-1]
     store.revision(folder, number)
-    return _want(folder, state=UP, revision=number, why=f"rollback to revision {number}")
+    return want(folder, state=UP, revision=number, why=f"rollback to revision {number}")
 
 
-def stop(folder: ServiceFolder) -> Wanted:
-    """Ask for its end: the requests that it has are answered. `begin` starts it again."""
-    return _want(folder, state=DOWN)
-
-
-def begin(folder: ServiceFolder) -> Wanted:
-    """Ask for a stopped or failed service to be started."""
-    return _want(folder, state=UP)
-
-
-def delete(folder: ServiceFolder) -> Wanted:
-    """Ask for its end, after which nothing of it is left."""
-    return _want(folder, state=GONE)
+def want(folder: ServiceFolder, **changes: Any) -> Wanted:
+    """Ask for another state, another number of workers or a revision that is there."""
+    with store.asking(folder):
+        found, last = store.stored(folder), store.wanted(folder)
+        # A revision that could not be served is not asked for again, unless by its number.
+        if found.settled == last.serial and found.revision is not None:
+            changes = {"revision": found.revision, "workers": found.workers or 1, **changes}
+        wanted = store.want(folder, **changes)
+    with contextlib.suppress(ServiceNotFoundError):
+        read.record(folder)
+    return wanted
 
 
 def wait(
@@ -189,18 +179,14 @@ def wait(
         time.sleep(_PAUSE_S)
 
 
-def end(folder: ServiceFolder, ask: Callable[[ServiceFolder], Wanted], *, wait_s: float | None = None) -> None:
-    """Ask for a service's end (`stop`, `delete`) and block until nothing of it runs.
-
-    Raises:
-        ServiceFailedError: not in time.
-    """
+def end(folder: ServiceFolder, state: str) -> None:
+    """Ask for a service's end, DOWN or GONE, and block until nothing of it runs."""
     # The open file outlives the folder, and is held until the last process that looks after the service has ended.
     fd = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        serial = ask(folder).serial
+        serial = want(folder, state=state).serial
         with contextlib.suppress(ServiceNotFoundError):
-            wait(folder, serial, timeout_s=wait_s)
+            wait(folder, serial)
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -223,27 +209,13 @@ def _failure_text(folder: ServiceFolder, record: ServiceRecord) -> str:
     )
 
 
-def _want(folder: ServiceFolder, **changes: Any) -> Wanted:
-    with store.asking(folder):
-        found, last = store.stored(folder), store.wanted(folder)
-        # A revision that could not be served is not asked for again, unless by its number.
-        if found.settled == last.serial and found.revision is not None:
-            changes = {"revision": found.revision, "workers": found.workers or 1, **changes}
-        wanted = store.want(folder, **changes)
-    with contextlib.suppress(ServiceNotFoundError):
-        read.record(folder)
-    return wanted
-
-
-def _make(
-    folder: ServiceFolder, record: ServiceRecord, asked: RevisionSpec, workers: int, progress: revise.Progress | None
-) -> None:
+def _make(folder: ServiceFolder, record: ServiceRecord, asked: RevisionSpec, workers: int) -> None:
     """Write the folder under a hidden name, and start the supervisor once it has its own."""
     hidden = ServiceFolder(folder.path.with_name(f".new-{folder.name}-{os.urandom(4).hex()}"), folder.name)
     try:
         hidden.logs.mkdir(parents=True)
         hidden.revisions.mkdir()
-        revise.write(hidden, asked, why="deployed", progress=progress)
+        revise.write(hidden, asked, why="deployed")
         if record.has_keys:
             keys.make(hidden)
         write_json(
@@ -260,26 +232,15 @@ def _make(
         finally:
             os.close(lock_fd)
     except OSError as error:
-        if isinstance(error, (ServiceError, ServiceNotFoundError)):
-            raise
         if folder.record.exists() and hidden.path.exists():
             raise ServiceError(f"there is a service {folder.name!r} already: it was deployed just now.") from error
-        raise ServiceError(
-            f"the service can't be written to {str(folder.path.parent)!r}: {error.strerror or error}. Free some space, or name "
-            "another workspace (PACELINE_WORKSPACE)."
-        ) from error
+        raise revise.not_written(folder.path.parent, error) from error
     finally:
         shutil.rmtree(hidden.path, ignore_errors=True)
 
 
 def _overwrite(
-    folder: ServiceFolder,
-    asked: RevisionSpec,
-    *,
-    workers: int,
-    port: int,
-    auth: bool | None,
-    progress: revise.Progress | None,
+    folder: ServiceFolder, asked: RevisionSpec, *, workers: int, port: int, auth: bool | None
 ) -> ServiceFolder:
     found = store.stored(folder)
     if port and port != found.port:
@@ -292,7 +253,7 @@ def _overwrite(
             f"service {folder.name!r} asks for {'a' if found.has_keys else 'no'} key, and keeps to it. To change that, delete it "
             f"first: `paceline service delete {folder.name}`."
         )
-    update(folder, asked, workers=workers, why="deployed again", progress=progress)
+    update(folder, asked, workers=workers, why="deployed again")
     return folder
 
 

@@ -22,12 +22,35 @@ from pathlib import Path
 MARK = "PACELINE_SERVICE_DIR"
 
 
+class _Below:
+    """A path below the folder that has this attribute."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: ServiceFolder | RevisionFolder, kind: type) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True)
 class ServiceFolder:
     """The folder of one service. called: its name, while the folder has another."""
 
     path: Path
     called: str | None = None
+
+    record = _Below("service.json")
+    events = _Below("events.jsonl")
+    wanted = _Below("wanted.json")
+    wanted_lock = _Below("wanted.lock")
+    lock = _Below("supervisor.lock")
+    keys = _Below("keys.json")
+    logs = _Below("logs")
+    log = _Below("logs/service.log")
+    old_log = _Below("logs/service.log.1")
+    revisions = _Below("revisions")
+    server = _Below("server")
+    server_config = _Below("server/config.json")
 
     @property
     def name(self) -> str:
@@ -37,56 +60,8 @@ class ServiceFolder:
     def workspace_dir(self) -> Path:
         return self.path.parents[1]
 
-    @property
-    def record(self) -> Path:
-        return self.path / "service.json"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def wanted(self) -> Path:
-        return self.path / "wanted.json"
-
-    @property
-    def wanted_lock(self) -> Path:
-        return self.path / "wanted.lock"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "supervisor.lock"
-
-    @property
-    def keys(self) -> Path:
-        return self.path / "keys.json"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def log(self) -> Path:
-        return self.logs / "service.log"
-
-    @property
-    def old_log(self) -> Path:
-        return self.logs / "service.log.1"
-
-    @property
-    def revisions(self) -> Path:
-        return self.path / "revisions"
-
     def revision(self, number: int) -> RevisionFolder:
         return RevisionFolder(self.revisions / str(number))
-
-    @property
-    def server(self) -> Path:
-        return self.path / "server"
-
-    @property
-    def server_config(self) -> Path:
-        return self.server / "config.json"
 
 
 @dataclass(frozen=True)
@@ -95,21 +70,14 @@ class RevisionFolder:
 
     path: Path
 
+    description = _Below("revision.json")
+    source = _Below("source")
+    models = _Below("models")
+    prepared = _Below("prepared.json")
+
     @property
     def number(self) -> int:
         return int(self.path.name)
-
-    @property
-    def description(self) -> Path:
-        return self.path / "revision.json"
-
-    @property
-    def source(self) -> Path:
-        return self.path / "source"
-
-    @property
-    def models(self) -> Path:
-        return self.path / "models"
 
     def model(self, index: int) -> Path:
         """The folder with the copy of a model that was given by a path. index: among the revision's models, from 0."""
@@ -118,7 +86,3 @@ class RevisionFolder:
     def hashes(self, index: int) -> Path:
         """The SHA-256 of a registered model's files, as `sha256sum` writes them."""
         return self.path / "hashes" / str(index)
-
-    @property
-    def prepared(self) -> Path:
-        return self.path / "prepared.json"

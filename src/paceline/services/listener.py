@@ -10,6 +10,7 @@ import socket
 import sys
 
 from paceline.errors import ServiceError
+from paceline.serving.front.listening import listen_at
 
 #: Connections that wait to be taken; the kernel's own limit (net.core.somaxconn) may be lower.
 _BACKLOG = 4096
@@ -23,21 +24,11 @@ def open_listener(host: str, port: int) -> socket.socket:
         ServiceError: the port is taken or may not be, or the host is none of this machine's.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
+        return listen_at(host, port, _BACKLOG)
+    except socket.gaierror as error:
         raise ServiceError(f"host={host!r}: {error.strerror or error}. Name an address of this machine.") from error
-    try:
-        # Connections that have ended keep a port for a minute; without this a service could not come back for as long.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
     except OSError as error:
-        listener.close()
         raise ServiceError(_reason(error, host, port)) from error
-    return listener
 
 
 def let_in(listener: socket.socket) -> None:

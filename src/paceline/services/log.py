@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from paceline.services.folder import ServiceFolder
 
@@ -42,23 +43,34 @@ def last_lines(folder: ServiceFolder, count: int) -> str:
 
 def follow(folder: ServiceFolder, is_over: Callable[[], bool]) -> Iterator[str]:
     """What is added to the log from now on, in whole lines, until `is_over`."""
-    at = folder.log.stat().st_size if folder.log.exists() else 0
+    tail = GrowingLog(folder.log, folder.log.stat().st_size if folder.log.exists() else 0)
     while True:
         # First, so that what was written before the end is shown.
         over = is_over()
-        try:
-            size = folder.log.stat().st_size
-            if size < at:
-                at = 0  # it was cut
-            with open(folder.log, "rb") as file:
-                file.seek(at)
-                data = file.read()
-        except OSError:
-            data = b""
-        whole = data.rfind(b"\n") + 1
-        at += whole
-        if whole:
-            yield data[:whole].decode("utf-8", errors="replace")
+        if text := tail.new():
+            yield text
         if over:
             return
         time.sleep(_PAUSE_S)
+
+
+class GrowingLog:
+    """A log that is read as it grows, from the byte `at` on; from its beginning once it was cut."""
+
+    def __init__(self, path: Path, at: int = 0) -> None:
+        self._path, self._at = path, at
+
+    def new(self, *, whole_lines: bool = True) -> str:
+        """What has come since the last look. whole_lines: a line without its end is left for the next one."""
+        try:
+            with open(self._path, "rb") as file:
+                if os.fstat(file.fileno()).st_size < self._at:
+                    self._at = 0
+                file.seek(self._at)
+                data = file.read()
+        except OSError:
+            return ""
+        if whole_lines:
+            data = data[: data.rfind(b"\n") + 1]
+        self._at += len(data)
+        return data.decode("utf-8", errors="replace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from paceline.errors import ServiceError
 from paceline.job.environment import EnvironmentSpec
+from paceline.system.files import copy_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,14 @@ class FoundModel:
     environment: EnvironmentSpec | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
     known_environment: dict[str, Any] = field(default_factory=dict)
+
+    def copy_into(self, folder: Path) -> None:
+        """Copy the file, or the folder, under its own name into a folder, which is made."""
+        target = folder / self.path.name
+        if self.path.is_dir():
+            shutil.copytree(self.path, target)
+        else:
+            copy_whole(self.path, target)
 
     def hash_lines(self) -> str:
         """The digests as sha256sum writes and checks them."""

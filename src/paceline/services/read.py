@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ def record(folder: ServiceFolder) -> ServiceRecord:
     found = store.stored(folder)
     if not _needs_somebody(folder, found):
         return found
-    is_here = not found.owner or _was_here(found)
+    is_here = not found.owner or found.owner.get("host") == socket.gethostname()
     if locks.is_held(folder.lock, here=is_here):
         return found
     if not is_here or not os.access(folder.record, os.W_OK):
@@ -84,10 +85,6 @@ def start(folder: ServiceFolder, lock_fd: int, python: str | None = None) -> Non
             stdout=log,
             stderr=log,
         )
-
-
-def _was_here(found: ServiceRecord) -> bool:
-    return bool(found.owner.get("host") == runs_store.owner()["host"])
 
 
 def _needs_somebody(folder: ServiceFolder, found: ServiceRecord) -> bool:

@@ -107,8 +107,7 @@ class ServiceRecord(_Data):
     updating: the revision that is being made ready.
     restarts: how often its server was started again after it had died; last_end: how and when it died last.
     owner: the process that looks after it.
-    place: where it is reached, where that is not host and port: on a cluster's node. note: on that, for its users.
-    run_id: of the run that serves it on another machine.
+    run_id: of the run that serves it on another machine. note: where that is, for its users.
     """
 
     name: str

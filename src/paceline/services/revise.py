@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from paceline.services.asked import RevisionSpec
 from paceline.services.folder import RevisionFolder, ServiceFolder
 from paceline.services.model_files import FoundModel
 from paceline.services.record import Revision, ServiceSettings
-from paceline.system.files import PRIVATE, copy_whole, remove_tree, write_json
-
-Progress = Callable[[int, int], None]
+from paceline.system.files import PRIVATE, remove_tree, write_json
 
 
 def write(
@@ -27,7 +24,6 @@ def write(
     *,
     why: str,
     source_of: Revision | None = None,
-    progress: Progress | None = None,
 ) -> Revision:
     """Write the next revision. Within `store.asking`.
 
@@ -43,7 +39,7 @@ def write(
     try:
         place.path.mkdir(parents=True)
         try:
-            made = _fill(folder, place, asked, why=why, source_of=source_of, progress=progress)
+            made = _fill(folder, place, asked, why=why, source_of=source_of)
             check_served(folder, made)
             # Last: a revision is there once its description is. Its variables may be secrets.
             write_json(place.description, made.to_json(), mode=PRIVATE)
@@ -51,13 +47,15 @@ def write(
             remove_tree(place.path)
             raise
     except OSError as error:
-        if isinstance(error, ServiceError):
-            raise
-        raise ServiceError(
-            f"the service can't be written to {str(folder.path)!r}: {error.strerror or error}. Free some space, or name another "
-            "workspace (PACELINE_WORKSPACE)."
-        ) from error
+        raise not_written(folder.path, error) from error
     return made
+
+
+def not_written(path: Path, error: OSError) -> ServiceError:
+    return ServiceError(
+        f"the service can't be written to {str(path)!r}: {error.strerror or error}. Free some space, or name another "
+        "workspace (PACELINE_WORKSPACE)."
+    )
 
 
 def _fill(
@@ -67,7 +65,6 @@ def _fill(
     *,
     why: str,
     source_of: Revision | None,
-    progress: Progress | None,
 ) -> Revision:
     found = [model_files.find(folder.workspace_dir, each) for each in asked.models]
     environment = asked.environment or found[0].environment or EnvironmentSpec()
@@ -76,7 +73,7 @@ def _fill(
         shutil.copytree(folder.revision(source_of.number).source, place.source, symlinks=True)
         taken = source_of.snapshot_id
     elif asked.source_directory is not None:
-        taken = _copy_source(folder, place, asked, progress)
+        taken = _copy_source(folder, place, asked)
     models = [_model(place, index, each) for index, each in enumerate(found)]
     return Revision(
         number=place.number,
@@ -127,17 +124,17 @@ def _model(place: RevisionFolder, index: int, found: FoundModel) -> dict[str, An
     said = {"id": found.id, "name": found.name, "version": found.version, "framework": found.framework}
     if found.id is None:
         said["file"] = found.path.name
-        _copy(found.path, place.model(index) / found.path.name)
+        found.copy_into(place.model(index))
         return said
     place.hashes(index).parent.mkdir(exist_ok=True)
     place.hashes(index).write_text(found.hash_lines())
     return said
 
 
-def _copy_source(folder: ServiceFolder, place: RevisionFolder, asked: RevisionSpec, progress: Progress | None) -> str:
+def _copy_source(folder: ServiceFolder, place: RevisionFolder, asked: RevisionSpec) -> str:
     assert asked.source_directory is not None
     snapshots = folder.workspace_dir / "snapshots"
-    taken = snapshot.take(Path(asked.source_directory), snapshots, folder.workspace_dir, progress)
+    taken = snapshot.take(Path(asked.source_directory), snapshots, folder.workspace_dir)
     if asked.entry_script not in taken.files:
         raise ServiceError(
             f"entry_script {asked.entry_script!r} is left out of the copy of {asked.source_directory!r} by .amlignore or "
@@ -146,11 +143,3 @@ def _copy_source(folder: ServiceFolder, place: RevisionFolder, asked: RevisionSp
     # A copy of the service's own: scripts write beside themselves, and a snapshot goes when no run uses it.
     shutil.copytree(taken.path, place.source, symlinks=True)
     return taken.id
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
-        shutil.copytree(source, target)
-    else:
-        copy_whole(source, target)

@@ -146,7 +146,7 @@ class Server:
         if self._process.poll() is None:
             if self._heartbeat is None or not self._heartbeat.is_silent():
                 return None
-            _kill_group(self._process.pid)
+            processes.kill_group(self._process.pid)
             self._process.wait()
             return f"the server hung: it had not moved for {heartbeat.SILENT_S:g} s, and was killed."
         code = self._process.returncode
@@ -175,7 +175,7 @@ class Server:
     def clear(self) -> None:
         """Kill what is left of it, and remove its files."""
         if self._process is not None:
-            _kill_group(self._process.pid)
+            processes.kill_group(self._process.pid)
             self._process.wait()
             self._process = None
         if self._heartbeat is not None:
@@ -194,10 +194,3 @@ class Server:
         except OSError:
             return ""
         return "\n".join(f"  {line}" for line in lines[-_LINES:])
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return

@@ -14,7 +14,7 @@ from paceline.errors import ServiceError, ServiceFailedError, ServiceNotFoundErr
 from paceline.job.environment import EnvironmentSpec
 from paceline.services import asked as asking
 from paceline.services import client, deploy, keys, log, read, revise, states, store
-from paceline.services.record import Revision, ServiceRecord
+from paceline.services.record import DOWN, GONE, UP, Revision, ServiceRecord
 
 # `list` is a method of the class.
 _Revisions: TypeAlias = "list[Revision]"
@@ -166,18 +166,10 @@ class Service:
         Raises:
             ServiceFailedError: it can't be served; the message has the reason. An update that fails leaves the revision before.
         """
-        at = 0
+        tail = log.GrowingLog(self._folder.log)
 
         def show(record: ServiceRecord) -> None:
-            nonlocal at
-            try:
-                with open(self._folder.log, "rb") as file:
-                    file.seek(at)
-                    data = file.read()
-            except OSError:
-                return
-            at += len(data)
-            sys.stdout.write(data.decode("utf-8", errors="replace"))
+            sys.stdout.write(tail.new(whole_lines=False))
             sys.stdout.flush()
 
         serial = store.wanted(self._folder).serial
@@ -268,10 +260,8 @@ class Service:
         if models is not None:
             changes["models"] = asking.as_models(models)
         if entry_script is not None or source_directory is not None:
-            found = asking.asked(
-                "any", entry_script=entry_script or present.entry_script, source_directory=source_directory
-            )
-            changes |= {"entry_script": found.entry_script, "source_directory": found.source_directory}
+            script, source = asking.script_of(entry_script or present.entry_script, source_directory)
+            changes |= {"entry_script": script, "source_directory": source}
         if environment is not None:
             asking.check_environment(environment)
             changes["environment"] = environment
@@ -294,14 +284,14 @@ class Service:
         present = self._present()
         wish = revise.as_asked(self._folder, present)
         if wish.source_directory is not None:
-            found = asking.asked("any", entry_script=wish.entry_script, source_directory=wish.source_directory)
-            assert found.source_directory == wish.source_directory
+            asking.script_of(wish.entry_script, wish.source_directory)  # while the caller is here to be told
         deploy.update(self._folder, wish, why="reload")
         return self.wait_for_deployment() if wait else self.record()
 
     def scale(self, workers: int, wait: bool = True) -> ServiceRecord:
         """Serve by so many model processes."""
-        deploy.scale(self._folder, workers)
+        asking.check_workers(workers)
+        deploy.want(self._folder, workers=workers, why=f"{workers} workers")
         return self.wait_for_deployment() if wait else self.record()
 
     def rollback(self, revision: int | None = None, wait: bool = True) -> ServiceRecord:
@@ -316,22 +306,22 @@ class Service:
     def stop(self, wait: bool = True) -> None:
         """End it, once the requests that it has are answered. Its port is free then; `start` takes the same again."""
         if wait:
-            deploy.end(self._folder, deploy.stop)
+            deploy.end(self._folder, DOWN)
         else:
-            deploy.stop(self._folder)
+            deploy.want(self._folder, state=DOWN)
 
     def start(self, wait: bool = True) -> ServiceRecord:
         """Start it again, after it was stopped or has failed."""
-        deploy.begin(self._folder)
+        deploy.want(self._folder, state=UP)
         return self.wait_for_deployment() if wait else self.record()
 
     def delete(self, wait: bool = True) -> None:
         """End it, and remove all of it. One that is gone already is no error."""
         with contextlib.suppress(ServiceNotFoundError, FileNotFoundError):
             if wait:
-                deploy.end(self._folder, deploy.delete)
+                deploy.end(self._folder, GONE)
             else:
-                deploy.delete(self._folder)
+                deploy.want(self._folder, state=GONE)
 
     def _present(self) -> Revision:
         """The revision that is served; before any was, the one that is wanted."""

@@ -60,11 +60,8 @@ def folder_of(workspace_dir: Path, name: Any) -> ServiceFolder:
 def all_folders(workspace_dir: Path) -> list[ServiceFolder]:
     """All services, by name."""
     with contextlib.suppress(OSError):
-        return [
-            ServiceFolder(path)
-            for path in sorted(services_dir(workspace_dir).iterdir())
-            if _NAME.fullmatch(path.name) and (path / "service.json").exists()
-        ]
+        found = map(ServiceFolder, sorted(services_dir(workspace_dir).iterdir()))
+        return [folder for folder in found if _NAME.fullmatch(folder.name) and folder.record.exists()]
     return []
 
 

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.runs import store as runs_store
@@ -131,7 +132,7 @@ class Supervisor:
             return self._settle_failed(serial, str(error))
         say(f"revision {number} with {workers} workers is being made ready: {', '.join(revision.model_names)}")
         if serial is not None:
-            self.record = store.change(self.folder, self.record, updating=number)
+            self._note(updating=number)
         self.change = _Change(
             revision,
             workers,
@@ -163,7 +164,7 @@ class Supervisor:
         try:
             if not self.server.is_up:
                 self.server.start(*what)
-                self.record = store.change(self.folder, self.record, server_pid=self.server.pid)
+                self._note(server_pid=self.server.pid)
             else:
                 self.server.change(*what)
         except (PacelineError, OSError) as error:
@@ -176,9 +177,7 @@ class Supervisor:
         number = change.revision.number
         say(f"revision {number} is being served at {self.record.url}")
         self.ready_s = time.monotonic()
-        self.record = store.change(
-            self.folder,
-            self.record,
+        self._note(
             state=states.HEALTHY,
             revision=number,
             workers=change.workers,
@@ -204,9 +203,7 @@ class Supervisor:
         without = states.FAILED if self.record.revision is None else states.UNHEALTHY
         state = self.record.state if self.server.is_up else without
         settled = self.record.settled if serial is None else serial
-        self.record = store.change(
-            self.folder, self.record, state=state, settled=settled, failure=reason, updating=None
-        )
+        self._note(state=state, settled=settled, failure=reason, updating=None)
 
     def _restore(self) -> None:
         if self.serving is None or self.serving.setup is None or self.record.revision is None:
@@ -214,6 +211,10 @@ class Supervisor:
         revision = store.revision(self.folder, self.record.revision)
         tag = str(self.server.state().get("revision"))
         self.server.keep(tag, self.record, revision, self.record.workers or 1, self.serving.setup)
+
+    def _note(self, **changes: Any) -> None:
+        """Write these changes into the service's record."""
+        self.record = store.change(self.folder, self.record, **changes)
 
     def _drop(self) -> None:
         change, self.change = self.change, None
@@ -230,9 +231,7 @@ class Supervisor:
             self._failed(how)
         else:
             self._wait_longer()
-        self.record = store.change(
-            self.folder,
-            self.record,
+        self._note(
             server_pid=None,
             state=states.FAILED if self.record.revision is None else states.UNHEALTHY,
             restarts=self.record.restarts + (self.record.revision is not None),
@@ -248,7 +247,7 @@ class Supervisor:
         is_ready = self.server.state().get("state") == READY
         state = states.HEALTHY if is_ready else states.UNHEALTHY
         if state != self.record.state:
-            self.record = store.change(self.folder, self.record, state=state)
+            self._note(state=state)
         if (changed := keys.changed_ns(self.folder)) != self.keys_time:
             self.keys_time = changed
             if self.server.takes_keys:
@@ -271,9 +270,7 @@ class Supervisor:
         if wanted.state == GONE:
             remove_tree(self.folder.path)
         elif wanted.state != UP:
-            self.record = store.change(
-                self.folder, self.record, state=states.STOPPED, settled=wanted.serial, failure=None, server_pid=None
-            )
+            self._note(state=states.STOPPED, settled=wanted.serial, failure=None, server_pid=None)
 
     def _close(self, *, is_wanted: bool = False) -> None:
         """End what it has started. is_wanted: it is only this process that ends, and somebody will go on."""
@@ -284,7 +281,7 @@ class Supervisor:
             self.server.stop()
         if self.serving is not None:
             self.serving.stop()
-        self.record = store.change(self.folder, self.record, server_pid=None)
+        self._note(server_pid=None)
 
 
 def run(folder: ServiceFolder, listener: socket.socket) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import ssl
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ServingError
+from paceline.serving.model.answers import message_of
 
 CLIENTS = (1, 8, 32)
 
@@ -218,11 +218,7 @@ async def _try(asked: _Asked, url: str) -> None:
         raise ServingError(f"there is no answer from {url}. Is it being served?")
     status, body = first
     if not 200 <= status < 300:
-        try:
-            said = json.loads(body)["message"]
-        except (ValueError, KeyError, TypeError):
-            said = body[:200].decode("utf-8", errors="replace")
-        raise ServingError(f"{url} answers {status}: {said}")
+        raise ServingError(f"{url} answers {status}: {message_of(body)}")
 
 
 async def _measure(asked: _Asked, clients: int, seconds: float) -> BenchResult:

@@ -7,18 +7,18 @@ be there.
 from __future__ import annotations
 
 import json
-import socket
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from paceline.errors import ServingError
 from paceline.serving import wire
 from paceline.serving.config import ServerConfig
 from paceline.serving.front.models import lay_out, verify
 from paceline.serving.front.process import StartedModel, ending
+from paceline.serving.model.answers import message_of
 from paceline.system.files import remove_tree
 
 
@@ -39,16 +39,15 @@ class CheckResult:
     answer: str | None = None
 
 
-def check(config: ServerConfig, sample: bytes | None = None, *, path: str = "/score") -> CheckResult:
-    """Load what the configuration says, and let it answer the sample: a request's body, posted as JSON.
+def check(config: ServerConfig, sample: bytes | None = None) -> CheckResult:
+    """Load what the configuration says, and let it answer the sample: the body of a request to /score, posted as JSON.
 
-    config: with absolute paths. path: /score, or that of `infer` for tensors.
+    config: with absolute paths.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as name, open(Path(name) / "log", "w+b") as output:
         folder = Path(name)
         try:
-            for model in config.models:
-                verify(model)
+            verify(config)
             if config.entry_script is not None and not (Path(str(config.source_dir)) / config.entry_script).is_file():
                 raise ServingError(
                     f"entry_script={config.entry_script!r}: there is no such file in {config.source_dir!r}."
@@ -57,21 +56,18 @@ def check(config: ServerConfig, sample: bytes | None = None, *, path: str = "/sc
         except (ServingError, OSError) as error:
             return CheckResult(problem=str(error), log="")
         try:
-            return _ask(started, config, sample, path, output)
+            return _ask(started, config, sample, output)
         finally:
             started.end()
             remove_tree(folder / "azureml-models")
 
 
-def _ask(
-    started: StartedModel, config: ServerConfig, sample: bytes | None, path: str, output: IO[bytes]
-) -> CheckResult:
-    link = started.link
+def _ask(started: StartedModel, config: ServerConfig, sample: bytes | None, output: IO[bytes]) -> CheckResult:
     began = time.monotonic()
-    found = _next(link, config.load_timeout_s)
+    found = _next(started, config.load_timeout_s, "loading")
     load_s = time.monotonic() - began
     if isinstance(found, str):
-        return CheckResult(problem=_while(f"loading {found}", started), log=_text(output))
+        return CheckResult(problem=found, log=_text(output))
     kind, payload = found
     said = json.loads(payload)
     if kind == wire.FAILED:
@@ -79,63 +75,39 @@ def _ask(
     if sample is None:
         return CheckResult(problem=None, log=_text(output), kind=said["kind"], load_s=load_s)
     head = json.dumps(
-        {"method": "POST", "path": path, "query": "", "headers": [("content-type", "application/json")]}
+        {"method": "POST", "path": "/score", "query": "", "headers": [("content-type", "application/json")]}
     ).encode()
-    operation = wire.INFER if path.endswith("/infer") else wire.SCORE
-    link.settimeout(config.timeout_s)
+    started.link.settimeout(config.timeout_s)
     began = time.monotonic()
-    link.sendall(wire.frame(wire.CALLS, wire.pack_call(1, operation, head, sample)))
-    found = _next(link, config.timeout_s)
+    started.link.sendall(wire.frame(wire.CALLS, wire.pack_call(1, wire.SCORE, head, sample)))
+    found = _next(started, config.timeout_s, "answering the sample")
     answer_s = time.monotonic() - began
     done = {"kind": said["kind"], "load_s": load_s, "answer_s": answer_s}
     if isinstance(found, str):
-        return CheckResult(problem=_while(f"answering the sample {found}", started), log=_text(output), **done)
+        return CheckResult(problem=found, log=_text(output), **done)
     ((_, reply),) = wire.unpack_replies(found[1])
     text = reply.body.decode("utf-8", errors="replace")
     problem = None
     if reply.status >= 400:
-        problem = f"the sample was answered {reply.status}: {_message(text)}"
+        problem = f"the sample was answered {reply.status}: {message_of(reply.body)}"
         if reply.status >= 500 and (last := _exception(_text(output))):
             problem = f"the sample was answered {reply.status}, for the script failed: {last}"
     return CheckResult(problem=problem, log=_text(output), status=reply.status, answer=text, **done)
 
 
-def _next(link: socket.socket, limit_s: float) -> tuple[int, bytes] | str:
+def _next(started: StartedModel, limit_s: float, doing: str) -> tuple[int, bytes] | str:
     """The next frame, or why there is none."""
-    link.settimeout(limit_s)
-    got = b""
-    size = wire.FRAME.size
+    started.link.settimeout(limit_s)
     try:
-        while len(got) < size:
-            part = link.recv(1 << 20)
-            if not part:
-                return "it ended"
-            got += part
-            if len(got) >= wire.FRAME.size:
-                size = wire.FRAME.size + wire.FRAME.unpack_from(got)[1]
+        found = wire.receive(started.link)
     except TimeoutError:
-        return f"it took more than {limit_s:g} s"
-    except ConnectionError:
-        return "it ended"
-    return wire.FRAME.unpack_from(got)[0], got[wire.FRAME.size : size]
-
-
-def _while(what: str, started: StartedModel) -> str:
-    if not what.endswith("it ended"):
-        return f"while {what}."
-    return f"while {what.removesuffix(' it ended')}, {ending(started.process.wait())}."
+        return f"while {doing} it took more than {limit_s:g} s."
+    return found or f"while {doing}, {ending(started.process.wait())}."
 
 
 def _text(output: IO[bytes]) -> str:
     output.seek(0)
     return output.read().decode("utf-8", errors="replace")
-
-
-def _message(text: str) -> Any:
-    try:
-        return json.loads(text)["message"]
-    except (ValueError, KeyError, TypeError):
-        return text[:300]
 
 
 def _exception(log: str) -> str:

@@ -14,6 +14,7 @@ Headers are a JSON list of pairs, empty for an answer in JSON.
 from __future__ import annotations
 
 import json
+import socket
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -52,6 +53,36 @@ def frame(kind: int, payload: bytes) -> bytes:
 
 def json_frame(kind: int, value: Any) -> bytes:
     return frame(kind, json.dumps(value).encode())
+
+
+def receive(link: socket.socket) -> tuple[int, bytes] | None:
+    """Kind and payload of the frame that comes next; None where the other side has hung up. By a socket that blocks, and at which
+    one frame at a time is there: the next comes when this one is answered.
+
+    Raises:
+        TimeoutError: nothing has come for as long as the socket waits.
+    """
+    head = _exactly(link, b"", FRAME.size)
+    if head is None:
+        return None
+    kind, size = FRAME.unpack_from(head)
+    whole = _exactly(link, head, FRAME.size + size)
+    return None if whole is None else (kind, whole[FRAME.size :])
+
+
+def _exactly(link: socket.socket, begun: bytes, size: int) -> bytes | None:
+    """`size` bytes or a few more, of a small frame the whole, as it lies in the socket."""
+    parts, count = [begun], len(begun)
+    while count < size:
+        try:
+            part = link.recv(max(65536, min(size - count, 1 << 20)))
+        except ConnectionError:
+            return None
+        if not part:
+            return None
+        parts.append(part)
+        count += len(part)
+    return b"".join(parts)
 
 
 def pack_call(number: int, operation: int, head: bytes, body: bytes) -> bytes:

@@ -6,12 +6,13 @@ A trial is a child `<sweep>_<number>`. Where the sweep's policy pauses trials, w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.controlling.canceling import STOPPED
-from paceline.errors import RunNotFoundError
-from paceline.runs import read, tags_and_properties
+from paceline.controlling.child import record_of
+from paceline.runs import tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.sweeps.curves import CurveReader, Series
@@ -29,10 +30,14 @@ def child_id(sweep_id: str, number: int, leg: int = 1) -> str:
     return f"{sweep_id}_{number}" if leg == 1 else f"{sweep_id}_{number}_{leg}"
 
 
+def child_folder(sweep: RunFolder, number: int, leg: int = 1) -> RunFolder:
+    return RunFolder(sweep.path.parent / child_id(sweep.run_id, number, leg))
+
+
 def count(sweep: RunFolder) -> int:
     """How many trials there are."""
     number = 0
-    while RunFolder(sweep.path.parent / child_id(sweep.run_id, number)).record.exists():
+    while child_folder(sweep, number).record.exists():
         number += 1
     return number
 
@@ -40,7 +45,7 @@ def count(sweep: RunFolder) -> int:
 def children(sweep: RunFolder, first: int = 0) -> Iterator[RunRecord]:
     """The records of the trials' first runs, in order of their numbers from `first` on, as they are now."""
     # Numbers are given out in order, one after the other: the first that is not there is the end.
-    while (record := _record(sweep, child_id(sweep.run_id, first))) is not None:
+    while (record := record_of(child_folder(sweep, first))) is not None:
         yield record
         first += 1
 
@@ -58,32 +63,20 @@ def all_runs(sweep: RunFolder, spec: SweepSpec | None = None, first: int = 0) ->
 
 def runs_of(sweep: RunFolder, number: int) -> list[RunRecord]:
     """The records of one trial's runs; none where it was removed."""
-    first = _record(sweep, child_id(sweep.run_id, number))
+    first = record_of(child_folder(sweep, number))
     return [] if first is None else [first, *_later(sweep, number)]
 
 
 def has_more(sweep: RunFolder, trial: Trial) -> bool:
     """Whether a trial has a run after the one that is known as its last."""
-    later = child_id(sweep.run_id, trial.number, len(trial.earlier) + 2)
-    return RunFolder(sweep.path.parent / later).record.exists()
+    return child_folder(sweep, trial.number, len(trial.earlier) + 2).record.exists()
 
 
 def _later(sweep: RunFolder, number: int) -> Iterator[RunRecord]:
     leg = 2
-    while (record := _record(sweep, child_id(sweep.run_id, number, leg))) is not None:
+    while (record := record_of(child_folder(sweep, number, leg))) is not None:
         yield record
         leg += 1
-
-
-def _record(sweep: RunFolder, run_id: str) -> RunRecord | None:
-    folder = RunFolder(sweep.path.parent / run_id)
-    if not folder.record.exists():
-        return None
-    try:
-        return read.record(folder)
-    except RunNotFoundError:
-        # It was removed between the two looks.
-        return None
 
 
 def trial_of(records: Sequence[RunRecord], runs_dir: Path, spec: SweepSpec) -> Trial:
@@ -122,27 +115,22 @@ def trial_of(records: Sequence[RunRecord], runs_dir: Path, spec: SweepSpec) -> T
     )
 
 
-def series_of(trial: Trial, runs_dir: Path, metric: str) -> Series:
-    """What all runs of a trial but the last have logged."""
-    series = Series()
-    for leg in trial.earlier:
-        series = series.then(CurveReader(RunFolder(runs_dir / leg.run_id).metrics, metric))
-    return series
-
-
 def trials(sweep: RunFolder, spec: SweepSpec) -> list[Trial]:
     """All trials of the sweep, in order of their numbers."""
+    return [trial for trial, _ in read_trials(sweep, spec)]
+
+
+def read_trials(sweep: RunFolder, spec: SweepSpec) -> Iterator[tuple[Trial, list[RunRecord]]]:
+    """The same one by one, each with the records of its runs; with none where it was known to have ended."""
     # A trial that was paused may go on in another run, so it is read each time.
     ended = EndedTrials(sweep) if pausing(spec.stop) is None else None
-    found: list[Trial] = []
-    while True:
-        trial = ended.get(len(found)) if ended is not None else None
-        if trial is None:
-            records = next(all_runs(sweep, spec, len(found)), None)
-            if records is None:
-                return found
-            trial = trial_of(records, sweep.path.parent, spec)
-        found.append(trial)
+    for number in itertools.count():
+        if ended is not None and (trial := ended.get(number)) is not None:
+            yield trial, []
+        elif records := next(all_runs(sweep, spec, number), None):
+            yield trial_of(records, sweep.path.parent, spec), records
+        else:
+            return
 
 
 def _leg(record: RunRecord, curve: tuple[float, ...]) -> Leg:

@@ -114,8 +114,7 @@ class Controller:
         asked = read_json(request)
         if isinstance(asked, dict) and isinstance(asked.get("trials"), int):
             sweep.spec = dataclasses.replace(sweep.spec, trials=sweep.spec.trials + asked["trials"])
-            sweep.record = dataclasses.replace(sweep.record, sweep=sweep.spec.to_json())
             # Written before the request goes: a kill in between adds the trials twice, the other order would lose them.
-            store.write(sweep.folder, sweep.record)
+            sweep.note(sweep=sweep.spec.to_json())
             request.unlink(missing_ok=True)
             say(f"{asked['trials']} more trials were asked for: {sweep.spec.trials} in all")

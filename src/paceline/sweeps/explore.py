@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from paceline.sweeps.expressions import Choice, Fixed, Integers, Normal, Raw, Uniform
+from paceline.sweeps.expressions import Choice, Fixed, Integers, Normal, Raw, Uniform, is_number
 from paceline.sweeps.space import Dimension, Space
 
 
@@ -73,8 +73,7 @@ def _other(expression: Choice, index: int, factor: float, quantile: float) -> in
     options = expression.options
     if len(options) == 1:
         return index
-    are_numbers = all(isinstance(option, (int, float)) and not isinstance(option, bool) for option in options)
-    if are_numbers and list(options) in (sorted(options), sorted(options, reverse=True)):
+    if all(map(is_number, options)) and list(options) in (sorted(options), sorted(options, reverse=True)):
         step = _sign(factor) if options[0] <= options[-1] else -_sign(factor)
         return min(max(index + step, 0), len(options) - 1)
     # The one that it has is passed over.

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 from paceline.errors import SweepError
 
@@ -425,8 +425,13 @@ def _check_numbers(name: str, *numbers: float | None) -> None:
             _number(f"{name}()", number)
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it is a finite number; a truth value is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _number(what: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not is_number(value):
         raise SweepError(f"{what}: {value!r} is not a finite number.")
     return float(value)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.sweeps.trial import Goal, Trial, ranked
+from paceline.sweeps.trial import Goal, Trial, cost, ranked
 
 
 def front(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
     """The Pareto front, the best by the first metric first: those that no other trial beats or equals in each metric and beats in
     one. A trial counts by its last values (`Trial.last`); one without them is on no front."""
-    known = [(_key(values, goals), trial) for trial in trials if (values := _values(trial, goals))]
+    known = [(tuple(map(cost, values, goals)), trial) for trial in trials if (values := _values(trial, goals))]
     found: list[tuple[tuple[float, ...], Trial]] = []
     # In this order nothing is beaten by what comes after it, so that each is held against the front alone.
     for key, trial in sorted(known, key=lambda one: (one[0], one[1].number)):
@@ -25,26 +25,17 @@ def ordered(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
         return ranked(trials, goals[0])
     first = front(trials, goals)
     on_front = {trial.number for trial in first}
-    sign = _SIGNS[goals[0]]
 
-    def key(trial: Trial) -> tuple[bool, float, int]:
+    def key(trial: Trial) -> tuple[float, int]:
         values = _values(trial, goals)
-        return not values, sign * values[0] if values else 0.0, trial.number
+        return cost(values[0] if values else None, goals[0]), trial.number
 
     return first + sorted((trial for trial in trials if trial.number not in on_front), key=key)
-
-
-#: By which less is better.
-_SIGNS: dict[Goal, int] = {"maximize": -1, "minimize": 1}
 
 
 def _values(trial: Trial, goals: Sequence[Goal]) -> tuple[float, ...]:
     # One that has just begun has no curves yet.
     return trial.last if trial.last and len(trial.last) == len(goals) else ()
-
-
-def _key(values: Sequence[float], goals: Sequence[Goal]) -> tuple[float, ...]:
-    return tuple(_SIGNS[goal] * value for value, goal in zip(values, goals, strict=True))
 
 
 def _beats(one: Sequence[float], other: Sequence[float]) -> bool:

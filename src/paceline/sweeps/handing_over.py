@@ -145,31 +145,20 @@ class HandingOver:
             if trial.notes:
                 told["notes"] = dict(trial.notes)
             made.append((trial.run_id, job, told))
-        workspace_dir, experiment, parent = sweep.runs_dir.parent, sweep.record.experiment, sweep.folder.run_id
         if sweep.spec.array_size is not None:
             submit_alike(
                 made,
                 self._source(),
-                workspace_dir,
-                experiment,
-                parent_run_id=parent,
+                sweep.runs_dir.parent,
+                sweep.record.experiment,
+                parent_run_id=sweep.folder.run_id,
                 values=self._secrets,
                 at_once=sweep.spec.concurrent,
             )
         else:
             ((run_id, job, told),) = made
             former = sweep.former(trials[0].number)
-            submit(
-                _resumed(job, former),
-                self._source(),
-                workspace_dir,
-                experiment,
-                parent_run_id=parent,
-                run_id=run_id,
-                trial=told,
-                values=self._secrets,
-                checkpoints=former.checkpoints if former is not None else None,
-            )
+            self._submit(run_id, _resumed(job, former), told, None if former is None else former.checkpoints)
         sweep.pending.clear()
         for trial in trials:
             sweep.add(trial)
@@ -180,25 +169,17 @@ class HandingOver:
         """Hand over the next run of a trial that its policy goes on with."""
         sweep, number = self._sweep, following.number
         values = sweep.spec.space.values(following.chosen)
-        told: dict[str, Any] = {"number": number, "chosen": dict(following.chosen), "values": values}
+        told = {"number": number, "chosen": dict(following.chosen), "values": values}
+        told |= {"from": following.source, "rung": following.rung, "why": following.why}
         run_id = sweep.next_folder(number).run_id
-        folder = submit(
-            self._job(values, following.rung, run_id),
-            self._source(),
-            sweep.runs_dir.parent,
-            sweep.record.experiment,
-            parent_run_id=sweep.folder.run_id,
-            run_id=run_id,
-            trial=told | {"from": following.source, "rung": following.rung, "why": following.why},
-            values=self._secrets,
-            checkpoints=RunFolder(sweep.runs_dir / following.source).checkpoints,
-        )
+        checkpoints = RunFolder(sweep.runs_dir / following.source).checkpoints
+        self._submit(run_id, self._job(values, following.rung, run_id), told, checkpoints)
         if sweep.trials[number].stopped is not None:
             # It was left behind when the sweep had ended, and more trials were asked for.
             with contextlib.suppress(OSError):
                 tags_and_properties.remove_tags(sweep.folder_of(number).notes, [STOPPED])
-        sweep.go_on(sweep.trials[number].gone_on(folder.run_id, following, values))
-        say(f"trial {number} goes on as {folder.run_id}: {following.why}")
+        sweep.go_on(sweep.trials[number].gone_on(run_id, following, values))
+        say(f"trial {number} goes on as {run_id}: {following.why}")
 
     def _start_again(self, number: int) -> None:
         """Hand over a trial whose submission was cut off."""
@@ -206,6 +187,21 @@ class HandingOver:
         submit_again(sweep.folder_of(number), self._secrets)
         sweep.cut_off.remove(number)
         say(f"trial {number} begins: its submission was cut off before")
+
+    def _submit(self, run_id: str, job: Job, told: Mapping[str, Any], checkpoints: Path | None) -> None:
+        """told: what its record says of the trial. checkpoints: that it starts from."""
+        sweep = self._sweep
+        submit(
+            job,
+            self._source(),
+            sweep.runs_dir.parent,
+            sweep.record.experiment,
+            parent_run_id=sweep.folder.run_id,
+            run_id=run_id,
+            trial=told,
+            values=self._secrets,
+            checkpoints=checkpoints,
+        )
 
     def _job(self, values: Mapping[str, Any], rung: int, run_id: str) -> Job:
         sweep = self._sweep

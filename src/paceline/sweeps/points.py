@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from paceline.errors import SweepError
 from paceline.job.job import Job
 from paceline.sweeps.expressions import Choice, Fixed
-from paceline.sweeps.space import Dimension, Space, argument, every
+from paceline.sweeps.space import Dimension, Space, argument
 
 #: `--lr 0.1`, `lr=0.1`, a variable lr; anything that ends with .json is the path of a file.
 ARGUMENTS, ASSIGNMENTS, ENVIRONMENT = WAYS = ("arguments", "assignments", "environment")
@@ -77,7 +77,7 @@ def check_way(pass_as: object, space: Space) -> None:
         raise SweepError(
             f"pass_as={pass_as!r}: write one of {', '.join(WAYS)}, or the name of a JSON file, such as 'parameters.json'."
         )
-    names = list(dict.fromkeys(name.lstrip("-") for name in _names(space.dimensions)))
+    names = list(dict.fromkeys(name.lstrip("-") for name in space.names))
     if pass_as == ENVIRONMENT:
         seen: dict[str, str] = {}
         for name in names:
@@ -107,7 +107,7 @@ def check_switches(switches: Sequence[str], pass_as: str, space: Space) -> None:
         word, slash, off = switch.partition("/")
         if bool(slash) != bool(off) or (off and not off.startswith("-")):
             raise SweepError(f"the switch {switch!r} is neither --name nor --name/--no-name.")
-        meant = [one for one in every(space.dimensions) if not one.branches and argument(one.name) == word]
+        meant = [one for one in space.parameters if argument(one.name) == word]
         if not meant:
             raise SweepError(
                 f"the switch {switch!r} is no hyperparameter. Give one of the space's: {', '.join(space.names)}."
@@ -196,16 +196,6 @@ def _is_name(word: str) -> bool:
     except ValueError:
         return True
     return False
-
-
-def _names(dimensions: Sequence[Dimension]) -> Iterator[str]:
-    """The names of all branches; that of a choice of spaces is not given to the script."""
-    for dimension in dimensions:
-        if dimension.branches:
-            for branch in dimension.branches:
-                yield from _names(branch)
-        else:
-            yield dimension.name
 
 
 def _there(name: str, source: Path | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ They are copied into the new sweep's folder when it is submitted: what it propos
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from paceline.runs.folder import RunFolder
 from paceline.sweeps.children import all_runs, trial_of
 from paceline.sweeps.curves import CurveReader
 from paceline.sweeps.expressions import Fixed
-from paceline.sweeps.space import Dimension, Space
+from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
 from paceline.system.files import read_json, write_json
@@ -125,26 +125,23 @@ def _values(trial: Trial, spec: SweepSpec) -> tuple[float, ...] | None:
 
 def _varied(trial: Trial, space: Space) -> dict[str, Any]:
     """The trial's values less those that the new space does not have: they were constants, or `_check_names` had refused it."""
-    names = set(_names(space.dimensions))
+    names = _names(space)
     return {name: value for name, value in trial.values.items() if name.lstrip("-") in names}
 
 
 def _check_names(run_id: str, former: Space, space: Space) -> None:
     """A constant may be there in one of the two alone."""
-    old, new = set(_names(former.dimensions)), set(_names(space.dimensions))
-    missing = sorted(set(_names(space.dimensions, constants=False)) - old)
-    more = sorted(set(_names(former.dimensions, constants=False)) - new)
+    missing = sorted(_names(space, constants=False) - _names(former))
+    more = sorted(_names(former, constants=False) - _names(space))
     if missing or more:
         parts = [f"it did not vary {', '.join(missing)}"] if missing else []
         parts += [f"it varied {', '.join(more)}, which this one does not"] if more else []
         raise SweepError(f"warm_start: the space of sweep {run_id} does not fit: {', and '.join(parts)}.")
 
 
-def _names(dimensions: Iterable[Dimension], *, constants: bool = True) -> list[str]:
-    found: list[str] = []
-    for dimension in dimensions:
-        if dimension.branches:
-            found += [name for branch in dimension.branches for name in _names(branch, constants=constants)]
-        elif constants or not isinstance(dimension.expression, Fixed):
-            found.append(dimension.name.lstrip("-"))
-    return found
+def _names(space: Space, *, constants: bool = True) -> set[str]:
+    return {
+        dimension.name.lstrip("-")
+        for dimension in space.parameters
+        if constants or not isinstance(dimension.expression, Fixed)
+    }

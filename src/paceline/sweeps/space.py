@@ -11,7 +11,6 @@ is not given to the script, for what it chose is seen in the names that are ther
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -118,9 +117,14 @@ class Space:
         return chosen
 
     @property
+    def parameters(self) -> list[Dimension]:
+        """What the script is given, those of all branches; without the choices that only lead to branches."""
+        return [dimension for dimension in every(self.dimensions) if not dimension.branches]
+
+    @property
     def names(self) -> list[str]:
-        """What the script calls them, those of all branches; without the choices that only lead to branches."""
-        return list(dict.fromkeys(d.name for d in every(self.dimensions) if not d.branches))
+        """What the script calls them."""
+        return list(dict.fromkeys(dimension.name for dimension in self.parameters))
 
     @property
     def size(self) -> int | None:
@@ -239,20 +243,16 @@ def _size(dimensions: tuple[Dimension, ...]) -> int | None:
     return math.prod(sizes)
 
 
-def _grid(dimensions: tuple[Dimension, ...]) -> Iterator[dict[str, Raw]]:
-    parts = [list(_grid_of(dimension)) for dimension in dimensions]
-    for combination in itertools.product(*parts):
-        yield {key: raw for part in combination for key, raw in part.items()}
-
-
-def _grid_of(dimension: Dimension) -> Iterator[dict[str, Raw]]:
-    if dimension.branches:
-        for index, branch in enumerate(dimension.branches):
-            for chosen in _grid(branch):
-                yield {dimension.key: index, **chosen}
-    else:
-        for raw in _raws(dimension.expression):
-            yield {dimension.key: raw}
+def _grid(waiting: tuple[Dimension, ...]) -> Iterator[dict[str, Raw]]:
+    """The points of these dimensions: of each value of the first, with the branch that it leads to and all that follow."""
+    if not waiting:
+        yield {}
+        return
+    dimension, rest = waiting[0], waiting[1:]
+    for raw in _raws(dimension.expression):
+        inside = dimension.branches[int(raw)] if dimension.branches else ()
+        for others in _grid((*inside, *rest)):
+            yield {dimension.key: raw, **others}
 
 
 def _raws(expression: Expression) -> list[Raw]:

@@ -157,10 +157,7 @@ class SweepSpec:
         values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         values["space"] = Space.from_json(data["space"])
         values["stop"] = policy_from_json(data["stop"]) if data.get("stop") else None
-        values["points"] = tuple(data.get("points") or ())
-        values["warm_start"] = tuple(data.get("warm_start") or ())
-        values["resumed"] = tuple(data.get("resumed") or ())
-        values["switches"] = tuple(data.get("switches") or ())
+        values |= {name: tuple(data.get(name) or ()) for name in ("points", "warm_start", "resumed", "switches")}
         return cls(**(values | objectives(data["metric"], data.get("goal", "maximize"))))
 
 

@@ -94,9 +94,8 @@ class SweepRun(Run):
         """With several metrics the trials on the Pareto front, to which no other is better in all of them, the best by the first
         metric first; with one metric the best trial alone."""
         spec = self.spec
-        if not spec.further:
-            return [best] if (best := self.best_child()) is not None else []
-        return [Run(self._experiment, trial.run_id) for trial in results.best_trials(self._trials(), spec)]
+        best = results.best_trials(self._trials(), spec)
+        return [Run(self._experiment, trial.best_leg(spec.goal).run_id) for trial in best]
 
     def best_child(self) -> Run | None:
         """The trial whose primary metric has been the best at any time, and of its runs the one that logged that; None where none

@@ -6,16 +6,16 @@ import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 from paceline.controlling.child import never_began
 from paceline.errors import PacelineError
 from paceline.runs import removal, states, store
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
-from paceline.sweeps.children import all_runs, child_id, series_of, trial_of
+from paceline.sweeps.children import child_folder, read_trials
 from paceline.sweeps.curves import CurveReader
-from paceline.sweeps.ended import EndedTrials, keep
-from paceline.sweeps.policies.pausing import pausing
+from paceline.sweeps.ended import keep
 from paceline.sweeps.samplers.sampler import Proposal
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
@@ -64,7 +64,7 @@ class SweepState:
     def next_folder(self, number: int) -> RunFolder:
         """The folder of a trial's next run, of its first one too."""
         leg = len(self.trials[number].earlier) + 2 if number < len(self.trials) else 1
-        return RunFolder(self.runs_dir / child_id(self.folder.run_id, number, leg))
+        return child_folder(self.folder, number, leg)
 
     @property
     def runs_dir(self) -> Path:
@@ -80,16 +80,9 @@ class SweepState:
         # A kill in the midst of a submission leaves the hidden folder, and `store.create` refuses to make one that is there.
         for hidden in self.runs_dir.glob(f"{removal.NEW}{self.folder.run_id}_*"):
             shutil.rmtree(hidden, ignore_errors=True)
-        ended = EndedTrials(self.folder)
-        while True:
-            # One that was paused may have gone on since.
-            if pausing(self.spec.stop) is None and (kept := ended.get(len(self.trials))) is not None:
-                self.add(kept)
-                continue
-            if (runs := next(all_runs(self.folder, self.spec, len(self.trials)), None)) is None:
-                break
-            self.add(trial_of(runs, self.runs_dir, self.spec), was_cut_off=never_began(runs[-1]))
-            if self.trials[-1].is_over:
+        for trial, runs in read_trials(self.folder, self.spec):
+            self.add(trial, was_cut_off=bool(runs) and never_began(runs[-1]))
+            if runs and self.trials[-1].is_over:
                 keep(self.folder, self.trials[-1])
         if self.trials:
             say(f"going on with {len(self.trials)} trials, of which {len(self.live)} run")
@@ -113,8 +106,7 @@ class SweepState:
     def _watch(self, trial: Trial) -> None:
         self.changes += 1
         if not trial.is_over:
-            earlier = series_of(trial, self.runs_dir, self.spec.metric)
-            self.live[trial.number] = Watch(self.folder_of(trial.number), self.spec.metrics, earlier)
+            self.live[trial.number] = Watch(trial, self.runs_dir, self.spec)
 
     def look(self) -> list[Trial]:
         """Bring the trials up to date; those whose curve or state has changed."""
@@ -157,14 +149,17 @@ class SweepState:
     def warn(self, text: str) -> None:
         """Say it, and write it down in the sweep's record."""
         say(f"warning: {text}")
-        self.record = dataclasses.replace(self.record, warnings=(*self.record.warnings, text))
-        store.write(self.folder, self.record)
+        self.note(warnings=(*self.record.warnings, text))
 
     def wait_for(self, text: str | None) -> None:
         """Write down what the sweep waits for; None for nothing."""
         if text != self.record.waiting_for:
-            self.record = dataclasses.replace(self.record, waiting_for=text)
-            store.write(self.folder, self.record)
+            self.note(waiting_for=text)
+
+    def note(self, **changes: Any) -> None:
+        """Write these changes into the sweep's record."""
+        self.record = dataclasses.replace(self.record, **changes)
+        store.write(self.folder, self.record)
 
     def no_metric(self, trial: Trial) -> str:
         """What is said of a trial that has ended without a value of the primary metric, or of another one of several."""

@@ -138,11 +138,8 @@ class Trial:
 
     def best_leg(self, goal: Goal) -> Leg:
         """The run that has logged the best value; of equal ones, and of none, the last."""
-        sign = 1 if goal == "maximize" else -1
-        known = [
-            (sign * value, place) for place, leg in enumerate(self.legs) if (value := best(leg.curve, goal)) is not None
-        ]
-        return self.legs[max(known)[1]] if known else self.legs[-1]
+        # `min` takes the first of equal ones.
+        return min(reversed(self.legs), key=lambda leg: cost(best(leg.curve, goal), goal))
 
     @property
     def curves(self) -> tuple[tuple[float, ...], ...]:
@@ -200,17 +197,17 @@ def best(values: Iterable[float], goal: Goal) -> float | None:
     return max(finite) if goal == "maximize" else min(finite)
 
 
+def cost(value: float | None, goal: Goal) -> float:
+    """The value as a number of which less is better; of None more than of any value."""
+    if value is None:
+        return math.inf
+    return -value if goal == "maximize" else value
+
+
 def is_better(one: float, other: float, goal: Goal) -> bool:
-    return one > other if goal == "maximize" else one < other
+    return cost(one, goal) < cost(other, goal)
 
 
 def ranked(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
     """The trials by their best values, the best first; those without one last, both in order of their numbers."""
-    sign = -1 if goal == "maximize" else 1
-
-    def key(trial: Trial) -> tuple[bool, float, int]:
-        value = trial.best(goal)
-        # False sorts before True: trials without a value come last, whatever the goal.
-        return value is None, sign * value if value is not None else 0.0, trial.number
-
-    return sorted(trials, key=key)
+    return sorted(trials, key=lambda trial: (cost(trial.best(goal), goal), trial.number))

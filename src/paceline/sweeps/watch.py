@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from pathlib import Path
 
 from paceline.controlling.child import RecordWatch
 from paceline.runs.folder import RunFolder
 from paceline.sweeps.curves import CurveReader, Series
+from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
-
-_NOTHING = Series()
 
 
 class Watch:
-    """Looks at one trial again and again.
+    """Looks again and again at one trial, which runs."""
 
-    folder: of its last run. metrics: the primary one first. earlier: what its runs before have logged of that.
-    """
-
-    def __init__(self, folder: RunFolder, metrics: Sequence[str], earlier: Series = _NOTHING) -> None:
-        self._folder = folder
-        self._earlier = earlier
-        self._curve, *self._further = (CurveReader(folder.metrics, metric) for metric in metrics)
+    def __init__(self, trial: Trial, runs_dir: Path, spec: SweepSpec) -> None:
+        folder = RunFolder(runs_dir / trial.run_id)
+        #: What its runs before have logged of the primary metric.
+        self._earlier = Series()
+        for leg in trial.earlier:
+            self._earlier = self._earlier.then(CurveReader(RunFolder(runs_dir / leg.run_id).metrics, spec.metric))
+        self._curve, *self._further = (CurveReader(folder.metrics, metric) for metric in spec.metrics)
         self._record = RecordWatch(folder)
 
     def look(self, trial: Trial) -> Trial:

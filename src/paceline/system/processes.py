@@ -192,6 +192,12 @@ def send(pid: int, number: int) -> bool:
     return True
 
 
+def kill_group(group: int) -> None:
+    """Kill all processes of a group. One that is gone, or somebody else's, is no error."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
 def reaped() -> list[tuple[int, int, int]]:
     """Every child of this process that has ended and was not yet waited for: its pid, its wait status, and how many bytes it, or
     one process that it has waited for itself, had in memory at most."""

@@ -30,8 +30,7 @@ class PackageVersions:
 
 def server_versions() -> PackageVersions:
     """The server's packages, as they are installed here."""
-    found = {name: _installed(name) for name in _closure(_SERVER)}
-    here = {name: version for name, version in found.items() if version is not None}
+    here = {name: metadata.version(name) for name in _closure(_SERVER)}
     return PackageVersions(
         tuple(f"{name}=={here[name]}" for name in _SERVER if name in here),
         tuple(f"{name}=={version}" for name, version in sorted(here.items())),
@@ -118,11 +117,8 @@ def _imported(source: Path | None, framework: str | None) -> Iterable[str]:
     # Which distribution has a module, the present interpreter knows; of others the names are mostly the same. It reads the
     # lists of files of all that is installed.
     known = metadata.packages_distributions() if modules else {}
-    names = set()
-    for module in modules:
-        for name in known.get(module) or [_FRAMEWORKS.get(module, module)]:
-            names.add(_name(name))
-    return sorted(names - {"paceline"})
+    found = (known.get(module) or [_FRAMEWORKS.get(module, module)] for module in modules)
+    return sorted({_name(name) for names in found for name in names} - {"paceline"})
 
 
 def _closure(names: Iterable[str]) -> list[str]:

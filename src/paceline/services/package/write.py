@@ -83,8 +83,6 @@ def package(
             remove_tree(beside)
             raise
     except OSError as error:
-        if isinstance(error, ServiceError):
-            raise
         raise ServiceError(f"{str(folder)!r} can't be written: {error.strerror or error}.") from error
     return folder
 
@@ -162,11 +160,8 @@ def _fill(
 def _copy_model(folder: Path, index: int, found: FoundModel) -> ServedModel:
     """Copy a model's files. Of a registered one, the bytes are compared when it is loaded."""
     place = folder / "models" / str(index)
-    if found.id is None and not found.path.is_dir():
-        place.mkdir(parents=True)
-        shutil.copy(found.path, place / found.path.name)
-    elif found.id is None:
-        shutil.copytree(found.path, place / found.path.name)
+    if found.id is None:
+        found.copy_into(place)
     else:
         # Contents are kept read-only in the registry, and once for all versions.
         shutil.copytree(found.path, place, copy_function=_copy_writable)

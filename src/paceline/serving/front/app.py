@@ -30,7 +30,7 @@ from paceline.serving.front import metrics
 from paceline.serving.front.access import AccessLog
 from paceline.serving.front.keys import is_right
 from paceline.serving.front.pool import Pool
-from paceline.serving.model.answers import error
+from paceline.serving.model.answers import error, in_protocol
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -53,6 +53,17 @@ class RefusedError(Exception):
     def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes], unread: bool = False) -> None:
         super().__init__(message)
         self.status, self.message, self.headers, self.unread = status, message, headers, unread
+
+
+class _Exchange:
+    """A request and its answer, as ASGI has them. began: when it came. ids: the headers that name it in its answer."""
+
+    __slots__ = ("began", "ids", "receive", "scope", "send")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope, self.receive, self.send = scope, receive, send
+        self.began = time.perf_counter()
+        self.ids: list[tuple[bytes, bytes]] = []
 
 
 class App:
@@ -97,13 +108,12 @@ class App:
         return self._documents.get(name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began = time.perf_counter()
+        exchange = _Exchange(scope, receive, send)
         path = scope["path"]
         operation = self._operations.get(path)
-        ids: list[tuple[bytes, bytes]] = []
         try:
             given = _wanted(scope["headers"])
-            ids = self._request_ids(given)
+            exchange.ids = self._request_ids(given)
             if self.keys and not is_right(given.get(b"authorization"), self.keys) and path not in _OPEN:
                 raise RefusedError(
                     401,
@@ -112,16 +122,16 @@ class App:
                     unread=True,
                 )
             if operation is None:
-                await self._other(scope, receive, send, ids, began)
+                await self._other(exchange)
                 return
             reply = await self._ask(scope, receive, given, operation)
         except RefusedError as refused:
-            await self._refuse(scope, receive, send, refused, ids, began)
+            await self._refuse(exchange, refused)
             return
         # 502 and 504 are the front's own, which does not know what was asked for.
         body = in_words_of(path, reply.body) if reply.status in (502, 504) else reply.body
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers] or [_JSON]
-        headers += ids
+        headers += exchange.ids
         headers.append((b"content-length", b"%d" % len(body)))
         if reply.ran_us:
             headers.append((b"x-ms-run-fn-exec-ms", b"%.3f" % (reply.ran_us / 1000)))
@@ -129,7 +139,8 @@ class App:
             headers.append(_CLOSE)
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-        self._note(scope, reply.status, len(body), began, ids, "/score" if operation == wire.SCORE else "infer", reply)
+        name = "/score" if operation == wire.SCORE else "infer"
+        self._note(exchange, reply.status, len(body), name, reply.ran_us)
 
     async def _ask(self, scope: Scope, receive: Receive, given: dict[bytes, bytes], operation: int) -> wire.Reply:
         """The model's answer."""
@@ -153,21 +164,13 @@ class App:
         if self._wants_head or method != "POST":
             head = _head(scope)
         if not self.is_loaded:
-            raise RefusedError(503, "the model is being loaded; come again.", (b"retry-after", b"1"))
+            raise _busy("the model is being loaded")
         future = self.pool.submit(operation, head, body)
         if future is None:
-            raise RefusedError(
-                503,
-                f"{self.pool.config.max_queue} requests wait already; come again.",
-                (b"retry-after", b"1"),
-            )
+            raise _busy(f"{self.pool.config.max_queue} requests wait already")
         reply = await future
         if reply is None:
-            raise RefusedError(
-                503,
-                f"no model process was free within {self.pool.config.timeout_s:g} s; come again.",
-                (b"retry-after", b"1"),
-            )
+            raise _busy(f"no model process was free within {self.pool.config.timeout_s:g} s")
         return reply
 
     @property
@@ -199,18 +202,11 @@ class App:
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _refuse(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        refused: RefusedError,
-        ids: list[tuple[bytes, bytes]],
-        began: float,
-    ) -> None:
-        body = in_words_of(scope["path"], error(refused.status, refused.message).body)
+    async def _refuse(self, exchange: _Exchange, refused: RefusedError) -> None:
+        path, send = exchange.scope["path"], exchange.send
+        body = in_words_of(path, error(refused.status, refused.message).body)
         size = len(body)
-        headers = [_JSON, *ids, (b"content-length", b"%d" % size), *refused.headers]
+        headers = [_JSON, *exchange.ids, (b"content-length", b"%d" % size), *refused.headers]
         if self.is_draining or refused.unread:
             headers.append(_CLOSE)
         await send({"type": "http.response.start", "status": refused.status, "headers": headers})
@@ -219,30 +215,27 @@ class App:
             # of it now; what it still sends is read and forgotten for a while.
             await send({"type": "http.response.body", "body": body, "more_body": True})
             try:
-                await asyncio.wait_for(_forget(receive), _LINGER_S)
+                await asyncio.wait_for(_forget(exchange.receive), _LINGER_S)
             except asyncio.TimeoutError:
                 pass
             body = b""
         await send({"type": "http.response.body", "body": body})
-        name = scope["path"] if scope["path"] in ("/score", "/metrics") else "other"
-        self._note(scope, refused.status, size, began, ids, name, None)
+        self._note(exchange, refused.status, size, path if path in ("/score", "/metrics") else "other")
 
-    async def _other(
-        self, scope: Scope, receive: Receive, send: Send, ids: list[tuple[bytes, bytes]], began: float
-    ) -> None:
+    async def _other(self, exchange: _Exchange) -> None:
         status, size = 0, 0
 
         async def sent(message: MutableMapping[str, Any]) -> None:
             nonlocal status, size
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], *ids, *([_CLOSE] if self.is_draining else ())]
+                message["headers"] = [*message["headers"], *exchange.ids, *([_CLOSE] if self.is_draining else ())]
             else:
                 size += len(message.get("body", b""))
-            await send(message)
+            await exchange.send(message)
 
-        await self._others(scope, receive, sent)
-        self._note(scope, status, size, began, ids, "other", None)
+        await self._others(exchange.scope, exchange.receive, sent)
+        self._note(exchange, status, size, "other")
 
     def _request_ids(self, given: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
         """The headers that name the request in its answer, as Azure's server has them."""
@@ -264,18 +257,11 @@ class App:
             found.append((b"x-ms-client-request-id", client or legacy))
         return found
 
-    def _note(
-        self,
-        scope: Scope,
-        status: int,
-        size: int,
-        began: float,
-        ids: list[tuple[bytes, bytes]],
-        name: str,
-        reply: wire.Reply | None,
-    ) -> None:
-        took = time.perf_counter() - began
-        self.metrics.count(name, status, took, reply.ran_us if reply is not None else None)
+    def _note(self, exchange: _Exchange, status: int, size: int, name: str, ran_us: int | None = None) -> None:
+        """ran_us: microseconds in the model; None: it was not asked."""
+        scope, ids = exchange.scope, exchange.ids
+        took = time.perf_counter() - exchange.began
+        self.metrics.count(name, status, took, ran_us)
         # Monitors ask every few seconds.
         if self.access.is_on and scope["path"] not in _OPEN:
             self.access.add(scope["method"], scope["raw_path"], status, size, took, ids[0][1] if ids else b"-")
@@ -283,10 +269,11 @@ class App:
 
 def in_words_of(path: str, body: bytes) -> bytes:
     """The body of an error, {"message": ...}; the inference protocol calls it "error"."""
-    if not path.startswith("/v2"):
-        return body
-    message = json.loads(body)["message"]
-    return json.dumps({"error": message, "message": message}).encode()
+    return in_protocol(body) if path.startswith("/v2") else body
+
+
+def _busy(why: str) -> RefusedError:
+    return RefusedError(503, f"{why}; come again.", (b"retry-after", b"1"))
 
 
 def _too_large(limit: int) -> RefusedError:

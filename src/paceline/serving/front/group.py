@@ -87,7 +87,6 @@ class ServerGroup:
         self._config, self._listener = config, listener
         self._known = ("", 0)
         self._state = state.STARTING
-        self._error: str | None = None
         self._refused: dict[str, Any] | None = None
         self._is_ending = asyncio.Event()
         self._hands_over = False
@@ -209,9 +208,7 @@ class ServerGroup:
         if _loads_the_same(config, before):
             self.pool.adjust(config)
         else:
-            loop = asyncio.get_running_loop()
-            for model in config.models:
-                await loop.run_in_executor(None, verify, model)
+            await asyncio.get_running_loop().run_in_executor(None, verify, config)
             generation = self.pool.begin(config, lay_out(config, self._folder))
             await generation.loaded
             self.pool.switch()
@@ -279,7 +276,7 @@ class ServerGroup:
                 "host": host,
                 "port": port,
                 "state": shown,
-                "error": self._error,
+                "error": None,
                 "revision": self._config.revision,
                 "refused": self._refused,
                 "workers": [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import socket
 import struct
@@ -34,22 +33,32 @@ def listen(config: ServerConfig) -> socket.socket:
         os.set_inheritable(config.listen_fd, False)
         return found
     try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        made = socket.socket(family, kind)
-        try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
-            made.listen(_BACKLOG)
-        except OSError:
-            made.close()
-            raise
+        return listen_at(config.host, config.port, _BACKLOG)
     except OSError as error:
         raise ServingError(
             f"can't listen at host={config.host!r}, port={config.port}: {error.strerror or error}. Take another port, or 0 for "
             "a free one."
         ) from error
+
+
+def listen_at(host: str, port: int, backlog: int) -> socket.socket:
+    """A socket that listens there. port: 0 for a free one. backlog: connections that wait to be taken.
+
+    Raises:
+        OSError: the port is taken or may not be, or the host is none of this machine's (socket.gaierror: it has no address).
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        # Connections that have ended keep a port for a minute; without this a server could not come back for as long.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(backlog)
+    except OSError:
+        made.close()
+        raise
     return made
 
 
@@ -62,6 +71,8 @@ def refuse_new(listener: socket.socket) -> None:
     """
     if not sys.platform.startswith("linux"):
         return
+    import ctypes
+
     drop = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # BPF: return 0
     program = struct.pack("@HP", 1, ctypes.addressof(drop))
     with contextlib.suppress(OSError):

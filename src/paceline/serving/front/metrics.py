@@ -6,6 +6,7 @@ The front sees every request and every model process, so its counts are those of
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter, defaultdict
 from typing import Any
 
 from paceline.serving.front.pool import Pool
@@ -36,23 +37,16 @@ class Histogram:
 class Metrics:
     def __init__(self, service: str) -> None:
         self._service = service
-        self._requests: dict[tuple[str, int], int] = {}
-        self._took: dict[str, Histogram] = {}
-        self._ran: dict[str, Histogram] = {}
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._took: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self._ran: defaultdict[str, Histogram] = defaultdict(Histogram)
 
     def count(self, path: str, status: int, seconds: float, ran_us: int | None) -> None:
         """A request that was answered. path: one of few. ran_us: microseconds in the model; None: it was not asked."""
-        key = (path, status)
-        self._requests[key] = self._requests.get(key, 0) + 1
-        took = self._took.get(path)
-        if took is None:
-            took = self._took[path] = Histogram()
-        took.add(seconds)
+        self._requests[path, status] += 1
+        self._took[path].add(seconds)
         if ran_us is not None:
-            ran = self._ran.get(path)
-            if ran is None:
-                ran = self._ran[path] = Histogram()
-            ran.add(ran_us / 1e6)
+            self._ran[path].add(ran_us / 1e6)
 
     def text(self, pool: Pool, connections: int) -> str:
         service = f'service="{self._service}"'

@@ -18,12 +18,17 @@ _TICK_NS = 2_000_000_000
 _known: dict[tuple[int, ...], str] = {}
 
 
-def verify(model: ServedModel) -> None:
-    """Compare a model's files with its list of hashes, where it has one.
+def verify(config: ServerConfig) -> None:
+    """Compare the files of each model with its list of hashes, where it has one.
 
     Raises:
         ServingError: a file differs, is missing, or is there and not in the list; or the list can't be read.
     """
+    for model in config.models:
+        _verify(model)
+
+
+def _verify(model: ServedModel) -> None:
     where = f"model {model.name}:{model.version}"
     if not os.path.exists(model.path):
         raise ServingError(f"{where}: there is nothing at {model.path!r}.")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -42,6 +42,10 @@ class Waiting:
         self.number, self.call, self.future = number, call, future
         self.since = time.monotonic()
 
+    def answer(self, reply: wire.Reply | None) -> None:
+        if not self.future.done():  # its client may have gone
+            self.future.set_result(reply)
+
 
 class Generation:
     """The processes that one configuration was loaded by.
@@ -69,7 +73,7 @@ class Pool:
         self.next: Generation | None = None
         self.queue: deque[Waiting] = deque()
         #: Why processes were replaced -> how often.
-        self.restarts: dict[str, int] = {}
+        self.restarts: Counter[str] = Counter()
         self.batches = 0
         self.is_closing = False
         #: All that live, those included that end as soon as they have answered.
@@ -79,8 +83,8 @@ class Pool:
         self._numbers = 0
         self._pause_s = _FIRST_PAUSE_S
         self._ticks = 0
-        #: A process that has grown too large -> the one that takes its place when it is ready.
-        self._successors: dict[ModelProcess, ModelProcess] = {}
+        #: A process that is being loaded -> the one that has grown too large, whose place it takes when it is ready.
+        self._successor_of: dict[ModelProcess, ModelProcess] = {}
         self._starting: set[asyncio.Task[None]] = set()
 
     @property
@@ -135,8 +139,8 @@ class Pool:
 
     def _answered(self, number: int, reply: wire.Reply) -> None:
         waiting = self._in_hand.pop(number, None)
-        if waiting is not None and not waiting.future.done():
-            waiting.future.set_result(reply)
+        if waiting is not None:
+            waiting.answer(reply)
 
     # Processes
 
@@ -147,8 +151,10 @@ class Pool:
             self.current = generation
         else:
             self.next = generation
-        for each in started or [StartedModel(config, self._folder, model_dir) for _ in range(config.workers)]:
+        for each in started:
             self._adopt(generation, each)
+        for _ in range(config.workers - len(started)):
+            self._start(generation)
         return generation
 
     def switch(self) -> None:
@@ -180,14 +186,13 @@ class Pool:
             each.retire("fewer processes were asked for")
             generation.processes.remove(each)
         for _ in range(-extra):
-            self._adopt(generation, StartedModel(config, self._folder, generation.model_dir))
+            self._start(generation)
 
     def cut_off(self) -> None:
         """Answer what waits and what is in hand, for there is no more time; the processes that have it end."""
         self.is_closing = True
         for waiting in self.queue:
-            if not waiting.future.done():
-                waiting.future.set_result(error(503, "the server ends."))
+            waiting.answer(error(503, "the server ends."))
         self.queue.clear()
         for each in self._alive:
             if each.in_hand:
@@ -212,6 +217,9 @@ class Pool:
             if self._ticks % _MEMORY_TICKS == 0:
                 self._weigh()
 
+    def _start(self, generation: Generation) -> ModelProcess:
+        return self._adopt(generation, StartedModel(generation.config, self._folder, generation.model_dir))
+
     def _adopt(self, generation: Generation, started: StartedModel) -> ModelProcess:
         one = ModelProcess(started, lambda each: self._told(generation, each), self._answered)
         generation.processes.append(one)
@@ -234,10 +242,8 @@ class Pool:
     def _became_ready(self, generation: Generation, one: ModelProcess) -> None:
         _log.info("model process %d is ready after %.1f s (%s)", one.pid, one.load_s, one.kind)
         self._pause_s = _FIRST_PAUSE_S
-        for old, new in list(self._successors.items()):
-            if new is one:
-                del self._successors[old]
-                old.retire("memory")
+        if (old := self._successor_of.pop(one, None)) is not None:
+            old.retire("memory")
         if not generation.loaded.done() and all(each.state == process.READY for each in generation.processes):
             generation.loaded.set_result(None)
         self._changed()
@@ -245,17 +251,14 @@ class Pool:
     def _ended(self, generation: Generation, one: ModelProcess) -> None:
         lost = [waiting for number in one.in_hand if (waiting := self._in_hand.pop(number, None)) is not None]
         for waiting in lost:
-            if not waiting.future.done():
-                waiting.future.set_result(_lost(one))
+            waiting.answer(_lost(one))
         one.in_hand = ()
         self._alive.discard(one)
         if one in generation.processes:
             generation.processes.remove(one)
-        for old, new in list(self._successors.items()):
-            if new is one:
-                del self._successors[old]
+        self._successor_of.pop(one, None)
         # What is to take its place may be there already, and is one of the generation's.
-        is_followed = self._successors.pop(one, None) is not None or one.is_retired
+        is_followed = one in self._successor_of.values() or one.is_retired
         if not is_followed and not self.is_closing and generation in (self.current, self.next):
             self._replace(generation, one)
         self._changed()
@@ -268,8 +271,7 @@ class Pool:
                 return
         else:
             _log.warning("model process %d is replaced: %s", one.pid, one.reason)
-        why = one.cause
-        self.restarts[why] = self.restarts.get(why, 0) + 1
+        self.restarts[one.cause] += 1
         pause_s = 0.0
         if one.error is not None:
             pause_s, self._pause_s = self._pause_s, min(_LAST_PAUSE_S, self._pause_s * 2)
@@ -290,10 +292,9 @@ class Pool:
             ):
                 return
             try:
-                for model in generation.config.models:
-                    await loop.run_in_executor(None, verify, model)
+                await loop.run_in_executor(None, verify, generation.config)
                 if len(generation.processes) < generation.config.workers and not self.is_closing:
-                    self._adopt(generation, StartedModel(generation.config, self._folder, generation.model_dir))
+                    self._start(generation)
                 return
             except (ServingError, OSError) as error:
                 _log.error("a model process could not load: %s", error)
@@ -315,9 +316,7 @@ class Pool:
                 each.error = f"loading took more than load_timeout_s={each.config.load_timeout_s:g} seconds."
                 each.kill("it did not load in time")
         while self.queue and (self.queue[0].future.done() or now - self.queue[0].since > limit):
-            waiting = self.queue.popleft()
-            if not waiting.future.done():
-                waiting.future.set_result(None)
+            self.queue.popleft().answer(None)
 
     def _weigh(self) -> None:
         limit = self.config.memory_limit_bytes
@@ -330,14 +329,12 @@ class Pool:
             text = f"it has {size >> 20} MiB in memory, more than memory_limit_bytes={limit} ({limit >> 20} MiB)"
             if size > 2 * limit:
                 each.kill_for("memory", text)
-            elif each not in self._successors and each not in self._successors.values():
+            elif each not in self._successor_of.values():
                 # It answers until the next one is ready.
                 each.cause = "memory"
                 _log.warning("model process %d is replaced: %s", each.pid, text)
-                self.restarts["memory"] = self.restarts.get("memory", 0) + 1
-                self._successors[each] = self._adopt(
-                    self.current, StartedModel(self.config, self._folder, self.current.model_dir)
-                )
+                self.restarts["memory"] += 1
+                self._successor_of[self._start(self.current)] = each
 
 
 def _lost(one: ModelProcess) -> wire.Reply:

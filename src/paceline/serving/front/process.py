@@ -18,7 +18,7 @@ from typing import IO, Any
 from paceline.serving import wire
 from paceline.serving.config import ServerConfig
 from paceline.system.library import library_dir
-from paceline.system.processes import core_count
+from paceline.system.processes import core_count, kill_group
 
 LOADING, READY, RETIRING, ENDED = "loading", "ready", "retiring", "ended"
 
@@ -54,8 +54,7 @@ class StartedModel:
 
     def end(self) -> None:
         """Kill it with what it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        kill_group(self.process.pid)
         self.process.wait()
         self.link.close()
 
@@ -123,8 +122,7 @@ class ModelProcess(asyncio.Protocol):
 
     def kill(self, reason: str) -> None:
         self.reason = self.reason or reason
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        kill_group(self.pid)
 
     def kill_for(self, cause: str, reason: str) -> None:
         self.cause = cause
@@ -166,8 +164,7 @@ class ModelProcess(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         # It may have closed the socket and live on.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        kill_group(self.pid)
         # Its socket is closed before its memory is given back, which takes a while where that is much.
         _after(0, self._wait_for_end)
 

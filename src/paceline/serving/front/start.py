@@ -33,8 +33,7 @@ def run(config_file: Path) -> int:
         config = read(config_file)
         logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
         keys = read_keys(config.keys_file) if config.keys_file is not None else ()
-        for model in config.models:
-            verify(model)
+        verify(config)
         listener = listening.listen(config)
         model_dir = lay_out(config, folder)
         for _ in range(config.workers):

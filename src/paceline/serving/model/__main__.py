@@ -6,6 +6,7 @@ user's ever runs beside itself, and torch's number of threads, which holds for t
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -25,13 +26,12 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _die_with(os.getppid())
-    frames = FrameReader(link)
-    setup = frames.next_setup()
-    if setup is not None and _serve(link, frames, setup):
+    setup = wire.receive(link)
+    if setup is not None and _serve(link, json.loads(setup[1])):
         _end_all()
 
 
-def _serve(link: socket.socket, frames: FrameReader, setup: dict[str, Any]) -> bool:
+def _serve(link: socket.socket, setup: dict[str, Any]) -> bool:
     """Load and answer until the front hangs up; False where nothing can be served."""
     try:
         model = load(setup)
@@ -50,8 +50,8 @@ def _serve(link: socket.socket, frames: FrameReader, setup: dict[str, Any]) -> b
         return False
     sys.stdout.flush()
     link.sendall(wire.json_frame(wire.READY, ready))
-    while (payload := frames.next_calls()) is not None:
-        calls = list(wire.unpack_calls(payload))
+    while (frame := wire.receive(link)) is not None:
+        calls = list(wire.unpack_calls(frame[1]))
         replies = model.answer(calls)
         link.sendall(
             wire.frame(
@@ -60,45 +60,6 @@ def _serve(link: socket.socket, frames: FrameReader, setup: dict[str, Any]) -> b
             )
         )
     return True
-
-
-class FrameReader:
-    """What comes from the front. At most one frame is there at a time: the next comes when this one is answered."""
-
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
-
-    def next_setup(self) -> dict[str, Any] | None:
-        import json
-
-        payload = self._next()
-        return None if payload is None else dict(json.loads(payload))
-
-    def next_calls(self) -> bytes | None:
-        """The payload of a frame of requests; None where the front has hung up."""
-        return self._next()
-
-    def _next(self) -> bytes | None:
-        head = self._exactly(b"", wire.FRAME.size)
-        if head is None:
-            return None
-        size = wire.FRAME.unpack_from(head)[1] + wire.FRAME.size
-        whole = self._exactly(head, size)
-        return None if whole is None else whole[wire.FRAME.size :]
-
-    def _exactly(self, begun: bytes, size: int) -> bytes | None:
-        """`size` bytes or a few more, of a small frame the whole, as it lies in the socket."""
-        parts, count = [begun], len(begun)
-        while count < size:
-            try:
-                part = self._link.recv(max(65536, min(size - count, 1 << 20)))
-            except ConnectionError:
-                return None
-            if not part:
-                return None
-            parts.append(part)
-            count += len(part)
-        return b"".join(parts)
 
 
 def told(error: BaseException) -> str:

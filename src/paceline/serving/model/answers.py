@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import decimal
@@ -36,6 +37,20 @@ def error(status: int, message: str, *, in_script: bool = False) -> Reply:
     if in_script:
         headers.append(("x-ms-run-function-failed", "True"))
     return Reply(status, json.dumps({"message": message}).encode(), headers)
+
+
+def in_protocol(body: bytes) -> bytes:
+    """The body of an error in the words of the inference protocol, which calls the message "error"."""
+    message = json.loads(body)["message"]
+    return json.dumps({"error": message, "message": message}).encode()
+
+
+def message_of(body: bytes, longest: int = 300) -> str:
+    """What the body of an error says; of one that no server of ours has written, its beginning."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        if isinstance(message := json.loads(body)["message"], str):
+            return message
+    return body.decode("utf-8", errors="replace").strip()[:longest] or "nothing"
 
 
 def parsed(body: bytes) -> Any:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.serving.model import swagger, tensors
-from paceline.serving.model.answers import InputError, OutputError, as_json, error, parsed
+from paceline.serving.model.answers import InputError, OutputError, as_json, error, in_protocol, parsed
 from paceline.serving.model.runners.base import Runner
 from paceline.serving.model.tracebacks import show
 from paceline.serving.wire import INFER, ModelCall, Reply
@@ -68,10 +67,9 @@ class AsItIs:
         }
 
     def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
-        replies: list[Reply | None] = []
+        replies: dict[int, Reply] = {}
         groups: dict[Any, list[tuple[int, _Asked]]] = {}
         for at, call in enumerate(calls):
-            replies.append(None)
             try:
                 asked = self._infer(call) if call.operation == INFER else self._score(call)
             except InputError as reason:
@@ -81,7 +79,7 @@ class AsItIs:
         for group in groups.values():
             for (at, _), reply in zip(group, self._run([asked for _, asked in group]), strict=True):
                 replies[at] = reply
-        return [reply for reply in replies if reply is not None]
+        return [replies[at] for at in range(len(calls))]
 
     def _kind(self, asked: _Asked, at: int) -> Any:
         """Requests of one kind are given to the model together: they differ in the number of rows alone."""
@@ -95,14 +93,12 @@ class AsItIs:
         first = group[0]
         try:
             found = [self._runner.run(first.inputs, first.wanted)] if len(group) == 1 else self._together(group)
-        except InputError as reason:
+        except Exception as reason:
             if len(group) > 1:  # whoever's input it is, the others have their answers
                 return [reply for asked in group for reply in self._run([asked])]
-            return [_refused(first.is_infer, reason.status, str(reason))]
-        except Exception as error:
-            if len(group) > 1:
-                return [reply for asked in group for reply in self._run([asked])]
-            show(error)
+            if isinstance(reason, InputError):
+                return [_refused(first.is_infer, reason.status, str(reason))]
+            show(reason)
             return [_refused(first.is_infer, 500, _FAILED)]
         ran_us = int((time.perf_counter() - before) * 1e6)
         return [self._told(asked, outputs, ran_us) for asked, outputs in zip(group, found, strict=True)]
@@ -192,8 +188,5 @@ def _rows(inputs: dict[str, Any]) -> int:
 
 def _refused(is_infer: bool, status: int, message: str) -> Reply:
     """An error in the words of the path: the inference protocol calls it "error"."""
-    if not is_infer:
-        return error(status, message)
-    return Reply(
-        status, json.dumps({"error": message, "message": message}).encode(), [("content-type", "application/json")]
-    )
+    refused = error(status, message)
+    return refused._replace(body=in_protocol(refused.body)) if is_infer else refused

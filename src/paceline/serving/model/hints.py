@@ -32,12 +32,6 @@ Read = Callable[[Any, str], Any]
 
 _LISTS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Set)
 _DICTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
-#: Types whose values a schema describes and a value shows.
-_PLAIN = {
-    str: ("a text", {"type": "string"}),
-    bool: ("true or false", {"type": "boolean"}),
-    type(None): ("null", {"type": "null"}),
-}
 
 
 class Hint(NamedTuple):
@@ -66,15 +60,7 @@ class Hints:
         if hint is None:
             hint = type(None)
         if isinstance(hint, type) and hint in _PLAIN:
-            return _plain(hint)
-        if hint is float:
-            return Hint(_float, {"type": "number"}, "a number")
-        if hint is int:
-            return Hint(_int, {"type": "integer"}, "a whole number")
-        if hint is bytes:
-            return Hint(_bytes, {"type": "string", "contentEncoding": "base64"}, "a text in base64")
-        if hint in (dt.datetime, dt.date):
-            return _time(hint)
+            return _PLAIN[hint]
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin is typing.Annotated:
             shape = next((each for each in arguments[1:] if isinstance(each, tuple)), None)
@@ -175,15 +161,15 @@ def _wrong(value: Any, where: str, wanted: str) -> InputError:
     return InputError(f"{where} should be {wanted}, not {shown(value)}.")
 
 
-def _plain(kind: Any) -> Hint:
-    title, schema = _PLAIN[kind]
+def _only(kind: type, title: str, name: str) -> Hint:
+    """A value of this type alone. name: of the type in a schema."""
 
     def read(value: Any, where: str) -> Any:
         if type(value) is not kind:
             raise _wrong(value, where, title)
         return value
 
-    return Hint(read, schema, title)
+    return Hint(read, {"type": name}, title)
 
 
 def _float(value: Any, where: str) -> float:
@@ -225,6 +211,19 @@ def _time(kind: Any) -> Hint:
             raise _wrong(value, where, title) from None
 
     return Hint(read, {"type": "string", "format": "date-time" if kind is dt.datetime else "date"}, title)
+
+
+#: Types that hold no others.
+_PLAIN: dict[type, Hint] = {
+    str: _only(str, "a text", "string"),
+    bool: _only(bool, "true or false", "boolean"),
+    type(None): _only(type(None), "null", "null"),
+    float: Hint(_float, {"type": "number"}, "a number"),
+    int: Hint(_int, {"type": "integer"}, "a whole number"),
+    bytes: Hint(_bytes, {"type": "string", "contentEncoding": "base64"}, "a text in base64"),
+    dt.datetime: _time(dt.datetime),
+    dt.date: _time(dt.date),
+}
 
 
 def _list(each: Hint, kind: Any) -> Hint:
@@ -319,12 +318,11 @@ def _array(hint: Any, shape: tuple[Any, ...] | None) -> Hint:
     def read(value: Any, where: str) -> Any:
         import numpy as np
 
+        from paceline.serving.model.tensors import array_of
+
         if not isinstance(value, list):
             raise _wrong(value, where, title)
-        try:
-            found = np.array(value)
-        except ValueError:
-            raise InputError(f"{where}: its lists differ in length.") from None
+        found = array_of(value, where)
         if found.dtype.kind not in "biuf":
             raise InputError(f"{where} should hold numbers alone.")
         if not np.isfinite(found).all():

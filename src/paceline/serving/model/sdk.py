@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import time
 import traceback
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -23,66 +21,53 @@ from paceline.errors import ServingError
 from paceline.serving.model import swagger
 from paceline.serving.model.aml_names import AMLRequest, is_json_type, is_raw
 from paceline.serving.model.answers import InputError, error
+from paceline.serving.model.calling import Script
 from paceline.serving.model.headers import Headers
 from paceline.serving.model.queries import values_of
-from paceline.serving.model.results import answered, failed, of_each
 from paceline.serving.model.signatures import parameters
-from paceline.serving.wire import INFER, ModelCall, Reply
+from paceline.serving.wire import ModelCall, Reply
 
 _DECORATORS = "inference_schema.schema_decorators"
 
 
-class SdkScript:
+class SdkScript(Script):
     kind = "script"
 
     def __init__(self, module: ModuleType, setup: dict[str, Any]) -> None:
+        super().__init__(module, "run", setup)
         path = str(module.__file__)
-        self._run = module.run
-        found = parameters(self._run, path)
+        found = parameters(self._function, path)
         self._has_headers = any(each.name == "request_headers" for each in found)
         self._parameters = [each for each in found if each.name != "request_headers"]
         if not self._parameters:
             raise ServingError(f"{path}: run() has no parameter for the data. Write run(data).")
-        self._is_raw = is_raw(self._run)
-        self._is_decorated = swagger.is_decorated(self._run)
+        self._is_raw = is_raw(self._function)
+        self._is_decorated = swagger.is_decorated(self._function)
         if self._is_raw and self._is_decorated:
             raise ServingError(f"{path}: run() has both @rawhttp and @input_schema. Take one of them away.")
-        self._many = getattr(module, "run_batch", None)
         if self._many is not None and (self._is_raw or self._is_decorated or self._has_headers):
             raise ServingError(
                 f"{path}: run_batch(data) goes with a plain run(data), without decorators and request_headers."
             )
-        self.is_batched = self._many is not None and setup["max_batch"] > 1
         self.wants_head = self._is_raw or self._is_decorated or self._has_headers
         self._setup = setup
 
     def documents(self) -> dict[str, Any]:
-        return swagger.documents(self._run, self._setup)
+        return swagger.documents(self._function, self._setup)
 
-    def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
-        if self._many is None or not self.is_batched:
-            return [self._one(call) for call in calls]
-        return of_each(calls, lambda call: self._arguments(call)[self._parameters[0].name], self._many, "run_batch")
+    def _item(self, arguments: dict[str, Any]) -> Any:
+        return arguments[self._parameters[0].name]
 
-    def _one(self, call: ModelCall) -> Reply:
-        try:
-            arguments = self._arguments(call)
-        except InputError as reason:
-            return error(reason.status, str(reason))
-        if self._has_headers:
-            arguments["request_headers"] = dict(_titled(call))
-        before = time.perf_counter()
-        try:
-            result = self._run(**arguments)
-        except Exception as raised:
-            if self._is_decorated and _is_of_the_input(raised):
-                return error(400, " ".join(str(raised).split()))
-            return failed(raised)
-        return answered(result, before)
+    def _failed(self, raised: Exception) -> Reply:
+        if self._is_decorated and _is_of_the_input(raised):
+            return error(400, " ".join(str(raised).split()))
+        return super()._failed(raised)
 
     def _arguments(self, call: ModelCall) -> dict[str, Any]:
-        if call.operation == INFER:
-            raise InputError("a scoring script has no tensors; POST to /score.", 404)
+        headers = {"request_headers": dict(_titled(call))} if self._has_headers else {}
+        return {**self._data(call), **headers}
+
+    def _data(self, call: ModelCall) -> dict[str, Any]:
         name = self._parameters[0].name
         if self._is_raw:
             return {name: AMLRequest(call)}

@@ -8,6 +8,7 @@ from typing import Any
 
 _ANY = {"type": "object", "example": {}}
 _ERROR = {"type": "object", "properties": {"message": {"type": "string"}}}
+_ANSWER, _WRONG = "What the model answers.", "What went wrong."
 
 
 def is_decorated(function: Any) -> bool:
@@ -47,28 +48,18 @@ def documents(function: Any, setup: dict[str, Any]) -> dict[str, Any]:
 
 
 def swagger2(title: str, version: str, given: Any, returned: Any) -> dict[str, Any]:
-    answer = {"description": "What the model answers.", "schema": {"$ref": "#/definitions/ServiceOutput"}}
-    wrong = {"description": "What went wrong.", "schema": {"$ref": "#/definitions/ErrorResponse"}}
+    answer = {"description": _ANSWER, "schema": {"$ref": "#/definitions/ServiceOutput"}}
+    wrong = {"description": _WRONG, "schema": {"$ref": "#/definitions/ErrorResponse"}}
     body = {"name": "serviceInputPayload", "in": "body", "schema": {"$ref": "#/definitions/ServiceInput"}}
-    health = {"description": "Healthy", "schema": {"type": "string"}}
+    healthy = {"description": "Healthy", "schema": {"type": "string"}}
     return {
         "swagger": "2.0",
-        "info": {"title": title, "version": version, "description": f"The service {title}"},
+        "info": _info(title, version),
         "schemes": ["http", "https"],
         "consumes": ["application/json"],
         "produces": ["application/json"],
         "securityDefinitions": {"Bearer": {"type": "apiKey", "name": "Authorization", "in": "header"}},
-        "paths": {
-            "/": {"get": {"operationId": "ServiceHealthCheck", "responses": {"200": health, "default": wrong}}},
-            "/score": {
-                "post": {
-                    "operationId": "RunMLService",
-                    "security": [{"Bearer": []}],
-                    "parameters": [body],
-                    "responses": {"200": answer, "default": wrong},
-                }
-            },
-        },
+        "paths": _paths(healthy, {"parameters": [body]}, answer, wrong),
         "definitions": {"ServiceInput": given, "ServiceOutput": returned, "ErrorResponse": _ERROR},
     }
 
@@ -81,41 +72,32 @@ def openapi(
     def content(name: str) -> dict[str, Any]:
         return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
 
-    wrong = {"description": "What went wrong.", "content": content("ErrorResponse")}
+    healthy = {"description": "Healthy", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    body = {"requestBody": {"required": True, "content": content("ServiceInput")}}
+    answer = {"description": _ANSWER, "content": content("ServiceOutput")}
+    wrong = {"description": _WRONG, "content": content("ErrorResponse")}
+    own = {"ServiceInput": given, "ServiceOutput": returned, "ErrorResponse": _ERROR}
     return {
         "openapi": "3.0.3",
-        "info": {"title": title, "version": version, "description": f"The service {title}"},
-        "paths": {
-            "/": {
-                "get": {
-                    "operationId": "ServiceHealthCheck",
-                    "responses": {
-                        "200": {"description": "Healthy", "content": {"text/plain": {"schema": {"type": "string"}}}},
-                        "default": wrong,
-                    },
-                }
-            },
-            "/score": {
-                "post": {
-                    "operationId": "RunMLService",
-                    "security": [{"Bearer": []}],
-                    "requestBody": {"required": True, "content": content("ServiceInput")},
-                    "responses": {
-                        "200": {"description": "What the model answers.", "content": content("ServiceOutput")},
-                        "default": wrong,
-                    },
-                }
-            },
-        },
+        "info": _info(title, version),
+        "paths": _paths(healthy, body, answer, wrong),
         "components": {
             "securitySchemes": {"Bearer": {"type": "http", "scheme": "bearer"}},
-            "schemas": {
-                "ServiceInput": given,
-                "ServiceOutput": returned,
-                "ErrorResponse": _ERROR,
-                **(schemas or {}),
-            },
+            "schemas": {**own, **(schemas or {})},
         },
+    }
+
+
+def _info(title: str, version: str) -> dict[str, Any]:
+    return {"title": title, "version": version, "description": f"The service {title}"}
+
+
+def _paths(healthy: Any, body: dict[str, Any], answer: Any, wrong: Any) -> dict[str, Any]:
+    """body: what says of /score how a request's body looks."""
+    score = {"operationId": "RunMLService", "security": [{"Bearer": []}], **body}
+    return {
+        "/": {"get": {"operationId": "ServiceHealthCheck", "responses": {"200": healthy, "default": wrong}}},
+        "/score": {"post": {**score, "responses": {"200": answer, "default": wrong}}},
     }
 
 

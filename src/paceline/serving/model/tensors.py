@@ -17,7 +17,8 @@ DTYPES = {
     **{"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64"},
     **{f"{sign}INT{bits}": f"{sign.lower()}int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)},
 }
-_DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
+#: The names of numpy's types, which torch has too -> the protocol's.
+DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 
 
 def read_request(body: bytes, inputs: list[TensorInfo]) -> tuple[dict[str, Array], list[str] | None, str | None]:
@@ -71,6 +72,18 @@ def named(found: dict[str, Array], inputs: list[TensorInfo]) -> dict[str, Array]
     return found
 
 
+def array_of(value: Any, where: str) -> Array:
+    """Nested lists of JSON as an array.
+
+    Raises:
+        InputError: they differ in length.
+    """
+    try:
+        return np.array(value)
+    except ValueError:
+        raise InputError(f"{where}: its lists differ in length.") from None
+
+
 def from_lists(value: Any, info: TensorInfo) -> Array:
     """Nested lists of JSON as the tensor that the model takes.
 
@@ -80,10 +93,7 @@ def from_lists(value: Any, info: TensorInfo) -> Array:
     where = f"the input {info.name!r}"
     if not isinstance(value, list):
         raise InputError(f"{where} should be a list of rows.")
-    try:
-        found = np.array(value)
-    except ValueError:
-        raise InputError(f"{where}: its lists differ in length.") from None
+    found = array_of(value, where)
     if info.datatype == "BYTES":
         if found.size and found.dtype.kind != "U":
             raise InputError(f"{where} should hold texts alone.")
@@ -100,24 +110,15 @@ def tensor(name: str, value: Any) -> dict[str, Any]:
         InputError: it is no tensor.
     """
     found = np.asarray(value)
-    if found.dtype.kind in "US":
-        return {"name": name, "shape": list(found.shape), "datatype": "BYTES", "data": found.reshape(-1).tolist()}
-    if found.dtype.kind == "O":
-        texts = [each if isinstance(each, str) else None for each in found.reshape(-1)]
-        if None in texts:
-            raise InputError(f"the output {name!r} is no tensor; ask /score for it.")
-        return {"name": name, "shape": list(found.shape), "datatype": "BYTES", "data": texts}
-    return {
-        "name": name,
-        "shape": list(found.shape),
-        "datatype": datatype_of(found.dtype),
-        "data": found.reshape(-1).tolist(),
-    }
+    data = found.reshape(-1).tolist()
+    if found.dtype.kind == "O" and not all(isinstance(each, str) for each in data):
+        raise InputError(f"the output {name!r} is no tensor; ask /score for it.")
+    return {"name": name, "shape": list(found.shape), "datatype": datatype_of(found.dtype), "data": data}
 
 
 def datatype_of(dtype: Any) -> str:
     """What the protocol calls the values of such an array; objects are taken to be texts."""
-    return "BYTES" if dtype.kind in "USO" else _DATATYPES.get(dtype.name, "FP64")
+    return "BYTES" if dtype.kind in "USO" else DATATYPES.get(dtype.name, "FP64")
 
 
 def _tensor(each: dict[str, Any], where: str) -> Array:
@@ -128,10 +129,7 @@ def _tensor(each: dict[str, Any], where: str) -> Array:
         raise InputError(f"{where}: datatype {str(datatype)[:50]!r} is none of {', '.join(DTYPES)}, BYTES.")
     if not isinstance(data, list):
         raise InputError(f"{where}: data should be a list. Tensors in binary are not taken.")
-    try:
-        found = np.array(data)
-    except ValueError:
-        raise InputError(f"{where}: its lists differ in length.") from None
+    found = array_of(data, where)
     if found.size != math.prod(shape):
         raise InputError(f"{where}: shape {shape} has {math.prod(shape)} values, and data has {found.size}.")
     found = found.reshape(shape)

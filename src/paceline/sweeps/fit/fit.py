@@ -14,7 +14,7 @@ from paceline.job.job import Job
 from paceline.sweeps.expressions import Expression
 from paceline.sweeps.fit.declared import Declared, DeclaredOption, declared
 from paceline.sweeps.points import is_of_switch, text_of
-from paceline.sweeps.space import Dimension, Space, argument, every
+from paceline.sweeps.space import Dimension, Space, argument
 
 #: Values of a choice or of a range of integers that are looked at; of a continuum a few will do.
 _MOST_VALUES = 1000
@@ -52,7 +52,8 @@ def check(
     if known is None:
         return tuple(switches)
     said_so = [switch.partition("/")[0] for switch in switches]
-    complaints = list(dict.fromkeys(_complaints(space.dimensions, known, said_so)))
+    wrong = (_complaint(dimension, known, said_so) for dimension in space.parameters)
+    complaints = list(dict.fromkeys(complaint for complaint in wrong if complaint is not None))
     if given is not None:
         complaints += _of_others(space, known, given)
     if complaints:
@@ -61,7 +62,7 @@ def check(
             f"the space does not fit {script.name}, by what that gives to argparse: {said}. Change the space, the job's "
             "arguments or the script."
         )
-    found = (_switch(dimension, known) for dimension in every(space.dimensions))
+    found = (_switch(dimension, known) for dimension in space.parameters)
     own = (switch for switch in found if switch is not None and switch.partition("/")[0] not in said_so)
     return tuple(dict.fromkeys((*switches, *own)))
 
@@ -69,18 +70,11 @@ def check(
 def _switch(dimension: Dimension, known: Declared) -> str | None:
     """`--x`, or `--x/--no-x`, of a hyperparameter whose values turn a switch of the script's on and off."""
     name = argument(dimension.name)
-    options = None if dimension.branches else _meant(name, known)
+    options = _meant(name, known)
     if not options or not all(option.is_switch for option in options) or not is_of_switch(dimension):
         return None
     off = options[0].opposite(name)
     return name if off is None else f"{name}/{off}"
-
-
-def _complaints(dimensions: Sequence[Dimension], known: Declared, switches: Sequence[str]) -> Iterator[str]:
-    for dimension in every(dimensions):
-        # What a choice of spaces chose is not given to the script.
-        if not dimension.branches and (complaint := _complaint(dimension, known, switches)) is not None:
-            yield complaint
 
 
 def _complaint(dimension: Dimension, known: Declared, switches: Sequence[str]) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import RunWatch
 from paceline.runs.record import RunRecord
-from paceline.sweeps.children import all_runs, has_more, runs_of, series_of, trial_of
+from paceline.sweeps.children import all_runs, has_more, runs_of, trial_of
 from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import SHOWN_PAUSED, Trial
@@ -69,5 +69,4 @@ class Board:
 
     def _follow(self, trial: Trial, spec: SweepSpec) -> None:
         if not trial.is_over:
-            child = RunFolder(self._folder.path.parent / trial.run_id)
-            self._live[trial.number] = Watch(child, spec.metrics, series_of(trial, child.path.parent, spec.metric))
+            self._live[trial.number] = Watch(trial, self._folder.path.parent, spec)

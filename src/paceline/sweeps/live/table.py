@@ -56,12 +56,10 @@ def lines(standing: Standing) -> tuple[str, ...]:
     over = sum(trial.is_over for trial in trials) - paused
     failed = sum(trial.status == states.FAILED for trial in trials)
     stopped = sum(trial.shown == states.CANCELED for trial in trials)
-    parts = [f"{over} of {spec.trials} trials ended"]
-    parts += [f"{count} {word}" for count, word in ((failed, "failed"), (stopped, "stopped")) if count]
-    running = len(trials) - over - paused
-    parts += [f"{count} {word}" for count, word in ((paused, "paused"), (running, "running")) if count]
-    took = f" for {duration_text(record.duration_s)}" if record.duration_s is not None else ""
-    took = took.replace(" for ", " in ") if record.is_terminal else took
+    counts = {"failed": failed, "stopped": stopped, "paused": paused, "running": len(trials) - over - paused}
+    parts = [f"{over} of {spec.trials} trials ended", *(f"{count} {word}" for word, count in counts.items() if count)]
+    during = "in" if record.is_terminal else "for"
+    took = f" {during} {duration_text(record.duration_s)}" if record.duration_s is not None else ""
     found = [f"Sweep {record.run_id} is {record.status}{took}: {', '.join(parts)}"]
     if (best := best_trial(trials, spec)) is not None:
         if spec.further:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.sweeps.expressions import is_number
+
 #: Of a metric: from this ratio of the largest to the smallest value on, linear steps would show the large ones alone.
 _LOG_RATIO = 300
 #: Ticks of numbers, about; more options of a choice than this many get no text each.
@@ -25,9 +27,7 @@ class Numbers:
 
     def place(self, value: Any) -> float | None:
         """From 0 to 1; None for what has no place: no finite number, or none above 0 on a logarithmic axis."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            return None
-        if self.is_log and value <= 0:
+        if not is_number(value) or (self.is_log and value <= 0):
             return None
         low, high, at = (self._scaled(number) for number in (self.low, self.high, value))
         return min(max((at - low) / (high - low), 0.0), 1.0)
@@ -83,7 +83,7 @@ def axis_of(values: Iterable[Any], *, is_log: bool = False, options: Sequence[An
     found = list(values)
     if options is not None and len(options) <= _MOST_TEXTS:
         return Options(tuple(dict.fromkeys(map(text_of, [*options, *found]))))
-    numbers = [v for v in found if not isinstance(v, bool) and isinstance(v, (int, float)) and math.isfinite(v)]
+    numbers = [value for value in found if is_number(value)]
     if len(numbers) < len(found):
         return Options(tuple(sorted({text_of(value) for value in found})))
     return numbers_axis(numbers, is_log=is_log)

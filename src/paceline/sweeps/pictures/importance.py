@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.sweeps.expressions import Choice, Integers, Normal, Raw, Uniform
+from paceline.sweeps.expressions import Raw, Uniform
+from paceline.sweeps.samplers.optuna_sampler import distribution
 from paceline.sweeps.space import Dimension, Space, every
 from paceline.sweeps.trial import Trial
 
@@ -99,15 +100,12 @@ def _shares(valued: Sequence[tuple[Trial, float]], dimensions: Sequence[Dimensio
 
 
 def _distribution(dimension: Dimension) -> Any:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+    from optuna.distributions import FloatDistribution
 
     expression = dimension.expression
-    if isinstance(expression, Choice):
-        return CategoricalDistribution(list(range(expression.count)))
-    if isinstance(expression, Integers):
-        return IntDistribution(expression.low, expression.high - 1)
-    assert isinstance(expression, (Uniform, Normal))
-    return FloatDistribution(_scaled(dimension, expression.low), _scaled(dimension, expression.high))
+    if isinstance(expression, Uniform):
+        return FloatDistribution(_scaled(dimension, expression.low), _scaled(dimension, expression.high))
+    return distribution(expression)
 
 
 def _scaled(dimension: Dimension, raw: Raw) -> Raw:

@@ -13,7 +13,7 @@ from paceline.sweeps.front import ordered
 from paceline.sweeps.pictures.axis import Numbers, Options, axis_of, numbers_axis, text_of
 from paceline.sweeps.pictures.importance import Importance
 from paceline.sweeps.results import best_trials, values_of
-from paceline.sweeps.space import Dimension, Space, every
+from paceline.sweeps.space import Dimension, Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Goal, Trial, is_better
 
@@ -145,10 +145,9 @@ def sketch(
 def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
     """A column for each name that has more than one value, or that not all trials have."""
     found: dict[str, list[Dimension]] = {}
-    for dimension in every(space.dimensions):
-        # What a choice of spaces chose is seen in the names that are there.
-        if not dimension.branches:
-            found.setdefault(dimension.name.lstrip("-"), []).append(dimension)
+    # What a choice of spaces chose is seen in the names that are there.
+    for dimension in space.parameters:
+        found.setdefault(dimension.name.lstrip("-"), []).append(dimension)
     columns = []
     for name, dimensions in found.items():
         values = [v for trial in trials for key, v in trial.values.items() if key.lstrip("-") == name]

@@ -16,7 +16,7 @@ from paceline.sweeps.policies.pausing import Judgement, check_budget
 from paceline.sweeps.policies.policy import check_whole
 from paceline.sweeps.policies.promotion import Ladder
 from paceline.sweeps.space import Space
-from paceline.sweeps.trial import Goal, Next, Trial
+from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class ASHA:
             if trial.is_over or self.promote:
                 continue
             # Every rung again and not the last alone: better trials that came later may have pushed it out of an early one.
-            for rung in self._rungs(len(trial.curve)):
+            for rung in self._ladder.up_to(len(trial.curve)):
                 if rung not in rungs:
                     rungs[rung] = _there(rung, trials, goal)
                 if reason := self._behind(trial, rung, rungs[rung], goal):
@@ -74,20 +74,12 @@ class ASHA:
                     break
         return found
 
-    def _rungs(self, reached: int) -> list[int]:
-        rungs, rung = [], self.first * self.eta**self.bracket
-        while rung <= reached and (self.last is None or rung < self.last):
-            rungs.append(rung)
-            rung *= self.eta
-        return rungs
-
     def _behind(self, trial: Trial, rung: int, there: Sequence[float], goal: Goal) -> str | None:
         own = trial.best(goal, rung)
-        sign = -1 if goal == "maximize" else 1
         # The paper promotes the best floor(n / eta); with fewer than eta results nobody can be told from the best.
         keep = len(there) // self.eta
         # A trial whose values so far are all NaN or infinite is not held against others and runs on.
-        if own is None or not keep or sign * own <= there[keep - 1]:
+        if own is None or not keep or cost(own, goal) <= there[keep - 1]:
             return None
         return (
             f"ASHA: its best of {own:g} after {rung} values is not among the best {keep} of {len(there)} trials "
@@ -133,11 +125,9 @@ class ASHA:
 
 
 def _there(rung: int, trials: Sequence[Trial], goal: Goal) -> list[float]:
-    """The bests of all trials that came to a rung, the best first; to be minimized."""
-    sign = -1 if goal == "maximize" else 1
-    return sorted(
-        sign * value for trial in trials if len(trial.curve) >= rung and (value := trial.best(goal, rung)) is not None
-    )
+    """What the bests of all trials that came to a rung cost, the best first."""
+    bests = (trial.best(goal, rung) for trial in trials if len(trial.curve) >= rung)
+    return sorted(cost(value, goal) for value in bests if value is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,11 +160,7 @@ class Hyperband:
 
     def _brackets(self) -> int:
         # As many brackets as rungs lie below last: a further one would have no rung to judge at.
-        count, rung = 1, self.first
-        while rung * self.eta < self.last:
-            rung *= self.eta
-            count += 1
-        return count
+        return max(1, len(Ladder(first=self.first, eta=self.eta, last=self.last).up_to(self.last)))
 
     def _bracket_of(self, number: int, brackets: int) -> int:
         shares = [self.eta ** (brackets - 1 - bracket) for bracket in range(brackets)]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.errors import SweepError
-from paceline.sweeps.policies.policy import check_intervals, judged_at
-from paceline.sweeps.trial import Goal, Trial, best
+from paceline.sweeps.expressions import is_number
+from paceline.sweeps.policies.policy import check_intervals, judged
+from paceline.sweeps.trial import Goal, Trial, is_better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,26 +39,21 @@ class Bandit:
                 f"Bandit: slack_factor={self.slack_factor!r} and slack_amount={self.slack_amount!r}. Give one of them, above 0."
             )
         slack = self.slack_factor or self.slack_amount
-        if isinstance(slack, bool) or not isinstance(slack, (int, float)) or not (math.isfinite(slack) and slack > 0):
+        if not is_number(slack) or slack <= 0:
             raise SweepError(f"Bandit: the slack {slack!r} is no number above 0.")
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Trial number -> why it is to be stopped."""
         found: dict[int, str] = {}
-        leaders: dict[int, float | None] = {}
-        for trial in trials:
-            interval = judged_at(trial, self.evaluation_interval, self.delay_evaluation)
-            if interval is None:
-                continue
+        leaders: dict[int, float] = {}
+        for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
             # The best of trials that have fewer values counts too: what they have reached so far can only get better.
             if interval not in leaders:
-                leaders[interval] = best((v for other in trials if (v := other.best(goal, interval)) is not None), goal)
+                bests = [value for other in trials if (value := other.best(goal, interval)) is not None]
+                leaders[interval] = max(bests) if goal == "maximize" else min(bests)
             leader = leaders[interval]
-            own = trial.best(goal, interval)
-            if leader is None or own is None:
-                continue
             bound = self._bound(leader, goal)
-            if own < bound if goal == "maximize" else own > bound:
+            if is_better(bound, own, goal):
                 side = "below" if goal == "maximize" else "above"
                 found[trial.number] = (
                     f"Bandit: its best of {own:g} after {interval} values is {side} {bound:.4g}, which the best of all, "

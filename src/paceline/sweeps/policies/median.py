@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.sweeps.policies.policy import check_intervals, judged_at
+from paceline.sweeps.policies.policy import check_intervals, judged
 from paceline.sweeps.trial import Goal, Trial, is_better
 
 
@@ -31,11 +31,7 @@ class MedianStopping:
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Trial number -> why it is to be stopped."""
         found: dict[int, str] = {}
-        for trial in trials:
-            interval = judged_at(trial, self.evaluation_interval, self.delay_evaluation)
-            own = trial.best(goal, interval) if interval else None
-            if interval is None or own is None:
-                continue
+        for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
             averages = [
                 statistics.fmean(other.curve[:interval])
                 for other in trials

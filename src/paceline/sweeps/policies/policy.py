@@ -7,7 +7,7 @@ reached, each time that anything new is known: a better curve that comes later i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from paceline.errors import SweepError
@@ -30,6 +30,16 @@ def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> 
     # A trial that has logged nothing is not judged even with a delay of 0: there is nothing to judge.
     last = len(trial.curve) // evaluation_interval * evaluation_interval
     return last if not trial.is_over and last and last >= delay_evaluation else None
+
+
+def judged(
+    trials: Sequence[Trial], goal: Goal, evaluation_interval: int, delay_evaluation: int
+) -> Iterator[tuple[Trial, int, float]]:
+    """The trials that are judged now: each with its interval, and with its best value by then. One without any runs on."""
+    for trial in trials:
+        interval = judged_at(trial, evaluation_interval, delay_evaluation)
+        if interval is not None and (own := trial.best(goal, interval)) is not None:
+            yield trial, interval, own
 
 
 def check_intervals(policy: str, evaluation_interval: int, delay_evaluation: int) -> None:

@@ -20,12 +20,12 @@ from typing import Any
 from paceline.errors import SweepError
 from paceline.runs import states
 from paceline.sweeps.explore import explored
-from paceline.sweeps.expressions import Raw
+from paceline.sweeps.expressions import Raw, is_number
 from paceline.sweeps.policies.pausing import Judgement, check_budget
 from paceline.sweeps.policies.policy import check_whole
 from paceline.sweeps.samplers.sampler import seed_of
 from paceline.sweeps.space import Space
-from paceline.sweeps.trial import Goal, Next, Trial
+from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +56,14 @@ class PopulationBasedTraining:
     def __post_init__(self) -> None:
         check_whole("PBT", "interval", self.interval, at_least=1)
         check_whole("PBT", "last", self.last, at_least=self.interval)
-        if not _is_number(self.quantile) or not 0 < self.quantile <= 0.5:
+        if not is_number(self.quantile) or not 0 < self.quantile <= 0.5:
             raise SweepError(f"PBT: quantile={self.quantile!r} is no share above 0 and up to 0.5.")
-        if not _is_number(self.resample) or not 0 <= self.resample <= 1:
+        if not is_number(self.resample) or not 0 <= self.resample <= 1:
             raise SweepError(f"PBT: resample={self.resample!r} is no probability from 0 to 1.")
         if (
             not isinstance(self.factors, (list, tuple))
             or not self.factors
-            or not all(_is_number(factor) and factor > 0 for factor in self.factors)
+            or not all(is_number(factor) and factor > 0 for factor in self.factors)
         ):
             raise SweepError(f"PBT: factors={self.factors!r} are no numbers above 0. Give such as [0.8, 1.2].")
         if self.mutate is not None and (not self.mutate or not all(isinstance(name, str) for name in self.mutate)):
@@ -146,12 +146,12 @@ class PopulationBasedTraining:
         order = _ranked(there, generation, goal)
         place = order.index(trial) + 1
         count = min(math.ceil(len(order) * self.quantile), len(order) // 2)
-        own = _result(trial, generation, goal)
+        own = _result(trial, generation)
         # Of equal ones none is worse than the other.
         best = [
             other
             for other in order[:count]
-            if (value := _result(other, generation, goal)) is not None
+            if (value := _result(other, generation)) is not None
             and value != own
             and other.legs[generation - 1].run_id not in without
         ]
@@ -169,7 +169,7 @@ class PopulationBasedTraining:
         chosen = explored(space, leg.chosen, source, factors=self.factors, resample=self.resample, mutate=self._mutated)
         why = (
             f"PBT: a copy of trial {taken.number}, number {order.index(taken) + 1} of {len(order)} with "
-            f"{_result(taken, generation, goal):g}, for {said} is number {place}{_changes(space, leg.chosen, chosen)}"
+            f"{_result(taken, generation):g}, for {said} is number {place}{_changes(space, leg.chosen, chosen)}"
         )
         return Next(number=trial.number, source=leg.run_id, chosen=chosen, rung=rung, why=why)
 
@@ -178,7 +178,7 @@ class PopulationBasedTraining:
         return [self.mutate] if isinstance(self.mutate, str) else self.mutate
 
 
-def _result(trial: Trial, generation: int, goal: Goal) -> float | None:
+def _result(trial: Trial, generation: int) -> float | None:
     """What a trial came to in a generation: its last value there; None where it failed or the value is no finite number."""
     leg = trial.legs[generation - 1]
     if leg.status == states.FAILED or not leg.curve or not math.isfinite(leg.curve[-1]):
@@ -187,13 +187,7 @@ def _result(trial: Trial, generation: int, goal: Goal) -> float | None:
 
 
 def _ranked(trials: Sequence[Trial], generation: int, goal: Goal) -> list[Trial]:
-    sign = -1 if goal == "maximize" else 1
-
-    def key(trial: Trial) -> tuple[bool, float, int]:
-        value = _result(trial, generation, goal)
-        return value is None, sign * value if value is not None else 0.0, trial.number
-
-    return sorted(trials, key=key)
+    return sorted(trials, key=lambda trial: (cost(_result(trial, generation), goal), trial.number))
 
 
 def _changes(space: Space, before: Mapping[str, Raw], after: Mapping[str, Raw]) -> str:
@@ -206,7 +200,3 @@ def _changes(space: Space, before: Mapping[str, Raw], after: Mapping[str, Raw]) 
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

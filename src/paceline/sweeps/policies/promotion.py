@@ -10,13 +10,12 @@ Li et al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020, al
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.runs import states
 from paceline.sweeps.policies.pausing import TO_ITS_END, Judgement
-from paceline.sweeps.trial import Goal, Next, Trial
+from paceline.sweeps.trial import Goal, Next, Trial, cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +158,7 @@ def _ranked(trials: Sequence[Trial], rung: int, goal: Goal) -> list[Trial]:
 
 
 def _order(trial: Trial, rung: int, goal: Goal) -> tuple[float, int]:
-    value = trial.best(goal, rung)
-    return math.inf if value is None else value if goal == "minimize" else -value, trial.number
+    return cost(trial.best(goal, rung), goal), trial.number
 
 
 def _counts(trial: Trial) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.errors import SweepError
-from paceline.sweeps.policies.policy import check_intervals, check_whole, judged_at
-from paceline.sweeps.trial import Goal, Trial
+from paceline.sweeps.policies.policy import check_intervals, check_whole, judged
+from paceline.sweeps.trial import Goal, Trial, cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,24 +35,15 @@ class TruncationSelection:
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Trial number -> why it is to be stopped."""
         found: dict[int, str] = {}
-        # With the sign the worst comes first in either goal.
-        sign = 1 if goal == "maximize" else -1
-        for trial in trials:
-            interval = judged_at(trial, self.evaluation_interval, self.delay_evaluation)
-            own = trial.best(goal, interval) if interval else None
-            if interval is None or own is None:
-                continue
-            there = sorted(
-                sign * value
-                for other in trials
-                if len(other.curve) >= interval and (value := other.best(goal, interval)) is not None
-            )
-            count = len(there) * self.truncation_percentage // 100
+        for trial, interval, own in judged(trials, goal, self.evaluation_interval, self.delay_evaluation):
+            bests = (other.best(goal, interval) for other in trials if len(other.curve) >= interval)
+            worst = sorted((cost(value, goal) for value in bests if value is not None), reverse=True)
+            count = len(worst) * self.truncation_percentage // 100
             # Of equal values none is worse than the other: those at the edge stay.
-            if count and sign * own < there[count]:
+            if count and cost(own, goal) > worst[count]:
                 found[trial.number] = (
                     f"TruncationSelection: its best of {own:g} after {interval} values is among the worst "
-                    f"{self.truncation_percentage} % of {len(there)} trials"
+                    f"{self.truncation_percentage} % of {len(worst)} trials"
                 )
         return found
 

@@ -155,7 +155,7 @@ def frozen(space: Space, trial: Trial, values: Sequence[float] | None, *, is_run
 
     def note(dimension: Dimension) -> Raw:
         if not isinstance(dimension.expression, Fixed):
-            distributions[dimension.key] = _distribution(dimension.expression)
+            distributions[dimension.key] = distribution(dimension.expression)
         return trial.chosen[dimension.key]
 
     space.draw(note)
@@ -180,7 +180,7 @@ def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] =
     has_choice = any(isinstance(dimension.expression, Choice) for dimension in dimensions)
     has_branches = any(dimension.branches for dimension in dimensions)
 
-    known = {d.key: _distribution(d.expression) for d in dimensions if not isinstance(d.expression, Fixed)}
+    known = {d.key: distribution(d.expression) for d in dimensions if not isinstance(d.expression, Fixed)}
 
     class Joint(optuna.samplers.TPESampler):  # type: ignore[misc, name-defined]
         """All parameters at once. Optuna would look for those that all trials have, again for each sampler, in all trials."""
@@ -284,8 +284,8 @@ def _suggest(trial: OptunaTrial, dimension: Dimension) -> Raw:
     return trial.suggest_float(key, expression.low, expression.high, log=is_log)
 
 
-def _distribution(expression: Expression) -> Any:
-    """What `_suggest` draws from."""
+def distribution(expression: Expression) -> Any:
+    """What `_suggest` draws from, and what a trial's raw value is kept as. Of a fixed value there is none."""
     distributions = _optuna().distributions
     if isinstance(expression, Choice):
         return distributions.CategoricalDistribution(list(range(expression.count)))

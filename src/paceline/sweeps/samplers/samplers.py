@@ -29,11 +29,8 @@ def check_sampler(name: object, space: Space, goals: Sequence[Goal] = ("maximize
     """
     if not isinstance(name, str) or (name not in NAMES and ":" not in name):
         raise SweepError(f"sampler={name!r}: write one of {', '.join(NAMES)}, or 'module:function' of one of your own.")
-    if name == "grid":
-        # Raises for a continuum; no point is made by it.
-        space.grid()
-    elif name not in ("random", "grid") and ":" not in name:
-        # A user's own, with a colon in its name, is left to the controller: it lies in the source, which is not known here.
+    # A user's own, with a colon in its name, is left to the controller: it lies in the source, which is not known here.
+    if ":" not in name:
         make_sampler(name, space, 0, goals)
 
 

@@ -9,12 +9,7 @@ from paceline.errors import ServingError
 from paceline.serving.model.answers import InputError
 from paceline.serving.model.runners.base import TensorInfo, blamed
 from paceline.serving.model.runners.shared_weights import share
-
-_DATATYPES = {
-    **{"torch.float32": "FP32", "torch.float64": "FP64", "torch.float16": "FP16", "torch.bool": "BOOL"},
-    **{f"torch.int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
-    "torch.uint8": "UINT8",
-}
+from paceline.serving.model.tensors import DATATYPES
 
 
 class _TorchRunner:
@@ -106,7 +101,7 @@ class ExportedRunner(_TorchRunner):
             if not isinstance(value, torch.Tensor):
                 raise ServingError(f"{path}: its input {name!r} is no tensor. Serve it with an entry script.")
             shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
-            inputs.append(TensorInfo(str(name), _DATATYPES.get(str(value.dtype), "FP32"), shape))
+            inputs.append(TensorInfo(str(name), DATATYPES.get(str(value.dtype).removeprefix("torch."), "FP32"), shape))
         if not inputs:
             raise ServingError(f"{path}: it takes nothing. Serve it with an entry script.")
         self.batches = all((each.shape or ())[:1] == (-1,) for each in inputs)

@@ -1,0 +1,104 @@
+"""A function of a scoring script that answers requests, alone or several together, whichever contract it keeps."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from paceline.errors import ServingError
+from paceline.serving.model.aml_names import AMLResponse
+from paceline.serving.model.answers import FAILED_TEXT, InputError, OutputError, as_json, error
+from paceline.serving.model.tracebacks import show
+from paceline.serving.wire import INFER, ModelCall, Reply
+
+
+class Script:
+    """Answers by the function of this name. Where `NAME_batch` stands beside it, that is given all requests that wait."""
+
+    wants_head = False
+
+    def __init__(self, module: ModuleType, name: str, setup: dict[str, Any]) -> None:
+        self._function = getattr(module, name)
+        self._many_name = f"{name}_batch"
+        self._many: Any = getattr(module, self._many_name, None)
+        self.is_batched = self._many is not None and setup["max_batch"] > 1
+
+    def _arguments(self, call: ModelCall) -> dict[str, Any]:
+        """What the function is given for a request, by name.
+
+        Raises:
+            InputError: the request can't be read as the contract says.
+        """
+        raise NotImplementedError
+
+    def _item(self, arguments: dict[str, Any]) -> Any:
+        """What the function of several requests is given for one of them."""
+        return arguments
+
+    def _failed(self, raised: Exception) -> Reply:
+        """The answer after an exception of the function."""
+        return _failed(raised)
+
+    def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
+        """An answer to each; to what can't be read, the reason."""
+        given: list[dict[str, Any]] = []
+        replies: list[Reply | None] = []
+        for call in calls:
+            try:
+                if call.operation == INFER:
+                    raise InputError("a scoring script has no tensors; POST to /score.", 404)
+                given.append(self._arguments(call))
+                replies.append(None)
+            except InputError as reason:
+                replies.append(error(reason.status, str(reason)))
+        results = iter(self._together(list(map(self._item, given))) if self.is_batched else map(self._alone, given))
+        return [reply if reply is not None else next(results) for reply in replies]
+
+    def _alone(self, arguments: dict[str, Any]) -> Reply:
+        before = time.perf_counter()
+        try:
+            result = self._function(**arguments)
+        except Exception as raised:
+            return self._failed(raised)
+        return _answered(result, before)
+
+    def _together(self, items: list[Any]) -> list[Reply]:
+        """Give the function all items at once; where that fails, each alone, so that one can't spoil the others' answers."""
+        if not items:
+            return []
+        before = time.perf_counter()
+        try:
+            results = list(self._many(items))
+            if len(results) != len(items):
+                raise ServingError(
+                    f"{self._many_name}() was given {len(items)} items and returned {len(results)} results."
+                )
+        except Exception as raised:
+            if len(items) == 1:
+                return [_failed(raised)]
+            return [reply for item in items for reply in self._together([item])]
+        return [_answered(result, before) for result in results]
+
+
+def _answered(result: Any, before: float) -> Reply:
+    """What the script has returned, as an answer. before: when it was called."""
+    ran_us = int((time.perf_counter() - before) * 1e6)
+    if isinstance(result, AMLResponse):
+        return result.reply(ran_us)
+    if callable(getattr(result, "get_wsgi_response", None)):  # a script that brings Flask may answer with its Response
+        headers = [(name, value) for name, value in result.headers.items() if name.lower() != "content-length"]
+        return Reply(result.status_code, result.get_data(), headers, ran_us)
+    try:
+        return Reply(200, as_json(result), [], ran_us)
+    except OutputError as reason:
+        print(f"paceline: {reason}", file=sys.stderr, flush=True)
+        return error(500, str(reason), in_script=True)
+
+
+def _failed(raised: Exception) -> Reply:
+    """The answer after an exception of the script, which goes to the log."""
+    show(raised)
+    return error(500, FAILED_TEXT, in_script=True)
