@@ -74,10 +74,9 @@ def ensure_layer(
     is_exact: bool = False,
     mounts: Sequence[Mount] = (),
     say: Callable[[str], None],
-    stop: Callable[[], object] | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Layer | None:
-    """The environment with these packages, made if it is not there yet; None where `stop()` said to end.
+) -> Layer:
+    """The environment with these packages, made if it is not there yet.
 
     folder: `<workspace>/environments/images`; mount it into the workers' containers. python: the image's, as `probe`
     found it. requirements: lines as in a requirements file. is_exact: they name all there is to install.
@@ -134,11 +133,9 @@ def ensure_layer(
             )
             say(f"{engine.kind}: installing {', '.join(requirements)} on top of the image")
             # The client has the values in its environment; the command line has only their names.
-            done = call(argv, say=say, stop=stop, environment={**os.environ, **for_client(engine, settings.variables)})
-            if done is None:
-                return None
-            if done[0] != 0:
-                raise EnvironmentBuildError(_reason(done[0], done[1]))
+            code, lines = call(argv, say=say, environment={**os.environ, **for_client(engine, settings.variables)})
+            if code != 0:
+                raise EnvironmentBuildError(_reason(code, lines))
             layer = _layer(prefix, result)
             # First the rename: a record must never name a folder that is not there yet.
             os.rename(made, prefix)
