@@ -31,6 +31,7 @@ from paceline.containers.command import INSIDE, Mount, for_client, run_argv
 from paceline.containers.engine import ContainerEngine
 from paceline.errors import EnvironmentBuildError
 from paceline.system import locks
+from paceline.system.files import read_json, write_json
 
 _SCRIPT = str(Path(layer_inside.__file__).resolve())
 #: pip's own settings, the way to the network, and whom to trust there.
@@ -139,7 +140,8 @@ def ensure_layer(
             layer = _layer(prefix, result)
             # First the rename: a record must never name a folder that is not there yet.
             os.rename(made, prefix)
-            _write(folder / f"{key}.json", layer)
+            # The record counts as proof that the layer is whole, so it must not outlive a power cut alone.
+            write_json(folder / f"{key}.json", asdict(layer), sync=True)
             return layer
     except OSError as error:
         where = f": {error.filename!r}" if error.filename else ""
@@ -257,20 +259,10 @@ def _reason(code: int, lines: Sequence[str]) -> str:
 
 def read_layer(folder: Path, key: str) -> Layer | None:
     """The layer of this key, if it is complete."""
+    data = read_json(folder / f"{key}.json")
     try:
-        data = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
         found = Layer(**{**data, "packages": tuple(data["packages"])})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None
     # The workspace may have been moved, and its environments with it: they can't be.
     return found if Path(found.prefix).parent == folder / key and os.path.isdir(found.prefix) else None
-
-
-def _write(path: Path, layer: Layer) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(beside, "w", encoding="utf-8") as file:
-        json.dump(asdict(layer), file)
-        # The record counts as proof that the layer is whole, so it must not outlive a power cut alone.
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
