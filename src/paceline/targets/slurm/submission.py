@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from paceline.errors import TargetError
 from paceline.targets.slurm.scheduler import AwayError, CommandResult, Scheduler, plain
-from paceline.targets.slurm.settings import SlurmSettings
+from paceline.targets.slurm.settings import SELECTING, SlurmSettings
 from paceline.targets.slurm.states import SQUEUE_FORMAT, parse_squeue
 
 #: Words of `sbatch --test-only` that are not about the request but about this moment: sbatch itself would take the job.
@@ -143,11 +143,10 @@ def _refusal(title: str, done: CommandResult, script: str) -> str:
     """A message with Slurm's words and with what it was asked for, so that the wrong word is in it."""
     said = re.sub(r"^(Batch job submission failed|allocation failure): ", "", done.said)
     said = re.sub(r"; (Batch job submission failed|allocation failure): ", "; ", said)
-    telling = ("partition", "account", "qos", "constraint", "time", "mem", "gres", "reservation", "nodelist", "exclude")
     asked = re.findall(r'^#SBATCH "?(--[^\n]*?)"?$', script, re.MULTILINE)
     own = ("job-name", "comment", "chdir", "output", "open-mode", "signal", "requeue", "no-requeue")
     shown = [option for option in asked if option[2:].split("=")[0] not in own]
-    named = [option for option in shown if option[2:].split("=")[0] in telling]
+    named = [option for option in shown if option[2:].split("=")[0] in SELECTING]
     settings = ", ".join(shown) if shown else "nothing"
     which = " See the settings of the target: `paceline compute show`." if named else ""
     return f"{title}: Slurm refuses the job: {said.rstrip('.')}. Asked for: {settings}.{which}"
