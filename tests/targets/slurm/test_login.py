@@ -53,7 +53,7 @@ def old_python() -> str | None:
 
 def make_login(**settings: object) -> Login:
     made = SlurmSettings.of("far", {"login": "head", "python": sys.executable, **settings})
-    return Login("compute target 'far'", made, Scheduler("compute target 'far'", made))
+    return Login(Scheduler("compute target 'far'", made))
 
 
 def submitted(tmp_path: Path, **values: Any) -> RunFolder:

@@ -40,7 +40,6 @@ from paceline.system import links, locks
 from paceline.system.files import read_json, write_json
 from paceline.targets.slurm import login_helper
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
-from paceline.targets.slurm.settings import SlurmSettings
 
 #: How old a mirrored folder may be.
 _FRESH_S = 1.0
@@ -63,9 +62,9 @@ class There:
 class Login:
     """The login host of a target."""
 
-    def __init__(self, title: str, settings: SlurmSettings, scheduler: Scheduler) -> None:
-        self._title, self._settings, self._scheduler = title, settings, scheduler
-        self._python = settings.python or "python3"
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._title, self._settings, self._scheduler = scheduler.title, scheduler.settings, scheduler
+        self._python = self._settings.python or "python3"
 
     def push(self, folder: RunFolder, library_dir: Path) -> There:
         """Put the run's folder, its snapshot, the library, and the folders and packages of this machine that the job names

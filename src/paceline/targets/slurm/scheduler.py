@@ -54,16 +54,16 @@ class CommandResult:
 
 
 class Scheduler:
-    """Calls Slurm's programs. title: of the target, for messages."""
+    """Calls Slurm's programs for a target. title: of the target, for messages. settings: the target's."""
 
     def __init__(self, title: str, settings: SlurmSettings) -> None:
-        self._title = title
-        self._settings = settings
+        self.title = title
+        self.settings = settings
 
     @property
     def where(self) -> str:
         """A text that tells this engine's answers from those of another."""
-        settings = self._settings
+        settings = self.settings
         return repr((settings.login, settings.ssh_config, settings.ssh_options, os.environ.get("SLURM_CONF", "")))
 
     def call(
@@ -81,7 +81,7 @@ class Scheduler:
             TargetError: there is no such program.
         """
         words = self.words(argv)
-        settings = self._settings
+        settings = self.settings
         try:
             done = subprocess.run(
                 words,
@@ -96,12 +96,12 @@ class Scheduler:
             )
         except FileNotFoundError as error:
             raise TargetError(
-                f"{self._title}: there is no program {argv[0]!r} on this machine's PATH. Submit from a machine of the "
+                f"{self.title}: there is no program {argv[0]!r} on this machine's PATH. Submit from a machine of the "
                 "cluster, or name its login host (the setting login)."
             ) from error
         except (OSError, subprocess.TimeoutExpired) as error:
             what = f"in {timeout_s:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else f"({error})"
-            raise AwayError(f"{self._title}: {argv[0]} gave no answer {what}.") from error
+            raise AwayError(f"{self.title}: {argv[0]} gave no answer {what}.") from error
         result = CommandResult(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
         # sbatch, too, ends with 255, where it does not know an option.
         is_its_own = re.search(rf"^{re.escape(argv[0])}: ", done.stderr, re.MULTILINE)
@@ -110,14 +110,14 @@ class Scheduler:
         if result.returncode != 0 and _UNCONFIGURED.search(result.stderr):
             where = "this machine" if settings.login is None else f"the login host {settings.login}"
             raise TargetError(
-                f"{self._title}: {where} has Slurm's programs, but neither a slurm.conf nor a controller's name in DNS "
+                f"{self.title}: {where} has Slurm's programs, but neither a slurm.conf nor a controller's name in DNS "
                 f"({result.said}). Set SLURM_CONF there, or submit from a machine of the cluster or through its login host "
                 "(the setting login)."
             )
         # Slurm's programs end with 1 whatever is wrong. Their words alone tell a controller that is away from a refusal.
         if result.returncode != 0 and _AWAY.search(result.stderr):
             who = "accounting" if argv[0] == "sacct" else "controller"
-            raise AwayError(f"{self._title}: Slurm's {who} does not answer ({result.said}).")
+            raise AwayError(f"{self.title}: Slurm's {who} does not answer ({result.said}).")
         return result
 
     def call_patiently(
@@ -151,7 +151,7 @@ class Scheduler:
 
     def words(self, argv: Sequence[str]) -> list[str]:
         """The whole command line: of the program itself, or of ssh."""
-        if self._settings.login is None:
+        if self.settings.login is None:
             return list(argv)
         # Variables of the login host's shell count there; those that change the form of answers do not.
         return self.ssh_words(shlex.join(["env", "-u", "SLURM_TIME_FORMAT", *argv]))
@@ -161,24 +161,22 @@ class Scheduler:
         from paceline.targets.ssh.command import Ssh
         from paceline.targets.ssh.hosts import read_hosts
 
-        settings = self._settings
+        settings = self.settings
         assert settings.login is not None, "there is a login host"
         ssh = Ssh(config=settings.ssh_config, options=settings.ssh_options)
         return ssh.words(read_hosts([settings.login])[0], [command], leave_open=True)
 
     def _complain(self, program: str, done: CommandResult) -> None:
-        login = self._settings.login
+        login = self.settings.login
         if done.returncode == 255:
             from paceline.targets.ssh.failures import explain
             from paceline.targets.ssh.hosts import read_hosts
 
             host = read_hosts([login or ""])[0]
             raise AwayError(
-                f"{self._title}: the login host {login}: {explain(host, done.stderr, 255, ['ssh', str(host)])}"
+                f"{self.title}: the login host {login}: {explain(host, done.stderr, 255, ['ssh', str(host)])}"
             )
-        raise TargetError(
-            f"{self._title}: the login host {login} has no program {program!r} on its PATH ({done.said})."
-        )
+        raise TargetError(f"{self.title}: the login host {login} has no program {program!r} on its PATH ({done.said}).")
 
 
 def plain(environment: Mapping[str, str]) -> dict[str, str]:
