@@ -45,15 +45,15 @@ class Commands:
         self._running[pid] = tag
         return pid
 
-    def run(self, request: int, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, data: bytes) -> int:
-        """Start a command whose output is asked for; it is among the ended ones once it is there."""
+    def run(self, request: int, argv: Sequence[str], data: bytes) -> int:
+        """Start a command whose output is asked for; it is among the ended ones once it is there. data: what it reads."""
         # Files, not pipes: nothing here has to read or write while it runs.
         stdout, stderr = _unnamed(), _unnamed()
         try:
             with _unnamed() as stdin:
                 stdin.write(data)
                 stdin.seek(0)
-                pid = _spawn(argv, env, cwd, stdin.fileno(), stdout.fileno(), stderr.fileno())
+                pid = _spawn(argv, os.environ, None, stdin.fileno(), stdout.fileno(), stderr.fileno())
         except BaseException:
             stdout.close()
             stderr.close()

@@ -171,26 +171,14 @@ class Link(LinkFiles):
 
     # --- commands
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        input: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout_s: float = 60.0,
-    ) -> CommandEnd:
-        """Run a short command, wait for it, and return how it ended; after `timeout_s` it is killed.
-
-        env: of the command; None for the agent's own.
+    def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> CommandEnd:
+        """Run a short command in the agent's environment, wait for it, and return how it ended; after `timeout_s` it is killed.
 
         Raises:
             LinkError: also where time was up.
         """
         pending = self._connection.requests.new()
-        given = dict(env) if env is not None else None
-        header = {"op": "run", "id": pending.number, "argv": list(argv), "env": given, "cwd": cwd}
-        self._connection.out.put(header, input)
+        self._connection.out.put({"op": "run", "id": pending.number, "argv": list(argv)}, input)
         try:
             answer, data = self._connection.wait_for(pending, shlex.join(argv), timeout_s)
         except LinkError:
@@ -213,7 +201,6 @@ class Link(LinkFiles):
         argv: Sequence[str],
         *,
         env: Mapping[str, str],
-        defaults: Mapping[str, str],
         cwd: str,
         log: str,
         exact: bool = False,
@@ -221,19 +208,11 @@ class Link(LinkFiles):
     ) -> int:
         """The pid of a command that was started; its output goes to the file `log` there.
 
-        Its environment: `defaults`, over it the agent's own (not if `exact`), over that `env`. tag: its end is not among
-        `ends`, but told to `on_tagged_end`.
+        Its environment: the agent's own (not if `exact`), over that `env`. tag: its end is not among `ends`, but told to
+        `on_tagged_end`.
         """
         answer, _ = self._connection.ask(
-            "start",
-            timeout_s=20.0,
-            argv=list(argv),
-            env=dict(env),
-            defaults=dict(defaults),
-            cwd=cwd,
-            log=log,
-            exact=exact,
-            tag=tag,
+            "start", timeout_s=20.0, argv=list(argv), env=dict(env), cwd=cwd, log=log, exact=exact, tag=tag
         )
         return int(answer["pid"])
 

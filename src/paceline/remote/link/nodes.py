@@ -134,7 +134,6 @@ class AgentNodes:
             pid = link.start(
                 command.argv,
                 env={**command.defaults, **shell, **command.environment},
-                defaults={},
                 exact=True,
                 cwd=str(work_dir),
                 log=str(command.log),
