@@ -1,4 +1,4 @@
-"""The command lines that an agent has started."""
+"""The command lines that an agent has started, or the supervisor of a run on this machine."""
 
 from __future__ import annotations
 
@@ -88,12 +88,13 @@ class Commands:
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, stdin: int, stdout: int, stderr: int) -> int:
     try:
+        # In a session of its own: a signal to its group reaches what it has started, and not this process.
         process = subprocess.Popen(
             list(argv), cwd=cwd, env=dict(env), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
         )
     except ValueError as error:  # a NUL
         raise OSError(errno.EINVAL, str(error), argv[0] if argv else "") from None
-    # The agent reaps all children itself.
+    # All children are reaped together (`reap`), orphans of theirs too.
     process.returncode = 0
     return process.pid
 
