@@ -12,15 +12,12 @@ from typing import Any
 
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand
 from paceline.remote.agent.commands import Commands
-from paceline.remote.agent.disks import disks_here
+from paceline.remote.agent.disks import REPORT_BYTES, disk_of, disks_here
 from paceline.remote.agent.load import LoadMeter
 from paceline.remote.agent.oom import oom_kills
 from paceline.runs.folder import RunFolder
 from paceline.system import processes
 from paceline.system.files import make_own
-
-#: More than a worker's report of its exception takes.
-_REPORT_BYTES = 1 << 14
 
 
 class LocalNodes:
@@ -107,8 +104,7 @@ class LocalNodes:
 
     def is_disk_full(self) -> bool:
         assert self._folder is not None, "send comes first"
-        found = os.statvfs(self._folder.path)
-        return found.f_bavail * found.f_frsize < _REPORT_BYTES
+        return disk_of(str(self._folder.path))[0] < REPORT_BYTES
 
     def loads(self, workers: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
         """Of the first node alone, with the workers of all: they stand in for one machine."""

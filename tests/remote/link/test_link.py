@@ -201,7 +201,7 @@ def test_questions_about_the_node(link, tmp_path):
     assert not link.sees(str(tmp_path / "token"), "u")
     assert not link.sees(str(tmp_path / "none"), "t")
     assert (link.exists(str(tmp_path)), link.exists(str(tmp_path / "none"))) == (True, False)
-    assert link.disk_free(str(tmp_path)) > 0
+    assert link.disk(str(tmp_path))[0] > 0
     assert link.oom_kills() >= 0
     assert len(set(link.free_ports(3))) == 3
     # What is used, now and between two looks.

@@ -221,9 +221,6 @@ class Agent:
         remove(header["path"])
         return {}
 
-    def _op_disk_free(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
-        return {"found": machine.disk_free(header["path"])}
-
     def _op_disk(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         return {"found": disk_of(header["path"])}
 

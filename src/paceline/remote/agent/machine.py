@@ -90,10 +90,3 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def disk_free(path: str) -> int:
-    """Bytes that the user may still write there; OSError where there is no such folder."""
-    found = os.statvfs(path)
-    # f_bavail leaves out what is kept for root.
-    return found.f_bavail * found.f_frsize
