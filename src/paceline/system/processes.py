@@ -21,6 +21,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 #: Marks a supervisor, in the environment it was started with: it belongs to its own run, whoever its parent is.
 SUPERVISOR_VARIABLE = "PACELINE_SUPERVISOR"
+#: All that marks a process as a run's: by these what a killed supervisor has left is found, and supervisors are spared.
+RUN_VARIABLES = (SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR")
 
 
 def become_subreaper() -> None:
@@ -66,6 +68,11 @@ def with_home(environment: Mapping[str, str]) -> dict[str, str]:
     except KeyError:
         home = "/"
     return {**environment, "HOME": home}
+
+
+def of_no_run(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a process that is not to pass for one of the run that starts it."""
+    return {name: value for name, value in environment.items() if name not in RUN_VARIABLES}
 
 
 def cores() -> set[int]:

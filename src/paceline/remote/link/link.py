@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +17,6 @@ from paceline.remote.link.handshake import Hello
 from paceline.remote.link.link_error import LinkError
 from paceline.remote.link.link_files import LinkFiles
 from paceline.remote.silence import SILENCE_S
-from paceline.system import processes
 
 
 @dataclass(frozen=True)
@@ -82,36 +79,20 @@ class Link(LinkFiles):
         Raises:
             LinkError: there is no agent; with what the program has said.
         """
-        given = dict(os.environ if env is None else env)
-        # Not a supervisor, nor the run's: it must not be spared, nor be killed for a leftover.
-        for variable in (processes.SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR"):
-            given.pop(variable, None)
-        try:
-            process = subprocess.Popen(
-                list(argv),
-                env=given,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise LinkError(f"{name}: {argv[0]!r} could not be started: {error.strerror or error}.") from error
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        # Copies of our own: the three file objects would close theirs when they are collected, under the threads that use them.
-        fds = [os.dup(file.fileno()) for file in (process.stdout, process.stdin, process.stderr)]
-        for file in (process.stdin, process.stdout, process.stderr):
-            file.close()
-        ends = Ends(fds[0], fds[1], fds[2], process)
-        return cls._begin(ends, name, library_dir, folder, shared_library, timeout_s, silence_s)
+        return cls.over(
+            Ends.of_program(argv, os.environ if env is None else env, name),
+            name=name,
+            library_dir=library_dir,
+            folder=folder,
+            shared_library=shared_library,
+            timeout_s=timeout_s,
+            silence_s=silence_s,
+        )
 
     @classmethod
     def over(
         cls,
-        sock: socket.socket,
+        ends: Ends,
         *,
         name: str,
         library_dir: Path,
@@ -120,22 +101,7 @@ class Link(LinkFiles):
         timeout_s: float = 30.0,
         silence_s: float = SILENCE_S,
     ) -> Link:
-        """A link over a socket, at whose other end a program has it as standard input and output. Takes the socket."""
-        sock.setblocking(True)
-        fd = sock.detach()
-        return cls._begin(Ends(fd, fd), name, library_dir, folder, shared_library, timeout_s, silence_s)
-
-    @classmethod
-    def _begin(
-        cls,
-        ends: Ends,
-        name: str,
-        library_dir: Path,
-        folder: str,
-        shared_library: bool,
-        timeout_s: float,
-        silence_s: float,
-    ) -> Link:
+        """A link whose ends are there; the others as for `open`."""
         link = cls(ends, name, silence_s)
         settings = {
             "shared": str(library_dir) if shared_library else None,

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.errors import EngineError
 from paceline.job.plan import Node
 from paceline.remote.link import AgentNodes, Link, LinkError, script_python
+from paceline.remote.link.bootstrap import Ends
 from paceline.targets.base import Waiting
 from paceline.targets.ray.listener import Taken
 from paceline.targets.ray.placement_group import GroupRequest, Holding, LostError
@@ -94,7 +95,7 @@ def open_links(
     def open_one(rank: int) -> Link | LinkError:
         try:
             return Link.over(
-                taken[rank].sock,
+                Ends.of_socket(taken[rank].sock),
                 name=names[rank],
                 library_dir=library_dir,
                 folder=folder,

@@ -112,8 +112,10 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         stdin.write(call.program(leases.__file__, "answer", "look", {"with_gpus": with_gpus}))
         stdin.seek(0)
+        # Of a worker that submits: what stays open must not be taken for a leftover of its run.
+        environment = processes.of_no_run(os.environ)
         process = subprocess.Popen(
-            command, stdin=stdin, stdout=out, stderr=err, start_new_session=True, env=_environment()
+            command, stdin=stdin, stdout=out, stderr=err, start_new_session=True, env=environment
         )
         try:
             code: int | None = process.wait(timeout_s)
@@ -146,12 +148,6 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
         gpus=tuple(answer.get("gpus", ())),
         tickets=tuple(answer["tickets"]),
     )
-
-
-def _environment() -> dict[str, str]:
-    """Ours, but not the run's of a worker that submits: what stays open must not be taken for a leftover of it."""
-    names = (processes.SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR")
-    return {name: value for name, value in os.environ.items() if name not in names}
 
 
 def _content(file: Any) -> bytes:
