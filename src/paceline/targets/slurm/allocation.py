@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from paceline.targets.base import Waiting
 from paceline.targets.slurm.mpi import starter
 from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.states import counts, expand
+from paceline.targets.timeouts import all_within
 
 #: For a step to begin. slurmd on a busy node takes seconds, a prolog more; of a node that is down srun waits for ever.
 OPEN_S = 60.0
@@ -135,15 +136,21 @@ def open_nodes(
         TargetError: no network that all of them are in, or no srun where that is to start workers.
     """
     names = allocation.nodes if job.node_range else allocation.nodes[: job.node_count]
-    links = _open_all(
-        {name: link_words(allocation, name) for name in names},
-        step_environment(os.environ),
-        library_dir,
-        waiting,
-        limit_s,
-        settings.silence_s,
-        least=job.least_nodes,
-    )
+    environment, folder = step_environment(os.environ), f"/tmp/paceline-{_user()}"
+
+    def opened(name: str) -> Link:
+        return Link.open(
+            link_words(allocation, name),
+            name=name,
+            library_dir=library_dir,
+            folder=folder,
+            shared_library=True,
+            env=environment,
+            timeout_s=limit_s,
+            silence_s=settings.silence_s,
+        )
+
+    links = _open_all(names, opened, waiting, least=job.least_nodes)
     if links is None:
         return None
     try:
@@ -156,7 +163,7 @@ def open_nodes(
             links,
             nodes,
             ports,
-            folder=f"/tmp/paceline-{_user()}",
+            folder=folder,
             python=settings.python or sys.executable,
             starter=starter(job, settings, allocation.job_id, names, os.environ),
         )
@@ -201,14 +208,7 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _open_all(
-    commands: Mapping[str, Sequence[str]],
-    environment: Mapping[str, str],
-    library_dir: Path,
-    waiting: Waiting,
-    limit_s: float,
-    silence_s: float,
-    *,
-    least: int,
+    names: Sequence[str], opened: Callable[[str], Link], waiting: Waiting, *, least: int
 ) -> list[Link] | None:
     """A link to each node, opened at once; None if told to give up, and then none is left open.
 
@@ -221,16 +221,7 @@ def _open_all(
 
     def open_one(name: str) -> None:
         try:
-            link = Link.open(
-                commands[name],
-                name=name,
-                library_dir=library_dir,
-                folder=f"/tmp/paceline-{_user()}",
-                shared_library=True,
-                env=environment,
-                timeout_s=limit_s,
-                silence_s=silence_s,
-            )
+            link = opened(name)
         except PacelineError as error:
             errors[name] = error
             return
@@ -243,25 +234,25 @@ def _open_all(
 
     # One thread a node writes one key of `found` or `errors`. The threads are daemons: a srun that never answers
     # must not keep this process alive.
-    threads = [threading.Thread(target=open_one, args=(name,), daemon=True) for name in commands]
+    threads = [threading.Thread(target=open_one, args=(name,), daemon=True) for name in names]
     for thread in threads:
         thread.start()
     gives_up, began, enough_at = False, time.monotonic(), float("inf")
     while any(thread.is_alive() for thread in threads) and not gives_up:
-        left = [name for name in commands if name not in found and name not in errors]
+        left = [name for name in names if name not in found and name not in errors]
         gives_up = waiting(_starts_on(left, time.monotonic() - began))
         # So `waiting`, which looks whether the run was canceled, is asked ten times a second.
         deadline = time.monotonic() + 0.1
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if least <= len(found) < len(commands):
+        if least <= len(found) < len(names):
             enough_at = min(enough_at, time.monotonic())
             if time.monotonic() - enough_at > AGAIN_S:
                 break
-    if not gives_up and least < len(commands) and least <= len(found):
+    if not gives_up and least < len(names) and least <= len(found):
         with deciding:
             is_over.set()
-        return [found[name] for name in commands if name in found]
+        return [found[name] for name in names if name in found]
     # All nodes or none. A thread that is still opening is left behind: its link ends with this process.
     if gives_up or errors:
         for thread in threads:
@@ -269,8 +260,8 @@ def _open_all(
         _close_all(list(found.values()))
         if gives_up:
             return None
-        raise next(errors[name] for name in commands if name in errors)
-    return [found[name] for name in commands]
+        raise next(errors[name] for name in names if name in errors)
+    return [found[name] for name in names]
 
 
 def _starts_on(left: Sequence[str], for_s: float) -> str:
@@ -287,11 +278,7 @@ def _starts_on(left: Sequence[str], for_s: float) -> str:
 
 
 def _close_all(links: Sequence[Link]) -> None:
-    threads = [threading.Thread(target=link.close, daemon=True) for link in links]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
+    all_within({link.name: link.close for link in links}, 10.0)
 
 
 def _nodes(

@@ -19,6 +19,7 @@ from paceline.targets.ssh.command import Ssh
 from paceline.targets.ssh.failures import PASSING, explain
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.probe import login
+from paceline.targets.timeouts import all_within
 
 _AGAIN_S = 1.0
 
@@ -146,12 +147,8 @@ class Opening:
         with self._changed:
             self._closed = True
             ending = [member for host, member in self._members.items() if host not in kept]
-        threads = [threading.Thread(target=member.link.close, daemon=True) for member in ending]
-        for thread in threads:
-            thread.start()
         # An agent ends by itself when its link is cut, so a slow one is not waited for.
-        for thread in threads:
-            thread.join(3.0)
+        all_within({member.host: member.link.close for member in ending}, 3.0)
 
     def _open(self, host: SshHost) -> None:
         assert self._slots is not None
