@@ -25,7 +25,7 @@ from paceline.containers import inside
 from paceline.containers.engine import ContainerEngine
 from paceline.errors import LauncherError
 from paceline.job.plan import Command, Launch
-from paceline.system import locks
+from paceline.system.lock_holder import user_name
 
 #: On each container, with the run's id: by it they are found again.
 RUN_LABEL = "paceline.run"
@@ -268,7 +268,7 @@ def _variables(command: Command, launch: Launch, shell: Mapping[str, str], names
 
 def _who() -> dict[str, str]:
     """Names for a user id that the image's /etc/passwd does not have; `getpass.getuser()`, and so torch, fails without."""
-    name = locks.user_name(os.getuid())
+    name = user_name(os.getuid())
     return {"USER": name, "LOGNAME": name}
 
 

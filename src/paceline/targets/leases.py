@@ -6,8 +6,8 @@ in: `local` looks at the lock of the run's folder (`paceline.targets.local_lease
 agent (below). Nothing has to be cleaned up and no process serves the queue: whoever looks next leaves out, and where it may
 removes, what counts no more.
 
-Behind the queue is the program of a host, of which the whole file is the text that a bare Python is given
-(`paceline.remote.call`): what the host has, and who holds how much of it.
+Behind the queue is the program of a host, of which the whole file is a text that a bare Python is given
+(`paceline.targets.ssh.probe.host_program`): what the host has, and who holds how much of it.
 
     /tmp/paceline-leases-<hostname>.guard     of everybody on the machine: locked by whoever reads or changes
     /tmp/paceline-leases-<user's number>/<hostname>/
@@ -31,14 +31,15 @@ import errno
 import fcntl
 import json
 import os
-import pwd
-import shutil
 import socket
 import stat
-import subprocess
 import sys
 import time
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+
+if "devices" not in globals():  # there the texts of these modules stand above this one
+    from paceline.remote.agent.gpus import devices
+    from paceline.system.lock_holder import holder, user_name
 
 _PARENT = "/tmp"
 _PREFIX = "paceline-leases-"
@@ -193,7 +194,7 @@ def look(given: Dict[str, Any]) -> Dict[str, Any]:
     """Look at what the machine has, and who holds or waits for some of it. GPUs only where `with_gpus`: asking takes a while."""
     answer: Dict[str, Any] = {"host": socket.gethostname(), "cores": core_count(), "boot_id": boot_id()}
     if given.get("with_gpus"):
-        answer["gpus"] = gpus()
+        answer["gpus"] = list(devices())
     answer["tickets"] = []
     # Where no run has ever been, looking leaves no file behind.
     if user_folders():
@@ -320,13 +321,6 @@ def share_of(ticket: Ticket) -> float:
     return float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else 1.0
 
 
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 def parent_dir() -> str:
     return os.environ.get("PACELINE_LEASES") or _PARENT
 
@@ -430,7 +424,7 @@ def take_guard(path: str) -> int:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     os.close(fd)
                     raise
-                why = "%s holds it" % holder(fd)
+                why = "%s holds it" % holder(path)
             os.close(fd)
         if time.monotonic() > deadline:
             raise LeasesError(
@@ -479,34 +473,6 @@ def owner_of(path: str) -> str:
         return "?"
 
 
-def holder(fd: int) -> str:
-    """The holder of the lock of this open file, in words, as `locks.holder` does, which is not there before the library is."""
-    inode = os.fstat(fd).st_ino
-    try:
-        with open("/proc/locks") as file:
-            rows = [line.split() for line in file]
-    except OSError:
-        rows = []
-    for row in rows:
-        # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123 0 EOF"; those that wait have "->" in the second place.
-        if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(inode) and int(row[4]) > 0:
-            pid = int(row[4])
-            owner = process_owner(pid)
-            if owner is None:
-                return "process %d, which has ended and left it to one of its own," % pid
-            return "process %d (%s) of user %s" % (pid, command_of(pid), user_name(owner))
-    return "a process that can't be seen from here"
-
-
-def command_of(pid: int) -> str:
-    try:
-        with open("/proc/%d/cmdline" % pid, "rb") as file:
-            words = file.read(200).replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        words = ""
-    return "".join(char if char.isprintable() else "?" for char in words)[:80] or "?"
-
-
 def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -517,27 +483,3 @@ def boot_id() -> str:
             return file.read().strip()
     except OSError:
         return ""
-
-
-def gpus() -> List[str]:
-    """The machine's GPUs, as `paceline.remote.agent.gpus.devices` gives them, which is not there before the library is."""
-    for name in ("PACELINE_GPUS", "CUDA_VISIBLE_DEVICES"):
-        if name in os.environ:
-            return [part.strip() for part in os.environ[name].split(",") if part.strip() not in ("", "-1")]
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    command = [tool, "--query-gpu=index", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=20,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = [line.strip() for line in done.stdout.decode().splitlines()] if done.returncode == 0 else []
-    return [line for line in lines if line.isdigit()]

@@ -8,13 +8,14 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.remote import call
+from paceline.remote.agent import gpus
 from paceline.remote.agent.boot import OLDEST
-from paceline.system import processes
+from paceline.system import lock_holder, processes
 from paceline.targets import leases
 from paceline.targets.ssh.command import Ssh
 from paceline.targets.ssh.failures import PASSING, explain
@@ -98,6 +99,11 @@ def look_at(
         return [found.get(host) or HostProbe(host=host, failure=silent) for host in hosts]
 
 
+def host_program(verb: str, given: Mapping[str, Any]) -> bytes:
+    """The text of the program that answers `verb` on a host (`paceline.targets.leases.answer`)."""
+    return call.program(leases.__file__, "answer", verb, given, above=(lock_holder.__file__, gpus.__file__))
+
+
 def login(ssh: Ssh, host: SshHost) -> list[str]:
     """The words that a person types to log in there."""
     words = ["ssh", *(["-F", ssh.config] if ssh.config else []), *(["-p", str(ssh.port)] if ssh.port else [])]
@@ -110,7 +116,7 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
     command = ssh.words(host, [shlex.join(call.words(python, "look"))], leave_open=leave_open)
     # Files, not pipes: a connection that stays open may keep what it was given.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        stdin.write(call.program(leases.__file__, "answer", "look", {"with_gpus": with_gpus}))
+        stdin.write(host_program("look", {"with_gpus": with_gpus}))
         stdin.seek(0)
         # Of a worker that submits: what stays open must not be taken for a leftover of its run.
         environment = processes.of_no_run(os.environ)
