@@ -14,12 +14,12 @@ Of a rank:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.remote.agent import process_state
 from paceline.remote.agent.nvml import Gpu
 from paceline.remote.agent.tcp_counts import TcpCounts
 from paceline.system import processes, step_clock
@@ -161,8 +161,7 @@ class WorkerLoads:
         self._found = {rank: pid for rank, pid in self._found.items() if os.path.exists(f"/proc/{pid}")}
         if now >= self._next_family_s and any(rank not in self._found for rank in ranks):
             for pid in sorted(processes.with_variable("PACELINE_RUN_ID", run_id)):
-                rank = _variable(pid, b"RANK")
-                if rank is not None:
+                if (rank := processes.environment_of(pid).get("RANK")) is not None:
                     self._found.setdefault(rank, pid)
         return {rank: self._found.get(rank, 0) for rank in ranks}
 
@@ -171,7 +170,7 @@ def below(pids: Sequence[int]) -> dict[int, list[int]]:
     """pid -> the processes below it, of all of these in one look at the machine's processes."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (words := _stat(int(name))):
+        if name.isdigit() and (words := processes.stat_of(int(name))):
             children.setdefault(int(words[1]), []).append(int(name))
     found: dict[int, list[int]] = {}
     for pid in pids:
@@ -186,47 +185,21 @@ def below(pids: Sequence[int]) -> dict[int, list[int]]:
 
 def _process(pid: int) -> tuple[float, int, float] | None:
     """Seconds of processors, bytes that it holds, its age in seconds; None where it is gone, or a zombie. proc_pid_stat(5)."""
-    words = _stat(pid)
+    words = processes.stat_of(pid)
     if words is None or words[0] in "ZX":
         return None
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / _TICKS
     return (int(words[11]) + int(words[12])) / _TICKS, int(words[21]) * _PAGE, age_s
 
 
-def _stat(pid: int) -> list[str] | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].decode().split()
-    except (OSError, ValueError):
-        return None
-
-
 def _disk_counts(pid: int) -> tuple[int, int]:
-    read = written = 0
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/io", "rb") as file:
-        for line in file:
-            name, _, count = line.partition(b":")
-            if name == b"read_bytes":
-                read = int(count)
-            elif name == b"write_bytes":
-                written = int(count)
-    return read, written
+    found = process_state.table(f"/proc/{pid}/io")
+    return int(found.get("read_bytes", 0)), int(found.get("write_bytes", 0))
 
 
 def _proportional(pid: int) -> int | None:
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-        for line in file:
-            if line.startswith(b"Pss:"):
-                return int(line.split()[1]) << 10
-    return None
-
-
-def _variable(pid: int, name: bytes) -> str | None:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        for entry in file.read().split(b"\0"):
-            if entry.startswith(name + b"="):
-                return entry.partition(b"=")[2].decode(errors="replace")
-    return None
+    found = process_state.table(f"/proc/{pid}/smaps_rollup").get("Pss")  # "1234 kB"
+    return int(found.split()[0]) << 10 if found else None
 
 
 def _on_gpus(pids: Sequence[int], gpus: Sequence[Gpu]) -> dict[str, float]:
