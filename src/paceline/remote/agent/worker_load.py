@@ -33,15 +33,6 @@ _SHARE, _FAMILY_S = 0.001, 5.0
 _SHARED = 0.2
 
 
-class _Before:
-    """What the last look at a process, or a rank, has counted."""
-
-    __slots__ = ("at_s", "counts")
-
-    def __init__(self, at_s: float, counts: dict[str, float]) -> None:
-        self.at_s, self.counts = at_s, counts
-
-
 class WorkerLoads:
     """Measures from one look to the next."""
 
@@ -51,7 +42,9 @@ class WorkerLoads:
         self._next_shared_s = 0.0
         #: pid -> its part of what it shares, of what it holds in its own view
         self._parts: dict[int, float] = {}
-        self._before: dict[str, _Before] = {}
+        #: rank -> when its processes were looked at last; when its clock was, and what that said
+        self._looked_s: dict[str, float] = {}
+        self._clocks: dict[str, tuple[float, dict[str, float]]] = {}
         self._cpu: dict[int, float] = {}
         self._io: dict[int, tuple[int, int]] = {}
         self._first_s: dict[str, float] = {}
@@ -84,8 +77,7 @@ class WorkerLoads:
 
     def _of_processes(self, rank: str, pids: Sequence[int], now: float) -> dict[str, float] | None:
         cpu_s = read = written = 0.0
-        before = self._before.get(rank)
-        passed = now - before.at_s if before is not None else 0.0
+        passed = now - self._looked_s.get(rank, now)
         held: dict[int, int] = {}
         for pid in pids:
             seen = _process(pid)
@@ -102,7 +94,7 @@ class WorkerLoads:
             read, written = read + max(0.0, counts[0] - known[0]), written + max(0.0, counts[1] - known[1])
         if pids[0] not in held:
             return None
-        self._before[rank] = _Before(now, {})
+        self._looked_s[rank] = now
         first_s = self._first_s.setdefault(rank, now)
         found = {
             "pid": float(pids[0]),
@@ -135,13 +127,12 @@ class WorkerLoads:
     def _of_clock(self, rank: str, clock: step_clock.Counts, now: float) -> dict[str, float]:
         counts = {"steps": float(clock.steps), "data_s": clock.data_s, "wait_s": clock.wait_s}
         found = {name: round(value, 3) for name, value in counts.items()}
-        before = self._before.get(f"clock {rank}")
-        self._before[f"clock {rank}"] = _Before(now, counts)
-        if before is not None and now > before.at_s and counts["steps"] >= before.counts["steps"]:
-            passed = now - before.at_s
-            found["steps_s"] = round((counts["steps"] - before.counts["steps"]) / passed, 3)
+        before_s, before = self._clocks.get(rank, (now, counts))
+        self._clocks[rank] = (now, counts)
+        if (passed := now - before_s) > 0 and counts["steps"] >= before["steps"]:
+            found["steps_s"] = round((counts["steps"] - before["steps"]) / passed, 3)
             for name in ("data", "wait"):
-                part = (counts[f"{name}_s"] - before.counts[f"{name}_s"]) / passed
+                part = (counts[f"{name}_s"] - before[f"{name}_s"]) / passed
                 found[f"{name}_percent"] = round(100 * min(max(part, 0.0), 1.0), 1)
         return found
 
