@@ -208,7 +208,9 @@ def more(folder: RunFolder, trials: int) -> None:
         if not (folder.path / MORE).exists():
             return  # it has seen the request itself
         if time.monotonic() > deadline:
-            raise SweepError(f"somebody else holds the lock of sweep {folder.run_id}: {lock_holder.holder(folder.lock)}.")
+            raise SweepError(
+                f"somebody else holds the lock of sweep {folder.run_id}: {lock_holder.holder(folder.lock)}."
+            )
         time.sleep(0.05)
     try:
         # Of a sweep that was canceled: the request is still there, and would end the new controller at once.
