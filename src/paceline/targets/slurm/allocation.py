@@ -40,26 +40,29 @@ AGAIN_S = 8.0
 #: From then on a run says that a node is slow to answer. A guess: an agent starts within 2 s.
 _SLOW_S = 10.0
 #: Of the batch step's environment: would be taken by srun for options of the step.
-_FOR_SRUN = (
-    *("SLURM_CPUS_PER_TASK", "SLURM_CPUS_PER_GPU", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE"),
-    *(
-        "SLURM_GRES",
-        "SLURM_NTASKS_PER_NODE",
-        "SLURM_NTASKS_PER_SOCKET",
-        "SLURM_NTASKS_PER_CORE",
-        "SLURM_NTASKS_PER_GPU",
-    ),
-    *("SLURM_NTASKS_PER_TRES", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_GPU", "SLURM_MEM_BIND"),
-    *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_GPU_BIND"),
-    *("SLURM_GPU_FREQ", "SLURM_TRES_PER_TASK", "SLURM_TRES_BIND", "SLURM_DISTRIBUTION", "SLURM_EXCLUSIVE"),
-    *("SLURM_EXACT", "SLURM_WHOLE", "SLURM_OVERLAP", "SLURM_OVERCOMMIT", "SLURM_CPU_BIND"),
-    *("SLURM_HINT", "SLURM_EXPORT_ENV", "SLURM_MPI_TYPE", "SLURM_UNBUFFEREDIO", "SLURM_LABELIO"),
-    *("SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_WAIT", "SLURM_KILL_BAD_EXIT"),
-    *("SLURM_TIMELIMIT", "SLURM_TASK_PROLOG", "SLURM_TASK_EPILOG", "SLURM_PROLOG", "SLURM_EPILOG"),
-    *("SLURM_IMMEDIATE", "SLURM_OPEN_MODE", "SLURM_WORKING_DIR", "SLURM_REMOTE_CWD", "SLURM_DEPENDENCY"),
-    *("SLURM_CONSTRAINT", "SLURM_NODELIST", "SLURM_NNODES", "SLURM_JOB_NAME", "SLURM_THREADS"),
-    *("SLURM_CORE_SPEC", "SLURM_PARTITION", "SLURM_ACCOUNT", "SLURM_QOS", "SLURM_SIGNAL"),
-    *("SLURM_MULTI_PROG", "SLURM_NETWORK"),
+_FOR_SRUN = frozenset(
+    f"SLURM_{name}"
+    for name in (
+        *("CPUS_PER_TASK", "CPUS_PER_GPU", "NTASKS", "NPROCS", "TASKS_PER_NODE", "GRES", "NTASKS_PER_NODE"),
+        *("NTASKS_PER_SOCKET", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_TRES", "MEM_PER_CPU", "MEM_PER_NODE"),
+        *("MEM_PER_GPU", "MEM_BIND", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "GPUS_PER_SOCKET", "GPU_BIND"),
+        *("GPU_FREQ", "TRES_PER_TASK", "TRES_BIND", "DISTRIBUTION", "EXCLUSIVE", "EXACT", "WHOLE", "OVERLAP"),
+        *("OVERCOMMIT", "CPU_BIND", "HINT", "EXPORT_ENV", "MPI_TYPE", "UNBUFFEREDIO", "LABELIO", "STDINMODE"),
+        *("STDOUTMODE", "STDERRMODE", "WAIT", "KILL_BAD_EXIT", "TIMELIMIT", "TASK_PROLOG", "TASK_EPILOG", "PROLOG"),
+        *("EPILOG", "IMMEDIATE", "OPEN_MODE", "WORKING_DIR", "REMOTE_CWD", "DEPENDENCY", "CONSTRAINT", "NODELIST"),
+        *(
+            "NNODES",
+            "JOB_NAME",
+            "THREADS",
+            "CORE_SPEC",
+            "PARTITION",
+            "ACCOUNT",
+            "QOS",
+            "SIGNAL",
+            "MULTI_PROG",
+            "NETWORK",
+        ),
+    )
 )
 #: The command line of an agent, `bootstrap_words` that first forget what the environment tells of the agent's own step.
 _AGENT = (

@@ -222,14 +222,7 @@ class Login:
         assert process.stderr is not None
         said = process.stderr.read().decode(errors="replace").strip()
         code = process.wait()
-        raise AwayError(f"{where} can't be used: {self._explain(said, code)}")
-
-    def _explain(self, said: str, code: int) -> str:
-        from paceline.targets.ssh.failures import explain
-        from paceline.targets.ssh.hosts import read_hosts
-
-        host = read_hosts([self._settings.login or ""])[0]
-        return explain(host, said, code, ["ssh", str(host)], self._python)
+        raise AwayError(f"{where} can't be used: {self._scheduler.explain(said, code, self._python)}")
 
 
 def _add_tree(archive: tarfile.TarFile, tree: str, files: Mapping[str, Path]) -> None:

@@ -9,9 +9,13 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.errors import EngineError, TargetError
 from paceline.targets.slurm.settings import SlurmSettings
+
+if TYPE_CHECKING:
+    from paceline.targets.ssh.hosts import SshHost
 
 #: For one call. Slurm's programs wait for a busy controller by themselves, MessageTimeout (10 s) and more.
 CALL_S = 40.0
@@ -159,23 +163,27 @@ class Scheduler:
     def ssh_words(self, command: str) -> list[str]:
         """ssh to the login host. command: for its shell."""
         from paceline.targets.ssh.command import Ssh
+
+        ssh = Ssh(config=self.settings.ssh_config, options=self.settings.ssh_options)
+        return ssh.words(self._login_host(), [command], leave_open=True)
+
+    def explain(self, said: str, exit_code: int | None, python: str = "python3") -> str:
+        """Why the login host can't be used, in a sentence or two; the arguments are those of `paceline.targets.ssh.failures`."""
+        from paceline.targets.ssh.failures import explain
+
+        host = self._login_host()
+        return explain(host, said, exit_code, ["ssh", str(host)], python)
+
+    def _login_host(self) -> SshHost:
         from paceline.targets.ssh.hosts import read_hosts
 
-        settings = self.settings
-        assert settings.login is not None, "there is a login host"
-        ssh = Ssh(config=settings.ssh_config, options=settings.ssh_options)
-        return ssh.words(read_hosts([settings.login])[0], [command], leave_open=True)
+        assert self.settings.login is not None, "there is a login host"
+        return read_hosts([self.settings.login])[0]
 
     def _complain(self, program: str, done: CommandResult) -> None:
         login = self.settings.login
         if done.returncode == 255:
-            from paceline.targets.ssh.failures import explain
-            from paceline.targets.ssh.hosts import read_hosts
-
-            host = read_hosts([login or ""])[0]
-            raise AwayError(
-                f"{self.title}: the login host {login}: {explain(host, done.stderr, 255, ['ssh', str(host)])}"
-            )
+            raise AwayError(f"{self.title}: the login host {login}: {self.explain(done.stderr, 255)}")
         raise TargetError(f"{self.title}: the login host {login} has no program {program!r} on its PATH ({done.said}).")
 
 
