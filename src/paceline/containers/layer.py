@@ -112,7 +112,7 @@ def ensure_layer(
             options += ["--no-deps"] if is_exact else []
             options += ["--requirement", str(made / "requirements.txt")]
             result = str(made / "installed.json")
-            settings = _settings(os.environ if environment is None else environment, requirements)
+            variables, files = _of_pip(os.environ if environment is None else environment, requirements)
             argv = run_argv(
                 engine,
                 image,
@@ -127,14 +127,14 @@ def ensure_layer(
                     # the environment's programs will have in them.
                     Mount(path=made),
                     Mount(path=made, at=prefix),
-                    *settings.mounts,
+                    *files,
                     *mounts,
                 ],
-                variables=tuple(settings.variables),
+                variables=tuple(variables),
             )
             say(f"{engine.kind}: installing {', '.join(requirements)} on top of the image")
             # The client has the values in its environment; the command line has only their names.
-            code, lines = call(argv, say=say, environment={**os.environ, **for_client(engine, settings.variables)})
+            code, lines = call(argv, say=say, environment={**os.environ, **for_client(engine, variables)})
             if code != 0:
                 raise EnvironmentBuildError(_reason(code, lines))
             layer = _layer(prefix, result)
@@ -150,16 +150,9 @@ def ensure_layer(
         ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Settings:
-    """variables: under the names by which they cross into the container."""
-
-    variables: Mapping[str, str]
-    mounts: tuple[Mount, ...]
-
-
-def _settings(environment: Mapping[str, str], requirements: Sequence[str]) -> _Settings:
-    """Return what pip goes by outside: its variables, configuration files and cache, and the files that any of these name."""
+def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tuple[dict[str, str], list[Mount]]:
+    """What pip goes by outside: its variables, under the names by which they cross into the container; its configuration files
+    and cache, and the files that any of these name."""
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     cache = Path(environment.get("PIP_CACHE_DIR") or Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "pip")
     # It has to be there to be mounted, and a user who has never run pip has none.
@@ -178,7 +171,7 @@ def _settings(environment: Mapping[str, str], requirements: Sequence[str]) -> _S
     mounts += [Mount(path=cache.absolute())] if cache.is_dir() else []
     # pip looks for its configuration below HOME, and the files are mounted under the paths that they have here.
     values |= {"HOME": str(home), "PIP_CACHE_DIR": str(cache)}
-    return _Settings(variables={inside.SET + name: value for name, value in values.items()}, mounts=tuple(mounts))
+    return {inside.SET + name: value for name, value in values.items()}, mounts
 
 
 def named_files(text: str) -> Iterator[Mount]:

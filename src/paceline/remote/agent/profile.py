@@ -114,30 +114,16 @@ class _Spied:
         self._rate, self._pid = max(1, round(rate)), worker.pid
         self._path = os.path.join(folder, f"profile_{worker.rank}_{os.getpid()}")
         words = [
-            spy,
-            "record",
-            "--pid",
-            str(worker.pid),
-            "--duration",
-            str(max(1, round(seconds))),
-            "--rate",
-            str(self._rate),
-        ]
-        words += [
-            "--format",
-            "raw",
-            "--output",
-            self._path,
-            "--idle",
-            "--threads",
-            "--subprocesses",
-            "--full-filenames",
+            *(spy, "record", "--pid", str(worker.pid), "--duration", str(max(1, round(seconds)))),
+            *("--rate", str(self._rate), "--format", "raw", "--output", self._path),
+            *("--idle", "--threads", "--subprocesses", "--full-filenames"),
+            # Without a pause of the worker: a sample that is not whole is left out.
+            "--nonblocking",
         ]
         self._process: subprocess.Popen[str] | None = None
         if worker.pid:
-            # Without a pause of the worker: a sample that is not whole is left out.
             self._process = subprocess.Popen(
-                [*words, "--nonblocking"],
+                words,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
