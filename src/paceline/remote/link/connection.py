@@ -68,7 +68,7 @@ class AgentConnection:
         self._reader.start()
 
     def ask(
-        self, op: str, data: bytes = b"", *, timeout_s: float = 10.0, in_order: bool = False, **values: Any
+        self, op: str, data: bytes = b"", *, timeout_s: float = 10.0, **values: Any
     ) -> tuple[dict[str, Any], bytes]:
         """The answer to a request.
 
@@ -76,7 +76,7 @@ class AgentConnection:
             LinkError: the node is lost, or does not answer in time.
             OSError: what the agent met with.
         """
-        pending = self.requests.new(in_order=in_order)
+        pending = self.requests.new()
         self.out.put({"op": op, "id": pending.number, **values}, data)
         try:
             return self.wait_for(pending, op, timeout_s)

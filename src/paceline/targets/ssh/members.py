@@ -58,9 +58,7 @@ class HostMember:
             ) from error
 
 
-def open_member(
-    ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, folder: str, timeout_s: float = 30.0
-) -> HostMember:
+def open_member(ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, folder: str) -> HostMember:
     """A host with an agent on it.
 
     Raises:
@@ -74,7 +72,6 @@ def open_member(
             library_dir=library_dir,
             folder=folder,
             shared_library=True,
-            timeout_s=timeout_s,
             silence_s=ssh.silence_s,
         )
     except LinkError as error:

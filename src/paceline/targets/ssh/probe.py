@@ -25,6 +25,8 @@ from paceline.targets.ssh.hosts import SshHost
 TIMEOUT_S = 15.0
 GPUS_S = 25.0
 _AGAIN_S = 1.0
+#: For hosts that are not needed, once enough others have answered.
+_MORE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +57,11 @@ def look_at(
     python: str,
     with_gpus: bool = False,
     enough: int | None = None,
-    more_s: float = 1.0,
     leave_open: bool = True,
 ) -> list[HostProbe]:
     """Look at the hosts; their answers, in the order of `hosts`. leave_open: the connections, for a little while.
 
-    enough: once so many have answered well, the others have `more_s` left; None waits for all.
+    enough: once so many have answered well, the others have a moment left; None waits for all.
 
     Raises:
         TargetError: there is no `ssh` here.
@@ -92,7 +93,7 @@ def look_at(
             well = sum(look.failure is None for look in found.values())
             # Hosts that are not needed get a moment more: they may be the better ones, or say why they are down.
             if enough is not None and well >= enough and not was_enough:
-                was_enough, deadline = True, min(deadline, time.monotonic() + more_s)
+                was_enough, deadline = True, min(deadline, time.monotonic() + _MORE_S)
                 continue
             changed.wait(left)
         silent = "it has not answered so far"
