@@ -123,41 +123,16 @@ class Queue:
                 return {"ahead": ahead, "holders": holders}
         return {"granted": ticket["granted"]}
 
-    def has_room(self, ticket: Ticket, others: Sequence[Ticket], all_cores: int, all_gpus: Sequence[str]) -> bool:
-        """True if the run could be given what its ticket asks for now, whatever it holds. Nothing is written or taken."""
-        holders = [other for other in others if other["granted"] is not None]
-        # Somebody who waits would be served first.
-        return (
-            len(holders) == len(others)
-            and self._fit(dict(ticket, port_count=0), holders, all_cores, all_gpus) is not None
-        )
-
     def _fit(
         self, ticket: Ticket, holders: List[Ticket], all_cores: int, all_gpus: Sequence[str]
     ) -> Optional[Dict[str, Any]]:
         """A share of the machine for the run, beside these; None where there is no room."""
-        used = sum(int(item["cores"]) for item in holders)
-        free = self._free_gpus(ticket, holders, all_gpus)
-        # A run that asks for more cores than there are gets all of them.
-        if used + min(ticket["cores"], all_cores) > all_cores or ticket["gpu_count"] > len(free):
-            return None
-        granted: Dict[str, Any] = {"gpus": free[: ticket["gpu_count"]]}
-        if self._free_ports is not None:
+        granted = fit(ticket, holders, all_cores, all_gpus)
+        if granted is not None and self._free_ports is not None:
             granted["ports"] = list(self._free_ports(ticket["port_count"], self.taken("ports", holders)))
             if len(granted["ports"]) < ticket["port_count"]:
                 return None
         return granted
-
-    @staticmethod
-    def _free_gpus(ticket: Ticket, holders: Sequence[Ticket], all_gpus: Sequence[str]) -> List[str]:
-        """Those with room for the run's share. First the ones that are shared already, so that whole ones stay free."""
-        used = dict.fromkeys(all_gpus, 0.0)
-        for item in holders:
-            for gpu in item["granted"].get("gpus", ()):
-                used[gpu] = used.get(gpu, 0.0) + share_of(item)
-        # Ten shares of 0.1 are a little more than 1.
-        free = [gpu for gpu in all_gpus if used[gpu] + share_of(ticket) < 1 + 1e-6]
-        return sorted(free, key=lambda gpu: -round(used[gpu], 6))
 
     @staticmethod
     def taken(what: str, holders: Sequence[Ticket]) -> Any:
@@ -179,6 +154,34 @@ class Queue:
     def remove(self, key: str) -> None:
         """Give back what the ticket of this user's holds, or its place."""
         forget(os.path.join(self.own, key + ".ticket"))
+
+
+def has_room(ticket: Ticket, others: Sequence[Ticket], all_cores: int, all_gpus: Sequence[str]) -> bool:
+    """True if a run could be given what its ticket asks for now, ports left out, whatever it holds. Nothing is written."""
+    holders = [other for other in others if other["granted"] is not None]
+    # Somebody who waits would be served first.
+    return len(holders) == len(others) and fit(ticket, holders, all_cores, all_gpus) is not None
+
+
+def fit(ticket: Ticket, holders: Sequence[Ticket], all_cores: int, all_gpus: Sequence[str]) -> Optional[Dict[str, Any]]:
+    """The GPUs of a run, {"gpus": [...]}, beside these; None where there is no room for it."""
+    used = sum(int(item["cores"]) for item in holders)
+    free = free_gpus(ticket, holders, all_gpus)
+    # A run that asks for more cores than there are gets all of them.
+    if used + min(ticket["cores"], all_cores) > all_cores or ticket["gpu_count"] > len(free):
+        return None
+    return {"gpus": free[: ticket["gpu_count"]]}
+
+
+def free_gpus(ticket: Ticket, holders: Sequence[Ticket], all_gpus: Sequence[str]) -> List[str]:
+    """Those with room for the run's share. First the ones that are shared already, so that whole ones stay free."""
+    used = dict.fromkeys(all_gpus, 0.0)
+    for item in holders:
+        for gpu in item["granted"].get("gpus", ()):
+            used[gpu] = used.get(gpu, 0.0) + share_of(item)
+    # Ten shares of 0.1 are a little more than 1.
+    free = [gpu for gpu in all_gpus if used[gpu] + share_of(ticket) < 1 + 1e-6]
+    return sorted(free, key=lambda gpu: -round(used[gpu], 6))
 
 
 def answer(verb: str, given: Dict[str, Any]) -> Dict[str, Any]:
