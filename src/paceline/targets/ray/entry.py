@@ -34,7 +34,7 @@ address=$(tr '\000' '\n' <"/proc/$parent/cmdline" 2>/dev/null | sed -n 's/^--nod
 [ -x "$ray" ] || ray=$(command -v python3 || command -v python)
 [ -n "$ray" ] || { echo "paceline: No Python is to be found on the cluster's head"; exit 70; }
 """
-#: Starts the driver, which loads Ray while the supervisor is loaded (`beside`).
+#: Starts the driver, which loads Ray while the supervisor is loaded (`driver_process`).
 _START_DRIVER = f"""
 pipes=$(mktemp -d) && mkfifo "$pipes/in" "$pipes/out" && {{
   PYTHONPATH="$PACELINE_SHELL_PYTHONPATH" "$ray" "$library/paceline/targets/ray/driver.py" <"$pipes/in" >"$pipes/out" 2>>"$log" &
@@ -98,7 +98,7 @@ def travel_entrypoint(run_id: str, python: str | None, request: str) -> str:
     """The script for a cluster that shares no folder: it stands in a package that holds `paceline` and is the job's
     working directory.
 
-    request: one word that says where the run's folder is to be had (`travel.Ticket`).
+    request: one word that says where the run's folder is to be had (`object_sync.Ticket`).
     """
     chosen = f"python={shlex.quote(python)}\n" if python else "python=$ray\n"
     return (
