@@ -78,8 +78,7 @@ def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: l
             notes.append(why_not(str(error)))
     if left:
         # Where py-spy was refused it said so at once.
-        for rank, counted in _by_signals(folder, left, seconds, rate).items():
-            found[str(rank)] = counted
+        found |= {str(rank): counted for rank, counted in _by_signals(folder, left, seconds, rate).items()}
     return found
 
 
