@@ -27,12 +27,16 @@ def test_whatever_bytes_come_are_text(script):
     assert (code, lines) == (0, ["a�b"])
 
 
-def test_what_it_started_is_gone_when_it_is_stopped(script, tmp_path):
-    pid_file = tmp_path / "pid"
-    argv = script(f"sleep 600 & echo $! > {pid_file}; wait")
-    assert call(argv, stop=lambda: pid_file.exists() and pid_file.read_text().strip()) is None
-    pid = int(pid_file.read_text())
-    wait_until(lambda: not is_alive(pid), "the child is gone")
+def test_what_it_started_is_gone_when_nobody_hears_it_any_more(script):
+    pids: list[int] = []
+
+    def hear(line: str) -> None:
+        pids.append(int(line))
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        call(script("sleep 600 & echo $!; wait"), say=hear)
+    wait_until(lambda: not is_alive(pids[0]), "the child is gone")
 
 
 def test_a_client_that_is_not_there_is_named():

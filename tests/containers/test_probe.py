@@ -57,7 +57,3 @@ def test_an_engine_that_fails_is_told_with_its_reason(look):
 def test_a_python_that_is_none_is_told_with_what_it_said(look):
     with pytest.raises(LauncherError, match=r"does not run as Python 3\.10 or later does: Unknown option: -I"):
         look("echo 'Unknown option: -I' >&2; exit 2")
-
-
-def test_looking_ends_when_it_is_asked_to(look):
-    assert look("exec sleep 600", stop=lambda: True) is None

@@ -52,15 +52,7 @@ class LocalLink:
             library=str(LIBRARY),
         )
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        input: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout_s: float = 60.0,
-    ) -> Any:
+    def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> Any:
         self.asked.append(list(argv))
         self.inputs.append(input)
         if self.lost:
@@ -69,7 +61,7 @@ class LocalLink:
         if answer is not None:
             return answer
         try:
-            return subprocess.run(argv, input=input, capture_output=True, timeout=timeout_s, check=False, cwd=cwd)
+            return subprocess.run(argv, input=input, capture_output=True, timeout=timeout_s, check=False)
         except subprocess.TimeoutExpired as error:
             raise LinkError(f"{self.name}: no answer within {timeout_s:g} s.") from error
 

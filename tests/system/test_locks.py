@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from paceline.system import locks
+from paceline.system import lock_holder, locks
 from tests.helpers import start_python, wait_until
 
 HOLD = """
@@ -164,4 +164,4 @@ def test_a_lock_that_is_held_too_long_is_named_with_who_holds_it(path):
     assert "of user " in text
     process.wait()
     with locks.locked(path, patience_s=60):
-        assert "process" in locks.holder(path)
+        assert "process" in lock_holder.holder(path)

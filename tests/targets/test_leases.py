@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from paceline.remote.call import answer_in, program
+from paceline.remote.call import answer_in
 from paceline.targets import leases
+from paceline.targets.ssh.probe import host_program
 
 Ask = Callable[..., dict[str, Any]]
 
@@ -26,7 +27,7 @@ def ask(tmp_path: Path) -> Ask:
     def run(verb: str, environment: dict[str, str] | None = None, **given: Any) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, "-W", "error", "-"],
-            input=program(leases.__file__, "answer", verb, given),
+            input=host_program(verb, given),
             capture_output=True,
             check=True,
             env={**os.environ, "PACELINE_LEASES": str(tmp_path / "leases"), **(environment or {})},
@@ -208,7 +209,7 @@ def test_a_ticket_counts_as_its_owner_s_and_for_living_processes_of_theirs(
         # As nobody's own program would: it waits in order with root's.
         answer = subprocess.run(
             [*as_nobody, sys.executable, "-"],
-            input=program(leases.__file__, "answer", "take", ticket("1", own, cores=4)),
+            input=host_program("take", ticket("1", own, cores=4)),
             capture_output=True,
             check=True,
             cwd="/",
@@ -263,4 +264,4 @@ def test_a_file_in_the_way_is_told(ask: Ask, agents: Any, tmp_path: Path) -> Non
 def test_an_old_python_can_read_the_program() -> None:
     import ast
 
-    ast.parse(program(leases.__file__, "answer", "look", {}), feature_version=(3, 6))
+    ast.parse(host_program("look", {}), feature_version=(3, 6))

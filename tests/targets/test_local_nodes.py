@@ -79,6 +79,12 @@ def test_a_program_that_is_not_there_is_an_error(nodes, tmp_path):
         nodes.start(command, tmp_path, {"PATH": "/bin"})
 
 
+def test_a_word_that_no_program_can_be_given_is_an_error_too(nodes, tmp_path):
+    # It was a ValueError, which nobody takes for a command that can't be started.
+    with pytest.raises(OSError, match="null"):
+        nodes.start(Command(argv=("echo", "a\0b"), log=tmp_path / "log"), tmp_path, {"PATH": "/bin:/usr/bin"})
+
+
 def test_a_signal_arrives_or_is_told_to_be_late(nodes, tmp_path):
     command = Command(argv=("sleep", "60"), log=tmp_path / "log")
     started = nodes.start(command, tmp_path, {"PATH": os.environ["PATH"]})

@@ -1,10 +1,9 @@
-"""Calls of an engine's client that take their time: lines as they come, and an end when it is asked for."""
+"""Calls of an engine's client that take their time: lines as they come."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
 import subprocess
 from collections import deque
@@ -12,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paceline.errors import LauncherError
 
-# How long a wish to stop may go unseen while the client prints nothing.
-_POLL_S = 0.1
 # Enough to find the reason of a failure in; a pull prints a line for each step of each layer, and all of them would pile up.
 _KEPT_LINES = 200
 
@@ -21,13 +18,12 @@ _KEPT_LINES = 200
 def call(
     argv: Sequence[str],
     *,
-    say: Callable[[str], None] | None = None,
-    stop: Callable[[], object] | None = None,
+    say: Callable[[str], None] = lambda line: None,
     environment: Mapping[str, str] | None = None,
-) -> tuple[int, list[str]] | None:
-    """Exit code and last lines of output, standard error's among them; None where `stop()` said to end, and it is ended.
+) -> tuple[int, list[str]]:
+    """Exit code and last lines of output, standard error's among them.
 
-    say: is given each line as it comes.
+    say: is given each line as it comes; where it raises, the client is ended.
 
     Raises:
         LauncherError: the client can't be started.
@@ -41,33 +37,23 @@ def call(
             # A group of its own: Ctrl-C at the terminal is the run's affair, and the client is ended with all below it.
             start_new_session=True,
             env=environment,
+            encoding="utf-8",
+            errors="replace",
         )
     except OSError as error:
         raise LauncherError(f"{argv[0]!r} could not be started: {error.strerror or error}.") from error
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     assert process.stdout is not None
-    with process.stdout as output, selectors.DefaultSelector() as selector:
-        selector.register(output, selectors.EVENT_READ)
-        rest = b""
+    with process.stdout as output:
         try:
-            while True:
-                # Wakes without output as well, to ask whether to stop: a pull may say nothing for minutes.
-                if selector.select(_POLL_S):
-                    # `os.read` gives what has come so far. The file's own `read(n)` would wait for n bytes, and keep some where
-                    # `select` does not see them.
-                    data = os.read(output.fileno(), 1 << 16)
-                    if not data:
-                        break
-                    # A progress bar's lines end with a carriage return alone.
-                    *whole, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
-                    _take(whole, lines, say)
-                if stop is not None and stop():
-                    return None
-            _take([rest], lines, say)
+            # A carriage return alone ends a line as well: those of a progress bar have nothing else.
+            for line in map(str.rstrip, output):
+                if line:
+                    lines.append(line)
+                    say(line)
             return process.wait(), list(lines)
         finally:
-            # Asked to stop, or `say` has raised: the client would go on, and nobody would be left to read its output or to end
-            # it.
+            # `say` has raised: the client would go on, and nobody would be left to read its output or to end it.
             if process.returncode is None:
                 # With whatever it has started.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -85,12 +71,3 @@ def reason(lines: Sequence[str]) -> str:
     for prefix in ("Error response from daemon:", "docker:", "Error:", "FATAL:", "Error response from daemon:"):
         last = last.removeprefix(prefix).strip()
     return last.rstrip(".")
-
-
-def _take(whole: Sequence[bytes], lines: deque[str], say: Callable[[str], None] | None) -> None:
-    for raw in whole:
-        line = raw.decode(errors="replace").rstrip()
-        if line:
-            lines.append(line)
-            if say is not None:
-                say(line)

@@ -16,7 +16,6 @@ The rest is the image's: PATH, LD_LIBRARY_PATH, /tmp, /etc. Of the environment o
 from __future__ import annotations
 
 import os
-import pwd
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from paceline.containers import inside
 from paceline.containers.engine import ContainerEngine
 from paceline.errors import LauncherError
 from paceline.job.plan import Command, Launch
+from paceline.system.lock_holder import user_name
 
 #: On each container, with the run's id: by it they are found again.
 RUN_LABEL = "paceline.run"
@@ -268,10 +268,7 @@ def _variables(command: Command, launch: Launch, shell: Mapping[str, str], names
 
 def _who() -> dict[str, str]:
     """Names for a user id that the image's /etc/passwd does not have; `getpass.getuser()`, and so torch, fails without."""
-    try:
-        name = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        name = str(os.getuid())
+    name = user_name(os.getuid())
     return {"USER": name, "LOGNAME": name}
 
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from paceline.containers.client import reason
 from paceline.containers.engine import ContainerEngine
 
-#: The client's own: the engine failed; the program can't be run; there is no such program. apptainer: any of these.
-_CODES = {"podman": (125, 126, 127), "docker": (125, 126, 127)}
 _NO_PROGRAM = re.compile(r"executable file not found|executable file .* not found|no such file or directory", re.I)
 
 
@@ -25,8 +23,9 @@ def start_failure(
     image: as the user called it. lines: the last of the client's output. Only for a worker that has not reported its
     start: a script may leave with any code.
     """
-    # Apptainer ends with 255 where it can't start a container, as podman and docker do with 125.
-    if exit_code not in _CODES.get(engine.kind, (255, 126, 127)):
+    # The client's own: it could not start a container, where apptainer ends with 255; the program can't be run; there is no
+    # such program.
+    if exit_code not in (125 if engine.keeps_containers else 255, 126, 127):
         return None
     told = reason(lines) or f"exit code {exit_code}"
     # The runtime below an engine may report a missing program under another code; then its words tell.

@@ -41,13 +41,11 @@ def check_shm_size(shm_size: str) -> None:
         raise LauncherError(f"shm_size={shm_size!r} is not a size. Write a number and a unit, such as '512m' or '8g'.")
 
 
-def check_image(
-    engine: ContainerEngine, image: str, say: Callable[[str], None], stop: Callable[[], object] | None = None
-) -> str | None:
+def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None]) -> str:
     """Return the image's id for the engine to run, so that all workers of all attempts have the same one.
 
-    An image that is not there is pulled; the pull's own lines go to `say`. None where `stop()` said to end. With
-    apptainer the name as apptainer takes it: it fetches and converts the image when it first runs it.
+    An image that is not there is pulled; the pull's own lines go to `say`. With apptainer the name as apptainer takes it: it
+    fetches and converts the image when it first runs it.
 
     Raises:
         LauncherError: there is no such image, or it can't be had; with the engine's own reason.
@@ -56,9 +54,7 @@ def check_image(
     if not engine.keeps_containers:
         # A name without a scheme is a file's to apptainer.
         return image if _is_file(image) or "://" in image else f"docker://{image}"
-    found = _id(engine, image, stop)
-    # An id, or None for a wish to stop; "" alone says that the image is not here.
-    if found != "":
+    if found := _id(engine, image):
         return found
     if image.startswith("localhost/"):
         # Podman's name for what was made here: no registry has it.
@@ -68,17 +64,13 @@ def check_image(
         )
     name = full_name(image)
     say(f"{engine.kind} pull {name}")
-    pulled = call([engine.path, "pull", name], say=say, stop=stop)
-    if pulled is None:
-        return None
-    if pulled[0] == 0:
-        # Under the name that was pulled: a short one might mean another image, by the engine's own rules for such names.
-        found = _id(engine, name, stop)
-        if found != "":
-            return found
+    code, lines = call([engine.path, "pull", name], say=say)
+    # Under the name that was pulled: a short one might mean another image, by the engine's own rules for such names.
+    if code == 0 and (found := _id(engine, name)):
+        return found
     raise LauncherError(
         f"custom_docker_image={image!r} is not on this machine, and {engine.kind} could not pull {name!r}: "
-        f"{reason(pulled[1]) or f'exit code {pulled[0]}'}. Check the name and its tag, and log in where the registry "
+        f"{reason(lines) or f'exit code {code}'}. Check the name and its tag, and log in where the registry "
         f"asks for it ({engine.kind} login)."
     )
 
@@ -90,12 +82,9 @@ def full_name(image: str) -> str:
     return f"docker.io/{image}" if "/" in image else f"docker.io/library/{image}"
 
 
-def _id(engine: ContainerEngine, image: str, stop: Callable[[], object] | None) -> str | None:
-    """The image's id; "" where it is not on this machine, None where `stop()` said to end."""
-    done = call([engine.path, "image", "inspect", "--format", "id={{.Id}}", image], stop=stop)
-    if done is None:
-        return None
-    code, lines = done
+def _id(engine: ContainerEngine, image: str) -> str:
+    """The image's id; "" where it is not on this machine."""
+    code, lines = call([engine.path, "image", "inspect", "--format", "id={{.Id}}", image])
     # Behind a mark, because `call` mixes standard error in, where engines print warnings.
     found = next((line[3:] for line in lines if line.startswith("id=")), "")
     return found if code == 0 else ""

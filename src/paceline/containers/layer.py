@@ -31,6 +31,7 @@ from paceline.containers.command import INSIDE, Mount, for_client, run_argv
 from paceline.containers.engine import ContainerEngine
 from paceline.errors import EnvironmentBuildError
 from paceline.system import locks
+from paceline.system.files import read_json, write_json
 
 _SCRIPT = str(Path(layer_inside.__file__).resolve())
 #: pip's own settings, the way to the network, and whom to trust there.
@@ -74,10 +75,9 @@ def ensure_layer(
     is_exact: bool = False,
     mounts: Sequence[Mount] = (),
     say: Callable[[str], None],
-    stop: Callable[[], object] | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Layer | None:
-    """The environment with these packages, made if it is not there yet; None where `stop()` said to end.
+) -> Layer:
+    """The environment with these packages, made if it is not there yet.
 
     folder: `<workspace>/environments/images`; mount it into the workers' containers. python: the image's, as `probe`
     found it. requirements: lines as in a requirements file. is_exact: they name all there is to install.
@@ -112,7 +112,7 @@ def ensure_layer(
             options += ["--no-deps"] if is_exact else []
             options += ["--requirement", str(made / "requirements.txt")]
             result = str(made / "installed.json")
-            settings = _settings(os.environ if environment is None else environment, requirements)
+            variables, files = _of_pip(os.environ if environment is None else environment, requirements)
             argv = run_argv(
                 engine,
                 image,
@@ -127,22 +127,21 @@ def ensure_layer(
                     # the environment's programs will have in them.
                     Mount(path=made),
                     Mount(path=made, at=prefix),
-                    *settings.mounts,
+                    *files,
                     *mounts,
                 ],
-                variables=tuple(settings.variables),
+                variables=tuple(variables),
             )
             say(f"{engine.kind}: installing {', '.join(requirements)} on top of the image")
             # The client has the values in its environment; the command line has only their names.
-            done = call(argv, say=say, stop=stop, environment={**os.environ, **for_client(engine, settings.variables)})
-            if done is None:
-                return None
-            if done[0] != 0:
-                raise EnvironmentBuildError(_reason(done[0], done[1]))
+            code, lines = call(argv, say=say, environment={**os.environ, **for_client(engine, variables)})
+            if code != 0:
+                raise EnvironmentBuildError(_reason(code, lines))
             layer = _layer(prefix, result)
             # First the rename: a record must never name a folder that is not there yet.
             os.rename(made, prefix)
-            _write(folder / f"{key}.json", layer)
+            # The record counts as proof that the layer is whole, so it must not outlive a power cut alone.
+            write_json(folder / f"{key}.json", asdict(layer), sync=True)
             return layer
     except OSError as error:
         where = f": {error.filename!r}" if error.filename else ""
@@ -151,16 +150,9 @@ def ensure_layer(
         ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Settings:
-    """variables: under the names by which they cross into the container."""
-
-    variables: Mapping[str, str]
-    mounts: tuple[Mount, ...]
-
-
-def _settings(environment: Mapping[str, str], requirements: Sequence[str]) -> _Settings:
-    """Return what pip goes by outside: its variables, configuration files and cache, and the files that any of these name."""
+def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tuple[dict[str, str], list[Mount]]:
+    """What pip goes by outside: its variables, under the names by which they cross into the container; its configuration files
+    and cache, and the files that any of these name."""
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     cache = Path(environment.get("PIP_CACHE_DIR") or Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "pip")
     # It has to be there to be mounted, and a user who has never run pip has none.
@@ -179,7 +171,7 @@ def _settings(environment: Mapping[str, str], requirements: Sequence[str]) -> _S
     mounts += [Mount(path=cache.absolute())] if cache.is_dir() else []
     # pip looks for its configuration below HOME, and the files are mounted under the paths that they have here.
     values |= {"HOME": str(home), "PIP_CACHE_DIR": str(cache)}
-    return _Settings(variables={inside.SET + name: value for name, value in values.items()}, mounts=tuple(mounts))
+    return {inside.SET + name: value for name, value in values.items()}, mounts
 
 
 def named_files(text: str) -> Iterator[Mount]:
@@ -260,20 +252,10 @@ def _reason(code: int, lines: Sequence[str]) -> str:
 
 def read_layer(folder: Path, key: str) -> Layer | None:
     """The layer of this key, if it is complete."""
+    data = read_json(folder / f"{key}.json")
     try:
-        data = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
         found = Layer(**{**data, "packages": tuple(data["packages"])})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None
     # The workspace may have been moved, and its environments with it: they can't be.
     return found if Path(found.prefix).parent == folder / key and os.path.isdir(found.prefix) else None
-
-
-def _write(path: Path, layer: Layer) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(beside, "w", encoding="utf-8") as file:
-        json.dump(asdict(layer), file)
-        # The record counts as proof that the layer is whole, so it must not outlive a power cut alone.
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)

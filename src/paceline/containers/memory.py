@@ -7,7 +7,7 @@ it. The first worker could not: it may have ended before the last one starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.containers.client import call
@@ -27,10 +27,9 @@ def wrap_all(
     shm_size: str | None = None,
     mounts: Sequence[Mount] = (),
     shell: Mapping[str, str] | None = None,
-    stop: Callable[[], object] | None = None,
-) -> list[Command] | None:
-    """All commands of an attempt, wrapped; None where `stop()` said to end. Starts what holds the nodes' memory, where
-    some node has several containers and `shm_size` is given: end it with `remove`, however the attempt ended.
+) -> list[Command]:
+    """All commands of an attempt, wrapped. Starts what holds the nodes' memory, where some node has several containers and
+    `shm_size` is given: end it with `remove`, however the attempt ended.
 
     Raises:
         LauncherError: the memory can't be had, or a path can't be mounted.
@@ -41,10 +40,7 @@ def wrap_all(
         node_ranks = [command.node_rank for command in commands]
         # A node with one container needs no holder: `wrap` gives that one the size itself.
         for node_rank in sorted({rank for rank in node_ranks if node_ranks.count(rank) > 1}):
-            holder = _hold(launch, node_rank, engine, image, shm_size, mounts, stop)
-            if holder is None:
-                return None
-            holders[node_rank] = holder
+            holders[node_rank] = _hold(launch, node_rank, engine, image, shm_size, mounts)
     return [
         wrap(
             command,
@@ -61,14 +57,8 @@ def wrap_all(
 
 
 def _hold(
-    launch: Launch,
-    node_rank: int,
-    engine: ContainerEngine,
-    image: str,
-    shm_size: str,
-    mounts: Sequence[Mount],
-    stop: Callable[[], object] | None,
-) -> str | None:
+    launch: Launch, node_rank: int, engine: ContainerEngine, image: str, shm_size: str, mounts: Sequence[Mount]
+) -> str:
     """The name of a container that holds a node's memory, once it runs."""
     name = f"paceline-{launch.run_id}-{launch.attempt}-memory-{node_rank}"
     python = launch.prepared[node_rank].python
@@ -84,10 +74,7 @@ def _hold(
         detach=True,
     )
     # Detached, the client returns once the container runs, so those that join it by name will find it.
-    done = call(argv, stop=stop)
-    if done is None:
-        return None
-    code, lines = done
+    code, lines = call(argv)
     if code != 0:
         told = (
             start_failure(engine, launch.job.environment.docker_image or image, python, code, lines)

@@ -42,9 +42,8 @@ def probe(
     name: str | None = None,
     mounts: Sequence[Mount] = (),
     say: Callable[[str], None] = lambda line: None,
-    stop: Callable[[], object] | None = None,
-) -> ImagePython | None:
-    """Return what the image's `python` is, and which Open MPI is there; None where `stop()` said to end.
+) -> ImagePython:
+    """Return what the image's `python` is, and which Open MPI is there.
 
     image: what `check_image` returned; name: what the user called it. python: a name on the image's PATH, or a path.
 
@@ -69,10 +68,7 @@ def probe(
         if not line.startswith(_MARK):
             say(line)
 
-    done = call(argv, say=hear, stop=stop)
-    if done is None:
-        return None
-    code, _ = done
+    code, _ = call(argv, say=hear)
     data = _answer(lines)
     if code != 0 or data is None:
         raise LauncherError(_why_not(engine, shown, python, code, lines))

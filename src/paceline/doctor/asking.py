@@ -45,20 +45,13 @@ class Patient:
         """The interpreter that the agent runs in."""
         return str(self.link.hello.python[0])
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        input: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        timeout_s: float = 60.0,
-    ) -> CommandEnd:
+    def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> CommandEnd:
         """A command on the node: its returncode, stdout and stderr.
 
         Raises:
             NoAnswerError: it did not end in time, or the node is lost.
         """
-        return self.call(lambda: self.link.run(argv, input=input, env=env, timeout_s=timeout_s), timeout_s)
+        return self.call(lambda: self.link.run(argv, input=input, timeout_s=timeout_s), timeout_s)
 
     def call(self, request: Callable[[], Result], timeout_s: float = 60.0) -> Result:
         """Make a request of the link; its result.
@@ -78,14 +71,7 @@ class Patient:
             raise NoAnswerError(f"no answer in {timeout_s:g} s") from error
 
     def ask(
-        self,
-        program: str,
-        mode: str,
-        asked: Mapping[str, Any],
-        *,
-        python: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float = 60.0,
+        self, program: str, mode: str, asked: Mapping[str, Any], *, python: str | None = None, timeout_s: float = 60.0
     ) -> dict[str, Any]:
         """The answer of one of the programs beside this file, run on the node.
 
@@ -95,7 +81,7 @@ class Patient:
             NoAnswerError: there is none; the message has the program's last line.
         """
         words = call.words(python or self.python, mode, installed=True)
-        done = self.run(words, input=program_of(program, mode, asked), env=env, timeout_s=timeout_s)
+        done = self.run(words, input=program_of(program, mode, asked), timeout_s=timeout_s)
         return answer_in(done.stdout, done.stderr, done.returncode)
 
 

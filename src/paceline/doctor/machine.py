@@ -9,9 +9,9 @@ from typing import Any
 from paceline.doctor.asking import Patient
 from paceline.doctor.examination import FACTS_S, Examination
 from paceline.doctor.finding import FAIL, OK, SKIPPED, WARN, Finding, counted, size_text
+from paceline.remote.agent.boot import OLDEST
 
 MODULES = ("torch", "mpi4py")
-_OLDEST = (3, 10)
 #: folder -> (fails below, warns below), in bytes. Guesses: a snapshot with an environment layer fits the first.
 _FOLDER_BYTES = (200_000_000, 5_000_000_000)
 _TMP_BYTES = (50_000_000, 1_000_000_000)
@@ -56,7 +56,7 @@ def check_python(examination: Examination) -> Iterator[Finding]:
             continue
         major, minor = str(version).split(".")[:2]
         versions[name] = f"{major}.{minor}"
-        is_old = (int(major), int(minor)) < _OLDEST
+        is_old = (int(major), int(minor)) < OLDEST
         yield Finding(
             check="python",
             node=name,

@@ -99,7 +99,7 @@ def _reduced(
         "OMPI_MCA_btl_vader_backing_directory": scratch,
     }
     link = first.link
-    pid = first.call(lambda: link.start(words, env=environment, defaults={}, cwd=scratch, log=log))
+    pid = first.call(lambda: link.start(words, env=environment, cwd=scratch, log=log))
     code = _wait(first, pid)
     text = first.call(lambda: link.run(["cat", log])).stdout
     if code is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,8 @@ def prepare_container(
     try:
         engine = find_engine()
         image = check_image(engine, environment.docker_image, say)
-        assert image is not None, "nobody asked to stop"
-        found = probe(
-            engine,
-            image,
-            run_id=folder.run_id,
-            python=environment.python or "python3",
-            name=environment.docker_image,
-            say=say,
-        )
-        assert found is not None, "nobody asked to stop"
+        look = partial(probe, engine, image, run_id=folder.run_id, name=environment.docker_image, say=say)
+        found = look(python=environment.python or "python3")
         layer = None
         if environment.needs_build:
             # Built in a container of the image, for its Python and its C library decide which wheels fit.
@@ -54,22 +47,13 @@ def prepare_container(
                 is_exact=bool(environment.locked_pip),
                 say=say,
             )
-            assert layer is not None, "nobody asked to stop"
             # Read-only: several runs use the same layer.
-            mounts = [*mounts, Mount(path=Path(layer.prefix), read_only=True)]
+            mount = Mount(path=Path(layer.prefix), read_only=True)
+            mounts = [*mounts, mount]
             kept = _kept(environment, layer)
             write_json(folder.environment, came.as_submitted(kept))
             # With what it has installed: an mpirun, say.
-            found = probe(
-                engine,
-                image,
-                run_id=folder.run_id,
-                python=layer.python,
-                name=environment.docker_image,
-                mounts=[Mount(path=Path(layer.prefix), read_only=True)],
-                say=say,
-            )
-            assert found is not None, "nobody asked to stop"
+            found = look(python=layer.python, mounts=[mount])
     except (LauncherError, EngineError) as error:
         raise EnvironmentBuildError(str(error)) from error
     library = Path(paceline.__file__).parent.parent  # as the workers have it: what its links lead to is found here

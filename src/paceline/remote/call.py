@@ -10,6 +10,7 @@ functions is put behind it. Nothing that lies in the folder where it starts is i
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,14 @@ def words(python: str, what: str, *, installed: bool = False) -> list[str]:
     return [python, *(() if installed else ("-I", "-S")), "-", what]
 
 
-def program(source: str, function: str, *given: Any, ends_at_once: bool = True) -> bytes:
+def program(source: str, function: str, *given: Any, above: Sequence[str] = (), ends_at_once: bool = True) -> bytes:
     """The text of a file of ours that calls its `function` and prints the dict that it returns; nothing for None.
 
-    source: the file's path. given: the arguments, as JSON. ends_at_once: without what a library has registered for the end.
+    source: the file's path. given: the arguments, as JSON. above: files whose texts it needs before its own. ends_at_once:
+    without what a library has registered for the end.
     """
     last = _LAST.format(function=function, given=json.dumps(given), mark=MARK, ends_at_once=ends_at_once)
-    return Path(source).read_bytes() + last.encode()
+    return b"\n".join(Path(file).read_bytes() for file in (*above, source)) + last.encode()
 
 
 def answer_in(output: bytes) -> dict[str, Any] | None:

@@ -23,9 +23,7 @@ def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mappin
     if not launch.remote_shell:
         from paceline.containers import wrap_all
 
-        made = wrap_all(commands, launch, shell=shells[0], **_found(launch, 0))
-        assert made is not None, "nobody asked to stop"
-        return made
+        return wrap_all(commands, launch, shell=shells[0], **_found(launch, 0))
     return [
         _with_shells(command, launch, shells) if command.is_launcher else _on_its_node(command, launch, shells)
         for command in commands

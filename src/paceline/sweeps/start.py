@@ -28,7 +28,7 @@ from paceline.sweeps.results import MORE
 from paceline.sweeps.samplers.samplers import check_own
 from paceline.sweeps.space import Space, argument
 from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
-from paceline.system import locks
+from paceline.system import lock_holder, locks
 from paceline.system.files import PRIVATE, read_json, write_json
 from paceline.targets import configured
 from paceline.targets.base import Alike, Controlling
@@ -208,7 +208,9 @@ def more(folder: RunFolder, trials: int) -> None:
         if not (folder.path / MORE).exists():
             return  # it has seen the request itself
         if time.monotonic() > deadline:
-            raise SweepError(f"somebody else holds the lock of sweep {folder.run_id}: {locks.holder(folder.lock)}.")
+            raise SweepError(
+                f"somebody else holds the lock of sweep {folder.run_id}: {lock_holder.holder(folder.lock)}."
+            )
         time.sleep(0.05)
     try:
         # Of a sweep that was canceled: the request is still there, and would end the new controller at once.

@@ -31,7 +31,7 @@ def start(
     """
     environment = {
         # A worker that submits must not pass for its new run's: by these a deserted run's processes are found.
-        **{name: value for name, value in os.environ.items() if name not in ("PACELINE_RUN_DIR", "PACELINE_RUN_ID")},
+        **processes.of_no_run(os.environ),
         "PYTHONPATH": str(library_dir),
         # By this mark it is spared where the run that has submitted it ends all processes below itself.
         processes.SUPERVISOR_VARIABLE: run_dir.name,

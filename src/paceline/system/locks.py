@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from paceline.system import lock_holder
+
 # flock(2), here and below, and not the record locks of fcntl(2). A process loses those when it closes any file of the same
 # name, wherever in it, and can't hand one on; a flock belongs to the open file, and is held until the last descriptor of it is
 # closed, in a forked child or in a process that got it through a socket, too.
@@ -70,8 +72,8 @@ def is_held(path: Path, *, here: bool = True) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:
-        rows = _rows()
-        return not here or rows is None or bool(_pids(path, rows))
+        rows = lock_holder.rows()
+        return not here or rows is None or bool(lock_holder.pids(path, rows))
     except OSError:
         return False
     try:
@@ -132,33 +134,6 @@ def shared(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def holder(path: Path) -> str:
-    """The holder of the lock in words: "process 41 (python train.py) of user alice"; as far as it can be seen from here."""
-    # 0 stands for a process that this container does not see. One that is named may have ended: its children hold the lock
-    # then.
-    for pid in filter(None, _pids(path, _rows() or [])):
-        try:
-            words = (
-                Path(f"/proc/{pid}/cmdline").read_bytes()[:200].replace(b"\0", b" ").decode(errors="replace").strip()
-            )
-            uid = os.stat(f"/proc/{pid}").st_uid
-        except OSError:
-            return f"process {pid}, which has ended and left it to one that it had started,"
-        shown = "".join(char if char.isprintable() else "?" for char in words)[:80]
-        return f"process {pid} ({shown or '?'}) of user {user_name(uid)}"
-    return "a process that can't be seen from here"
-
-
-def user_name(uid: int) -> str:
-    """The name of the user of this number; the number where it has none."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 def _open(path: Path) -> int:
     try:
         # Not inherited over exec: a program started later would hold the lock for as long as it runs. RDWR: NFS gives an
@@ -179,26 +154,7 @@ def _wait(fd: int, path: Path, patience_s: float) -> None:
         except BlockingIOError:
             if time.monotonic() > end_s:
                 raise LockHeldError(
-                    f"{holder(path)} has held the lock {str(path)!r} for {patience_s:g} s, which is needed for moments. "
-                    "Let that process go on (a stopped one: kill -CONT), or end it."
+                    f"{lock_holder.holder(path)} has held the lock {str(path)!r} for {patience_s:g} s, which is needed for "
+                    "moments. Let that process go on (a stopped one: kill -CONT), or end it."
                 ) from None
         time.sleep(_POLL_S)
-
-
-def _rows() -> list[list[str]] | None:
-    """The kernel's list of locks; None where it gives none."""
-    try:
-        return [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-    except OSError:
-        return None
-
-
-def _pids(path: Path, rows: list[list[str]]) -> list[int]:
-    """The processes that have taken the lock of this file: "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123 0 EOF"; those that wait
-    have "->" in the second place."""
-    try:
-        inode = str(os.stat(path).st_ino)
-    except OSError:
-        return []
-    found = [row for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == inode]
-    return [int(row[4]) for row in found if row[4].isdigit()]

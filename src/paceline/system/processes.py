@@ -21,6 +21,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 #: Marks a supervisor, in the environment it was started with: it belongs to its own run, whoever its parent is.
 SUPERVISOR_VARIABLE = "PACELINE_SUPERVISOR"
+#: All that marks a process as a run's: by these what a killed supervisor has left is found, and supervisors are spared.
+RUN_VARIABLES = (SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR")
 
 
 def become_subreaper() -> None:
@@ -66,6 +68,11 @@ def with_home(environment: Mapping[str, str]) -> dict[str, str]:
     except KeyError:
         home = "/"
     return {**environment, "HOME": home}
+
+
+def of_no_run(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a process that is not to pass for one of the run that starts it."""
+    return {name: value for name, value in environment.items() if name not in RUN_VARIABLES}
 
 
 def cores() -> set[int]:
@@ -124,7 +131,7 @@ def ancestors() -> Iterator[int]:
     pid = os.getppid()
     while pid > 0:
         yield pid
-        fields = _stat(pid) if _LINUX else None
+        fields = stat_of(pid) if _LINUX else None
         pid = int(fields[1]) if fields else 0
 
 
@@ -140,6 +147,15 @@ def environment_of(pid: int) -> dict[str, str]:
 def command_of(pid: int) -> list[str]:
     """The command line of a process; empty where it can't be read."""
     return [os.fsdecode(word) for word in _read(pid, "cmdline").split(b"\0")[:-1]]
+
+
+def stat_of(pid: int) -> list[str] | None:
+    """The fields of /proc/<pid>/stat after the name, which may itself hold spaces and parentheses."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].decode().split()
+    except (OSError, ValueError):
+        return None
 
 
 def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
@@ -290,23 +306,14 @@ def _table() -> Iterator[tuple[int, int, str]]:
             yield int(pid), int(parent), state[0]
         return
     for name in os.listdir("/proc"):
-        if name.isdigit() and (fields := _stat(int(name))):
+        if name.isdigit() and (fields := stat_of(int(name))):
             yield int(name), int(fields[1]), fields[0]
-
-
-def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/<pid>/stat after the name, which may itself hold spaces and parentheses."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].decode().split()
-    except (OSError, ValueError):
-        return None
 
 
 def _state(pid: int) -> str:
     if not _LINUX:
         return next((state for child, _, state in _table() if child == pid), "Z")
-    fields = _stat(pid)
+    fields = stat_of(pid)
     return fields[0] if fields else "Z"
 
 

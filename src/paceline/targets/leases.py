@@ -6,8 +6,8 @@ in: `local` looks at the lock of the run's folder (`paceline.targets.local_lease
 agent (below). Nothing has to be cleaned up and no process serves the queue: whoever looks next leaves out, and where it may
 removes, what counts no more.
 
-Behind the queue is the program of a host, of which the whole file is the text that a bare Python is given
-(`paceline.remote.call`): what the host has, and who holds how much of it.
+Behind the queue is the program of a host, of which the whole file is a text that a bare Python is given
+(`paceline.targets.ssh.probe.host_program`): what the host has, and who holds how much of it.
 
     /tmp/paceline-leases-<hostname>.guard     of everybody on the machine: locked by whoever reads or changes
     /tmp/paceline-leases-<user's number>/<hostname>/
@@ -31,14 +31,15 @@ import errno
 import fcntl
 import json
 import os
-import pwd
-import shutil
 import socket
 import stat
-import subprocess
 import sys
 import time
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+
+if "devices" not in globals():  # there the texts of these modules stand above this one
+    from paceline.remote.agent.gpus import devices
+    from paceline.system.lock_holder import holder, user_name
 
 _PARENT = "/tmp"
 _PREFIX = "paceline-leases-"
@@ -122,41 +123,16 @@ class Queue:
                 return {"ahead": ahead, "holders": holders}
         return {"granted": ticket["granted"]}
 
-    def has_room(self, ticket: Ticket, others: Sequence[Ticket], all_cores: int, all_gpus: Sequence[str]) -> bool:
-        """True if the run could be given what its ticket asks for now, whatever it holds. Nothing is written or taken."""
-        holders = [other for other in others if other["granted"] is not None]
-        # Somebody who waits would be served first.
-        return (
-            len(holders) == len(others)
-            and self._fit(dict(ticket, port_count=0), holders, all_cores, all_gpus) is not None
-        )
-
     def _fit(
         self, ticket: Ticket, holders: List[Ticket], all_cores: int, all_gpus: Sequence[str]
     ) -> Optional[Dict[str, Any]]:
         """A share of the machine for the run, beside these; None where there is no room."""
-        used = sum(int(item["cores"]) for item in holders)
-        free = self._free_gpus(ticket, holders, all_gpus)
-        # A run that asks for more cores than there are gets all of them.
-        if used + min(ticket["cores"], all_cores) > all_cores or ticket["gpu_count"] > len(free):
-            return None
-        granted: Dict[str, Any] = {"gpus": free[: ticket["gpu_count"]]}
-        if self._free_ports is not None:
+        granted = fit(ticket, holders, all_cores, all_gpus)
+        if granted is not None and self._free_ports is not None:
             granted["ports"] = list(self._free_ports(ticket["port_count"], self.taken("ports", holders)))
             if len(granted["ports"]) < ticket["port_count"]:
                 return None
         return granted
-
-    @staticmethod
-    def _free_gpus(ticket: Ticket, holders: Sequence[Ticket], all_gpus: Sequence[str]) -> List[str]:
-        """Those with room for the run's share. First the ones that are shared already, so that whole ones stay free."""
-        used = dict.fromkeys(all_gpus, 0.0)
-        for item in holders:
-            for gpu in item["granted"].get("gpus", ()):
-                used[gpu] = used.get(gpu, 0.0) + share_of(item)
-        # Ten shares of 0.1 are a little more than 1.
-        free = [gpu for gpu in all_gpus if used[gpu] + share_of(ticket) < 1 + 1e-6]
-        return sorted(free, key=lambda gpu: -round(used[gpu], 6))
 
     @staticmethod
     def taken(what: str, holders: Sequence[Ticket]) -> Any:
@@ -180,6 +156,34 @@ class Queue:
         forget(os.path.join(self.own, key + ".ticket"))
 
 
+def has_room(ticket: Ticket, others: Sequence[Ticket], all_cores: int, all_gpus: Sequence[str]) -> bool:
+    """True if a run could be given what its ticket asks for now, ports left out, whatever it holds. Nothing is written."""
+    holders = [other for other in others if other["granted"] is not None]
+    # Somebody who waits would be served first.
+    return len(holders) == len(others) and fit(ticket, holders, all_cores, all_gpus) is not None
+
+
+def fit(ticket: Ticket, holders: Sequence[Ticket], all_cores: int, all_gpus: Sequence[str]) -> Optional[Dict[str, Any]]:
+    """The GPUs of a run, {"gpus": [...]}, beside these; None where there is no room for it."""
+    used = sum(int(item["cores"]) for item in holders)
+    free = free_gpus(ticket, holders, all_gpus)
+    # A run that asks for more cores than there are gets all of them.
+    if used + min(ticket["cores"], all_cores) > all_cores or ticket["gpu_count"] > len(free):
+        return None
+    return {"gpus": free[: ticket["gpu_count"]]}
+
+
+def free_gpus(ticket: Ticket, holders: Sequence[Ticket], all_gpus: Sequence[str]) -> List[str]:
+    """Those with room for the run's share. First the ones that are shared already, so that whole ones stay free."""
+    used = dict.fromkeys(all_gpus, 0.0)
+    for item in holders:
+        for gpu in item["granted"].get("gpus", ()):
+            used[gpu] = used.get(gpu, 0.0) + share_of(item)
+    # Ten shares of 0.1 are a little more than 1.
+    free = [gpu for gpu in all_gpus if used[gpu] + share_of(ticket) < 1 + 1e-6]
+    return sorted(free, key=lambda gpu: -round(used[gpu], 6))
+
+
 def answer(verb: str, given: Dict[str, Any]) -> Dict[str, Any]:
     """The result of "look", "take" or "give_back", or {"error": why there is none}; with the Python that did it."""
     try:
@@ -193,7 +197,7 @@ def look(given: Dict[str, Any]) -> Dict[str, Any]:
     """Look at what the machine has, and who holds or waits for some of it. GPUs only where `with_gpus`: asking takes a while."""
     answer: Dict[str, Any] = {"host": socket.gethostname(), "cores": core_count(), "boot_id": boot_id()}
     if given.get("with_gpus"):
-        answer["gpus"] = gpus()
+        answer["gpus"] = list(devices())
     answer["tickets"] = []
     # Where no run has ever been, looking leaves no file behind.
     if user_folders():
@@ -320,13 +324,6 @@ def share_of(ticket: Ticket) -> float:
     return float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else 1.0
 
 
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
 def parent_dir() -> str:
     return os.environ.get("PACELINE_LEASES") or _PARENT
 
@@ -430,7 +427,7 @@ def take_guard(path: str) -> int:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     os.close(fd)
                     raise
-                why = "%s holds it" % holder(fd)
+                why = "%s holds it" % holder(path)
             os.close(fd)
         if time.monotonic() > deadline:
             raise LeasesError(
@@ -479,34 +476,6 @@ def owner_of(path: str) -> str:
         return "?"
 
 
-def holder(fd: int) -> str:
-    """The holder of the lock of this open file, in words, as `locks.holder` does, which is not there before the library is."""
-    inode = os.fstat(fd).st_ino
-    try:
-        with open("/proc/locks") as file:
-            rows = [line.split() for line in file]
-    except OSError:
-        rows = []
-    for row in rows:
-        # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123 0 EOF"; those that wait have "->" in the second place.
-        if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(inode) and int(row[4]) > 0:
-            pid = int(row[4])
-            owner = process_owner(pid)
-            if owner is None:
-                return "process %d, which has ended and left it to one of its own," % pid
-            return "process %d (%s) of user %s" % (pid, command_of(pid), user_name(owner))
-    return "a process that can't be seen from here"
-
-
-def command_of(pid: int) -> str:
-    try:
-        with open("/proc/%d/cmdline" % pid, "rb") as file:
-            words = file.read(200).replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        words = ""
-    return "".join(char if char.isprintable() else "?" for char in words)[:80] or "?"
-
-
 def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -517,27 +486,3 @@ def boot_id() -> str:
             return file.read().strip()
     except OSError:
         return ""
-
-
-def gpus() -> List[str]:
-    """The machine's GPUs, as `paceline.remote.agent.gpus.devices` gives them, which is not there before the library is."""
-    for name in ("PACELINE_GPUS", "CUDA_VISIBLE_DEVICES"):
-        if name in os.environ:
-            return [part.strip() for part in os.environ[name].split(",") if part.strip() not in ("", "-1")]
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    command = [tool, "--query-gpu=index", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=20,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = [line.strip() for line in done.stdout.decode().splitlines()] if done.returncode == 0 else []
-    return [line for line in lines if line.isdigit()]

@@ -23,7 +23,7 @@ from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.system import locks
 from paceline.system.files import make_own
-from paceline.targets.leases import Queue, Ticket
+from paceline.targets.leases import Queue, Ticket, has_room
 
 #: Where the tickets lie, in place of the user's state folder.
 LEASES_VARIABLE = "PACELINE_LEASES"
@@ -145,7 +145,7 @@ class LocalQueue:
         with self._locked():
             mine, others = self._split(run_dir)
             for demand in demands:
-                if self._queue.has_room({**mine, **_asked(demand)}, others, self._cores, self._gpus):
+                if has_room({**mine, **_asked(demand)}, others, self._cores, self._gpus):
                     return demand.nodes
         return 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand
-from paceline.remote.agent.disks import disks_here
+from paceline.remote.agent.commands import Commands
+from paceline.remote.agent.disks import REPORT_BYTES, disk_of, disks_here
 from paceline.remote.agent.load import LoadMeter
 from paceline.remote.agent.oom import oom_kills
 from paceline.runs.folder import RunFolder
 from paceline.system import processes
 from paceline.system.files import make_own
-
-#: More than a worker's report of its exception takes.
-_REPORT_BYTES = 1 << 14
 
 
 class LocalNodes:
@@ -35,7 +32,8 @@ class LocalNodes:
     ) -> None:
         self.nodes, self.ports = nodes, ports
         self._give_back, self._new_ports = give_back, new_ports
-        self._node_ranks: dict[int, int] = {}
+        #: What was started, each command with its node's rank for a tag.
+        self._commands = Commands()
         self._folder: RunFolder | None = None
         self._meter: LoadMeter | None = None
 
@@ -62,24 +60,9 @@ class LocalNodes:
 
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
         environment = {**command.defaults, **shell, **command.environment}
-        log = os.open(command.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            process = subprocess.Popen(
-                command.argv,
-                cwd=work_dir,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # A session of its own: a signal to its group reaches what the worker has started, and not the supervisor.
-                start_new_session=True,
-            )
-        finally:
-            os.close(log)
-        # All children are reaped together, orphans of theirs too.
-        process.returncode = 0
-        self._node_ranks[process.pid] = command.node_rank
-        return StartedCommand(command=command, pid=process.pid)
+        rank, log = str(command.node_rank), str(command.log)
+        pid = self._commands.start(command.argv, env=environment, cwd=str(work_dir), log=log, tag=rank)
+        return StartedCommand(command=command, pid=pid)
 
     def signal(self, pid: int, node_rank: int, number: int) -> bool:
         return processes.send(pid, number)
@@ -88,18 +71,17 @@ class LocalNodes:
         return processes.is_alive(pid)
 
     def ended(self) -> list[ProcessExit]:
-        now = time.time()
+        # The supervisor inherits orphans (PR_SET_CHILD_SUBREAPER), and reaps more than was started: of those no end is told.
+        ends, _ = self._commands.reap()
         return [
             ProcessExit(
-                pid=pid,
-                node_rank=self._node_ranks.pop(pid),
-                exit_code=processes.shell_exit_code(status),
-                time=now,
-                peak_bytes=peak,
+                pid=end["pid"],
+                node_rank=int(end["tag"]),
+                exit_code=end["code"],
+                time=end["time"],
+                peak_bytes=end["peak"],
             )
-            # The supervisor inherits orphans (PR_SET_CHILD_SUBREAPER), so more ends come here than were started.
-            for pid, status, peak in processes.reaped()
-            if pid in self._node_ranks
+            for end in ends
         ]
 
     def lost(self) -> dict[int, str]:
@@ -122,8 +104,7 @@ class LocalNodes:
 
     def is_disk_full(self) -> bool:
         assert self._folder is not None, "send comes first"
-        found = os.statvfs(self._folder.path)
-        return found.f_bavail * found.f_frsize < _REPORT_BYTES
+        return disk_of(str(self._folder.path))[0] < REPORT_BYTES
 
     def loads(self, workers: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
         """Of the first node alone, with the workers of all: they stand in for one machine."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,6 +28,20 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 #: A line break in a setting would be a line of its own in an sbatch script or a host file.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _METAVARS = {str: "TEXT", int: "N", float: "X", list: "TEXT", Path: "FILE"}
+
+
+#: Type of an option -> whether a value is one, and what it then is, in words.
+_VALUES: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
+    str: (lambda value: isinstance(value, str), "a text"),
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    int: (lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
+    float: (lambda value: isinstance(value, (int, float)) and not isinstance(value, bool), "a number"),
+    Path: (lambda value: isinstance(value, str) and bool(value), "the path of a file, as text"),
+    list: (
+        lambda value: isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value),
+        'a list of texts, such as ["NAME1", "NAME2"]',
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -157,21 +171,8 @@ def help_lines(options: Sequence[Option]) -> list[tuple[str, str]]:
 
 
 def _check(title: str, option: Option, value: object) -> None:
-    wanted: str | None = None
-    if option.type is list:
-        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            wanted = f'a list of texts, such as ["{option.name}1", "{option.name}2"]'
-    elif option.type is Path:
-        if not isinstance(value, str) or not value:
-            wanted = "the path of a file, as text"
-    elif option.type is float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            wanted = "a number"
-    elif option.type is int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            wanted = "a whole number"
-    elif not isinstance(value, option.type):
-        wanted = "true or false" if option.type is bool else "a text"
+    is_one, words = _VALUES[option.type]
+    wanted = None if is_one(value) else words.replace("NAME", option.name)
     if wanted is None and option.choices and value not in option.choices:
         wanted = f"one of {', '.join(option.choices)}"
     if wanted is None and isinstance(value, (int, float)) and not math.isfinite(value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -36,6 +36,19 @@ class NodeStatus:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NodeStatus:
         return cls(**data)
+
+
+def leased(name: str, cores: int, gpus: Sequence[str], granted: Sequence[Mapping[str, Any]]) -> NodeStatus:
+    """A machine of which runs hold what these tickets say (`paceline.targets.leases`)."""
+    held = {gpu for ticket in granted for gpu in ticket["granted"]["gpus"]}
+    return NodeStatus(
+        name=name,
+        cores=cores,
+        # A lease counts what the run asked for, which may be more than there is.
+        used_cores=min(cores, sum(int(ticket["cores"]) for ticket in granted)),
+        gpus=len(gpus),
+        used_gpus=len(held & set(gpus)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,23 +34,14 @@ class ThisMachine(LocalTarget):
     def status(self) -> Status:
         """This machine, and what of it runs hold by leases."""
         # Not above: each supervisor of this machine loads this module, and none asks.
-        from paceline.targets.status import NodeStatus, Status
+        from paceline.targets.status import Status, leased
 
         gpus, cores = devices(), core_count()
         # A look drops the tickets of dead runs, as every user of the queue does.
         tickets = LocalQueue(leases_dir(), cores, gpus).tickets()
         granted = [ticket for ticket in tickets if ticket["granted"] is not None]
         return Status(
-            nodes=(
-                NodeStatus(
-                    name=socket.gethostname(),
-                    cores=cores,
-                    # A lease counts what the run asked for, which may be more than there is.
-                    used_cores=min(cores, sum(ticket["cores"] for ticket in granted)),
-                    gpus=len(gpus),
-                    used_gpus=len(set(gpus) & {gpu for ticket in granted for gpu in ticket["granted"]["gpus"]}),
-                ),
-            ),
+            nodes=(leased(socket.gethostname(), cores, gpus, granted),),
             running=len(granted),
             queued=len(tickets) - len(granted),
         )

@@ -489,12 +489,6 @@ def test_an_image_of_this_machine_alone_is_not_looked_for_elsewhere(engine, mach
         containers.check_image(engine, "localhost/missing:1", print)
 
 
-@only_podman
-def test_a_pull_is_ended_when_it_is_asked_for(engine, machine):
-    asked = iter([False, False, True])
-    assert containers.check_image(engine, "127.0.0.1:1/x:2", print, stop=lambda: next(asked, True)) is None
-
-
 # --- packages on top of an image
 
 
@@ -515,13 +509,12 @@ def wheel(folder: Path, name: str = "tiny", version: str = "1.0", requires: str 
 
 
 @pytest.fixture
-def layer(engine: ContainerEngine, machine: Machine, tmp_path: Path) -> Callable[..., Layer | None]:
+def layer(engine: ContainerEngine, machine: Machine, tmp_path: Path) -> Callable[..., Layer]:
     """Makes layers of what lies in `tmp_path/index`; nothing is looked for in the network."""
     image = containers.check_image(engine, IMAGE, print)
-    assert image
     index = tmp_path / "index"
 
-    def make(*requirements: str, **values: Any) -> Layer | None:
+    def make(*requirements: str, **values: Any) -> Layer:
         index.mkdir(exist_ok=True)
         given: dict[str, Any] = {
             "run_id": "lab_1",
@@ -581,8 +574,13 @@ def test_packages_that_can_not_be_had_are_named_and_nothing_counts(layer, machin
 @only_podman
 def test_a_killed_installation_counts_for_nothing_and_is_done_again(layer, engine, machine, tmp_path):
     wheel(tmp_path / "index")
-    looks = iter(range(100))
-    assert layer("tiny", stop=lambda: next(looks) == 2) is None
+
+    def hear(line: str) -> None:
+        if line.startswith("Looking in links"):  # pip has begun
+            raise BrokenPipeError(0, "nobody hears it any more")
+
+    with pytest.raises(EnvironmentBuildError, match="nobody hears it any more"):
+        layer("tiny", say=hear)
     containers.remove(engine, "lab_1")
     assert machine.containers() == []
     assert layer("tiny").packages == ("tiny==1.0",)
@@ -599,20 +597,16 @@ def test_a_password_of_an_index_stands_on_no_command_line(layer, engine, tmp_pat
     secret = "hunter2-" + os.urandom(8).hex()
     lines: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
         url = f"http://me:{secret}@127.0.0.1:{server.getsockname()[1]}/simple"
         environment = {"HOME": str(tmp_path / "home"), "PIP_INDEX_URL": url, "PIP_RETRIES": "0"}
 
-        def stop() -> bool:
-            """Once pip has come to the server."""
-            try:
-                server.accept()[0].close()
-            except BlockingIOError:
-                return False
-            lines.extend(command_lines())
-            return True
+        def hear(line: str) -> None:
+            if line.startswith("Looking in indexes"):  # pip has the variable, and goes on to the server
+                lines.extend(command_lines())
+                raise BrokenPipeError(0, "nobody hears it any more")
 
-        assert layer("tiny", environment=environment, stop=stop) is None
+        with pytest.raises(EnvironmentBuildError, match="nobody hears it any more"):
+            layer("tiny", environment=environment, say=hear)
     containers.remove(engine, "lab_1")
     assert any("PIP_INDEX_URL" in line for line in lines)
     assert not [line for line in lines if secret in line]

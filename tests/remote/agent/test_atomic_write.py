@@ -30,7 +30,7 @@ def test_a_tree_comes_with_its_modes_times_and_links(tmp_path):
     assert (stat.S_IMODE(found.st_mode), found.st_mtime_ns) == (0o640, 1_600_000_000_123_456_789)
     assert os.readlink(tmp_path / "new/tree/link") == "d/nowhere"
     assert stat.S_IMODE(os.stat(tmp_path / "new/tree/d").st_mode) == 0o555
-    assert census(str(tmp_path / "new/tree")) == [2, 7 + len("d/nowhere")]
+    assert census(str(tmp_path / "new/tree")) == (2, 7 + len("d/nowhere"))
     assert os.listdir(tmp_path / "new") == ["tree"]
     remove(str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.remote.link import Link, LinkError, bootstrap_words
+from paceline.remote.link.bootstrap import Ends
 from tests.helpers import fill_disk, write_program
 
 WORDS = bootstrap_words(sys.executable)
@@ -136,7 +137,7 @@ def test_a_link_goes_over_a_socket_too(library, tmp_path):
     mine, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(WORDS, stdin=theirs, stdout=theirs)
-    link = Link.over(mine, name="node-0", library_dir=library, folder=str(tmp_path / "node"))
+    link = Link.over(Ends.of_socket(mine), name="node-0", library_dir=library, folder=str(tmp_path / "node"))
     assert link.run(["cat"], input=b"x" * 100000).stdout == b"x" * 100000
     link.close()
     assert process.wait(10) == 0

@@ -26,7 +26,7 @@ FAMILY = "setsid sh -c 'setsid sleep 600 & echo $! >> pids'; echo $$ >> pids; mv
 
 def start_family(link, folder: Path) -> list[int]:
     """The pids of a command and of its runaway child."""
-    link.start(["sh", "-c", FAMILY], env={}, defaults={}, cwd=str(folder), log=str(folder / "log"))
+    link.start(["sh", "-c", FAMILY], env={}, cwd=str(folder), log=str(folder / "log"))
     return wait_for_family(folder)
 
 
@@ -47,7 +47,7 @@ from paceline.remote.link import Link, bootstrap_words
 link = Link.open(bootstrap_words(sys.executable), name="node-0", library_dir=Path({str(library)!r}),
                  folder={str(tmp_path / "node")!r}, shared_library=True)
 link.make_scratch({str(short_path / "scratch")!r})
-link.start(["sh", "-c", {FAMILY!r}], env={{}}, defaults={{}}, cwd={str(tmp_path)!r}, log={str(tmp_path / "log")!r})
+link.start(["sh", "-c", {FAMILY!r}], env={{}}, cwd={str(tmp_path)!r}, log={str(tmp_path / "log")!r})
 print(link.hello.pid, flush=True)
 time.sleep(600)
 """

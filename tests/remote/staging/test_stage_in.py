@@ -15,7 +15,7 @@ from paceline.environments.environment import Environment
 from paceline.job.data_reference import DataReference, Source
 from paceline.remote.staging.manifest import Manifest
 from paceline.remote.staging.packing import pack
-from paceline.remote.staging.stage_in import Arrived, arrived, as_here
+from paceline.remote.staging.stage_in import Arrived, as_here
 from paceline.runs.folder import RunFolder
 from paceline.system.files import write_json
 from tests.environments.wheels import make_wheel
@@ -44,15 +44,12 @@ def bring(
     for tree, files in packed.files.items():
         write_tree(top / tree, {name: path.read_bytes().decode("latin-1") for name, path in files.items()})
     write_json(there.carried, manifest.to_json())
-    found = arrived(there)
-    assert found is not None
-    return found
+    return as_here(there)
 
 
 def test_a_run_that_nothing_came_with_is_read_as_it_is(tmp_path: Path) -> None:
     folder, fd = make_run(tmp_path / "ws" / "runs")
     os.close(fd)
-    assert arrived(folder) is None
     here, reference = as_here(folder), DataReference(name="x", sources=(Source(datastore="lab", path="a"),))
     output = DataReference(name="out", sources=(Source(datastore="lab", path="a"),), mode="upload")
     environment = Environment(pip_packages=("einops",))

@@ -56,7 +56,7 @@ def test_the_supervisor_finds_the_driver_that_runs_already_once(library: Path, t
     (run_dir / "run.json").write_text('{"status": "Completed"}')
     (tmp_path / "supervisor.py").write_text(SUPERVISOR.format(source=str(Path(paceline.__file__).parents[1])))
     mine = program(tmp_path / "mine" / "python", f"exec {sys.executable} {tmp_path}/supervisor.py")
-    script = shared_entrypoint(run_dir, library, str(mine), "PACELINE_SUPERVISOR")
+    script = shared_entrypoint(run_dir, library, str(mine))
     done = run(script, Path(sys.executable), tmp_path)
     assert done.returncode == 0, done.stderr
     first, second, third = (run_dir / "logs" / "driver.log").read_text().splitlines()
@@ -71,7 +71,7 @@ def test_a_driver_that_is_never_asked_ends_with_the_supervisor(library: Path, tm
     (run_dir / "run.json").write_text('{"status": "Completed"}')
     mine = program(tmp_path / "mine" / "python", "exit 0")
     # The shell that starts both stays until they have closed its output.
-    run(shared_entrypoint(run_dir, library, str(mine), "PACELINE_SUPERVISOR"), Path(sys.executable), tmp_path)
+    run(shared_entrypoint(run_dir, library, str(mine)), Path(sys.executable), tmp_path)
     wait_until((tmp_path / "ended").exists, "the driver has ended")
 
 

@@ -57,7 +57,7 @@ def test_the_supervisor_starts_with_the_submitters_python_where_the_cluster_has_
 ) -> None:
     ray = program(tmp_path / "ray" / "python", "")
     mine = program(tmp_path / "my 'env" / "python", 'echo "mine: $*"; env | grep ^PACELINE_; echo path $PYTHONPATH')
-    done = run(shared_entrypoint(run_dir, tmp_path / "li b", str(mine), "PACELINE_SUPERVISOR"), ray, tmp_path)
+    done = run(shared_entrypoint(run_dir, tmp_path / "li b", str(mine)), ray, tmp_path)
     assert done.returncode == 0, done.stderr
     lines = driver_log(run_dir).splitlines()
     assert f"mine: -m paceline.supervisor {run_dir}" in lines
@@ -73,20 +73,20 @@ def test_the_supervisor_starts_with_the_submitters_python_where_the_cluster_has_
 
 def test_else_with_the_python_that_has_ray(run_dir: Path, tmp_path: Path) -> None:
     ray = program(tmp_path / "ray" / "python", 'echo "ray\'s: $*"')
-    run(shared_entrypoint(run_dir, tmp_path, "/nowhere/python", "PACELINE_SUPERVISOR"), ray, tmp_path)
+    run(shared_entrypoint(run_dir, tmp_path, "/nowhere/python"), ray, tmp_path)
     assert f"ray's: -m paceline.supervisor {run_dir}" in driver_log(run_dir).splitlines()
 
 
 def test_a_run_that_did_not_complete_is_a_failed_job(run_dir: Path, tmp_path: Path) -> None:
     ray = program(tmp_path / "ray" / "python", "")
     (run_dir / "run.json").write_text('{"status": "Failed"}')
-    script = shared_entrypoint(run_dir, tmp_path, str(ray), "PACELINE_SUPERVISOR")
+    script = shared_entrypoint(run_dir, tmp_path, str(ray))
     assert run(script, ray, tmp_path).returncode == 1
 
 
 def test_a_folder_that_the_cluster_does_not_see_is_named(run_dir: Path, tmp_path: Path) -> None:
     ray = program(tmp_path / "ray" / "python", "")
-    script = shared_entrypoint(tmp_path / "not 'here", tmp_path, str(ray), "PACELINE_SUPERVISOR")
+    script = shared_entrypoint(tmp_path / "not 'here", tmp_path, str(ray))
     done = run(script, ray, tmp_path)
     assert done.returncode == 70
     assert done.stdout.startswith("paceline: The cluster's head, ")
@@ -96,7 +96,7 @@ def test_a_folder_that_the_cluster_does_not_see_is_named(run_dir: Path, tmp_path
 
 def test_without_a_shared_folder_the_job_is_its_own_library(tmp_path: Path) -> None:
     ray = program(tmp_path / "ray" / "python", 'echo "ray\'s: $*"; env | grep -e ^PACELINE_ -e ^PYTHONPATH')
-    done = run(travel_entrypoint("x_1", None, "word", "PACELINE_SUPERVISOR"), ray, tmp_path)
+    done = run(travel_entrypoint("x_1", None, "word"), ray, tmp_path)
     lines = done.stdout.splitlines()
     assert "ray's: -m paceline.targets.ray.remote_supervisor word" in lines
     assert f"PYTHONPATH={tmp_path}" in lines
@@ -106,6 +106,6 @@ def test_without_a_shared_folder_the_job_is_its_own_library(tmp_path: Path) -> N
 def test_a_stop_of_the_job_leaves_the_supervisor_its_time(run_dir: Path, tmp_path: Path) -> None:
     # Ray signals every process of a job at once; the shell must not go before the supervisor.
     slow = program(tmp_path / "slow" / "python", 'kill -TERM $PPID; sleep 0.3; echo "last words"')
-    script = shared_entrypoint(run_dir, tmp_path, str(slow), "PACELINE_SUPERVISOR")
+    script = shared_entrypoint(run_dir, tmp_path, str(slow))
     assert run(script, slow, tmp_path).returncode == 0
     assert driver_log(run_dir) == "last words\n"

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.system.files import read_json, write_json
+from paceline.targets.poll_cache import FRESH_S
 from paceline.targets.ray.client import RayJob, UnreachableError
-from paceline.targets.ray.jobs import FRESH_S, Jobs, all_jobs
+from paceline.targets.ray.jobs import Jobs, all_jobs
 
 ADDRESS = "http://head:8265"
 
@@ -47,7 +48,7 @@ def test_an_old_answer_is_asked_for_again(tmp_path: Path) -> None:
     cluster = Cluster()
     look(tmp_path, cluster)
     (path,) = (tmp_path / "engines").glob("ray-*.json")
-    write_json(path, {**read_json(path), "time": time.time() - FRESH_S})
+    write_json(path, {**read_json(path), "told": time.time() - FRESH_S})
     look(tmp_path, cluster)
     assert cluster.asked == 2
 
@@ -56,7 +57,7 @@ def test_an_answer_from_the_future_does_not_count(tmp_path: Path) -> None:
     cluster = Cluster()
     look(tmp_path, cluster)
     (path,) = (tmp_path / "engines").glob("ray-*.json")
-    write_json(path, {**read_json(path), "time": time.time() + 3600})
+    write_json(path, {**read_json(path), "told": time.time() + 3600})
     look(tmp_path, cluster)
     assert cluster.asked == 2
 

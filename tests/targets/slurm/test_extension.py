@@ -19,9 +19,7 @@ JOB = make_job(node_count=(1, 4), distributed_backend="gloo")
 def more(slurm: FakeSlurm) -> Extension:
     settings = SlurmSettings.of("cluster", {})
     slurm.say("sbatch", "8\n")
-    return Extension(
-        Scheduler("compute target 'cluster'", settings), settings, "compute target 'cluster'", "lab_1_2", "7"
-    )
+    return Extension(Scheduler("compute target 'cluster'", settings), "lab_1_2", "7")
 
 
 def test_it_is_asked_for_once_and_its_nodes_count_once_it_has_begun(slurm: FakeSlurm, more: Extension) -> None:

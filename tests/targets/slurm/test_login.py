@@ -12,7 +12,7 @@ import pytest
 from paceline.errors import DataError, TargetError
 from paceline.job.data_reference import DataReference, Source
 from paceline.node.store_outputs import check_outputs, store_outputs
-from paceline.remote.staging.stage_in import arrived, as_here
+from paceline.remote.staging.stage_in import as_here
 from paceline.remote.staging.stage_out_local import settle
 from paceline.remote.wire import frame
 from paceline.runs import states, store
@@ -53,7 +53,7 @@ def old_python() -> str | None:
 
 def make_login(**settings: object) -> Login:
     made = SlurmSettings.of("far", {"login": "head", "python": sys.executable, **settings})
-    return Login("compute target 'far'", made, Scheduler("compute target 'far'", made))
+    return Login(Scheduler("compute target 'far'", made))
 
 
 def submitted(tmp_path: Path, **values: Any) -> RunFolder:
@@ -118,8 +118,7 @@ def test_what_the_job_names_on_this_machine_is_sent_once(tmp_path: Path, home: P
     there = make_login().push(folder, library(tmp_path))
 
     far = RunFolder(Path(there.run_dir))
-    came = arrived(far)
-    assert came is not None
+    came = as_here(far)
     assert not folder.carried.exists()
     (tree,) = came.manifest.trees
     top = Path(there.folder) / "carried" / tree

@@ -33,7 +33,7 @@ def look_at(slurm: FakeSlurm, version: str, request: str, *, lacks_nodes: bool =
     said = failure(version, f"sbatch --test-only: {request}")
     slurm.say("sbatch", err=said.stderr, code=said.returncode)
     made = SlurmSettings.of("c", {})
-    try_out(Scheduler("c", made), "c", "#!/bin/sh\n", made, lacks_nodes=lambda: lacks_nodes)
+    try_out(Scheduler("c", made), "#!/bin/sh\n", lacks_nodes=lambda: lacks_nodes)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -74,8 +74,8 @@ def test_an_allocation_for_the_doctor_is_understood_whether_there_are_free_nodes
     granted = failure(version, "salloc granted")
     slurm.say("salloc", err=granted.stderr, code=granted.returncode)
     number = "2" if version == "20.11" else "1"
-    assert examine._allocate("c", Scheduler("c", made), made, 1) == number
+    assert examine._allocate(Scheduler("c", made), 1) == number
     busy = failure(version, "salloc immediate")
     slurm.say("salloc", err=busy.stderr, code=busy.returncode)
     with pytest.raises(TargetError, match="c: Slurm has not given 2 nodes within"):
-        examine._allocate("c", Scheduler("c", made), made, 2)
+        examine._allocate(Scheduler("c", made), 2)

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from paceline.errors import TargetError
-from paceline.targets.slurm.script import controller_text, extension_text, sbatch_options, sbatch_text, warning_s
+from paceline.targets.slurm.script import controller_text, extension_text, sbatch_text, warning_s
 from paceline.targets.slurm.settings import SlurmSettings
 from tests.helpers import make_job, wait_until, write_program
 
@@ -26,8 +26,8 @@ def text(run_dir: str = "/ws/runs/lab_1_2", job: dict[str, object] | None = None
 
 
 def options(job: dict[str, object] | None = None, **settings: object) -> list[str]:
-    made = SlurmSettings.of("cluster", settings)
-    return sbatch_options(make_job(**(job or {})), made, "lab_1_2", PurePosixPath("/ws/runs/lab_1_2"))
+    lines = text(job=job, **settings).splitlines()
+    return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
 
 
 def test_an_elastic_job_keeps_what_it_has_left_and_another_waits_for_more():

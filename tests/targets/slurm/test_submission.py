@@ -4,7 +4,7 @@ from paceline.errors import TargetError
 from paceline.targets.slurm import scheduler as scheduler_module
 from paceline.targets.slurm.scheduler import Scheduler
 from paceline.targets.slurm.settings import SlurmSettings
-from paceline.targets.slurm.submission import Submission, environment, submit, try_out
+from paceline.targets.slurm.submission import environment, submit, try_out
 from tests.helpers import write_program
 from tests.targets.slurm.conftest import FakeSlurm
 
@@ -17,8 +17,7 @@ TITLE = "compute target 'c'"
 
 def submit_it(**settings: object) -> str:
     made = SlurmSettings.of("c", settings)
-    wanted = Submission(script=SCRIPT, name="paceline-r", user="1000")
-    return submit(Scheduler(TITLE, made), TITLE, wanted, made)
+    return submit(Scheduler(TITLE, made), SCRIPT, name="paceline-r", user="1000")
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +44,7 @@ def test_a_refusal_is_one_clear_error_with_what_was_asked_for(slurm: FakeSlurm):
         "Asked for: --nodes=2, --partition=nope, --gres=gpu:a b. See the settings of the target: `paceline compute show`."
     )
     with pytest.raises(TargetError) as caught:
-        try_out(Scheduler(TITLE, made), TITLE, SCRIPT, made)
+        try_out(Scheduler(TITLE, made), SCRIPT)
     assert str(caught.value) == expected
     assert slurm.calls == ["sbatch --test-only"]
     with pytest.raises(TargetError) as caught:
@@ -63,15 +62,15 @@ def test_a_refusal_is_one_clear_error_with_what_was_asked_for(slurm: FakeSlurm):
 def test_what_is_only_so_at_this_moment_is_no_reason_to_refuse(slurm: FakeSlurm, words: str):
     slurm.say("sbatch", err=words, code=1)
     made = SlurmSettings.of("c", {})
-    try_out(Scheduler(TITLE, made), TITLE, SCRIPT, made)
+    try_out(Scheduler(TITLE, made), SCRIPT)
 
 
 def test_a_job_that_needs_nodes_which_are_down_may_wait_for_them(slurm: FakeSlurm):
     slurm.say("sbatch", err="allocation failure: Requested node configuration is not available", code=1)
     made = SlurmSettings.of("c", {})
-    try_out(Scheduler(TITLE, made), TITLE, SCRIPT, made, lacks_nodes=lambda: True)
+    try_out(Scheduler(TITLE, made), SCRIPT, lacks_nodes=lambda: True)
     with pytest.raises(TargetError, match="node configuration is not available"):
-        try_out(Scheduler(TITLE, made), TITLE, SCRIPT, made, lacks_nodes=lambda: False)
+        try_out(Scheduler(TITLE, made), SCRIPT, lacks_nodes=lambda: False)
 
 
 def test_a_submission_that_got_through_without_its_answer_is_not_made_twice(slurm: FakeSlurm):

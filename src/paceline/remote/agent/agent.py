@@ -150,16 +150,14 @@ class Agent:
         return None
 
     def _op_start(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
-        env = {} if header["exact"] else dict(os.environ)
-        env = {**header["defaults"], **env, **header["env"]}
+        env = {**({} if header["exact"] else os.environ), **header["env"]}
         pid = self._commands.start(
             header["argv"], env=env, cwd=header["cwd"] or None, log=header["log"], tag=header["tag"]
         )
         return {"pid": pid}
 
     def _op_run(self, header: dict[str, Any], data: bytes) -> None:
-        env = os.environ if header["env"] is None else header["env"]
-        self._commands.run(header["id"], header["argv"], env=env, cwd=header["cwd"] or None, data=data)
+        self._commands.run(header["id"], header["argv"], data)
 
     def _op_call(self, header: dict[str, Any], data: bytes) -> None:
         # In a thread: it may wait for a lock, and the link is heard all the same.
@@ -222,9 +220,6 @@ class Agent:
             self._mirror = None
         remove(header["path"])
         return {}
-
-    def _op_disk_free(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
-        return {"found": machine.disk_free(header["path"])}
 
     def _op_disk(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         return {"found": disk_of(header["path"])}

@@ -114,10 +114,10 @@ def remove(path: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def census(path: str) -> list[int]:
-    """The number of files and links below `path`, and of bytes in the files; [-1, -1] where it is no folder."""
+def census(path: str) -> tuple[int, int]:
+    """The number of files and links below `path`, and of bytes in the files; (-1, -1) where it is no folder."""
     if not os.path.isdir(path):
-        return [-1, -1]
+        return -1, -1
     count = size = 0
     for directory, folders, files in os.walk(path):
         # os.walk lists a link to a folder among the folders, and doesn't go into it.
@@ -125,4 +125,4 @@ def census(path: str) -> list[int]:
             found = os.lstat(os.path.join(directory, name))
             count += 1
             size += found.st_size
-    return [count, size]
+    return count, size

@@ -1,4 +1,4 @@
-"""The command lines that an agent has started."""
+"""The command lines that an agent has started, or the supervisor of a run on this machine."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Commands:
         self._running[pid] = tag
         return pid
 
-    def run(self, request: int, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, data: bytes) -> int:
-        """Start a command whose output is asked for; it is among the ended ones once it is there."""
+    def run(self, request: int, argv: Sequence[str], data: bytes) -> int:
+        """Start a command whose output is asked for; it is among the ended ones once it is there. data: what it reads."""
         # Files, not pipes: nothing here has to read or write while it runs.
         stdout, stderr = _unnamed(), _unnamed()
         try:
             with _unnamed() as stdin:
                 stdin.write(data)
                 stdin.seek(0)
-                pid = _spawn(argv, env, cwd, stdin.fileno(), stdout.fileno(), stderr.fileno())
+                pid = _spawn(argv, os.environ, None, stdin.fileno(), stdout.fileno(), stderr.fileno())
         except BaseException:
             stdout.close()
             stderr.close()
@@ -88,12 +88,13 @@ class Commands:
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, stdin: int, stdout: int, stderr: int) -> int:
     try:
+        # In a session of its own: a signal to its group reaches what it has started, and not this process.
         process = subprocess.Popen(
             list(argv), cwd=cwd, env=dict(env), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
         )
     except ValueError as error:  # a NUL
         raise OSError(errno.EINVAL, str(error), argv[0] if argv else "") from None
-    # The agent reaps all children itself.
+    # All children are reaped together (`reap`), orphans of theirs too.
     process.returncode = 0
     return process.pid
 

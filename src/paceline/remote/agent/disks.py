@@ -6,6 +6,9 @@ import contextlib
 import os
 from collections.abc import Iterable
 
+#: More than a worker's report of its exception takes.
+REPORT_BYTES = 1 << 14
+
 
 def disk_of(path: str) -> tuple[int, int, int]:
     """(bytes that the user may still write, bytes in all, number of the file system) of the disk of `path`.
@@ -14,6 +17,7 @@ def disk_of(path: str) -> tuple[int, int, int]:
         OSError: there is no such folder.
     """
     found = os.statvfs(path)
+    # f_bavail leaves out what is kept for root.
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, os.stat(path).st_dev
 
 

@@ -1,6 +1,8 @@
-"""The GPUs of this machine, without any framework: what the driver's own tool lists."""
+"""The GPUs of this machine, without any framework: what the driver's own tool lists.
 
-from __future__ import annotations
+A host that has nothing of Paceline is given this text, in front of `paceline.targets.leases`, for its own Python, 3.6 or later:
+standard library alone, and annotations in quotes.
+"""
 
 import os
 import shutil
@@ -10,7 +12,7 @@ import subprocess
 GPUS_VARIABLE = "PACELINE_GPUS"
 
 
-def devices() -> tuple[str, ...]:
+def devices() -> "tuple[str, ...]":
     """The devices that runs may use, as `CUDA_VISIBLE_DEVICES` spells them.
 
     Those of `PACELINE_GPUS`, else those of the shell's `CUDA_VISIBLE_DEVICES`, else all that nvidia-smi lists; none
@@ -25,15 +27,13 @@ def devices() -> tuple[str, ...]:
     try:
         done = subprocess.run(
             [tool, "--query-gpu=index", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             timeout=20,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    return (
-        tuple(line.strip() for line in done.stdout.splitlines() if line.strip().isdigit())
-        if done.returncode == 0
-        else ()
-    )
+    lines = [line.strip() for line in done.stdout.decode().splitlines()] if done.returncode == 0 else []
+    return tuple(line for line in lines if line.isdigit())

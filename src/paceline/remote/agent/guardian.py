@@ -21,7 +21,7 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, Any]) -> None:
     settings: `silence_s`, `library`, `folder`.
     """
     # Of whoever started this: not the run's own, by which what a killed supervisor has left is found and spared.
-    for name in (processes.SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR"):
+    for name in processes.RUN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(processes.with_home(os.environ))
     # What ends the agent is the link's end alone. An engine signals all that it has started (srun before a time limit),

@@ -30,7 +30,7 @@ if __name__ == "__main__":
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.remote.agent import process_state, recorded, stack_text
-from paceline.system import board
+from paceline.system import board, processes
 
 #: How long an answer is waited for. A handler in C answers in a millisecond, on a machine that has one to spare.
 _ANSWER_S = 3.0
@@ -54,11 +54,16 @@ def main(argv: list[str]) -> int:
         # Two at a time would read each other's answers.
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = look(folder, asked["ranks"], native=bool(asked.get("native")), notes=notes)
+    answer(output, found, notes)
+    return 0
+
+
+def answer(output: str, found: dict[str, Any], notes: list[str]) -> None:
+    """Add what was found of each rank to a file, as one line of JSON."""
     text = json.dumps({"time": time.time(), "ranks": found, "notes": sorted(set(notes))})
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "wb") as out:
         out.write(text.encode() + b"\n")
-    return 0
 
 
 def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> dict[str, dict[str, Any]]:
@@ -96,7 +101,7 @@ class Worker:
             entry._asdict() for entry in board.read(os.path.join(self._folder, f"board_{self.rank}"))
         ]
         state = process_state.state_of(self.pid) if self.pid else None
-        if state is None or state["state"] == "Z":
+        if state is None:
             self.found["gone"] = bool(self.pid)
             self.found["silent"] = (
                 "its process has ended" if self.pid else "it has not started, or is no Python program"
@@ -130,9 +135,9 @@ class Worker:
         self.found["children"] = children = []
         if "pid" not in self.found:
             return
-        for pid in process_state.below(self.pid)[:_MOST_CHILDREN]:
+        for pid in processes.descendants(self.pid)[:_MOST_CHILDREN]:
             child = process_state.state_of(pid)
-            if child is None or child["state"] == "Z":
+            if child is None:
                 continue
             children.append(child)
             _add_call(child)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pwd
 import socket
 import struct
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 from paceline.remote.agent.gpus import devices
 from paceline.system import processes
+from paceline.system.lock_holder import user_name
 
 #: Below the range from which Linux takes ports for outgoing connections (32768 and up), above most services.
 _PORTS = range(20000, 32000)
@@ -25,7 +25,7 @@ def about(settings: dict[str, Any]) -> dict[str, Any]:
     return {
         "op": "hello",
         "host": socket.gethostname(),
-        "user": user(),
+        "user": user_name(os.geteuid()),
         "home": os.path.expanduser("~"),
         "python": [sys.executable, list(sys.version_info[:3])],
         "cores": processes.core_count(),
@@ -38,14 +38,6 @@ def about(settings: dict[str, Any]) -> dict[str, Any]:
         "library": settings["library"],
         "folder": settings["folder"],
     }
-
-
-def user() -> str:
-    """The name of the user, or the number of one that has no name."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def interfaces() -> dict[str, tuple[str, int]]:
@@ -90,10 +82,3 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def disk_free(path: str) -> int:
-    """Bytes that the user may still write there; OSError where there is no such folder."""
-    found = os.statvfs(path)
-    # f_bavail leaves out what is kept for root.
-    return found.f_bavail * found.f_frsize

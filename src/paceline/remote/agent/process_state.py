@@ -17,20 +17,17 @@ _NATIVE = ("pt_", "gloo", "nccl", "NCCL", "cuda", "omp", "iou-", "jemalloc", "gr
 
 
 def state_of(pid: int) -> dict[str, Any] | None:
-    """The process's state; None where it is gone.
+    """The process's state; None where it is gone, or a zombie.
 
     state: the letter of ps(1): R, S, D (waits in the kernel, for a disk or a file server), T (stopped), t (stopped by a
-    debugger), Z. wchan: the kernel's function that it waits in. cpu_s: seconds of processors, of it alone. io_bytes: what it has
+    debugger). wchan: the kernel's function that it waits in. cpu_s: seconds of processors, of it alone. io_bytes: what it has
     read and written through the kernel. tracer: pid of a debugger. command: its command line, shortened. parent: its pid.
     """
-    stat = _read(f"/proc/{pid}/stat")
-    if not stat:
+    words = processes.stat_of(pid)
+    if not words or words[0] in "ZX":
         return None
-    # Behind the name, which may hold anything.
-    words = stat[stat.rindex(")") + 2 :].split()
-    status = _table(f"/proc/{pid}/status")
-    io = _table(f"/proc/{pid}/io")
-    command = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip() or stat[stat.index("(") + 1 : stat.rindex(")")]
+    status, io = table(f"/proc/{pid}/status"), table(f"/proc/{pid}/io")
+    command = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip() or _read(f"/proc/{pid}/comm").strip()
     return {
         "pid": pid,
         "parent": int(words[1]),
@@ -45,7 +42,7 @@ def state_of(pid: int) -> dict[str, Any] | None:
 
 def catches(pid: int, number: int) -> bool:
     """True if the process has a handler for this signal."""
-    caught = _table(f"/proc/{pid}/status").get("SigCgt", "0")
+    caught = table(f"/proc/{pid}/status").get("SigCgt", "0")
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
@@ -75,7 +72,7 @@ def signal_thread(pid: int, thread: int, number: int) -> None:
 
 def is_pending(pid: int, thread: int, number: int) -> bool:
     """True if a thread has not taken yet a signal that was sent to it."""
-    pending = _table(f"/proc/{pid}/task/{thread}/status").get("SigPnd", "0")
+    pending = table(f"/proc/{pid}/task/{thread}/status").get("SigPnd", "0")
     return bool(int(pending, 16) >> (number - 1) & 1)
 
 
@@ -94,11 +91,6 @@ def is_python(pid: int) -> bool:
         return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
     except OSError:
         return False
-
-
-def below(pid: int) -> list[int]:
-    """The processes below it, its children first."""
-    return processes.descendants(pid)
 
 
 def waits_for(pid: int) -> str | None:
@@ -135,7 +127,7 @@ def other_end(pid: int, what: str) -> list[int]:
 
 
 def _is_reader(pid: int, descriptor: str) -> bool:
-    flags = _table(f"/proc/{pid}/fdinfo/{descriptor}").get("flags", "1")
+    flags = table(f"/proc/{pid}/fdinfo/{descriptor}").get("flags", "1")
     return int(flags, 8) & os.O_ACCMODE == os.O_RDONLY
 
 
@@ -147,6 +139,7 @@ def _read(path: str) -> str:
         return ""
 
 
-def _table(path: str) -> dict[str, str]:
+def table(path: str) -> dict[str, str]:
+    """The values of a file of lines `name: value`, by their names; empty where it can't be read."""
     lines = (line.partition(":") for line in _read(path).splitlines())
     return {name: value.strip() for name, _, value in lines}

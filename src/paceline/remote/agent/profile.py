@@ -31,7 +31,8 @@ if __name__ == "__main__":
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.remote.agent import process_state
-from paceline.remote.agent.look import Worker, py_spy, why_not
+from paceline.remote.agent.look import Dump, Worker, answer, py_spy, why_not
+from paceline.system import processes
 
 #: By signals, so often at most: each sample is a millisecond of the worker's.
 _MOST_BY_SIGNAL = 20.0
@@ -49,10 +50,7 @@ def main(argv: list[str]) -> int:
     output, folder, asked = argv[0], argv[1], json.loads(argv[2])
     notes: list[str] = []
     found = profile(folder, asked["ranks"], float(asked["seconds"]), float(asked["rate"]), notes)
-    text = json.dumps({"time": time.time(), "ranks": found, "notes": sorted(set(notes))})
-    file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    with os.fdopen(file, "wb") as out:
-        out.write(text.encode() + b"\n")
+    answer(output, found, notes)
     return 0
 
 
@@ -80,8 +78,7 @@ def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: l
             notes.append(why_not(str(error)))
     if left:
         # Where py-spy was refused it said so at once.
-        for rank, counted in _by_signals(folder, left, seconds, rate).items():
-            found[str(rank)] = counted
+        found |= {str(rank): counted for rank, counted in _by_signals(folder, left, seconds, rate).items()}
     return found
 
 
@@ -116,30 +113,16 @@ class _Spied:
         self._rate, self._pid = max(1, round(rate)), worker.pid
         self._path = os.path.join(folder, f"profile_{worker.rank}_{os.getpid()}")
         words = [
-            spy,
-            "record",
-            "--pid",
-            str(worker.pid),
-            "--duration",
-            str(max(1, round(seconds))),
-            "--rate",
-            str(self._rate),
-        ]
-        words += [
-            "--format",
-            "raw",
-            "--output",
-            self._path,
-            "--idle",
-            "--threads",
-            "--subprocesses",
-            "--full-filenames",
+            *(spy, "record", "--pid", str(worker.pid), "--duration", str(max(1, round(seconds)))),
+            *("--rate", str(self._rate), "--format", "raw", "--output", self._path),
+            *("--idle", "--threads", "--subprocesses", "--full-filenames"),
+            # Without a pause of the worker: a sample that is not whole is left out.
+            "--nonblocking",
         ]
         self._process: subprocess.Popen[str] | None = None
         if worker.pid:
-            # Without a pause of the worker: a sample that is not whole is left out.
             self._process = subprocess.Popen(
-                [*words, "--nonblocking"],
+                words,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -218,35 +201,37 @@ def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: f
 
 def _sample(workers: dict[int, Worker], counted: dict[int, StackCounts]) -> list[int]:
     """One sample of each worker's main thread, and of those of the processes that it has forked; who has answered."""
-    asked = {}
-    for rank, worker in workers.items():
-        state = process_state.state_of(worker.pid) if worker.pid else None
-        dump = (
-            worker.asked_of(worker.pid, state, only_main=True) if state is not None and state["state"] != "Z" else None
-        )
-        if dump is not None:
-            asked[rank] = dump
-    deadline = time.monotonic() + _SAMPLE_S
-    while time.monotonic() < deadline:
-        # Each is asked, so that an answer is taken in as soon as it is there.
-        done = [dump.is_done() for dump in asked.values()]
-        if all(done):
-            break
-        time.sleep(_LOOK_S)
+    asked = {rank: dump for rank, one in workers.items() if one.pid and (dump := _asked(one, one.pid)) is not None}
+    _wait_for(list(asked.values()))
     for rank, dump in asked.items():
         worker = workers[rank]
         for thread in dump.threads:
             counted[rank].add("main", _outermost_first(thread))
-        for pid in process_state.below(worker.pid)[:_MOST_CHILDREN]:
-            child = process_state.state_of(pid)
-            below = worker.asked_of(pid, child, only_main=True) if child is not None and child["state"] != "Z" else None
-            deadline = time.monotonic() + _SAMPLE_S
-            while below is not None and not below.is_done() and time.monotonic() < deadline:
-                time.sleep(_LOOK_S)
-            for thread in below.threads if below is not None else ():
+        for pid in processes.descendants(worker.pid)[:_MOST_CHILDREN]:
+            if (below := _asked(worker, pid)) is None:
+                continue
+            _wait_for([below])
+            for thread in below.threads:
                 counted[rank].add(f"process {pid} main", _outermost_first(thread))
         worker.empty()
     return [rank for rank, dump in asked.items() if dump.threads]
+
+
+def _asked(worker: Worker, pid: int) -> Dump | None:
+    """The dump of the main thread of a worker's process, or of one below it; None where there is none to be had."""
+    state = process_state.state_of(pid)
+    return None if state is None else worker.asked_of(pid, state, only_main=True)
+
+
+def _wait_for(dumps: list[Dump]) -> None:
+    """Return once all are done, or the time for a sample is up."""
+    deadline = time.monotonic() + _SAMPLE_S
+    while time.monotonic() < deadline:
+        # Each is asked, so that an answer is taken in as soon as it is there.
+        done = [dump.is_done() for dump in dumps]
+        if all(done):
+            return
+        time.sleep(_LOOK_S)
 
 
 def _outermost_first(thread: dict[str, Any]) -> list[tuple[str, str, int]]:

@@ -14,12 +14,12 @@ Of a rank:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.remote.agent import process_state
 from paceline.remote.agent.nvml import Gpu
 from paceline.remote.agent.tcp_counts import TcpCounts
 from paceline.system import processes, step_clock
@@ -33,15 +33,6 @@ _SHARE, _FAMILY_S = 0.001, 5.0
 _SHARED = 0.2
 
 
-class _Before:
-    """What the last look at a process, or a rank, has counted."""
-
-    __slots__ = ("at_s", "counts")
-
-    def __init__(self, at_s: float, counts: dict[str, float]) -> None:
-        self.at_s, self.counts = at_s, counts
-
-
 class WorkerLoads:
     """Measures from one look to the next."""
 
@@ -51,7 +42,9 @@ class WorkerLoads:
         self._next_shared_s = 0.0
         #: pid -> its part of what it shares, of what it holds in its own view
         self._parts: dict[int, float] = {}
-        self._before: dict[str, _Before] = {}
+        #: rank -> when its processes were looked at last; when its clock was, and what that said
+        self._looked_s: dict[str, float] = {}
+        self._clocks: dict[str, tuple[float, dict[str, float]]] = {}
         self._cpu: dict[int, float] = {}
         self._io: dict[int, tuple[int, int]] = {}
         self._first_s: dict[str, float] = {}
@@ -84,8 +77,7 @@ class WorkerLoads:
 
     def _of_processes(self, rank: str, pids: Sequence[int], now: float) -> dict[str, float] | None:
         cpu_s = read = written = 0.0
-        before = self._before.get(rank)
-        passed = now - before.at_s if before is not None else 0.0
+        passed = now - self._looked_s.get(rank, now)
         held: dict[int, int] = {}
         for pid in pids:
             seen = _process(pid)
@@ -102,7 +94,7 @@ class WorkerLoads:
             read, written = read + max(0.0, counts[0] - known[0]), written + max(0.0, counts[1] - known[1])
         if pids[0] not in held:
             return None
-        self._before[rank] = _Before(now, {})
+        self._looked_s[rank] = now
         first_s = self._first_s.setdefault(rank, now)
         found = {
             "pid": float(pids[0]),
@@ -135,13 +127,12 @@ class WorkerLoads:
     def _of_clock(self, rank: str, clock: step_clock.Counts, now: float) -> dict[str, float]:
         counts = {"steps": float(clock.steps), "data_s": clock.data_s, "wait_s": clock.wait_s}
         found = {name: round(value, 3) for name, value in counts.items()}
-        before = self._before.get(f"clock {rank}")
-        self._before[f"clock {rank}"] = _Before(now, counts)
-        if before is not None and now > before.at_s and counts["steps"] >= before.counts["steps"]:
-            passed = now - before.at_s
-            found["steps_s"] = round((counts["steps"] - before.counts["steps"]) / passed, 3)
+        before_s, before = self._clocks.get(rank, (now, counts))
+        self._clocks[rank] = (now, counts)
+        if (passed := now - before_s) > 0 and counts["steps"] >= before["steps"]:
+            found["steps_s"] = round((counts["steps"] - before["steps"]) / passed, 3)
             for name in ("data", "wait"):
-                part = (counts[f"{name}_s"] - before.counts[f"{name}_s"]) / passed
+                part = (counts[f"{name}_s"] - before[f"{name}_s"]) / passed
                 found[f"{name}_percent"] = round(100 * min(max(part, 0.0), 1.0), 1)
         return found
 
@@ -161,8 +152,7 @@ class WorkerLoads:
         self._found = {rank: pid for rank, pid in self._found.items() if os.path.exists(f"/proc/{pid}")}
         if now >= self._next_family_s and any(rank not in self._found for rank in ranks):
             for pid in sorted(processes.with_variable("PACELINE_RUN_ID", run_id)):
-                rank = _variable(pid, b"RANK")
-                if rank is not None:
+                if (rank := processes.environment_of(pid).get("RANK")) is not None:
                     self._found.setdefault(rank, pid)
         return {rank: self._found.get(rank, 0) for rank in ranks}
 
@@ -171,7 +161,7 @@ def below(pids: Sequence[int]) -> dict[int, list[int]]:
     """pid -> the processes below it, of all of these in one look at the machine's processes."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (words := _stat(int(name))):
+        if name.isdigit() and (words := processes.stat_of(int(name))):
             children.setdefault(int(words[1]), []).append(int(name))
     found: dict[int, list[int]] = {}
     for pid in pids:
@@ -186,47 +176,21 @@ def below(pids: Sequence[int]) -> dict[int, list[int]]:
 
 def _process(pid: int) -> tuple[float, int, float] | None:
     """Seconds of processors, bytes that it holds, its age in seconds; None where it is gone, or a zombie. proc_pid_stat(5)."""
-    words = _stat(pid)
+    words = processes.stat_of(pid)
     if words is None or words[0] in "ZX":
         return None
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / _TICKS
     return (int(words[11]) + int(words[12])) / _TICKS, int(words[21]) * _PAGE, age_s
 
 
-def _stat(pid: int) -> list[str] | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].decode().split()
-    except (OSError, ValueError):
-        return None
-
-
 def _disk_counts(pid: int) -> tuple[int, int]:
-    read = written = 0
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/io", "rb") as file:
-        for line in file:
-            name, _, count = line.partition(b":")
-            if name == b"read_bytes":
-                read = int(count)
-            elif name == b"write_bytes":
-                written = int(count)
-    return read, written
+    found = process_state.table(f"/proc/{pid}/io")
+    return int(found.get("read_bytes", 0)), int(found.get("write_bytes", 0))
 
 
 def _proportional(pid: int) -> int | None:
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-        for line in file:
-            if line.startswith(b"Pss:"):
-                return int(line.split()[1]) << 10
-    return None
-
-
-def _variable(pid: int, name: bytes) -> str | None:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        for entry in file.read().split(b"\0"):
-            if entry.startswith(name + b"="):
-                return entry.partition(b"=")[2].decode(errors="replace")
-    return None
+    found = process_state.table(f"/proc/{pid}/smaps_rollup").get("Pss")  # "1234 kB"
+    return int(found.split()[0]) << 10 if found else None
 
 
 def _on_gpus(pids: Sequence[int], gpus: Sequence[Gpu]) -> dict[str, float]:

@@ -6,9 +6,11 @@ import json
 import os
 import secrets
 import select
+import socket
 import struct
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from paceline.remote.agent import boot
 from paceline.remote.call import stream_program
 from paceline.remote.library import library_digest, packed_library
 from paceline.remote.link.link_error import LinkError
+from paceline.system import processes
 
 #: What is kept of what a node's shell and the program that reaches it say.
 _SAID_BYTES = 1 << 14
@@ -31,6 +34,59 @@ class Ends:
     stderr_fd: int | None = None
     process: subprocess.Popen[bytes] | None = None
     said: bytearray = field(default_factory=bytearray)
+
+    @classmethod
+    def of_program(cls, argv: Sequence[str], environment: Mapping[str, str], name: str) -> Ends:
+        """A program that is started, such as `ssh host ...`; its standard streams are the link.
+
+        Raises:
+            LinkError: it can't be started.
+        """
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                # Not a supervisor's, nor the run's: it must not be spared, nor be killed for a leftover.
+                env=processes.of_no_run(environment),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LinkError(f"{name}: {argv[0]!r} could not be started: {error.strerror or error}.") from error
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        # Copies of our own: the three file objects would close theirs when they are collected, under the threads that use them.
+        fds = [os.dup(file.fileno()) for file in (process.stdout, process.stdin, process.stderr)]
+        for file in (process.stdin, process.stdout, process.stderr):
+            file.close()
+        return cls(fds[0], fds[1], fds[2], process)
+
+    @classmethod
+    def of_socket(cls, sock: socket.socket) -> Ends:
+        """A socket, at whose other end a program has it as standard input and output. Takes the socket."""
+        sock.setblocking(True)
+        fd = sock.detach()
+        return cls(fd, fd)
+
+    def wait(self, timeout_s: float, *, writes: bool = False) -> bool:
+        """True once there is something to read, or room to write, before the time is up. Hears standard error meanwhile."""
+        poll, wanted = select.poll(), self.write_fd if writes else self.read_fd
+        poll.register(wanted, select.POLLOUT if writes else select.POLLIN)
+        if self.stderr_fd is not None:
+            poll.register(self.stderr_fd, select.POLLIN)
+        # poll counts in milliseconds.
+        ready = {fd for fd, _ in poll.poll(timeout_s * 1000)}
+        if self.stderr_fd in ready:
+            self.hear_stderr()
+        return wanted in ready
+
+    def hear_rest(self, wait_s: float) -> None:
+        """Hear standard error until nothing comes for so long."""
+        while self.stderr_fd is not None and select.select([self.stderr_fd], [], [], wait_s)[0]:
+            self.hear_stderr()
 
     def hear_stderr(self) -> None:
         """Keep the last of what came on standard error."""
@@ -102,7 +158,7 @@ class _Talk:
         os.set_blocking(self._ends.write_fd, False)
         try:
             while view:
-                if self._ends.write_fd in self._wait(writes=True):
+                if self._wait(writes=True):
                     view = view[os.write(self._ends.write_fd, view) :]
         except LinkError:
             raise  # an OSError as well: time is up
@@ -115,7 +171,7 @@ class _Talk:
     def answer(self) -> dict[str, Any]:
         """The next line that is meant for us."""
         while (line := self._line()) is None:
-            if self._ends.read_fd in self._wait():
+            if self._wait():
                 data = os.read(self._ends.read_fd, 1 << 16)
                 if not data:
                     self._fail("ended")
@@ -131,30 +187,18 @@ class _Talk:
         line, _, self.heard = rest.partition(b"\n")
         return line
 
-    def _wait(self, *, writes: bool = False) -> set[int]:
-        poll = select.poll()
-        if writes:
-            poll.register(self._ends.write_fd, select.POLLOUT)
-        else:
-            poll.register(self._ends.read_fd, select.POLLIN)
-        if self._ends.stderr_fd is not None:
-            poll.register(self._ends.stderr_fd, select.POLLIN)
+    def _wait(self, *, writes: bool = False) -> bool:
         left = self._deadline - time.monotonic()
         if left <= 0:
             self._fail("silent")
-        # poll counts in milliseconds.
-        ready = {fd for fd, _ in poll.poll(left * 1000)}
-        if self._ends.stderr_fd in ready:
-            self._ends.hear_stderr()
-        return ready
+        return self._ends.wait(left, writes=writes)
 
     def _fail(self, how: str) -> None:
         """Say why there is no agent."""
         ends = self._ends
         # Its standard output closes a little before the program is over, and its exit code says more than that.
         code = ends.exit_code(2.0) if how == "ended" else None
-        while ends.stderr_fd is not None and select.select([ends.stderr_fd], [], [], 0.2)[0]:
-            ends.hear_stderr()
+        ends.hear_rest(0.2)
         shell = self.heard.decode(errors="replace").strip()
         said = ends.stderr() or shell
         lines = [line for line in said.splitlines() if line.strip()]

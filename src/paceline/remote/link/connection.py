@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import select
 import signal
 import socket
 import threading
@@ -69,7 +68,7 @@ class AgentConnection:
         self._reader.start()
 
     def ask(
-        self, op: str, data: bytes = b"", *, timeout_s: float = 10.0, in_order: bool = False, **values: Any
+        self, op: str, data: bytes = b"", *, timeout_s: float = 10.0, **values: Any
     ) -> tuple[dict[str, Any], bytes]:
         """The answer to a request.
 
@@ -77,7 +76,7 @@ class AgentConnection:
             LinkError: the node is lost, or does not answer in time.
             OSError: what the agent met with.
         """
-        pending = self.requests.new(in_order=in_order)
+        pending = self.requests.new()
         self.out.put({"op": op, "id": pending.number, **values}, data)
         try:
             return self.wait_for(pending, op, timeout_s)
@@ -137,19 +136,16 @@ class AgentConnection:
             self._end_program(2.0 if self.is_closing else 0.2)
             # Behind all that has come: the filer puts that into its place before it ends.
             self._inward.put(None)
-            self._end_requests_later()
+            # In a thread, for answers that wait for files still come; this one goes on meanwhile.
+            threading.Thread(target=self._end_requests, daemon=True).start()
         finally:
             # First the writer ends: the kernel gives the number of a closed descriptor to the next file that is opened.
             self.out.join(5.0)
             self._close_fds()
             self._over.set()
 
-    def _end_requests_later(self) -> None:
-        """End the requests once the filer is done, for answers that wait for files still come; the reader goes on meanwhile."""
-        for_files = threading.Thread(target=self._end_requests, daemon=True)
-        for_files.start()
-
     def _end_requests(self) -> None:
+        """End the requests once the filer is done."""
         self._filer.join(5.0)
         self.requests.end()
 
@@ -158,16 +154,8 @@ class AgentConnection:
         self._take(self._first)
         self._heard = time.monotonic()
         while True:
-            ends = self._ends
-            poll = select.poll()
-            poll.register(ends.read_fd, select.POLLIN)
-            if ends.stderr_fd is not None:
-                poll.register(ends.stderr_fd, select.POLLIN)
-            ready = {fd for fd, _ in poll.poll(min(1.0, self._silence_s / 4) * 1000)}
-            if ends.stderr_fd in ready:
-                ends.hear_stderr()
-            if ends.read_fd in ready:
-                data = os.read(ends.read_fd, 1 << 18)
+            if self._ends.wait(min(1.0, self._silence_s / 4)):
+                data = os.read(self._ends.read_fd, 1 << 18)
                 if not data:
                     return self._why_ended()
                 self._take(data)
@@ -199,8 +187,7 @@ class AgentConnection:
     def _why_ended(self) -> str:
         ends = self._ends
         code = ends.exit_code(1.0)
-        while ends.stderr_fd is not None and select.select([ends.stderr_fd], [], [], 0.1)[0]:
-            ends.hear_stderr()
+        ends.hear_rest(0.1)
         lines = [line for line in ends.stderr().splitlines() if line.strip()]
         torn = " in the middle of a frame" if self._frames.is_torn else ""
         told = f": {lines[-1]}" if lines else "."

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +17,6 @@ from paceline.remote.link.handshake import Hello
 from paceline.remote.link.link_error import LinkError
 from paceline.remote.link.link_files import LinkFiles
 from paceline.remote.silence import SILENCE_S
-from paceline.system import processes
 
 
 @dataclass(frozen=True)
@@ -82,36 +79,20 @@ class Link(LinkFiles):
         Raises:
             LinkError: there is no agent; with what the program has said.
         """
-        given = dict(os.environ if env is None else env)
-        # Not a supervisor, nor the run's: it must not be spared, nor be killed for a leftover.
-        for variable in (processes.SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR"):
-            given.pop(variable, None)
-        try:
-            process = subprocess.Popen(
-                list(argv),
-                env=given,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise LinkError(f"{name}: {argv[0]!r} could not be started: {error.strerror or error}.") from error
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        # Copies of our own: the three file objects would close theirs when they are collected, under the threads that use them.
-        fds = [os.dup(file.fileno()) for file in (process.stdout, process.stdin, process.stderr)]
-        for file in (process.stdin, process.stdout, process.stderr):
-            file.close()
-        ends = Ends(fds[0], fds[1], fds[2], process)
-        return cls._begin(ends, name, library_dir, folder, shared_library, timeout_s, silence_s)
+        return cls.over(
+            Ends.of_program(argv, os.environ if env is None else env, name),
+            name=name,
+            library_dir=library_dir,
+            folder=folder,
+            shared_library=shared_library,
+            timeout_s=timeout_s,
+            silence_s=silence_s,
+        )
 
     @classmethod
     def over(
         cls,
-        sock: socket.socket,
+        ends: Ends,
         *,
         name: str,
         library_dir: Path,
@@ -120,22 +101,7 @@ class Link(LinkFiles):
         timeout_s: float = 30.0,
         silence_s: float = SILENCE_S,
     ) -> Link:
-        """A link over a socket, at whose other end a program has it as standard input and output. Takes the socket."""
-        sock.setblocking(True)
-        fd = sock.detach()
-        return cls._begin(Ends(fd, fd), name, library_dir, folder, shared_library, timeout_s, silence_s)
-
-    @classmethod
-    def _begin(
-        cls,
-        ends: Ends,
-        name: str,
-        library_dir: Path,
-        folder: str,
-        shared_library: bool,
-        timeout_s: float,
-        silence_s: float,
-    ) -> Link:
+        """A link whose ends are there; the others as for `open`."""
         link = cls(ends, name, silence_s)
         settings = {
             "shared": str(library_dir) if shared_library else None,
@@ -171,26 +137,14 @@ class Link(LinkFiles):
 
     # --- commands
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        input: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout_s: float = 60.0,
-    ) -> CommandEnd:
-        """Run a short command, wait for it, and return how it ended; after `timeout_s` it is killed.
-
-        env: of the command; None for the agent's own.
+    def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> CommandEnd:
+        """Run a short command in the agent's environment, wait for it, and return how it ended; after `timeout_s` it is killed.
 
         Raises:
             LinkError: also where time was up.
         """
         pending = self._connection.requests.new()
-        given = dict(env) if env is not None else None
-        header = {"op": "run", "id": pending.number, "argv": list(argv), "env": given, "cwd": cwd}
-        self._connection.out.put(header, input)
+        self._connection.out.put({"op": "run", "id": pending.number, "argv": list(argv)}, input)
         try:
             answer, data = self._connection.wait_for(pending, shlex.join(argv), timeout_s)
         except LinkError:
@@ -213,7 +167,6 @@ class Link(LinkFiles):
         argv: Sequence[str],
         *,
         env: Mapping[str, str],
-        defaults: Mapping[str, str],
         cwd: str,
         log: str,
         exact: bool = False,
@@ -221,19 +174,11 @@ class Link(LinkFiles):
     ) -> int:
         """The pid of a command that was started; its output goes to the file `log` there.
 
-        Its environment: `defaults`, over it the agent's own (not if `exact`), over that `env`. tag: its end is not among
-        `ends`, but told to `on_tagged_end`.
+        Its environment: the agent's own (not if `exact`), over that `env`. tag: its end is not among `ends`, but told to
+        `on_tagged_end`.
         """
         answer, _ = self._connection.ask(
-            "start",
-            timeout_s=20.0,
-            argv=list(argv),
-            env=dict(env),
-            defaults=dict(defaults),
-            cwd=cwd,
-            log=log,
-            exact=exact,
-            tag=tag,
+            "start", timeout_s=20.0, argv=list(argv), env=dict(env), cwd=cwd, log=log, exact=exact, tag=tag
         )
         return int(answer["pid"])
 

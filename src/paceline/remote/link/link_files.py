@@ -109,10 +109,6 @@ class LinkFiles:
         count, size = self._connection.ask("census", timeout_s=120.0, path=path)[0]["found"]
         return count, size
 
-    def disk_free(self, path: str) -> int:
-        """Bytes that can still be written there."""
-        return int(self._connection.ask("disk_free", timeout_s=5.0, path=path)[0]["found"])
-
     def disk(self, path: str) -> tuple[int, int, int]:
         """The disk of a folder there: bytes that can still be written, bytes in all, number of the file system."""
         free, total, number = self._connection.ask("disk", timeout_s=5.0, path=path)[0]["found"]

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import errno
 import ipaddress
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from paceline.errors import EngineError, TargetError
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand, Starter
-from paceline.remote.agent.disks import disks_here
+from paceline.remote.agent.disks import REPORT_BYTES, disk_of, disks_here
 from paceline.remote.link.copies import Copies
 from paceline.remote.link.link import Link
 from paceline.remote.link.link_error import LinkError
@@ -23,8 +22,6 @@ from paceline.remote.link.rsh_calls import RshCalls, make_remote_shell
 from paceline.remote.link.sending import all_or_error, on_each, see_same
 from paceline.runs.folder import RunFolder
 
-#: More than a worker's report of its exception takes.
-_REPORT_BYTES = 1 << 14
 #: For how long it need not be asked again whether a process lives.
 _FRESH_S = 0.3
 
@@ -134,7 +131,6 @@ class AgentNodes:
             pid = link.start(
                 command.argv,
                 env={**command.defaults, **shell, **command.environment},
-                defaults={},
                 exact=True,
                 cwd=str(work_dir),
                 log=str(command.log),
@@ -204,14 +200,12 @@ class AgentNodes:
         return sum(last - first for first, last in self._oom_kills.values())
 
     def is_disk_full(self) -> bool:
-        places = [os.statvfs(self._folder.path)] if self._folder else []
-        if any(place.f_bavail * place.f_frsize < _REPORT_BYTES for place in places):
+        if self._folder is not None and disk_of(str(self._folder.path))[0] < REPORT_BYTES:
             return True
         if self._copies is None:
             return False
-        living = self._living()
-        free = on_each(living, lambda link: link.disk_free(self._run_dir))
-        return any(isinstance(found, int) and found < _REPORT_BYTES for found in free)
+        disks = on_each(self._living(), lambda link: link.disk(self._run_dir))
+        return any(isinstance(found, tuple) and found[0] < REPORT_BYTES for found in disks)
 
     def put(self, node_rank: int, path: str, data: bytes) -> None:
         try:

@@ -94,7 +94,6 @@ class RshCalls:
             pid = link.start(
                 [*(shell.argv if shell else ("/bin/sh", "-c")), header["command"]],
                 env={**self._environment, **(shell.environment if shell else {})},
-                defaults={},
                 cwd="",
                 log=self._log,
                 tag=tag,

@@ -96,7 +96,7 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
     if folder.snapshot.exists():
         source = folder.snapshot.resolve()
         target = f"{top}/snapshots/{source.name}"
-        if (there := link.census(target)) != _census(source):
+        if (there := link.census(target)) != census(os.fspath(source)):
             # Not whole: somebody has cleaned up in it, as happens in /tmp.
             link.put_tree(source, target, how="keep" if there == (-1, -1) else "replace")
         link.make_link(f"{run_dir}/snapshot", target)
@@ -130,8 +130,3 @@ def _lies_in(source: Path, have: Mapping[str, list[int]]) -> Callable[[str], boo
         return not path.is_dir() and (stamp_of(os.fspath(path)) or [])[:2] == have.get(name, [])[:2]
 
     return is_there
-
-
-def _census(source: Path) -> tuple[int, int]:
-    count, size = census(os.fspath(source))
-    return count, size

@@ -123,16 +123,10 @@ class Arrived:
 
 def as_here(folder: RunFolder) -> Arrived:
     """What came with a run to this machine; where nothing did, what leaves its job as it is."""
-    workspace = folder.path.parent.parent
-    return arrived(folder) or Arrived(manifest=Manifest(), workspace=workspace, stores_dir=workspace)
-
-
-def arrived(folder: RunFolder) -> Arrived | None:
-    """What came with a run to this machine; None where its job is read as it is."""
-    told = read_json(folder.carried)
+    told, workspace = read_json(folder.carried), folder.path.parent.parent
     if told is None:
-        return None
-    manifest, workspace = Manifest.from_json(told), folder.path.parent.parent
+        return Arrived(manifest=Manifest(), workspace=workspace, stores_dir=workspace)
+    manifest = Manifest.from_json(told)
     # Below the run's own folder: a datastore of the same name may be another one in the workspace here.
     for name in manifest.stores:
         write_record(folder.path, manifest.record(name))

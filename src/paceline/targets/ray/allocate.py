@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from paceline.errors import EngineError
 from paceline.job.plan import Node
 from paceline.remote.link import AgentNodes, Link, LinkError, script_python
+from paceline.remote.link.bootstrap import Ends
 from paceline.targets.base import Waiting
 from paceline.targets.ray.listener import Taken
 from paceline.targets.ray.placement_group import GroupRequest, Holding, LostError
@@ -40,23 +42,19 @@ def gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes |
 
 def _gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes | None:
     holding = Holding(asked)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(holding.close)
         taken = holding.wait(waiting)
         if taken is None:
-            holding.close()
             return None
         links = open_links(
             taken, asked.library_dir, asked.folder, shared_library=asked.is_shared, silence_s=asked.silence_s
         )
-        try:
-            return _nodes(asked, holding, taken, links, port_count)
-        except BaseException:
-            for link in links:
-                link.close()
-            raise
-    except BaseException:
-        holding.close()
-        raise
+        for link in links:
+            undo.callback(link.close)
+        nodes = _nodes(asked, holding, taken, links, port_count)
+        undo.pop_all()
+        return nodes
 
 
 class RayNodes(AgentNodes):
@@ -94,7 +92,7 @@ def open_links(
     def open_one(rank: int) -> Link | LinkError:
         try:
             return Link.over(
-                taken[rank].sock,
+                Ends.of_socket(taken[rank].sock),
                 name=names[rank],
                 library_dir=library_dir,
                 folder=folder,

@@ -113,20 +113,12 @@ class RayClient:
 
     def job(self, submission_id: str) -> RayJob | None:
         """The job of this id; None where there is none."""
-        try:
-            return RayJob.from_json(self._call("GET", f"/api/jobs/{quote(submission_id, safe='')}"))
-        except _RefusedError as error:
-            if error.status == 404:
-                return None
-            raise
+        found = self._known("GET", f"/api/jobs/{quote(submission_id, safe='')}")
+        return None if found is None else RayJob.from_json(found)
 
     def stop(self, submission_id: str) -> None:
         """Ask for the job's end: SIGTERM, then SIGKILL. Harmless where it has ended or is not known."""
-        try:
-            self._call("POST", f"/api/jobs/{quote(submission_id, safe='')}/stop")
-        except _RefusedError as error:
-            if error.status != 404:
-                raise
+        self._known("POST", f"/api/jobs/{quote(submission_id, safe='')}/stop")
 
     def logs(self, submission_id: str) -> str:
         """The output of the job's entrypoint; "" where that is gone."""
@@ -175,19 +167,22 @@ class RayClient:
 
     def has_package(self, name: str) -> bool:
         """True if the cluster holds the package of this name (`_ray_pkg_<hash>.zip`)."""
-        try:
-            self._call("GET", f"/api/packages/gcs/{quote(name, safe='')}")
-            return True
-        except _RefusedError as error:
-            if error.status == 404:
-                return False
-            raise
+        return self._known("GET", f"/api/packages/gcs/{quote(name, safe='')}") is not None
 
     def upload_package(self, name: str, data: bytes) -> None:
         """Let the cluster hold a package, whose URI is then `gcs://<name>`."""
         self._call("PUT", f"/api/packages/gcs/{quote(name, safe='')}", data)
 
     # HTTP
+
+    def _known(self, method: str, path: str) -> Any:
+        """As `_call`, but None where the cluster knows nothing of the kind (HTTP 404)."""
+        try:
+            return self._call(method, path)
+        except _RefusedError as error:
+            if error.status == 404:
+                return None
+            raise
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
         """The JSON that the cluster answers; {} where it answers nothing.

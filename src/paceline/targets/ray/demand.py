@@ -21,11 +21,10 @@ class NodeResources:
     name: str
     total: Mapping[str, float]
     free: Mapping[str, float] | None = None
-    node_id: str = ""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NodeResources:
-        return cls(name=data["name"], total=data["total"], free=data.get("free"), node_id=data.get("node_id", ""))
+        return cls(name=data["name"], total=data["total"], free=data.get("free"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +62,7 @@ def demand_of(job: Job, settings: RaySettings) -> ClusterDemand:
     """The demand of `job`: CPUs for each worker, with use_gpu GPUs for each worker, and what the target's settings add."""
     bundles = []
     for size in node_sizes(job):
-        bundle = {"CPU": _plain(size * settings.cpus_per_worker)}
+        bundle = {"CPU": round(size * settings.cpus_per_worker, 4)}
         if job.use_gpu:
             bundle["GPU"] = float(size * settings.gpus_per_worker)
         bundles.append({**bundle, **settings.resources})
@@ -104,10 +103,6 @@ def amounts(resources: Mapping[str, float]) -> str:
 
 def _holds(node: Mapping[str, float], bundle: Mapping[str, float]) -> bool:
     return all(node.get(name, 0.0) >= amount - _EPSILON for name, amount in bundle.items())
-
-
-def _plain(amount: float) -> float:
-    return round(amount, 4)
 
 
 def _number(amount: float) -> str:

@@ -10,9 +10,9 @@ the parent of the process that runs the script.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
+from paceline.system.processes import SUPERVISOR_VARIABLE
 from paceline.targets.ray.driver_process import DRIVER_VARIABLE, READS, SAYS
 
 #: Ray's own interpreter, for the supervisor to start the driver with.
@@ -34,7 +34,7 @@ address=$(tr '\000' '\n' <"/proc/$parent/cmdline" 2>/dev/null | sed -n 's/^--nod
 [ -x "$ray" ] || ray=$(command -v python3 || command -v python)
 [ -n "$ray" ] || { echo "paceline: No Python is to be found on the cluster's head"; exit 70; }
 """
-#: Starts the driver, which loads Ray while the supervisor is loaded (`beside`).
+#: Starts the driver, which loads Ray while the supervisor is loaded (`driver_process`).
 _START_DRIVER = f"""
 pipes=$(mktemp -d) && mkfifo "$pipes/in" "$pipes/out" && {{
   PYTHONPATH="$PACELINE_SHELL_PYTHONPATH" "$ray" "$library/paceline/targets/ray/driver.py" <"$pipes/in" >"$pipes/out" 2>>"$log" &
@@ -49,6 +49,10 @@ set a datastore on the compute target"; exit 70; }
 cd "$run" || exit 70
 if [ -x "$submitter" ]; then python=$submitter; else python=$ray; fi
 """
+_FOR_SUPERVISOR = f"""\
+export PACELINE_SHELL_PYTHONPATH="$PYTHONPATH" PYTHONPATH="$library"
+export {RAY_PYTHON_VARIABLE}="$ray" {ADDRESS_VARIABLE}="$address" {LIBRARY_VARIABLE}="$library"
+"""
 _LET_GO = f"exec {READS}>&- {SAYS}<&-"
 # A stop of the job is a SIGTERM to all of its processes: this shell has to stay as long as the supervisor does.
 _STAY = "trap : TERM INT\n"
@@ -57,30 +61,24 @@ grep -q '"status": "Completed"' run.json
 """
 
 
-def shared_entrypoint(run_dir: Path, library_dir: Path, python: str, supervisor_variable: str) -> str:
+def shared_entrypoint(run_dir: Path, library_dir: Path, python: str) -> str:
     """The script for a cluster that sees the run's folder under the same path as the submitting machine.
 
     python: the submitting program's interpreter, taken where the cluster has it; else Ray's own.
-    supervisor_variable: marks a supervisor in its environment.
     """
     run, library = shlex.quote(str(run_dir)), shlex.quote(str(library_dir))
     return (
         f"{_STAY}run={run}\nlibrary={library}\nsubmitter={shlex.quote(python)}"
         f"{_FIND_RAY}{_SEES_RUN}"
         'echo "run $(basename "$run"): its logs are in $run/logs"\n'
-        f"{_variables({supervisor_variable: run_dir.name})}"
-        f'export PACELINE_SHELL_PYTHONPATH="$PYTHONPATH" PYTHONPATH="$library"\n'
-        f'export {RAY_PYTHON_VARIABLE}="$ray" {ADDRESS_VARIABLE}="$address"\n'
-        f'export {LIBRARY_VARIABLE}="$library" {SUBMITTER_VARIABLE}="$submitter"\n'
+        f'{_mark(run_dir.name)}{_FOR_SUPERVISOR}export {SUBMITTER_VARIABLE}="$submitter"\n'
         f'log="$run/logs/driver.log"{_START_DRIVER}'
         f'"$python" -m paceline.supervisor "$run" >>logs/driver.log 2>&1\n{_LET_GO}'
         f"{_END}"
     )
 
 
-def controller_entrypoint(
-    run_dir: Path, library_dir: Path, python: str, supervisor_variable: str, token_variable: str | None
-) -> str:
+def controller_entrypoint(run_dir: Path, library_dir: Path, python: str, token_variable: str | None) -> str:
     """The script that is a sweep's controller, on the cluster's head. The others as for `shared_entrypoint`.
 
     token_variable: where trials' submissions look for the cluster's token, which Ray has in a variable of its own there.
@@ -90,25 +88,22 @@ def controller_entrypoint(
     return (
         f"run={run}\nlibrary={library}\nsubmitter={shlex.quote(python)}"
         f"{_FIND_RAY}{_SEES_RUN}"
-        f"{_variables({supervisor_variable: run_dir.name})}{token}"
+        f"{_mark(run_dir.name)}{token}"
         'export PACELINE_SHELL_PYTHONPATH="$PYTHONPATH" PYTHONPATH="$library"\n'
         'exec "$python" -m paceline.sweeps "$run" >>logs/driver.log 2>&1\n'
     )
 
 
-def travel_entrypoint(run_id: str, python: str | None, request: str, supervisor_variable: str) -> str:
+def travel_entrypoint(run_id: str, python: str | None, request: str) -> str:
     """The script for a cluster that shares no folder: it stands in a package that holds `paceline` and is the job's
     working directory.
 
-    request: one word that says where the run's folder is to be had (`travel.Ticket`).
+    request: one word that says where the run's folder is to be had (`object_sync.Ticket`).
     """
     chosen = f"python={shlex.quote(python)}\n" if python else "python=$ray\n"
     return (
         f"{_STAY}library=$PWD{_FIND_RAY}{chosen}"
-        f"{_variables({supervisor_variable: run_id})}"
-        f'export PACELINE_SHELL_PYTHONPATH="$PYTHONPATH" PYTHONPATH="$library"\n'
-        f'export {RAY_PYTHON_VARIABLE}="$ray" {ADDRESS_VARIABLE}="$address"\n'
-        f'export {LIBRARY_VARIABLE}="$library"\n'
+        f"{_mark(run_id)}{_FOR_SUPERVISOR}"
         f"log=/dev/stderr{_START_DRIVER}"
         f'"$python" -m paceline.targets.ray.remote_supervisor {shlex.quote(request)}\n'
     )
@@ -126,5 +121,6 @@ def examine_entrypoint(request: str) -> str:
     )
 
 
-def _variables(values: Mapping[str, str]) -> str:
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+def _mark(run_id: str) -> str:
+    """Of a run's supervisor, in its environment."""
+    return f"export {SUPERVISOR_VARIABLE}={shlex.quote(run_id)}\n"

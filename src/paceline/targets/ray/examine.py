@@ -22,6 +22,7 @@ from paceline.targets.ray.client import RayClient
 from paceline.targets.ray.entry import examine_entrypoint
 from paceline.targets.ray.library import send_library
 from paceline.targets.ray.listener import Reception
+from paceline.targets.ray.settings import RaySettings, own_folder
 
 if TYPE_CHECKING:
     from paceline.remote.link import Link
@@ -32,15 +33,7 @@ _ASK_S = 1.0
 
 
 @contextlib.contextmanager
-def examined(
-    client: RayClient,
-    address: str,
-    bundles: list[dict[str, float]],
-    folder: str,
-    *,
-    shared_library: bool,
-    silence_s: float,
-) -> Iterator[list[Link]]:
+def examined(client: RayClient, settings: RaySettings, bundles: list[dict[str, float]]) -> Iterator[list[Link]]:
     """A link to each of as many nodes as there are bundles, held by a job of their own.
 
     Raises:
@@ -50,7 +43,7 @@ def examined(
 
     library = Path(paceline.__file__).resolve().parents[1]
     job_id = f"paceline-doctor-{secrets.token_hex(6)}"
-    here = own_address(address)
+    here = own_address(settings.address)
     reception = Reception(host=here)
     links: list[Link] = []
     try:
@@ -64,7 +57,13 @@ def examined(
         runtime_env = {"working_dir": send_library(client, library)}
         client.submit(examine_entrypoint(json.dumps(request)), job_id, runtime_env, {"job_name": job_id})
         _wait(client, job_id, reception, len(bundles))
-        links = open_links(reception.taken, library, folder, shared_library=shared_library, silence_s=silence_s)
+        links = open_links(
+            reception.taken,
+            library,
+            settings.folder or own_folder(),
+            shared_library=settings.is_shared,
+            silence_s=settings.silence_s,
+        )
         yield links
     finally:
         for link in links:

@@ -39,7 +39,7 @@ from paceline.remote.staging.stage_out_local import expect, is_over, take_record
 from paceline.runs import states
 from paceline.runs import store as run_store
 from paceline.runs.folder import RunFolder
-from paceline.system import locks, processes
+from paceline.system import locks
 from paceline.system.files import PRIVATE, read_json, write_json, write_whole
 from paceline.targets.ray import delta
 from paceline.targets.ray.client import RayClient
@@ -136,8 +136,7 @@ def send_run(
         key=key,
         exec_key=exec_key,
     )
-    script = travel_entrypoint(folder.run_id, settings.python, ticket.word(), processes.SUPERVISOR_VARIABLE)
-    return script, {"working_dir": package}
+    return travel_entrypoint(folder.run_id, settings.python, ticket.word()), {"working_dir": package}
 
 
 def _seal(store: Store, folder: RunFolder) -> str | None:

@@ -27,6 +27,7 @@ from paceline.targets.ray.driver_process import DRIVER_VARIABLE, READS, SAYS
 from paceline.targets.ray.entry import COMPLAINT
 from paceline.targets.ray.object_sync import Ticket, get, part_name, put, run_prefix, snapshot_name, unpack, unsealed
 from paceline.targets.ray.passage import StoreListener
+from paceline.targets.ray.settings import own_folder
 
 _TICK_S = 0.1
 _PART_S = 1.0
@@ -39,20 +40,16 @@ def main(argv: list[str]) -> int:
     # A stop of the job is a signal to all of its processes: the supervisor sees to it, and its last words are stored.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    top = Path(ticket.folder or _own()) / "away" / ticket.run_id
+    top = Path(ticket.folder or own_folder()) / "away" / ticket.run_id
     try:
         if not ticket.folder:
-            make_own(Path(_own()))
+            make_own(Path(own_folder()))
         with Store(ticket.record) as store:
             folder = _fetch(store, ticket, top)
             return _see_through(store, ticket, folder, top)
     except (PacelineError, PermissionError) as error:
         print(f"{COMPLAINT}{str(error).rstrip('.')}", flush=True)
         return 70
-
-
-def _own() -> str:
-    return f"/tmp/paceline-{os.getuid()}"
 
 
 def _fetch(store: Store, ticket: Ticket, top: Path) -> RunFolder:

@@ -118,6 +118,11 @@ def read_settings(name: str, settings: Mapping[str, Any]) -> RaySettings:
     )
 
 
+def own_folder() -> str:
+    """The folder on this node for the user's runs, where none is set."""
+    return f"/tmp/paceline-{os.getuid()}"
+
+
 def token(settings: RaySettings) -> str | None:
     """The cluster's token: from the file or variable that is set, else from where Ray itself looks; None without any.
 

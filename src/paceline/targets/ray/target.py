@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, port_count, preview_ports
-from paceline.runs import remote_status, states
+from paceline.runs import states
 from paceline.runs.failure import CAUSES
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
-from paceline.system import processes
+from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine, is_copy
 from paceline.system.files import read_json, write_json
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.ray.client import RayClient, RayJob, RayNode
@@ -32,7 +32,7 @@ from paceline.targets.ray.entry import (
     shared_entrypoint,
 )
 from paceline.targets.ray.jobs import all_jobs
-from paceline.targets.ray.settings import OPTIONS, RaySettings, read_settings
+from paceline.targets.ray.settings import OPTIONS, RaySettings, own_folder, read_settings
 from paceline.targets.status import NodeStatus, Status
 
 if TYPE_CHECKING:
@@ -71,9 +71,10 @@ class RayTarget:
     # The submitting machine
 
     def check(self, job: Job) -> None:
-        nodes = [node for node in self._client.nodes() if node.is_alive]
+        alive = [node for node in self._client.nodes() if node.is_alive]
+        nodes = [NodeResources(name=node.name, total=node.total) for node in alive]
         demand = demand_of(job.resized(job.least_nodes), self.settings)
-        if not self.settings.autoscaling and (why := too_large(demand, [_resources(node) for node in nodes])):
+        if not self.settings.autoscaling and (why := too_large(demand, nodes)):
             raise TargetError(
                 f"compute target {self.settings.name!r}: {why}. Ask for less, or set autoscaling if the cluster grows."
             )
@@ -88,7 +89,7 @@ class RayTarget:
         for rank, bundle in enumerate(demand.bundles[:count]):
             name = alive[rank].name if rank < len(alive) else f"ray-{rank}"
             gpus = tuple(str(number) for number in range(int(bundle.get("GPU", 0))))
-            nodes.append(Node(node_rank=rank, name=name, address=name, cores=_cores(bundle), gpus=gpus))
+            nodes.append(Node(node_rank=rank, name=name, address=name, cores=max(1, int(bundle["CPU"])), gpus=gpus))
         return Preview(nodes=tuple(nodes), ports=preview_ports(job))
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
@@ -105,7 +106,7 @@ class RayTarget:
         # Before the cluster hears of it: whoever finds the record then knows whom to ask.
         write_json(folder.engine, {**told, "time": time.time()})
         if self.settings.is_shared:
-            script = shared_entrypoint(run_dir, library_dir, python, processes.SUPERVISOR_VARIABLE)
+            script = shared_entrypoint(run_dir, library_dir, python)
             runtime_env: dict[str, Any] = {}
         else:
             from paceline.targets.ray.object_sync import send_run
@@ -137,8 +138,7 @@ class RayTarget:
         job_id = f"{_PREFIX}{folder.run_id}-{time.time_ns() // 1_000_000}"
         told = {"engine": "ray", "job_id": job_id, "address": self.settings.address}
         write_json(folder.engine, {**told, "time": time.time()})
-        mark, token_env = processes.SUPERVISOR_VARIABLE, self.settings.token_env
-        script = controller_entrypoint(run_dir, library_dir, python, mark, token_env)
+        script = controller_entrypoint(run_dir, library_dir, python, self.settings.token_env)
         self._client.submit(script, job_id, {}, {"job_name": folder.run_id, "paceline_run_id": folder.run_id})
         write_json(folder.engine, {**told, "time": time.time()})
 
@@ -148,10 +148,10 @@ class RayTarget:
         with contextlib.suppress(TargetError, EngineError):
             self._client.stop(f"{_PREFIX}{RunFolder(run_dir).run_id}")
 
-    def look(self, folder: RunFolder, record: RunRecord) -> remote_status.JobStatus:
+    def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
         if self._settled(folder):
-            return remote_status.JobStatus(state=remote_status.RUNNING)
-        told = remote_status.engine(folder)
+            return JobStatus(state=RUNNING)
+        told = engine(folder)
         job_id = str(told.get("job_id") or f"{_PREFIX}{folder.run_id}")
         known = all_jobs(folder.path.parent.parent, self.settings.address, self._client.jobs, _PREFIX)
         job = known.jobs.get(job_id)
@@ -161,27 +161,23 @@ class RayTarget:
 
             more_comes = fetch_run(self.settings, folder)
             if self._settled(folder):
-                return remote_status.JobStatus(state=remote_status.RUNNING)
+                return JobStatus(state=RUNNING)
         if job is None and known.time < float(told.get("time") or 0.0) + 1.0:
-            return remote_status.JobStatus(state=remote_status.QUEUED, message="Ray has just been given the run")
+            return JobStatus(state=QUEUED, message="Ray has just been given the run")
         if job is not None and job.status == "PENDING" and record.status != states.NOT_STARTED:
-            return remote_status.JobStatus(state=remote_status.RUNNING)  # the supervisor's own word is newer
+            return JobStatus(state=RUNNING)  # the supervisor's own word is newer
         found = self._told(job)
-        if found.state == remote_status.GONE and told.get("has_secrets"):
+        if found.state == GONE and told.get("has_secrets"):
             from paceline.targets.ray.object_sync import remove_sealed
 
             remove_sealed(self.settings, folder)
             write_json(folder.engine, {**told, "has_secrets": False})
         # The end of a run that is gone may be what another process is fetching, for minutes where outputs are large.
-        return (
-            remote_status.JobStatus(state=remote_status.RUNNING)
-            if more_comes and found.state == remote_status.GONE
-            else found
-        )
+        return JobStatus(state=RUNNING) if more_comes and found.state == GONE else found
 
     def passage(self, folder: RunFolder) -> Passage | None:
         """The way to the run's supervisor for one command; None where that looks into the run's folder here."""
-        if self.settings.is_shared or not remote_status.is_copy(folder):
+        if self.settings.is_shared or not is_copy(folder):
             return None
         from paceline.targets.ray.object_sync import store_record
         from paceline.targets.ray.passage import StorePassage
@@ -193,7 +189,7 @@ class RayTarget:
 
         if is_over(folder):
             return  # it is ended here, by who looks next
-        self._client.stop(str(remote_status.engine(folder).get("job_id") or f"{_PREFIX}{folder.run_id}"))
+        self._client.stop(str(engine(folder).get("job_id") or f"{_PREFIX}{folder.run_id}"))
 
     def script(self, job: Job) -> str | None:
         return None
@@ -218,33 +214,12 @@ class RayTarget:
     # The supervisor's side, inside the cluster
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
-        now = time.monotonic()
-        if self._held is not None:
-            self._avoided |= dict.fromkeys(self._held.gone, now)
-        avoid = tuple(node_id for node_id, when in self._avoided.items() if now - when < _AVOID_S)
-        least = job.least_nodes if job.node_range else None
-        self._held = self._gather(
-            demand_of(job, self.settings), run_dir.name, port_count(job), waiting, least=least, avoid=avoid
-        )
-        return self._held
-
-    def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
-        return len(nodes.nodes) + (self._held.spare() if self._held is not None else 0)
-
-    def _gather(
-        self,
-        demand: ClusterDemand,
-        run_id: str,
-        ports: int,
-        waiting: Waiting,
-        *,
-        least: int | None = None,
-        avoid: tuple[str, ...] = (),
-    ) -> RayNodes | None:
         from paceline.targets.ray.allocate import gather
         from paceline.targets.ray.placement_group import GroupRequest
 
-        settings = self.settings
+        now, settings = time.monotonic(), self.settings
+        if self._held is not None:
+            self._avoided |= dict.fromkeys(self._held.gone, now)
         try:
             ray_python, library = os.environ[RAY_PYTHON_VARIABLE], os.environ[LIBRARY_VARIABLE]
         except KeyError as error:
@@ -252,21 +227,25 @@ class RayTarget:
                 f"nodes of a Ray cluster can only be had inside a Ray job, and {error.args[0]} is not set here."
             ) from None
         asked = GroupRequest(
-            demand=demand,
-            run_id=run_id,
+            demand=demand_of(job, settings),
+            run_id=run_dir.name,
             ray_python=ray_python,
             library_dir=Path(library),
             address=os.environ.get(ADDRESS_VARIABLE, ""),
-            folder=settings.folder or _folder(),
+            folder=settings.folder or own_folder(),
             python=settings.python,
             submitter=os.environ.get(SUBMITTER_VARIABLE) if settings.is_shared else None,
             patience_s=None if settings.autoscaling else settings.patience_s,
             is_shared=settings.is_shared,
             silence_s=settings.silence_s,
-            least=least,
-            avoid=avoid,
+            least=job.least_nodes if job.node_range else None,
+            avoid=tuple(node_id for node_id, when in self._avoided.items() if now - when < _AVOID_S),
         )
-        return gather(asked, ports, waiting)
+        self._held = gather(asked, port_count(job), waiting)
+        return self._held
+
+    def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
+        return len(nodes.nodes) + (self._held.spare() if self._held is not None else 0)
 
     def _settled(self, folder: RunFolder) -> bool:
         """True if the run itself is over, and only what it has left here is still to be put in its place."""
@@ -274,18 +253,18 @@ class RayTarget:
 
         return not self.settings.is_shared and settle(folder)
 
-    def _told(self, job: RayJob | None) -> remote_status.JobStatus:
+    def _told(self, job: RayJob | None) -> JobStatus:
         where = f"the Ray cluster at {self.settings.address}"
         if job is None:
             message = f"T{where[1:]} knows no job of this run: its head was started anew, or somebody deleted it."
-            return remote_status.JobStatus(state=remote_status.GONE, message=message)
+            return JobStatus(state=GONE, message=message)
         if job.status == "PENDING":
-            return remote_status.JobStatus(state=remote_status.QUEUED, message=job.message.split(". ")[0].rstrip("."))
+            return JobStatus(state=QUEUED, message=job.message.split(". ")[0].rstrip("."))
         if job.status == "RUNNING":
-            return remote_status.JobStatus(state=remote_status.RUNNING)
+            return JobStatus(state=RUNNING)
         if job.status == "STOPPED":
-            return remote_status.JobStatus(
-                state=remote_status.GONE,
+            return JobStatus(
+                state=GONE,
                 cause="canceled",
                 by=_BY_RAY,
                 message=f"Its job was stopped in {where}.",
@@ -294,12 +273,10 @@ class RayTarget:
         assert cause in CAUSES, cause
         complaints = [line for line in job.message.splitlines() if line.startswith(COMPLAINT)]
         if complaints:
-            return remote_status.JobStatus(
-                state=remote_status.GONE, cause="engine", message=f"{complaints[-1][len(COMPLAINT) :]}."
-            )
+            return JobStatus(state=GONE, cause="engine", message=f"{complaints[-1][len(COMPLAINT) :]}.")
         said = " ".join(job.message.split())[:500].rstrip(".")
-        return remote_status.JobStatus(
-            state=remote_status.GONE,
+        return JobStatus(
+            state=GONE,
             cause=cause,
             message=f"The run's job in {where} ended without its supervisor's word: {said}.",
         )
@@ -327,20 +304,8 @@ class RayTarget:
         count = node_count or sum(demand.fits([node.total]) for node in self._client.nodes() if node.is_alive)
         if not count:
             raise TargetError(f"compute target {settings.name!r}: no living node has {demand.text}.")
-        folder = settings.folder or _folder()
-        with examined(
-            self._client,
-            settings.address,
-            [bundle] * count,
-            folder,
-            shared_library=settings.is_shared,
-            silence_s=settings.silence_s,
-        ) as links:
+        with examined(self._client, settings, [bundle] * count) as links:
             yield links
-
-
-def _resources(node: RayNode) -> NodeResources:
-    return NodeResources(name=node.name, total=node.total, node_id=node.node_id)
 
 
 def _status(node: RayNode) -> NodeStatus:
@@ -355,11 +320,3 @@ def _status(node: RayNode) -> NodeStatus:
         state="alive" if node.is_alive else "dead",
         message=node.message or ("head" if node.is_head else ""),
     )
-
-
-def _cores(bundle: Mapping[str, float]) -> int:
-    return max(1, int(bundle["CPU"]))
-
-
-def _folder() -> str:
-    return f"/tmp/paceline-{os.getuid()}"

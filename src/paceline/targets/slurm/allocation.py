@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from paceline.targets.base import Waiting
 from paceline.targets.slurm.mpi import starter
 from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.states import counts, expand
+from paceline.targets.timeouts import all_within
 
 #: For a step to begin. slurmd on a busy node takes seconds, a prolog more; of a node that is down srun waits for ever.
 OPEN_S = 60.0
@@ -39,26 +40,29 @@ AGAIN_S = 8.0
 #: From then on a run says that a node is slow to answer. A guess: an agent starts within 2 s.
 _SLOW_S = 10.0
 #: Of the batch step's environment: would be taken by srun for options of the step.
-_FOR_SRUN = (
-    *("SLURM_CPUS_PER_TASK", "SLURM_CPUS_PER_GPU", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE"),
-    *(
-        "SLURM_GRES",
-        "SLURM_NTASKS_PER_NODE",
-        "SLURM_NTASKS_PER_SOCKET",
-        "SLURM_NTASKS_PER_CORE",
-        "SLURM_NTASKS_PER_GPU",
-    ),
-    *("SLURM_NTASKS_PER_TRES", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_GPU", "SLURM_MEM_BIND"),
-    *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_GPU_BIND"),
-    *("SLURM_GPU_FREQ", "SLURM_TRES_PER_TASK", "SLURM_TRES_BIND", "SLURM_DISTRIBUTION", "SLURM_EXCLUSIVE"),
-    *("SLURM_EXACT", "SLURM_WHOLE", "SLURM_OVERLAP", "SLURM_OVERCOMMIT", "SLURM_CPU_BIND"),
-    *("SLURM_HINT", "SLURM_EXPORT_ENV", "SLURM_MPI_TYPE", "SLURM_UNBUFFEREDIO", "SLURM_LABELIO"),
-    *("SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_WAIT", "SLURM_KILL_BAD_EXIT"),
-    *("SLURM_TIMELIMIT", "SLURM_TASK_PROLOG", "SLURM_TASK_EPILOG", "SLURM_PROLOG", "SLURM_EPILOG"),
-    *("SLURM_IMMEDIATE", "SLURM_OPEN_MODE", "SLURM_WORKING_DIR", "SLURM_REMOTE_CWD", "SLURM_DEPENDENCY"),
-    *("SLURM_CONSTRAINT", "SLURM_NODELIST", "SLURM_NNODES", "SLURM_JOB_NAME", "SLURM_THREADS"),
-    *("SLURM_CORE_SPEC", "SLURM_PARTITION", "SLURM_ACCOUNT", "SLURM_QOS", "SLURM_SIGNAL"),
-    *("SLURM_MULTI_PROG", "SLURM_NETWORK"),
+_FOR_SRUN = frozenset(
+    f"SLURM_{name}"
+    for name in (
+        *("CPUS_PER_TASK", "CPUS_PER_GPU", "NTASKS", "NPROCS", "TASKS_PER_NODE", "GRES", "NTASKS_PER_NODE"),
+        *("NTASKS_PER_SOCKET", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_TRES", "MEM_PER_CPU", "MEM_PER_NODE"),
+        *("MEM_PER_GPU", "MEM_BIND", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "GPUS_PER_SOCKET", "GPU_BIND"),
+        *("GPU_FREQ", "TRES_PER_TASK", "TRES_BIND", "DISTRIBUTION", "EXCLUSIVE", "EXACT", "WHOLE", "OVERLAP"),
+        *("OVERCOMMIT", "CPU_BIND", "HINT", "EXPORT_ENV", "MPI_TYPE", "UNBUFFEREDIO", "LABELIO", "STDINMODE"),
+        *("STDOUTMODE", "STDERRMODE", "WAIT", "KILL_BAD_EXIT", "TIMELIMIT", "TASK_PROLOG", "TASK_EPILOG", "PROLOG"),
+        *("EPILOG", "IMMEDIATE", "OPEN_MODE", "WORKING_DIR", "REMOTE_CWD", "DEPENDENCY", "CONSTRAINT", "NODELIST"),
+        *(
+            "NNODES",
+            "JOB_NAME",
+            "THREADS",
+            "CORE_SPEC",
+            "PARTITION",
+            "ACCOUNT",
+            "QOS",
+            "SIGNAL",
+            "MULTI_PROG",
+            "NETWORK",
+        ),
+    )
 )
 #: The command line of an agent, `bootstrap_words` that first forget what the environment tells of the agent's own step.
 _AGENT = (
@@ -135,15 +139,21 @@ def open_nodes(
         TargetError: no network that all of them are in, or no srun where that is to start workers.
     """
     names = allocation.nodes if job.node_range else allocation.nodes[: job.node_count]
-    links = _open_all(
-        {name: link_words(allocation, name) for name in names},
-        step_environment(os.environ),
-        library_dir,
-        waiting,
-        limit_s,
-        settings.silence_s,
-        least=job.least_nodes,
-    )
+    environment, folder = step_environment(os.environ), f"/tmp/paceline-{_user()}"
+
+    def opened(name: str) -> Link:
+        return Link.open(
+            link_words(allocation, name),
+            name=name,
+            library_dir=library_dir,
+            folder=folder,
+            shared_library=True,
+            env=environment,
+            timeout_s=limit_s,
+            silence_s=settings.silence_s,
+        )
+
+    links = _open_all(names, opened, waiting, least=job.least_nodes)
     if links is None:
         return None
     try:
@@ -156,7 +166,7 @@ def open_nodes(
             links,
             nodes,
             ports,
-            folder=f"/tmp/paceline-{_user()}",
+            folder=folder,
             python=settings.python or sys.executable,
             starter=starter(job, settings, allocation.job_id, names, os.environ),
         )
@@ -201,14 +211,7 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _open_all(
-    commands: Mapping[str, Sequence[str]],
-    environment: Mapping[str, str],
-    library_dir: Path,
-    waiting: Waiting,
-    limit_s: float,
-    silence_s: float,
-    *,
-    least: int,
+    names: Sequence[str], opened: Callable[[str], Link], waiting: Waiting, *, least: int
 ) -> list[Link] | None:
     """A link to each node, opened at once; None if told to give up, and then none is left open.
 
@@ -221,16 +224,7 @@ def _open_all(
 
     def open_one(name: str) -> None:
         try:
-            link = Link.open(
-                commands[name],
-                name=name,
-                library_dir=library_dir,
-                folder=f"/tmp/paceline-{_user()}",
-                shared_library=True,
-                env=environment,
-                timeout_s=limit_s,
-                silence_s=silence_s,
-            )
+            link = opened(name)
         except PacelineError as error:
             errors[name] = error
             return
@@ -243,25 +237,25 @@ def _open_all(
 
     # One thread a node writes one key of `found` or `errors`. The threads are daemons: a srun that never answers
     # must not keep this process alive.
-    threads = [threading.Thread(target=open_one, args=(name,), daemon=True) for name in commands]
+    threads = [threading.Thread(target=open_one, args=(name,), daemon=True) for name in names]
     for thread in threads:
         thread.start()
     gives_up, began, enough_at = False, time.monotonic(), float("inf")
     while any(thread.is_alive() for thread in threads) and not gives_up:
-        left = [name for name in commands if name not in found and name not in errors]
+        left = [name for name in names if name not in found and name not in errors]
         gives_up = waiting(_starts_on(left, time.monotonic() - began))
         # So `waiting`, which looks whether the run was canceled, is asked ten times a second.
         deadline = time.monotonic() + 0.1
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if least <= len(found) < len(commands):
+        if least <= len(found) < len(names):
             enough_at = min(enough_at, time.monotonic())
             if time.monotonic() - enough_at > AGAIN_S:
                 break
-    if not gives_up and least < len(commands) and least <= len(found):
+    if not gives_up and least < len(names) and least <= len(found):
         with deciding:
             is_over.set()
-        return [found[name] for name in commands if name in found]
+        return [found[name] for name in names if name in found]
     # All nodes or none. A thread that is still opening is left behind: its link ends with this process.
     if gives_up or errors:
         for thread in threads:
@@ -269,8 +263,8 @@ def _open_all(
         _close_all(list(found.values()))
         if gives_up:
             return None
-        raise next(errors[name] for name in commands if name in errors)
-    return [found[name] for name in commands]
+        raise next(errors[name] for name in names if name in errors)
+    return [found[name] for name in names]
 
 
 def _starts_on(left: Sequence[str], for_s: float) -> str:
@@ -287,11 +281,7 @@ def _starts_on(left: Sequence[str], for_s: float) -> str:
 
 
 def _close_all(links: Sequence[Link]) -> None:
-    threads = [threading.Thread(target=link.close, daemon=True) for link in links]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
+    all_within({link.name: link.close for link in links}, 10.0)
 
 
 def _nodes(

@@ -15,7 +15,6 @@ from paceline.remote.link import Link
 from paceline.targets.slurm.allocation import Allocation, link_words
 from paceline.targets.slurm.scheduler import AwayError, CommandResult, Scheduler
 from paceline.targets.slurm.script import selecting_options
-from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.states import expand
 from paceline.targets.status import Unreachable
 from paceline.targets.timeouts import all_within
@@ -28,18 +27,18 @@ _OPEN_S = 60.0
 
 
 @contextlib.contextmanager
-def examined(title: str, scheduler: Scheduler, settings: SlurmSettings, node_count: int) -> Iterator[list[Any]]:
+def examined(scheduler: Scheduler, node_count: int) -> Iterator[list[Any]]:
     """A link to each node of an allocation, or `Unreachable`; the allocation ends with it.
 
     Raises:
         TargetError: Slurm gives no nodes within a minute, or refuses to.
     """
-    job_id = _allocate(title, scheduler, settings, node_count)
+    job_id = _allocate(scheduler, node_count)
     links: list[Any] = []
     try:
         done = scheduler.call(["squeue", "-h", "-j", job_id, "-o", "%N"])
         nodes = expand(done.stdout.strip())
-        links = _open(scheduler, settings, job_id, nodes)
+        links = _open(scheduler, job_id, nodes)
         yield links
     finally:
         # The agents' steps first; scancel would kill them, and each link would report a lost node.
@@ -48,7 +47,8 @@ def examined(title: str, scheduler: Scheduler, settings: SlurmSettings, node_cou
             scheduler.call(["scancel", job_id])
 
 
-def _allocate(title: str, scheduler: Scheduler, settings: SlurmSettings, node_count: int) -> str:
+def _allocate(scheduler: Scheduler, node_count: int) -> str:
+    settings = scheduler.settings
     argv = [
         *("salloc", "--no-shell", "--job-name=paceline-doctor", f"--nodes={node_count}", "--ntasks-per-node=1"),
         # Without it salloc waits in the queue for as long as that takes.
@@ -62,30 +62,32 @@ def _allocate(title: str, scheduler: Scheduler, settings: SlurmSettings, node_co
         # Its word for a queue that did not move is that of a connection that timed out.
         if "waiting for resources" not in str(error):
             raise
-        raise TargetError(f"{title}: {_busy(node_count)}") from error
+        raise TargetError(f"{scheduler.title}: {_busy(node_count)}") from error
     # salloc says so on standard error, and its exit code alone does not give the job's number.
     found = re.search(r"[Gg]ranted job allocation (\d+)", done.stderr)
     if found is None:
-        raise TargetError(f"{title}: {_why(done, node_count)}")
+        raise TargetError(f"{scheduler.title}: {_why(done, node_count)}")
     return found[1]
 
 
 def _why(done: CommandResult, node_count: int) -> str:
-    count = f"{node_count} node{'s' if node_count > 1 else ''}"
     if re.search(r"nodes are busy|not available now|timed out", done.stderr, re.IGNORECASE):
         return _busy(node_count)
-    return f"Slurm refuses {count}: {done.said}."
+    return f"Slurm refuses {_count(node_count)}: {done.said}."
 
 
 def _busy(node_count: int) -> str:
-    count = f"{node_count} node{'s' if node_count > 1 else ''}"
-    return f"Slurm has not given {count} within {_WAIT_S} s. Try again when some are free, or examine fewer nodes."
+    return f"Slurm has not given {_count(node_count)} within {_WAIT_S} s. Try again when some are free, or examine fewer nodes."
 
 
-def _open(scheduler: Scheduler, settings: SlurmSettings, job_id: str, nodes: Sequence[str]) -> list[Any]:
+def _count(nodes: int) -> str:
+    return f"{nodes} node{'s' if nodes > 1 else ''}"
+
+
+def _open(scheduler: Scheduler, job_id: str, nodes: Sequence[str]) -> list[Any]:
     import paceline
 
-    library = Path(paceline.__file__).resolve().parents[1]
+    settings, library = scheduler.settings, Path(paceline.__file__).resolve().parents[1]
     python = settings.python or ("python3" if settings.login else sys.executable)
     # here="": this machine is none of the nodes, so each of them gets its agent by srun.
     allocation = Allocation(job_id=job_id, nodes=tuple(nodes), cores=(0,) * len(nodes), here="")

@@ -17,7 +17,6 @@ from paceline.job.job import Job
 from paceline.targets.slurm import submission
 from paceline.targets.slurm.scheduler import Scheduler
 from paceline.targets.slurm.script import extension_name, extension_text
-from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.states import expand
 
 #: So long its nodes may wait for a checkpoint of the run's. Then they go back, for somebody else may need them.
@@ -30,8 +29,6 @@ class Extension:
     """The second job of a run. job_id, nodes: "" and none where there is none, or it waits."""
 
     scheduler: Scheduler
-    settings: SlurmSettings
-    title: str
     run_id: str
     main_id: str
     job_id: str = ""
@@ -82,7 +79,7 @@ class Extension:
         ids = ",".join(filter(None, (self.main_id, self.job_id)))
         done = self.scheduler.call(["squeue", "-h", "-r", "-j", ids, "-o", _FORMAT])
         if done.returncode != 0:
-            raise EngineError(f"{self.title}: squeue can't tell of jobs {ids}: {done.said}.")
+            raise EngineError(f"{self.scheduler.title}: squeue can't tell of jobs {ids}: {done.said}.")
         rows = [line.split("|") for line in done.stdout.splitlines()]
         return {row[0]: (row[1], tuple(expand(row[2])) if row[2] else ()) for row in rows if len(row) == 3}
 
@@ -103,8 +100,7 @@ class Extension:
         return [name for name in left if rows.get(name, "down") in ("allocated", "mixed", "idle")]
 
     def _submit(self, job: Job, count: int, held: Collection[str]) -> None:
-        script = extension_text(
-            job, self.settings, run_id=self.run_id, job_id=self.main_id, count=count, exclude=sorted(held)
-        )
-        wanted = submission.Submission(script=script, name=extension_name(self.run_id), user=submission.user_here())
-        self.job_id = submission.submit(self.scheduler, self.title, wanted, self.settings)
+        settings, exclude = self.scheduler.settings, sorted(held)
+        script = extension_text(job, settings, run_id=self.run_id, job_id=self.main_id, count=count, exclude=exclude)
+        name = extension_name(self.run_id)
+        self.job_id = submission.submit(self.scheduler, script, name=name, user=submission.user_here())

@@ -40,7 +40,6 @@ from paceline.system import links, locks
 from paceline.system.files import read_json, write_json
 from paceline.targets.slurm import login_helper
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
-from paceline.targets.slurm.settings import SlurmSettings
 
 #: How old a mirrored folder may be.
 _FRESH_S = 1.0
@@ -63,9 +62,9 @@ class There:
 class Login:
     """The login host of a target."""
 
-    def __init__(self, title: str, settings: SlurmSettings, scheduler: Scheduler) -> None:
-        self._title, self._settings, self._scheduler = title, settings, scheduler
-        self._python = settings.python or "python3"
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._title, self._settings, self._scheduler = scheduler.title, scheduler.settings, scheduler
+        self._python = self._settings.python or "python3"
 
     def push(self, folder: RunFolder, library_dir: Path) -> There:
         """Put the run's folder, its snapshot, the library, and the folders and packages of this machine that the job names
@@ -223,14 +222,7 @@ class Login:
         assert process.stderr is not None
         said = process.stderr.read().decode(errors="replace").strip()
         code = process.wait()
-        raise AwayError(f"{where} can't be used: {self._explain(said, code)}")
-
-    def _explain(self, said: str, code: int) -> str:
-        from paceline.targets.ssh.failures import explain
-        from paceline.targets.ssh.hosts import read_hosts
-
-        host = read_hosts([self._settings.login or ""])[0]
-        return explain(host, said, code, ["ssh", str(host)], self._python)
+        raise AwayError(f"{where} can't be used: {self._scheduler.explain(said, code, self._python)}")
 
 
 def _add_tree(archive: tarfile.TarFile, tree: str, files: Mapping[str, Path]) -> None:

@@ -23,12 +23,13 @@ def uses_srun(job: Job, settings: SlurmSettings) -> bool:
     return job.launcher == "mpi" and settings.mpi != "mpirun"
 
 
-def check_srun(job: Job, settings: SlurmSettings, scheduler: Scheduler, title: str) -> None:
+def check_srun(job: Job, scheduler: Scheduler) -> None:
     """Refuse a job whose workers srun can't start as MPI's here.
 
     Raises:
         TargetError: the cluster has no such plugin, or the job's workers are to run in containers.
     """
+    settings, title = scheduler.settings, scheduler.title
     if not uses_srun(job, settings):
         return
     if job.node_range is not None:

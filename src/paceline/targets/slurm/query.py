@@ -17,14 +17,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.system.files import read_json, write_json
-from paceline.targets.poll_cache import FRESH_S, locked
+from paceline.targets import poll_cache
 from paceline.targets.slurm.reasons import has_ended
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.states import SACCT_FORMAT, SQUEUE_FORMAT, JobState, parse_job, parse_sacct, parse_squeue
 
 #: How many ends are kept; they are small, and only runs whose supervisor could not write its end need them.
 _KEPT = 2000
+_EMPTY: Mapping[str, Any] = {
+    "time": 0.0,
+    "told": 0.0,
+    "error": None,
+    "accounting": True,
+    "unaccounted": "",
+    "jobs": {},
+    "ended": {},
+    "known": [],
+}
 _NO_ACCOUNTING = "accounting storage is disabled"
 
 
@@ -36,7 +45,6 @@ class Query:
     ) -> None:
         which = hashlib.sha256(f"{scheduler.where} {user}".encode()).hexdigest()[:12]
         self._path = folder / f"slurm-{which}.json"
-        self._lock = folder / f"slurm-{which}.lock"
         self._scheduler, self._user, self._clock = scheduler, user, clock
         #: When the engine gave the answer that was last used, in seconds since the epoch.
         self.answered_at = 0.0
@@ -80,35 +88,22 @@ class Query:
 
     def remember(self, *job_ids: str) -> None:
         """Let later questions ask for these jobs too, so that one question serves all whose end nobody has seen."""
-        with locked(self._lock):
+        with poll_cache.locked(self._path):
             data = self._read()
             data["known"] = [*data["known"], *job_ids][-_KEPT:]
-            self._write(data)
+            poll_cache.keep(self._path, data)
 
     def forget_answer(self) -> None:
         """Let the next look ask anew: something was done to a job."""
-        with locked(self._lock):
-            data = self._read()
-            data["told"] = 0.0
-            self._write(data)
+        with poll_cache.locked(self._path):
+            poll_cache.keep(self._path, {**self._read(), "told": 0.0})
 
     def _data(self, job_id: str | None = None) -> dict[str, Any]:
-        data = self._read()
-        if not self._is_fresh(data):
-            # The lock is held while the engine is asked: others wait for this answer instead of asking themselves.
-            with locked(self._lock):
-                data = self._read()  # by now somebody else may have asked
-                if not self._is_fresh(data):
-                    data = self._ask(data, job_id)
-                    self._write(data)
+        data = {**_EMPTY, **poll_cache.answer(self._path, lambda: self._ask(self._read(), job_id), self._clock)}
         if data["error"]:
             raise AwayError(data["error"])
         self.answered_at = float(data["time"])
         return data
-
-    def _is_fresh(self, data: dict[str, Any]) -> bool:
-        # Clocks of machines that share the folder may differ.
-        return abs(self._clock() - float(data["told"])) < FRESH_S
 
     # --- asking
 
@@ -186,25 +181,8 @@ class Query:
                     return replace(listed, exit_code=shown.exit_code, signal=shown.signal, nodes=shown.nodes)
         return listed
 
-    # --- the file
-
     def _read(self) -> dict[str, Any]:
-        empty: dict[str, Any] = {
-            "time": 0.0,
-            "told": 0.0,
-            "error": None,
-            "accounting": True,
-            "unaccounted": "",
-            "jobs": {},
-            "ended": {},
-            "known": [],
-        }
-        data = read_json(self._path)
-        return {**empty, **data} if isinstance(data, dict) else empty
-
-    def _write(self, data: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # a full disk: the answer is good all the same
-            write_json(self._path, data)
+        return {**_EMPTY, **poll_cache.kept(self._path)}
 
 
 def _unsigned(ended: Mapping[str, JobState], listed: Mapping[str, JobState]) -> set[str]:

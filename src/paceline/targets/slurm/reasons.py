@@ -73,19 +73,25 @@ _OF = {
 _SETTING = {"nodes": "node_count", "time": "the setting time", "memory": "the setting memory"}
 
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+#: How a job ended -> the cause for its run, and that in words; "" where the script's own end says more.
 _ENDED = {
-    "CANCELLED": "canceled",
-    "TIMEOUT": "time_limit",
-    "DEADLINE": "time_limit",
-    "NODE_FAIL": "node_lost",
-    "BOOT_FAIL": "node_lost",
-    "PREEMPTED": "preempted",
-    "OUT_OF_MEMORY": "memory",
-    "COMPLETED": "engine",
-    "FAILED": "engine",
-    "REVOKED": "engine",
-    "LAUNCH_FAILED": "engine",
-    "RECONFIG_FAIL": "engine",
+    "CANCELLED": ("canceled", "{what} was canceled{by}."),
+    "TIMEOUT": (
+        "time_limit",
+        "{what} reached its time limit. Give the target more (the setting time), or write checkpoints.",
+    ),
+    "DEADLINE": ("time_limit", "{what} reached its deadline."),
+    "NODE_FAIL": ("node_lost", "A node of {what} was lost{nodes}."),
+    "BOOT_FAIL": ("node_lost", "A node of {what} did not start{nodes}."),
+    "PREEMPTED": (
+        "preempted",
+        "{what} was preempted{where}. With max_restarts it is requeued and goes on from its checkpoint.",
+    ),
+    "OUT_OF_MEMORY": (
+        "memory",
+        "{what} used more memory than it had asked for{where}. Give the target more (the setting memory).",
+    ),
+    **dict.fromkeys(("COMPLETED", "FAILED", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"), ("engine", "")),
 }
 #: Slurm's exit of a batch script whose output file could not be opened, and the like: a signal that none has.
 _LAUNCH_SIGNAL = 53
@@ -97,7 +103,7 @@ def look_of(job: JobState, *, python: str = "", run_dir: str = "") -> JobStatus:
         return JobStatus(state=QUEUED, message=waits_for(job))
     if job.state not in _ENDED:  # RUNNING, COMPLETING, CONFIGURING, SUSPENDED, ...
         return JobStatus(state=RUNNING, message=job.state.lower() if job.state != "RUNNING" else "")
-    return JobStatus(state=GONE, cause=_ENDED[job.state], by=job.by, message=_how_ended(job, python, run_dir))
+    return JobStatus(state=GONE, cause=_ENDED[job.state][0], by=job.by, message=_how_ended(job, python, run_dir))
 
 
 def has_ended(job: JobState) -> bool:
@@ -143,19 +149,9 @@ def _limit(reason: str) -> str | None:
 def _how_ended(job: JobState, python: str, run_dir: str) -> str:
     what = f"Slurm job {job.job_id}"
     where = f" on {job.nodes}" if job.nodes else ""
-    if job.state == "CANCELLED":
-        return f"{what} was canceled{f' by {job.by}' if job.by else ''}."
-    if job.state == "TIMEOUT":
-        return f"{what} reached its time limit. Give the target more (the setting time), or write checkpoints."
-    if job.state == "DEADLINE":
-        return f"{what} reached its deadline."
-    if job.state in ("NODE_FAIL", "BOOT_FAIL"):
-        verb = "was lost" if job.state == "NODE_FAIL" else "did not start"
-        return f"A node of {what} {verb}{f' ({job.nodes})' if job.nodes else ''}."
-    if job.state == "PREEMPTED":
-        return f"{what} was preempted{where}. With max_restarts it is requeued and goes on from its checkpoint."
-    if job.state == "OUT_OF_MEMORY":
-        return f"{what} used more memory than it had asked for{where}. Give the target more (the setting memory)."
+    if text := _ENDED[job.state][1]:
+        by, nodes = f" by {job.by}" if job.by else "", f" ({job.nodes})" if job.nodes else ""
+        return text.format(what=what, where=where, by=by, nodes=nodes)
     if job.signal == _LAUNCH_SIGNAL:
         return (
             f"{what} could not start its batch script{where}: the node can't open files in {run_dir!r}. The workspace has "

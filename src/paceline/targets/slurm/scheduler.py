@@ -9,9 +9,13 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.errors import EngineError, TargetError
 from paceline.targets.slurm.settings import SlurmSettings
+
+if TYPE_CHECKING:
+    from paceline.targets.ssh.hosts import SshHost
 
 #: For one call. Slurm's programs wait for a busy controller by themselves, MessageTimeout (10 s) and more.
 CALL_S = 40.0
@@ -54,16 +58,16 @@ class CommandResult:
 
 
 class Scheduler:
-    """Calls Slurm's programs. title: of the target, for messages."""
+    """Calls Slurm's programs for a target. title: of the target, for messages. settings: the target's."""
 
     def __init__(self, title: str, settings: SlurmSettings) -> None:
-        self._title = title
-        self._settings = settings
+        self.title = title
+        self.settings = settings
 
     @property
     def where(self) -> str:
         """A text that tells this engine's answers from those of another."""
-        settings = self._settings
+        settings = self.settings
         return repr((settings.login, settings.ssh_config, settings.ssh_options, os.environ.get("SLURM_CONF", "")))
 
     def call(
@@ -81,7 +85,7 @@ class Scheduler:
             TargetError: there is no such program.
         """
         words = self.words(argv)
-        settings = self._settings
+        settings = self.settings
         try:
             done = subprocess.run(
                 words,
@@ -96,12 +100,12 @@ class Scheduler:
             )
         except FileNotFoundError as error:
             raise TargetError(
-                f"{self._title}: there is no program {argv[0]!r} on this machine's PATH. Submit from a machine of the "
+                f"{self.title}: there is no program {argv[0]!r} on this machine's PATH. Submit from a machine of the "
                 "cluster, or name its login host (the setting login)."
             ) from error
         except (OSError, subprocess.TimeoutExpired) as error:
             what = f"in {timeout_s:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else f"({error})"
-            raise AwayError(f"{self._title}: {argv[0]} gave no answer {what}.") from error
+            raise AwayError(f"{self.title}: {argv[0]} gave no answer {what}.") from error
         result = CommandResult(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
         # sbatch, too, ends with 255, where it does not know an option.
         is_its_own = re.search(rf"^{re.escape(argv[0])}: ", done.stderr, re.MULTILINE)
@@ -110,14 +114,14 @@ class Scheduler:
         if result.returncode != 0 and _UNCONFIGURED.search(result.stderr):
             where = "this machine" if settings.login is None else f"the login host {settings.login}"
             raise TargetError(
-                f"{self._title}: {where} has Slurm's programs, but neither a slurm.conf nor a controller's name in DNS "
+                f"{self.title}: {where} has Slurm's programs, but neither a slurm.conf nor a controller's name in DNS "
                 f"({result.said}). Set SLURM_CONF there, or submit from a machine of the cluster or through its login host "
                 "(the setting login)."
             )
         # Slurm's programs end with 1 whatever is wrong. Their words alone tell a controller that is away from a refusal.
         if result.returncode != 0 and _AWAY.search(result.stderr):
             who = "accounting" if argv[0] == "sacct" else "controller"
-            raise AwayError(f"{self._title}: Slurm's {who} does not answer ({result.said}).")
+            raise AwayError(f"{self.title}: Slurm's {who} does not answer ({result.said}).")
         return result
 
     def call_patiently(
@@ -151,7 +155,7 @@ class Scheduler:
 
     def words(self, argv: Sequence[str]) -> list[str]:
         """The whole command line: of the program itself, or of ssh."""
-        if self._settings.login is None:
+        if self.settings.login is None:
             return list(argv)
         # Variables of the login host's shell count there; those that change the form of answers do not.
         return self.ssh_words(shlex.join(["env", "-u", "SLURM_TIME_FORMAT", *argv]))
@@ -159,26 +163,28 @@ class Scheduler:
     def ssh_words(self, command: str) -> list[str]:
         """ssh to the login host. command: for its shell."""
         from paceline.targets.ssh.command import Ssh
+
+        ssh = Ssh(config=self.settings.ssh_config, options=self.settings.ssh_options)
+        return ssh.words(self._login_host(), [command], leave_open=True)
+
+    def explain(self, said: str, exit_code: int | None, python: str = "python3") -> str:
+        """Why the login host can't be used, in a sentence or two; the arguments are those of `paceline.targets.ssh.failures`."""
+        from paceline.targets.ssh.failures import explain
+
+        host = self._login_host()
+        return explain(host, said, exit_code, ["ssh", str(host)], python)
+
+    def _login_host(self) -> SshHost:
         from paceline.targets.ssh.hosts import read_hosts
 
-        settings = self._settings
-        assert settings.login is not None, "there is a login host"
-        ssh = Ssh(config=settings.ssh_config, options=settings.ssh_options)
-        return ssh.words(read_hosts([settings.login])[0], [command], leave_open=True)
+        assert self.settings.login is not None, "there is a login host"
+        return read_hosts([self.settings.login])[0]
 
     def _complain(self, program: str, done: CommandResult) -> None:
-        login = self._settings.login
+        login = self.settings.login
         if done.returncode == 255:
-            from paceline.targets.ssh.failures import explain
-            from paceline.targets.ssh.hosts import read_hosts
-
-            host = read_hosts([login or ""])[0]
-            raise AwayError(
-                f"{self._title}: the login host {login}: {explain(host, done.stderr, 255, ['ssh', str(host)])}"
-            )
-        raise TargetError(
-            f"{self._title}: the login host {login} has no program {program!r} on its PATH ({done.said})."
-        )
+            raise AwayError(f"{self.title}: the login host {login}: {self.explain(done.stderr, 255)}")
+        raise TargetError(f"{self.title}: the login host {login} has no program {program!r} on its PATH ({done.said}).")
 
 
 def plain(environment: Mapping[str, str]) -> dict[str, str]:

@@ -6,13 +6,14 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from paceline.errors import TargetError
 from paceline.job.job import Job
 from paceline.job.plan import node_sizes
 from paceline.targets.slurm.arrays import Array
-from paceline.targets.slurm.settings import SlurmSettings
+from paceline.targets.slurm.settings import SELECTING, SlurmSettings
 
 #: Beside the workers' grace: for the last files to be written and fetched.
 _FINALIZE_S = 30
@@ -69,7 +70,13 @@ def sbatch_text(
     Raises:
         TargetError: a path that a line of sbatch's can't carry.
     """
-    options = sbatch_options(job, settings, run_id, run_dir)
+    options = [
+        f"--job-name={job_name(run_id)}",
+        f"--comment=paceline run {run_id}",
+        f"--chdir={run_dir}",
+        f"--output={_literal(run_dir / 'logs' / 'driver.log')}",
+        *_options_of_job(job, settings),
+    ]
     return _text(options, settings, shlex.quote(run_id), shlex.quote(str(run_dir)), library_dir, python)
 
 
@@ -97,7 +104,7 @@ def array_text(
         *_options_of_job(job, settings),
     ]
     run_dir = f'{shlex.quote(str(runs_dir))}/"{array.shell_word}"'
-    return _text([_escaped(option) for option in options], settings, '"${PWD##*/}"', run_dir, library_dir, python)
+    return _text(options, settings, '"${PWD##*/}"', run_dir, library_dir, python)
 
 
 def controller_text(
@@ -121,7 +128,7 @@ def controller_text(
     places = {name: getattr(settings, name) for name in ("partition", "account", "qos", "reservation")}
     options += [f"--{name}={value}" for name, value in places.items() if value is not None]
     its_dir = shlex.quote(str(run_dir))
-    start = _begin([_escaped(option) for option in options], settings, shlex.quote(run_id), its_dir, library_dir)
+    start = _begin(options, settings, shlex.quote(run_id), its_dir, library_dir)
     command = f"{shlex.quote(python)} -m paceline.sweeps {its_dir} &"
     return f"{start}{_CONTROLLER_TRAPS}{command}\n{_CONTROLLER_GOES_ON}"
 
@@ -133,16 +140,15 @@ def extension_text(
 
     count: of nodes at most; one is enough. exclude: nodes that the run has already, on which there may be room for it, too.
     """
-    own = {**vars(settings), "nodelist": None, "exclude": ",".join([*exclude, *filter(None, [settings.exclude])])}
+    own = replace(settings, nodelist=None, exclude=",".join([*exclude, *filter(None, [settings.exclude])]))
     options = [
         f"--job-name={extension_name(run_id)}",
         f"--comment=paceline run {run_id}, more nodes",
         *("--output=/dev/null", "--chdir=/", f"--nodes=1-{count}", *_cpus_of_node(job, settings)),
         *("--no-kill", "--no-requeue"),
-        *selecting_options(SlurmSettings(**own), _gres(job, settings)),
+        *selecting_options(own, _gres(job, settings)),
     ]
-    lines = ["#!/bin/bash", *(f"#SBATCH {_escaped(option)}" for option in options)]
-    return "\n".join(lines) + "\n" + _EXTENSION.format(job_id=shlex.quote(job_id))
+    return "\n".join(_head(options)) + "\n" + _EXTENSION.format(job_id=shlex.quote(job_id))
 
 
 def _text(
@@ -159,8 +165,7 @@ def _text(
 def _begin(options: list[str], settings: SlurmSettings, run_id: str, run_dir: str, library_dir: PurePosixPath) -> str:
     """The script up to its command. run_id, run_dir: as bash reads them; run_id is read in the run's folder."""
     lines = [
-        "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in options),
+        *_head(options),
         "",
         *settings.setup,
         f"cd {run_dir} || exit 1",
@@ -173,9 +178,9 @@ def _begin(options: list[str], settings: SlurmSettings, run_id: str, run_dir: st
     return "\n".join(lines) + "\n"
 
 
-def sbatch_options(job: Job, settings: SlurmSettings, run_id: str, run_dir: PurePosixPath) -> list[str]:
-    """The options, one a line, escaped as sbatch reads lines of a script."""
-    return [_escaped(option) for option in _options(job, settings, run_id, run_dir)]
+def _head(options: list[str]) -> list[str]:
+    """The lines that sbatch reads, an option on each."""
+    return ["#!/bin/bash", *(f"#SBATCH {_escaped(option)}" for option in options)]
 
 
 def warning_s(job: Job, settings: SlurmSettings) -> int:
@@ -184,14 +189,6 @@ def warning_s(job: Job, settings: SlurmSettings) -> int:
     limit = settings.time_s
     # Of a short job's time the warning takes a third at most: one that came at the start would be worse than none.
     return max(1, min(wanted, 65535, int(limit / 3) if limit is not None else wanted))
-
-
-def _options(job: Job, settings: SlurmSettings, run_id: str, run_dir: PurePosixPath) -> Iterator[str]:
-    yield f"--job-name={job_name(run_id)}"
-    yield f"--comment=paceline run {run_id}"
-    yield f"--chdir={run_dir}"
-    yield f"--output={_literal(run_dir / 'logs' / 'driver.log')}"
-    yield from _options_of_job(job, settings)
 
 
 def _literal(path: PurePosixPath) -> str:
@@ -228,19 +225,8 @@ def _cpus_of_node(job: Job, settings: SlurmSettings) -> Iterator[str]:
 
 def selecting_options(settings: SlurmSettings, gres: str | None) -> Iterator[str]:
     """The options, not escaped, that say which nodes, at whose cost and for how long."""
-    named = {
-        "partition": settings.partition,
-        "account": settings.account,
-        "qos": settings.qos,
-        "constraint": settings.constraint,
-        "time": settings.time,
-        "mem": settings.memory,
-        "gres": gres,
-        "reservation": settings.reservation,
-        "nodelist": settings.nodelist,
-        "exclude": settings.exclude,
-    }
-    for name, value in named.items():
+    named = {name: getattr(settings, setting) for name, setting in SELECTING.items()}
+    for name, value in {**named, "gres": gres}.items():
         if value is not None:
             yield f"--{name}={value}"
     if settings.exclusive:

@@ -37,19 +37,23 @@ OPTIONS: tuple[Option, ...] = (
     SILENCE,
 )
 
-#: sbatch option -> the setting for it, or None where its value is Paceline's alone to give.
-MANAGED: Mapping[str, str | None] = {
+#: sbatch option -> the setting for it, of those that say which nodes, at whose cost and for how long.
+SELECTING: Mapping[str, str] = {
     "partition": "partition",
     "account": "account",
     "qos": "qos",
     "constraint": "constraint",
     "time": "time",
     "mem": "memory",
-    "cpus-per-task": "cpus_per_process",
     "gres": "gres",
     "reservation": "reservation",
     "nodelist": "nodelist",
     "exclude": "exclude",
+}
+#: sbatch option -> the setting for it, or None where its value is Paceline's alone to give.
+MANAGED: Mapping[str, str | None] = {
+    **SELECTING,
+    "cpus-per-task": "cpus_per_process",
     "exclusive": "exclusive",
     **dict.fromkeys(
         (
@@ -169,18 +173,7 @@ def _check(title: str, values: Mapping[str, Any]) -> None:
         )
     if values["login"] is not None and (values["login"].startswith("-") or not values["login"].strip()):
         raise TargetError(f"{title}: login={values['login']!r} is no name of a host. Write 'host' or 'user@host'.")
-    for name in (
-        "partition",
-        "account",
-        "qos",
-        "constraint",
-        "memory",
-        "gres",
-        "gpu_type",
-        "reservation",
-        "nodelist",
-        "exclude",
-    ):
+    for name in (*SELECTING.values(), "gpu_type"):
         if values[name] is not None and not values[name].strip():
             raise TargetError(f"{title}: {name} is empty. Leave it out, or give its value.")
     for option in values["options"]:

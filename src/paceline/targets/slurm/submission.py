@@ -6,11 +6,10 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from paceline.errors import TargetError
 from paceline.targets.slurm.scheduler import AwayError, CommandResult, Scheduler, plain
-from paceline.targets.slurm.settings import SlurmSettings
+from paceline.targets.slurm.settings import SELECTING, SlurmSettings
 from paceline.targets.slurm.states import SQUEUE_FORMAT, parse_squeue
 
 #: Words of `sbatch --test-only` that are not about the request but about this moment: sbatch itself would take the job.
@@ -41,23 +40,7 @@ _OF_SETTINGS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Submission:
-    """A script to be submitted. name: of the job, by which it is found again; user: as squeue takes it."""
-
-    script: str
-    name: str
-    user: str
-
-
-def try_out(
-    scheduler: Scheduler,
-    title: str,
-    script: str,
-    settings: SlurmSettings,
-    *,
-    lacks_nodes: Callable[[], bool] = lambda: False,
-) -> None:
+def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool] = lambda: False) -> None:
     """Have Slurm look at a script without taking it.
 
     lacks_nodes: whether some are down just now, or reserved for a later time; then Slurm says of a job that needs them
@@ -68,7 +51,7 @@ def try_out(
     """
     argv, begun = ["sbatch", "--test-only"], time.monotonic()
     try:
-        done = scheduler.call(argv, input=script, environment=environment(os.environ, settings))
+        done = scheduler.call(argv, input=script, environment=environment(os.environ, scheduler.settings))
     except AwayError:
         return  # the submission will wait for it
     # A controller that was waited for has not heard of its nodes yet, and takes them for missing.
@@ -76,18 +59,15 @@ def try_out(
     if done.returncode == 0 or was_away or _NOT_NOW.search(done.stderr):
         return
     if not (_UNAVAILABLE in done.stderr and lacks_nodes()):
-        raise TargetError(_refusal(title, done, script))
+        raise TargetError(_refusal(scheduler.title, done, script))
 
 
 def submit(
-    scheduler: Scheduler,
-    title: str,
-    submission: Submission,
-    settings: SlurmSettings,
-    *,
-    tell: Callable[[str], None] | None = None,
+    scheduler: Scheduler, script: str, *, name: str, user: str, tell: Callable[[str], None] | None = None
 ) -> str:
     """The number of the job that the script has become; waits for a controller that is away.
+
+    name: of the job, by which it is found again; user: as squeue takes it.
 
     Raises:
         TargetError: Slurm refuses it, or is still away after minutes.
@@ -97,19 +77,18 @@ def submit(
     def once() -> CommandResult:
         if tried:
             # The last call may have got through without its answer getting back.
-            found = _find(scheduler, submission)
+            found = _find(scheduler, name, user)
             if found is not None:
                 return CommandResult(returncode=0, stdout=found, stderr="")
         tried.append(time.monotonic())
-        return scheduler.call(
-            ["sbatch", "--parsable"], input=submission.script, environment=environment(os.environ, settings)
-        )
+        variables = environment(os.environ, scheduler.settings)
+        return scheduler.call(["sbatch", "--parsable"], input=script, environment=variables)
 
     done = scheduler.call_patiently(once, tell=tell)
     # `job;cluster` where there are several.
     found = re.search(r"^(\d+)(;\S+)?\s*$", done.stdout, re.MULTILINE)
     if done.returncode != 0 or found is None:
-        raise TargetError(_refusal(title, done, submission.script))
+        raise TargetError(_refusal(scheduler.title, done, script))
     return found[1]
 
 
@@ -129,12 +108,12 @@ def environment(shell: Mapping[str, str], settings: SlurmSettings) -> dict[str, 
     }
 
 
-def _find(scheduler: Scheduler, submission: Submission) -> str | None:
-    argv = ["squeue", "-h", "-r", "-u", submission.user, "-t", "all", f"--name={submission.name}", "-o", SQUEUE_FORMAT]
+def _find(scheduler: Scheduler, name: str, user: str) -> str | None:
+    argv = ["squeue", "-h", "-r", "-u", user, "-t", "all", f"--name={name}", "-o", SQUEUE_FORMAT]
     done = scheduler.call(argv)
     if done.returncode != 0:
         raise AwayError(f"squeue can't say whether the job is there: {done.said}.")
-    jobs = [job for job in parse_squeue(done.stdout) if job.name == submission.name]
+    jobs = [job for job in parse_squeue(done.stdout) if job.name == name]
     # Of an array its tasks are listed.
     return jobs[-1].job_id.partition("_")[0] if jobs else None
 
@@ -143,11 +122,10 @@ def _refusal(title: str, done: CommandResult, script: str) -> str:
     """A message with Slurm's words and with what it was asked for, so that the wrong word is in it."""
     said = re.sub(r"^(Batch job submission failed|allocation failure): ", "", done.said)
     said = re.sub(r"; (Batch job submission failed|allocation failure): ", "; ", said)
-    telling = ("partition", "account", "qos", "constraint", "time", "mem", "gres", "reservation", "nodelist", "exclude")
     asked = re.findall(r'^#SBATCH "?(--[^\n]*?)"?$', script, re.MULTILINE)
     own = ("job-name", "comment", "chdir", "output", "open-mode", "signal", "requeue", "no-requeue")
     shown = [option for option in asked if option[2:].split("=")[0] not in own]
-    named = [option for option in shown if option[2:].split("=")[0] in telling]
+    named = [option for option in shown if option[2:].split("=")[0] in SELECTING]
     settings = ", ".join(shown) if shown else "nothing"
     which = " See the settings of the target: `paceline compute show`." if named else ""
     return f"{title}: Slurm refuses the job: {said.rstrip('.')}. Asked for: {settings}.{which}"

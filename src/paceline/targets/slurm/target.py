@@ -67,14 +67,8 @@ class SlurmTarget:
     # --- for the submitting program
 
     def check(self, job: Job) -> None:
-        check_srun(job, self.settings, self._scheduler, self._title)
-        submission.try_out(
-            self._scheduler,
-            self._title,
-            self.script(job),
-            self.settings,
-            lacks_nodes=self._lacks_nodes,
-        )
+        check_srun(job, self._scheduler)
+        submission.try_out(self._scheduler, self.script(job), lacks_nodes=self._lacks_nodes)
 
     def preview(self, job: Job) -> Preview:
         nodes = tuple(
@@ -119,7 +113,7 @@ class SlurmTarget:
     def enqueue(self, job: Job, run_dir: Path) -> None:
         """Note that the run is Slurm's from here on; the job itself is made by `start_supervisor`."""
         self._job = job
-        self._note(RunFolder(run_dir), user=self._user(), submitting=time.time())
+        self._note(RunFolder(run_dir), user=submission.user_here(), submitting=time.time())
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         """Give the run's script to Slurm.
@@ -132,11 +126,7 @@ class SlurmTarget:
         script = self.script(
             self._job, run_id=folder.run_id, run_dir=run_dir_there, library_dir=library_there, python=python
         )
-        wanted = submission.Submission(script=script, name=job_name(folder.run_id), user=user)
-        job_id = submission.submit(self._scheduler, self._title, wanted, self.settings, tell=_tell)
-        # A submitter that is killed before this line leaves a run whose job is found by its name (`_look_by_name`).
-        self._note(folder, job_id=job_id, submitted=time.time())
-        self._query(folder, {"user": wanted.user}).remember(job_id)
+        self._submit(folder, script, user)
         return 0
 
     def start_supervisors(
@@ -150,7 +140,7 @@ class SlurmTarget:
         folders = [RunFolder(run_dir) for run_dir in run_dirs]
         array = Array.of([folder.run_id for folder in folders], at_once)
         for folder, task in zip(folders, array.tasks, strict=True):
-            self._note(folder, user=self._user(), submitting=time.time(), array=array.name, task=task)
+            self._note(folder, user=submission.user_here(), submitting=time.time(), array=array.name, task=task)
         placed = [self._place(folder, library_dir) for folder in folders]
         user, run_dir_there, library_there = placed[0]
         script = array_text(
@@ -161,12 +151,11 @@ class SlurmTarget:
             library_dir=PurePosixPath(library_there),
             python=self._python(python),
         )
-        wanted = submission.Submission(script=script, name=job_name(array.name), user=user)
-        array_id = submission.submit(self._scheduler, self._title, wanted, self.settings, tell=_tell)
+        array_id = submission.submit(self._scheduler, script, name=job_name(array.name), user=user, tell=_tell)
         job_ids = [f"{array_id}_{task}" for task in array.tasks]
         for folder, job_id in zip(folders, job_ids, strict=True):
             self._note(folder, job_id=job_id, submitted=time.time())
-        self._query(folders[0], {"user": user}).remember(array_id, *job_ids)
+        self._query(folders[0], user).remember(array_id, *job_ids)
 
     def check_controller(self) -> None:
         if self.settings.login is not None:
@@ -183,7 +172,7 @@ class SlurmTarget:
             TargetError: it refuses it, or was away for minutes.
         """
         self.check_controller()
-        folder, user = RunFolder(run_dir), self._user()
+        folder, user = RunFolder(run_dir), submission.user_here()
         # In place of what was noted of an earlier job of this sweep's.
         write_json(folder.engine, {"engine": self.kind, "user": user, "submitting": time.time()}, sync=True)
         script = controller_text(
@@ -193,15 +182,19 @@ class SlurmTarget:
             library_dir=PurePosixPath(library_dir.absolute()),
             python=self._python(python),
         )
-        wanted = submission.Submission(script=script, name=job_name(folder.run_id), user=user)
-        job_id = submission.submit(self._scheduler, self._title, wanted, self.settings, tell=_tell)
+        self._submit(folder, script, user)
+
+    def _submit(self, folder: RunFolder, script: str, user: str) -> None:
+        """Give Slurm the script of one job, and note its number."""
+        job_id = submission.submit(self._scheduler, script, name=job_name(folder.run_id), user=user, tell=_tell)
+        # A submitter that is killed before this line leaves a run whose job is found by its name (`_look_by_name`).
         self._note(folder, job_id=job_id, submitted=time.time())
-        self._query(folder, {"user": user}).remember(job_id)
+        self._query(folder, user).remember(job_id)
 
     def _place(self, folder: RunFolder, library_dir: Path) -> tuple[str, str, str]:
         """Put the run where the cluster sees it: the user's number, the run's folder and the library's there."""
         if self.settings.login is None:
-            return self._user(), str(folder.path.absolute()), str(library_dir.absolute())
+            return submission.user_here(), str(folder.path.absolute()), str(library_dir.absolute())
         has_secrets = folder.secrets.exists()
         there = self._login().push(folder, library_dir)
         self._note(folder, user=there.user, run_dir=there.run_dir, has_secrets=has_secrets, mirrored=True)
@@ -222,7 +215,7 @@ class SlurmTarget:
         noted = engine(folder)
         if settle(folder):
             return JobStatus(state=RUNNING)
-        query = self._query(folder, noted)
+        query = self._query(folder, noted.get("user"))
         job_id = noted.get("job_id")
         if not job_id:
             return self._look_by_name(folder, query, noted)
@@ -269,7 +262,7 @@ class SlurmTarget:
             done = self._scheduler.call(["scancel", "--state=PENDING", str(noted["job_id"])])
             if done.returncode != 0 and "Invalid job id" not in done.stderr:
                 raise EngineError(f"{self._title}: job {noted['job_id']} can't be canceled: {done.said}.")
-            self._query(folder, noted).forget_answer()
+            self._query(folder, noted.get("user")).forget_answer()
 
     def passage(self, folder: RunFolder) -> Passage | None:
         """The way to the run's supervisor for one command; None where that looks into the run's folder here."""
@@ -310,9 +303,7 @@ class SlurmTarget:
         """The allocation with the nodes of the job that has more of them, if there are some by now."""
         self._lookout = None
         if self._extension is None:
-            main_id = listed_id(os.environ) or allocation.job_id
-            inside = replace(self.settings, login=None)
-            self._extension = Extension(self._scheduler, inside, self._title, run_id, main_id)
+            self._extension = Extension(self._scheduler, run_id, listed_id(os.environ) or allocation.job_id)
         self._extension.begin()
         cores = self.settings.cpus_per_process * job.process_count_per_node
         return allocation.extended(self._extension.current(), self._extension.job_id, cores)
@@ -389,7 +380,7 @@ class SlurmTarget:
 
         if node_count is None:
             node_count = min(2, max(1, len(self.status().up)))
-        with examined(self._title, self._scheduler, self.settings, node_count) as links:
+        with examined(self._scheduler, node_count) as links:
             yield links
 
     # --- helpers
@@ -415,7 +406,7 @@ class SlurmTarget:
     def _login(self) -> Login:
         from paceline.targets.slurm.login import Login
 
-        return Login(self._title, self.settings, self._scheduler)
+        return Login(self._scheduler)
 
     def _look_by_name(self, folder: RunFolder, query: Query, noted: Mapping[str, Any]) -> JobStatus:
         """A run whose number was not written down: it is being submitted, or its submitter was killed meanwhile."""
@@ -433,16 +424,12 @@ class SlurmTarget:
             state=GONE, cause="not_started", message="The submitting program ended before it gave the run to Slurm."
         )
 
-    def _query(self, folder: RunFolder, noted: Mapping[str, Any]) -> Query:
-        answers = answers_dir(folder.path.parent.parent)
-        user = str(noted.get("user") or self._user())
-        return Query(answers, self._scheduler, user)
+    def _query(self, folder: RunFolder, user: str | None) -> Query:
+        """Of this user's jobs; of this one's where that was not noted."""
+        return Query(answers_dir(folder.path.parent.parent), self._scheduler, str(user or submission.user_here()))
 
     def _note(self, folder: RunFolder, **values: Any) -> None:
         write_json(folder.engine, {**engine(folder), "engine": self.kind, **values}, sync=True)
-
-    def _user(self) -> str:
-        return submission.user_here()
 
 
 def _is_newer(path: Path, time_s: float) -> bool:

@@ -17,7 +17,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,14 +64,8 @@ class Ssh:
             *_words(
                 f"BatchMode={'no' if ask else 'yes'}",
                 f"ConnectTimeout={CONNECT_S * (5 if ask else 1)}",
-                # A link that is cut is noticed by ssh itself, too.
-                f"ServerAliveInterval={math.ceil(self.silence_s / _ALIVE_COUNT)}",
-                f"ServerAliveCountMax={_ALIVE_COUNT}",
-                "ForwardX11=no",
                 "ClearAllForwardings=yes",
-                "RemoteCommand=none",
-                "RequestTTY=no",
-                "EscapeChar=none",
+                *self._common(),
             ),
             "--",
             host.name,
@@ -90,10 +84,8 @@ class Ssh:
             # A connection of its own: one that is shared would go on with the forwarding after this command.
             *_words(
                 *("ControlMaster=no", "ControlPath=none", "BatchMode=yes", f"ConnectTimeout={CONNECT_S}"),
-                f"ServerAliveInterval={math.ceil(self.silence_s / _ALIVE_COUNT)}",
-                f"ServerAliveCountMax={_ALIVE_COUNT}",
                 *("ExitOnForwardFailure=yes", "StreamLocalBindUnlink=yes", "StreamLocalBindMask=0177"),
-                *("ForwardX11=no", "RemoteCommand=none", "RequestTTY=no", "EscapeChar=none"),
+                *self._common(),
             ),
             *("-N", "-L", f"{socket_path}:127.0.0.1:{port}"),
             "--",
@@ -122,6 +114,13 @@ class Ssh:
                 "Install OpenSSH's client (package openssh-client or openssh-clients)."
             )
         return program
+
+    def _common(self) -> Iterator[str]:
+        """What all connections have: nothing of a terminal's, and an end when the host is silent."""
+        # A link that is cut is noticed by ssh itself, too.
+        yield f"ServerAliveInterval={math.ceil(self.silence_s / _ALIVE_COUNT)}"
+        yield f"ServerAliveCountMax={_ALIVE_COUNT}"
+        yield from ("ForwardX11=no", "RemoteCommand=none", "RequestTTY=no", "EscapeChar=none")
 
     def _base(self, host: SshHost) -> list[str]:
         words = ["-F", self.config] if self.config else []

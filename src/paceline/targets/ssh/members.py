@@ -19,6 +19,7 @@ from paceline.targets.ssh.command import Ssh
 from paceline.targets.ssh.failures import PASSING, explain
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.probe import login
+from paceline.targets.timeouts import all_within
 
 _AGAIN_S = 1.0
 
@@ -57,9 +58,7 @@ class HostMember:
             ) from error
 
 
-def open_member(
-    ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, folder: str, timeout_s: float = 30.0
-) -> HostMember:
+def open_member(ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, folder: str) -> HostMember:
     """A host with an agent on it.
 
     Raises:
@@ -73,7 +72,6 @@ def open_member(
             library_dir=library_dir,
             folder=folder,
             shared_library=True,
-            timeout_s=timeout_s,
             silence_s=ssh.silence_s,
         )
     except LinkError as error:
@@ -146,12 +144,8 @@ class Opening:
         with self._changed:
             self._closed = True
             ending = [member for host, member in self._members.items() if host not in kept]
-        threads = [threading.Thread(target=member.link.close, daemon=True) for member in ending]
-        for thread in threads:
-            thread.start()
         # An agent ends by itself when its link is cut, so a slow one is not waited for.
-        for thread in threads:
-            thread.join(3.0)
+        all_within({member.host: member.link.close for member in ending}, 3.0)
 
     def _open(self, host: SshHost) -> None:
         assert self._slots is not None

@@ -8,13 +8,14 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.remote import call
+from paceline.remote.agent import gpus
 from paceline.remote.agent.boot import OLDEST
-from paceline.system import processes
+from paceline.system import lock_holder, processes
 from paceline.targets import leases
 from paceline.targets.ssh.command import Ssh
 from paceline.targets.ssh.failures import PASSING, explain
@@ -24,6 +25,8 @@ from paceline.targets.ssh.hosts import SshHost
 TIMEOUT_S = 15.0
 GPUS_S = 25.0
 _AGAIN_S = 1.0
+#: For hosts that are not needed, once enough others have answered.
+_MORE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +57,11 @@ def look_at(
     python: str,
     with_gpus: bool = False,
     enough: int | None = None,
-    more_s: float = 1.0,
     leave_open: bool = True,
 ) -> list[HostProbe]:
     """Look at the hosts; their answers, in the order of `hosts`. leave_open: the connections, for a little while.
 
-    enough: once so many have answered well, the others have `more_s` left; None waits for all.
+    enough: once so many have answered well, the others have a moment left; None waits for all.
 
     Raises:
         TargetError: there is no `ssh` here.
@@ -91,11 +93,16 @@ def look_at(
             well = sum(look.failure is None for look in found.values())
             # Hosts that are not needed get a moment more: they may be the better ones, or say why they are down.
             if enough is not None and well >= enough and not was_enough:
-                was_enough, deadline = True, min(deadline, time.monotonic() + more_s)
+                was_enough, deadline = True, min(deadline, time.monotonic() + _MORE_S)
                 continue
             changed.wait(left)
         silent = "it has not answered so far"
         return [found.get(host) or HostProbe(host=host, failure=silent) for host in hosts]
+
+
+def host_program(verb: str, given: Mapping[str, Any]) -> bytes:
+    """The text of the program that answers `verb` on a host (`paceline.targets.leases.answer`)."""
+    return call.program(leases.__file__, "answer", verb, given, above=(lock_holder.__file__, gpus.__file__))
 
 
 def login(ssh: Ssh, host: SshHost) -> list[str]:
@@ -110,10 +117,12 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
     command = ssh.words(host, [shlex.join(call.words(python, "look"))], leave_open=leave_open)
     # Files, not pipes: a connection that stays open may keep what it was given.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        stdin.write(call.program(leases.__file__, "answer", "look", {"with_gpus": with_gpus}))
+        stdin.write(host_program("look", {"with_gpus": with_gpus}))
         stdin.seek(0)
+        # Of a worker that submits: what stays open must not be taken for a leftover of its run.
+        environment = processes.of_no_run(os.environ)
         process = subprocess.Popen(
-            command, stdin=stdin, stdout=out, stderr=err, start_new_session=True, env=_environment()
+            command, stdin=stdin, stdout=out, stderr=err, start_new_session=True, env=environment
         )
         try:
             code: int | None = process.wait(timeout_s)
@@ -146,12 +155,6 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
         gpus=tuple(answer.get("gpus", ())),
         tickets=tuple(answer["tickets"]),
     )
-
-
-def _environment() -> dict[str, str]:
-    """Ours, but not the run's of a worker that submits: what stays open must not be taken for a leftover of it."""
-    names = (processes.SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR")
-    return {name: value for name, value in os.environ.items() if name not in names}
 
 
 def _content(file: Any) -> bytes:

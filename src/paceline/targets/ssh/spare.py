@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from paceline.job.job import Job
 from paceline.job.plan import node_sizes
+from paceline.targets.leases import has_room
 from paceline.targets.ssh.probe import HostProbe, look_at
 from paceline.targets.ssh.settings import SshSettings
 
@@ -24,13 +25,6 @@ def spare_hosts(settings: SshSettings, job: Job, held: Collection[str], machines
 
 
 def _takes(look: HostProbe, job: Job) -> bool:
-    if look.failure is not None:
-        return False
-    if any(ticket["granted"] is None for ticket in look.tickets):
-        return False  # somebody waits there, and is served first
     per_node = max(node_sizes(job))
-    gpus = {gpu for ticket in look.tickets for gpu in ticket["granted"].get("gpus", ())}
-    if job.use_gpu and len(set(look.gpus) - gpus) < per_node:
-        return False
-    used = sum(int(ticket["cores"]) for ticket in look.tickets)
-    return used + min(per_node, look.offered) <= look.offered
+    ticket = {"cores": per_node, "gpu_count": per_node if job.use_gpu else 0}
+    return look.failure is None and has_room(ticket, look.tickets, look.offered, look.gpus)

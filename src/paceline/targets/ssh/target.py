@@ -26,7 +26,7 @@ from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.probe import HostProbe, look_at
 from paceline.targets.ssh.settings import KIND, OPTIONS, SshSettings, read_settings
 from paceline.targets.ssh.spare import spare_hosts
-from paceline.targets.status import NodeStatus, Status, Unreachable
+from paceline.targets.status import NodeStatus, Status, Unreachable, leased
 
 log = logging.getLogger(__name__)
 
@@ -232,19 +232,10 @@ class SshTarget:
                 nodes.append(NodeStatus(name=look.host.name, is_up=False, state="down", message=look.failure))
                 continue
             held = [ticket for ticket in look.tickets if ticket["granted"] is not None]
-            gpus = {gpu for ticket in held for gpu in ticket["granted"]["gpus"]}
             # A run on several hosts has a ticket on each of them, and counts once.
             running |= {ticket["key"] for ticket in held}
             queued |= {ticket["key"] for ticket in look.tickets if ticket["granted"] is None}
-            nodes.append(
-                NodeStatus(
-                    name=look.host.name,
-                    cores=look.offered,
-                    used_cores=min(look.offered, sum(int(ticket["cores"]) for ticket in held)),
-                    gpus=len(look.gpus),
-                    used_gpus=len(gpus & set(look.gpus)),
-                )
-            )
+            nodes.append(leased(look.host.name, look.offered, look.gpus, held))
         return Status(nodes=tuple(nodes), running=len(running), queued=len(queued - running))
 
     @contextlib.contextmanager
