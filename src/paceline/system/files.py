@@ -174,6 +174,39 @@ def tree_size(path: Path | str) -> int:
     return total
 
 
+def walk_files(top: Path) -> Iterator[tuple[str, os.DirEntry[str], bool]]:
+    """(name below `top`, entry, whether it is a file) of all below a folder of the user's that is no folder itself.
+
+    Links are followed, but into no folder that they lie in. One that leads nowhere is no file, as a pipe is none.
+
+    Raises:
+        OSError: a folder that can't be read.
+    """
+    # Each with what the links on the way to it lead to: one that leads there once more goes round in a circle.
+    waiting: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(top),))]
+    while waiting:
+        inside, above = waiting.pop()
+        # A list, for who stops halfway would leave the folder open.
+        with os.scandir(top / inside) as found:
+            entries = list(found)
+        for entry in entries:
+            name = f"{inside}/{entry.name}" if inside else entry.name
+            try:
+                is_folder, is_file = entry.is_dir(), entry.is_file()
+            except OSError:  # a link to itself, say
+                is_folder = is_file = False
+            if not is_folder:
+                yield name, entry, is_file
+            elif not entry.is_symlink():
+                waiting.append((name, above))
+            elif (real := os.path.realpath(entry.path)) not in above and not _is_above(real, entry.path):
+                waiting.append((name, (*above, real)))
+
+
+def _is_above(folder: str, path: str) -> bool:
+    return f"{os.path.realpath(os.path.dirname(path))}/".startswith(f"{folder.rstrip('/')}/")
+
+
 def make_own(path: Path) -> None:
     """Make a folder for this user alone, or take the one that is there: for places where everybody may make folders.
 
