@@ -29,6 +29,7 @@ from paceline.data.transfer.partial import Partial, is_claimed
 from paceline.errors import DataError
 from paceline.system import processes
 from paceline.system.files import remove_tree
+from paceline.system.sizes import size_bytes
 
 FOLDER_VARIABLE = "PACELINE_DATA_CACHE"
 LIMIT_VARIABLE = "PACELINE_DATA_CACHE_LIMIT"
@@ -42,9 +43,6 @@ _ABANDONED_S = 7 * 86400
 _UNHELD_S = 86400.0
 _LOOKS = 3
 _LOOK_PAUSE_S = 0.01
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate("KMGT", start=1)}
 
 
 @dataclass(frozen=True)
@@ -306,10 +304,12 @@ def parse_size(text: str) -> int:
     Raises:
         DataError: it is none.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgtKMGT]?[iI]?)[bB]?\s*", text)
-    if match is None or match[2].upper() not in _UNITS:
-        raise DataError(f"{text!r} is no size. Give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    try:
+        return size_bytes(text)
+    except ValueError:
+        raise DataError(
+            f"{text!r} is no size. Give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB."
+        ) from None
 
 
 def _default_folder() -> Path:
