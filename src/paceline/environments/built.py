@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,8 @@ class Built:
         """The same, for an environment of equal content: its name and variables are its own."""
         locked = replace(environment, locked_pip=self.locked.locked_pip, locked_conda=self.locked.locked_conda)
         return replace(self, environment=environment, locked=locked)
+
+
+def utc(seconds: float) -> str:
+    """A time, given in seconds since 1970, as records of environments have it."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
