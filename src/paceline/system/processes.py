@@ -68,6 +68,15 @@ def with_home(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "HOME": home}
 
 
+def shell_environment() -> dict[str, str]:
+    """The environment of this process, with the submitting shell's PYTHONPATH: a supervisor's own leads to Paceline's library,
+    and the shell's was put aside under another name (`paceline.system.detached`)."""
+    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PACELINE_SHELL_PYTHONPATH")}
+    if theirs := os.environ.get("PACELINE_SHELL_PYTHONPATH"):
+        own["PYTHONPATH"] = theirs
+    return own
+
+
 def cores() -> set[int]:
     """The numbers of the cores that this process may run on: the machine's, less what a cpuset or taskset keeps from it."""
     return set(os.sched_getaffinity(0)) if _LINUX else set(range(os.cpu_count() or 1))
