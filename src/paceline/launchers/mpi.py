@@ -24,6 +24,7 @@ from paceline.launchers import environment
 from paceline.launchers.mpi_hosts import context_options, host_options, set_words, values_of_place
 from paceline.launchers.mpi_library import mpi4py_library
 from paceline.launchers.mpi_starter import starter_command
+from paceline.runs.folder import RunFolder
 from paceline.system import processes
 
 #: Names the mpirun to use, where the one that would be found is not the right one.
@@ -63,7 +64,7 @@ class MpiLauncher:
                 node_rank=0,
                 ranks=tuple(place.rank for place in launch.places),
                 is_launcher=True,
-                log=launch.run_dir / "logs" / "driver.log",
+                log=RunFolder(launch.run_dir).driver_log,
             )
         ]
 

@@ -12,6 +12,7 @@ from paceline.errors import LauncherError
 from paceline.job.plan import Command, Launch, Starter
 from paceline.launchers import environment
 from paceline.launchers.mpi_hosts import check_same_mpi, networks_of, set_words, values_of_place
+from paceline.runs.folder import RunFolder
 
 #: The starter's own variables: what the user sets under these prefixes is for the workers, and must not become its options.
 _STARTERS = ("SLURM_", "SRUN_")
@@ -54,7 +55,7 @@ def starter_command(launch: Launch, starter: Starter, major: int, variables: Map
         node_rank=0,
         ranks=tuple(place.rank for place in launch.places),
         is_launcher=True,
-        log=launch.run_dir / "logs" / "driver.log",
+        log=RunFolder(launch.run_dir).driver_log,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from paceline.job.job import Job
 from paceline.job.plan import Command, Launch, RankSlot
 from paceline.launchers import environment
+from paceline.runs.folder import RunFolder
 
 
 class ProcessesLauncher:
@@ -32,5 +33,5 @@ def worker_command(launch: Launch, place: RankSlot) -> Command:
         defaults=environment.defaults(launch, place),
         node_rank=place.node_rank,
         ranks=(place.rank,),
-        log=environment.rank_log(launch, place.rank),
+        log=RunFolder(launch.run_dir).rank_log(launch.attempt, place.rank),
     )

@@ -44,7 +44,7 @@ def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int
             *(launch.prepared[place.node_rank].python, "-I", "-S"),
             *(f"{launch.library_dir}/paceline/remote/agent/{program}.py", *words),
         ),
-        log=launch.run_dir / "logs" / "driver.log",
+        log=RunFolder(launch.run_dir).driver_log,
     )
     if launch.prepared[command.node_rank].container is None:
         return command
