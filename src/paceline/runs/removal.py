@@ -133,18 +133,16 @@ def _is_abandoned(new: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: RunFolder) -> Iterator[None]:
-    deadline = time.monotonic() + _LOCK_S
     try:
-        while (fd := locks.take(folder.lock)) is None:
-            if time.monotonic() > deadline:
-                raise RunStateError(
-                    f"run {folder.run_id} is being looked after by another process. Try again when that has ended."
-                )
-            time.sleep(0.02)
+        fd = locks.take_within(folder.lock, _LOCK_S)
     except FileNotFoundError:
         raise RunNotFoundError(f"there is no run {folder.run_id!r} any more.") from None
     except OSError as error:
         raise RunStateError(f"run {folder.run_id} can't be removed: {error.strerror}: {error.filename!r}.") from error
+    if fd is None:
+        raise RunStateError(
+            f"run {folder.run_id} is being looked after by another process. Try again when that has ended."
+        )
     try:
         yield
     finally:
