@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from paceline.job.environment import EnvironmentSpec
+from paceline.system.plain import plain_fields
 
 #: Written last into the environment's folder: without it, the folder is what a build left that did not end.
 RECORD = "paceline-environment.json"
@@ -44,17 +45,7 @@ class Built:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {
-            "prefix": str(self.prefix),
-            "python": str(self.python),
-            "bin_dir": str(self.bin_dir),
-            "variables": dict(self.variables),
-            "environment": self.environment.to_json(),
-            "locked": self.locked.to_json(),
-            "pip": list(self.pip),
-            "conda": list(self.conda),
-        }
+        return plain_fields(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Built:

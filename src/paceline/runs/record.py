@@ -12,6 +12,7 @@ from typing import Any
 from paceline.job.job import Job
 from paceline.runs.failure import FailureReport
 from paceline.runs.states import NOT_STARTED, TERMINAL
+from paceline.system.plain import plain_fields
 
 RECORD_VERSION = 1
 
@@ -38,7 +39,7 @@ class Attempt:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, as `run.json` has them."""
-        return {**_values(self), "nodes": list(self.nodes), "exit_codes": dict(self.exit_codes)}
+        return plain_fields(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Attempt:
@@ -115,17 +116,7 @@ class RunRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, as `run.json` has them."""
-        return {
-            "version": RECORD_VERSION,
-            **_values(self),
-            "git": dict(self.git),
-            "owner": dict(self.owner),
-            "job": self.job.to_json() if self.job else None,
-            "attempts": [attempt.to_json() for attempt in self.attempts],
-            "left_out": [dict(one) for one in self.left_out],
-            "failure": self.failure.to_json() if self.failure else None,
-            "warnings": list(self.warnings),
-        }
+        return {"version": RECORD_VERSION, **plain_fields(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunRecord:
@@ -169,10 +160,6 @@ def user_name() -> str:
     # A uid without a name is a KeyError, and from Python 3.13 on an OSError.
     except (KeyError, OSError):
         return "unknown"
-
-
-def _values(record: Any) -> dict[str, Any]:
-    return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
 @cache
