@@ -27,8 +27,7 @@ def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666)
 
     sync: also survive a power cut. mode: of the file, less the umask.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}")
-    try:
+    with replacing(path, f".{path.name}.{os.getpid()}.") as beside:
         # A new file of a random name, from its beginning with the mode that it is to have.
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -36,6 +35,15 @@ def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path, begins: str = ".new-") -> Iterator[Path]:
+    """A new name beside `path`, that begins so, for what is to come in its place: renamed in the end, removed if anything goes
+    wrong."""
+    beside = path.with_name(f"{begins}{os.urandom(3).hex()}")
+    try:
+        yield beside
         os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -58,21 +66,17 @@ def copy_whole(
     fd = None if top is None else open_below(os.fspath(top), source.relative_to(top).as_posix())
     with open(source if fd is None else fd, "rb") as original:
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = target.with_name(f".{target.name[:100]}.{os.urandom(4).hex()}")
-        try:
-            with _unnamed(target.parent, beside) as (file, name_it):
-                while data := original.read(1 << 20):
-                    file.write(data)
-                    if came is not None:
-                        came(len(data), 0)
-                file.flush()
-                found = os.fstat(original.fileno())
-                os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode) & 0o777)
-                os.utime(file.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
-                name_it()
-            os.replace(beside, target)
-        finally:
-            beside.unlink(missing_ok=True)
+        begins = f".{target.name[:100]}."
+        with replacing(target, begins) as beside, _unnamed(target.parent, beside) as (file, name_it):
+            while data := original.read(1 << 20):
+                file.write(data)
+                if came is not None:
+                    came(len(data), 0)
+            file.flush()
+            found = os.fstat(original.fileno())
+            os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode) & 0o777)
+            os.utime(file.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
+            name_it()
     if came is not None:
         came(0, 1)
 

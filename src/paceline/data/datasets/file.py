@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from paceline.data.datasets.local import local_files
 from paceline.data.datasets.steps import chosen
 from paceline.errors import DataError, TransferError
 from paceline.job.data_reference import Source
+from paceline.system.files import replacing
 
 if TYPE_CHECKING:
     from paceline.data.transfer.listing import FileInfo
@@ -91,16 +91,10 @@ class FileDataset(AnyDataset):
 
 
 def _copy(source: Path, target: Path) -> None:
-    # In the target's own folder: `os.replace` works within one file system alone.
-    beside = target.with_name(f".{secrets.token_hex(6)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(target) as beside:
             shutil.copyfile(source, beside)
-            os.replace(beside, target)
-        finally:
-            # Renamed by now, unless something failed.
-            beside.unlink(missing_ok=True)
     except OSError as error:
         raise TransferError(
             f"{str(source)!r} can't be copied to {str(target)!r}: {error.strerror or error}. Mend that, or give another folder."

@@ -25,7 +25,7 @@ from paceline.data.transfer.listing import list_source
 from paceline.data.transfer.progress import Meter, Progress, size_text
 from paceline.errors import DataError, TransferError
 from paceline.job.data_reference import DataReference, Source
-from paceline.system.files import read_json, walk_files, write_json
+from paceline.system.files import read_json, replacing, walk_files, write_json
 from paceline.system.links import entries
 
 _AT_ONCE = 8
@@ -381,15 +381,7 @@ def _remove(store: Store, path: str) -> None:
         store.fs.rm_file(store.full(path))
 
 
-@contextlib.contextmanager
-def _beside(target: Path):  # type: ignore[no-untyped-def]
-    """A name beside the target to write to; renamed to it at the end, removed if anything goes wrong."""
+def _beside(target: Path) -> contextlib.AbstractContextManager[Path]:
+    """A name beside the target to write to, in a folder that is made if need be."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f"{_MARK}-{secrets.token_hex(4)}")
-    try:
-        yield beside
-        os.replace(beside, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
+    return replacing(target, f"{_MARK}-")
