@@ -19,35 +19,11 @@ from paceline.environments.requirements import RequirementLine
 #: Settings that say how pip shows, keeps or names things, and change nothing of what is installed.
 _WITHOUT_EFFECT = frozenset(
     {
-        *(
-            "break-system-packages",
-            "cache-dir",
-            "compile",
-            "disable-pip-version-check",
-            "exists-action",
-            "format",
-            "log",
-        ),
-        *(
-            "no-clean",
-            "no-color",
-            "no-compile",
-            "no-input",
-            "no-python-version-warning",
-            "no-warn-conflicts",
-            "progress-bar",
-        ),
-        *(
-            "no-warn-script-location",
-            "quiet",
-            "require-virtualenv",
-            "root-user-action",
-            "src",
-            "user",
-            "verbose",
-            "debug",
-        ),
-        *("resume-retries", "upgrade-strategy", "version", "editable", "use-pep517", "dry-run", "report"),
+        *("break-system-packages", "cache-dir", "compile", "disable-pip-version-check", "exists-action", "format"),
+        *("log", "no-clean", "no-color", "no-compile", "no-input", "no-python-version-warning", "no-warn-conflicts"),
+        *("progress-bar", "no-warn-script-location", "quiet", "require-virtualenv", "root-user-action", "src"),
+        *("user", "verbose", "debug", "resume-retries", "upgrade-strategy", "version", "editable", "use-pep517"),
+        *("dry-run", "report"),
         # Those would put packages elsewhere; both uv and pip are told where to.
         *("target", "prefix", "root", "python"),
     }
