@@ -27,7 +27,7 @@ from pathlib import Path
 from paceline.data.stores.filesystem import working_path
 from paceline.data.transfer.partial import Partial, is_claimed
 from paceline.errors import DataError
-from paceline.system import processes
+from paceline.system import locks, processes
 from paceline.system.files import remove_tree
 from paceline.system.sizes import size_bytes
 
@@ -41,8 +41,8 @@ _STAMP_NS = 10**18
 _ABANDONED_S = 7 * 86400
 #: Views of a run whose supervisor is on another machine: so long they count as in use where no process of the run is seen.
 _UNHELD_S = 86400.0
-_LOOKS = 3
-_LOOK_PAUSE_S = 0.01
+#: How long whoever removes dead views may have their lock.
+_MOMENT_S = 0.03
 
 
 @dataclass(frozen=True)
@@ -221,18 +221,11 @@ class DataCache:
     def is_unheld(self, run_id: str) -> bool:
         """Whether no process of this machine holds the run's views: its supervisor is on another one."""
         assert self.view_dir(run_id, 0)
-        path = self._held / run_id
-        for _ in range(_LOOKS):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except OSError:
-                # Whoever holds it, holds it for the whole run; one that removes dead views has it for a moment alone.
-                time.sleep(_LOOK_PAUSE_S)
-            finally:
-                os.close(fd)
-        return False
+        # Whoever holds it, holds it for the whole run; one that removes dead views has it for a moment alone.
+        fd = locks.take_within(self._held / run_id, _MOMENT_S)
+        if fd is not None:
+            os.close(fd)
+        return fd is not None
 
     def note_unheld(self, fd: int) -> None:
         """Note that a run's views are used here while nobody holds them. fd: the open file by which they were held so far.
@@ -260,19 +253,15 @@ class DataCache:
         for name in set(_names(self.views)) | set(_names(self._held)):
             if name == ".held":
                 continue
-            path = self._held / name
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._is_used_unheld(fd, name):
-                    continue
-                remove_tree(self.views / name)
-                # Under the lock: who opened the file meanwhile sees that it is gone, and makes another.
-                path.unlink(missing_ok=True)
-            except OSError:
-                pass  # a living run holds it
-            finally:
-                os.close(fd)
+            fd = locks.take(self._held / name)
+            if fd is None:
+                continue  # a living run holds it
+            # What can't be removed, the next one tries.
+            with contextlib.suppress(OSError), open(fd, "rb"):
+                if not self._is_used_unheld(fd, name):
+                    remove_tree(self.views / name)
+                    # Under the lock: who opened the file meanwhile sees that it is gone, and makes another.
+                    (self._held / name).unlink(missing_ok=True)
 
     # --- helpers
 
