@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from paceline.errors import EnvironmentSpecError
@@ -116,18 +117,16 @@ def base(python: str, cache_dir: Path) -> Base:
 
 
 _known: dict[tuple[str, str], Base] = {}
-_own: list[Base] = []
 
 
+@cache
 def _here() -> Base:
-    if not _own:
-        names: dict[str, object] = {}
-        # The same text that another interpreter is given, so both are asked for the same facts.
-        exec(_FACTS, names)
-        facts = names["facts"]
-        assert callable(facts)
-        _own.append(_made(facts()))
-    return _own[0]
+    names: dict[str, object] = {}
+    # The same text that another interpreter is given, so both are asked for the same facts.
+    exec(_FACTS, names)
+    facts = names["facts"]
+    assert callable(facts)
+    return _made(facts())
 
 
 def _made(values: dict[str, object]) -> Base:
