@@ -32,7 +32,7 @@ from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
-from paceline.system import locks
+from paceline.system import locks, processes
 from paceline.system.files import PRIVATE, write_json
 from paceline.system.library import library_dir
 from paceline.targets import Target, configured
@@ -493,7 +493,7 @@ def _check_python(python: str) -> None:
     try:
         # -S leaves out the site module: a broken .pth file says nothing about the interpreter. The limit is for one on a
         # network file system that hangs.
-        done = subprocess.run([python, "-S", "-c", code], capture_output=True, text=True, timeout=30, check=False)
+        done = processes.said_by([python, "-S", "-c", code], timeout_s=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JobError(f"python={python!r} can't be run: {error}. Give the path of a Python interpreter.") from error
     # Any program may have been named: /bin/true succeeds, and prints no version.

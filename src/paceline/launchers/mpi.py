@@ -151,15 +151,9 @@ def _dotted(version: tuple[int, int]) -> str:
 
 def _version_text(mpirun: str) -> str:
     try:
-        done = subprocess.run(
-            [mpirun, "--version"],
-            capture_output=True,
-            text=True,
-            # A first start from a cold network disk takes seconds.
-            timeout=20,
-            check=False,
-            env=processes.with_home(os.environ),
-        )
+        # A first start from a cold network disk takes seconds.
+        variables = processes.with_home(os.environ)
+        done = processes.said_by([mpirun, "--version"], timeout_s=20, environment=variables)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return done.stdout or done.stderr

@@ -68,6 +68,27 @@ def with_home(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "HOME": home}
 
 
+def said_by(
+    words: Sequence[str], *, timeout_s: float, environment: Mapping[str, str] | None = None, cwd: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A program run to its end, with what it has printed as text, whatever bytes that was; it is given nothing to read.
+
+    Raises:
+        OSError: it can't be started. subprocess.TimeoutExpired: it did not end in time.
+    """
+    return subprocess.run(
+        words,
+        env=environment,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
+
+
 def shell_environment() -> dict[str, str]:
     """The environment of this process, with the submitting shell's PYTHONPATH: a supervisor's own leads to Paceline's library,
     and the shell's was put aside under another name (`paceline.system.detached`)."""
