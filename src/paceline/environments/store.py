@@ -25,7 +25,7 @@ from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
 from paceline.job.environment import EnvironmentSpec
 from paceline.system import locks
-from paceline.system.files import read_json, remove_tree, write_json, write_whole
+from paceline.system.files import names_in, read_json, remove_tree, write_json, write_whole
 
 
 class EnvironmentStore:
@@ -71,11 +71,7 @@ class EnvironmentStore:
 
     def all(self) -> list[Built]:
         """All that are complete, the last used first."""
-        try:
-            names = os.listdir(self._folder)
-        except OSError:
-            return []
-        found = [built for name in names if (built := self._read(name)) is not None]
+        found = [built for name in names_in(self._folder) if (built := self._read(name)) is not None]
         return sorted(found, key=lambda built: (built.last_used_utc, built.key), reverse=True)
 
     def get(self, key_prefix: str) -> Built:

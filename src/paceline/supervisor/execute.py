@@ -29,7 +29,7 @@ from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.in_containers import beside_worker
 from paceline.supervisor.looks import LIMIT_S, Looks
-from paceline.system.files import read_json, write_json
+from paceline.system.files import names_in, read_json, write_json
 from paceline.targets import Nodes
 
 #: How long the asking program may be silent. It says every second that it is there.
@@ -106,10 +106,7 @@ class ExecCommands:
         shutil.rmtree(self._folder.exec_requests, ignore_errors=True)
 
     def _asked(self) -> list[str]:
-        try:
-            return sorted(name for name in os.listdir(self._folder.exec_requests) if not name.startswith("."))
-        except OSError:
-            return []
+        return [name for name in names_in(self._folder.exec_requests) if not name.startswith(".")]
 
     def _begin(self, name: str) -> None:
         folder = self._folder.exec_requests / name

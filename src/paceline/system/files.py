@@ -178,6 +178,14 @@ def tree_size(path: Path | str) -> int:
     return total
 
 
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder, sorted; none where there is no such folder, or it may not be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
 def walk_files(top: Path) -> Iterator[tuple[str, os.DirEntry[str], bool]]:
     """(name below `top`, entry, whether it is a file) of all below a folder of the user's that is no folder itself.
 

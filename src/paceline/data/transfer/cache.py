@@ -28,7 +28,7 @@ from paceline.data.stores.filesystem import working_path
 from paceline.data.transfer.partial import Partial, is_claimed
 from paceline.errors import DataError
 from paceline.system import locks, processes
-from paceline.system.files import remove_tree
+from paceline.system.files import names_in, remove_tree
 from paceline.system.sizes import size_bytes
 
 FOLDER_VARIABLE = "PACELINE_DATA_CACHE"
@@ -250,7 +250,7 @@ class DataCache:
     def drop_dead_views(self) -> None:
         """Remove the views of runs that are over."""
         # A run that was killed may have left a view without a lock's file, or the file without a view.
-        for name in set(_names(self.views)) | set(_names(self._held)):
+        for name in set(names_in(self.views)) | set(names_in(self._held)):
             if name == ".held":
                 continue
             fd = locks.take(self._held / name)
@@ -270,7 +270,7 @@ class DataCache:
         return f"{self._objects}/{key[:2]}/{key}"
 
     def _all(self) -> Iterator[tuple[Path, os.stat_result]]:
-        for folder in _names(self._objects):
+        for folder in names_in(self._objects):
             with contextlib.suppress(OSError), os.scandir(self._objects / folder) as entries:
                 for entry in entries:
                     with contextlib.suppress(OSError):
@@ -278,7 +278,7 @@ class DataCache:
 
     def _drop_abandoned(self) -> None:
         now = time.time()
-        for name in _names(self._partial):
+        for name in names_in(self._partial):
             path = self._partial / name
             with contextlib.suppress(OSError):
                 # A .ranges file goes by the lock of its .part.
@@ -333,10 +333,3 @@ def _link_or_copy(source: str, target: str) -> None:
     except OSError:
         # A file system without hard links, or a file that has as many as it may have.
         shutil.copyfile(source, target)
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
