@@ -307,7 +307,8 @@ def check(job: Job, workspace_dir: Path) -> None:
 
 
 def _check(job: Job, workspace_dir: Path, described: configured.Configured, target: Target) -> None:
-    if job.gpu_share != 1 and described.kind != configured.LOCAL:
+    is_here = described.kind == configured.LOCAL  # what other machines have, they say while the run prepares
+    if job.gpu_share != 1 and not is_here:
         raise JobError(
             f"gpu_share={job.gpu_share:g}: compute target {job.compute_target!r} is of kind {described.kind}; runs share GPUs on "
             "this machine, target 'local', alone. Leave it out there."
@@ -320,12 +321,11 @@ def _check(job: Job, workspace_dir: Path, described: configured.Configured, targ
                 f"node_count={range_text(*job.node_range)}: compute target {job.compute_target!r} is of kind {described.kind}, "
                 "whose runs keep their size. Write one number, or choose another target."
             )
-    if described.kind == configured.LOCAL:
+    if is_here:
         check_commands(job.notify)
     target.check(job)
     get_launcher(job.launcher).check(job)
     environment = job.environment
-    is_here = described.kind == configured.LOCAL  # what other machines have, they say while the run prepares
     if environment.docker_image is not None:
         from paceline.containers import check_image_name, check_shm_size, find_engine
 
@@ -334,13 +334,11 @@ def _check(job: Job, workspace_dir: Path, described: configured.Configured, targ
             check_shm_size(environment.shm_size)
         if is_here:
             find_engine()
-    elif not is_here:
-        # The interpreter is one of the nodes', and only they can say whether it is there.
-        pass
-    elif environment.python is not None:
+    # Else the interpreter is one of the nodes', and only they can say whether it is there.
+    elif is_here and environment.python is not None:
         _check_python(environment.python)
     # Python leaves it empty where another program has embedded it.
-    elif not sys.executable:
+    elif is_here and not sys.executable:
         raise JobError("this program does not know its own interpreter (sys.executable is empty). Set python= to one.")
     if environment.needs_build:
         _check_conda(environment)

@@ -67,11 +67,8 @@ class DataCache:
     def __init__(self, folder: Path | None = None, limit_bytes: int | None = None) -> None:
         self.folder = working_path(folder) if folder is not None else _default_folder()
         self.views = self.folder / "views"
-        self._objects, self._partial, self._held = (
-            self.folder / "objects",
-            self.folder / "partial",
-            self.views / ".held",
-        )
+        self._objects, self._partial = self.folder / "objects", self.folder / "partial"
+        self._held = self.views / ".held"
         try:
             for path in (self._objects, self._partial, self._held):
                 path.mkdir(parents=True, exist_ok=True, mode=0o700)
