@@ -32,7 +32,7 @@ from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
-from paceline.system import locks
+from paceline.system import locks, processes
 from paceline.system.files import PRIVATE, write_json
 from paceline.system.library import library_dir
 from paceline.targets import Target, configured
@@ -307,7 +307,8 @@ def check(job: Job, workspace_dir: Path) -> None:
 
 
 def _check(job: Job, workspace_dir: Path, described: configured.Configured, target: Target) -> None:
-    if job.gpu_share != 1 and described.kind != configured.LOCAL:
+    is_here = described.kind == configured.LOCAL  # what other machines have, they say while the run prepares
+    if job.gpu_share != 1 and not is_here:
         raise JobError(
             f"gpu_share={job.gpu_share:g}: compute target {job.compute_target!r} is of kind {described.kind}; runs share GPUs on "
             "this machine, target 'local', alone. Leave it out there."
@@ -320,12 +321,11 @@ def _check(job: Job, workspace_dir: Path, described: configured.Configured, targ
                 f"node_count={range_text(*job.node_range)}: compute target {job.compute_target!r} is of kind {described.kind}, "
                 "whose runs keep their size. Write one number, or choose another target."
             )
-    if described.kind == configured.LOCAL:
+    if is_here:
         check_commands(job.notify)
     target.check(job)
     get_launcher(job.launcher).check(job)
     environment = job.environment
-    is_here = described.kind == configured.LOCAL  # what other machines have, they say while the run prepares
     if environment.docker_image is not None:
         from paceline.containers import check_image_name, check_shm_size, find_engine
 
@@ -334,13 +334,11 @@ def _check(job: Job, workspace_dir: Path, described: configured.Configured, targ
             check_shm_size(environment.shm_size)
         if is_here:
             find_engine()
-    elif not is_here:
-        # The interpreter is one of the nodes', and only they can say whether it is there.
-        pass
-    elif environment.python is not None:
+    # Else the interpreter is one of the nodes', and only they can say whether it is there.
+    elif is_here and environment.python is not None:
         _check_python(environment.python)
     # Python leaves it empty where another program has embedded it.
-    elif not sys.executable:
+    elif is_here and not sys.executable:
         raise JobError("this program does not know its own interpreter (sys.executable is empty). Set python= to one.")
     if environment.needs_build:
         _check_conda(environment)
@@ -493,7 +491,7 @@ def _check_python(python: str) -> None:
     try:
         # -S leaves out the site module: a broken .pth file says nothing about the interpreter. The limit is for one on a
         # network file system that hangs.
-        done = subprocess.run([python, "-S", "-c", code], capture_output=True, text=True, timeout=30, check=False)
+        done = processes.said_by([python, "-S", "-c", code], timeout_s=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JobError(f"python={python!r} can't be run: {error}. Give the path of a Python interpreter.") from error
     # Any program may have been named: /bin/true succeeds, and prints no version.

@@ -17,7 +17,7 @@ from tests.helpers import write_program
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
     monkeypatch.setattr(module, "_known", {})
-    monkeypatch.setattr(module, "_own", [])
+    module._here.cache_clear()
 
 
 @pytest.fixture

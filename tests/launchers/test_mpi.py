@@ -262,6 +262,8 @@ def test_without_any_the_way_to_get_one_is_said(mpirun, tmp_path, none_of_our_ow
         ("echo 'Intel(R) MPI Library' >&2", "Intel(R) MPI Library"),
         ("echo 'mpirun (Open MPI) 3.1.4'", "mpirun (Open MPI) 3.1.4"),
         ("exit 1", "gives no version"),
+        # Of one in another encoding than UTF-8, what it says was no answer but an error of Python's.
+        (r"printf 'MPI der Universit\344t 3\n'", "MPI der Universit�t 3"),
     ],
 )
 def test_what_was_found_instead_is_named(mpirun, tmp_path, monkeypatch, none_of_our_own, script, seen):

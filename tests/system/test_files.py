@@ -6,7 +6,17 @@ import threading
 
 import pytest
 
-from paceline.system.files import append_line, copy_tree, json_lines, make_own, read_json, write_json, write_whole
+from paceline.system.files import (
+    append_line,
+    copy_tree,
+    json_lines,
+    make_own,
+    read_json,
+    replacing,
+    walk_files,
+    write_json,
+    write_whole,
+)
 from tests.helpers import run_python, start_python
 
 
@@ -189,3 +199,43 @@ def test_a_copied_tree_is_the_same_and_shares_nothing_that_is_written(tmp_path):
     with copied.open("r+b") as file:
         file.write(b"other")
     assert (source / "deep" / "model.pt").read_bytes().startswith(b"weights")
+
+
+def test_a_folder_is_walked_through_links_but_never_in_a_circle(tmp_path):
+    top = tmp_path / "top"
+    (top / "own").mkdir(parents=True)
+    (tmp_path / "else").mkdir()
+    for path in (top / "a", top / "own" / "b", tmp_path / "else" / "c"):
+        path.write_text("")
+    (top / "linked").symlink_to(tmp_path / "else")
+    # Back to where they lie: to the top, to a folder above it, and by way of another link.
+    (top / "own" / "up").symlink_to(top)
+    (top / "above").symlink_to(tmp_path)
+    (tmp_path / "else" / "again").symlink_to(top / "linked")
+    (top / "nowhere").symlink_to(tmp_path / "no")
+    # A listing of a datastore was ended by one of these: the kernel gives up on it with an error of its own.
+    (top / "itself").symlink_to("itself")
+    os.mkfifo(top / "pipe")
+
+    found = {name: is_file for name, _, is_file in walk_files(top)}
+
+    assert sorted(name for name, is_file in found.items() if is_file) == ["a", "linked/c", "own/b"]
+    assert sorted(name for name, is_file in found.items() if not is_file) == ["itself", "nowhere", "pipe"]
+
+
+def test_what_was_to_replace_a_file_is_gone_where_anything_goes_wrong(tmp_path):
+    path = tmp_path / "kept"
+    path.write_text("old")
+
+    def fail() -> None:
+        with replacing(path) as beside:
+            beside.write_text("half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert ({one.name for one in tmp_path.iterdir()}, path.read_text()) == ({"kept"}, "old")
+
+    with replacing(path) as beside:
+        beside.write_text("new")
+    assert ({one.name for one in tmp_path.iterdir()}, path.read_text()) == ({"kept"}, "new")

@@ -9,9 +9,11 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from paceline.errors import EnvironmentSpecError
+from paceline.system import processes
 from paceline.system.files import read_json, write_json
 
 _TIMEOUT_S = 60
@@ -116,18 +118,16 @@ def base(python: str, cache_dir: Path) -> Base:
 
 
 _known: dict[tuple[str, str], Base] = {}
-_own: list[Base] = []
 
 
+@cache
 def _here() -> Base:
-    if not _own:
-        names: dict[str, object] = {}
-        # The same text that another interpreter is given, so both are asked for the same facts.
-        exec(_FACTS, names)
-        facts = names["facts"]
-        assert callable(facts)
-        _own.append(_made(facts()))
-    return _own[0]
+    names: dict[str, object] = {}
+    # The same text that another interpreter is given, so both are asked for the same facts.
+    exec(_FACTS, names)
+    facts = names["facts"]
+    assert callable(facts)
+    return _made(facts())
 
 
 def _made(values: dict[str, object]) -> Base:
@@ -171,17 +171,8 @@ def _ask(path: str, stamp: str, cache_dir: Path) -> Base:
     if user_base := os.environ.get("PYTHONUSERBASE"):
         environment["PYTHONUSERBASE"] = user_base
     try:
-        done = subprocess.run(
-            [path, "-c", _ASK, _FACTS],
-            env=environment,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
+        words = [path, "-c", _ASK, _FACTS]
+        done = processes.said_by(words, timeout_s=_TIMEOUT_S, environment=environment, cwd="/")
         # The last line: a `sitecustomize` may print something before it.
         found = _made(json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, TypeError, KeyError) as error:

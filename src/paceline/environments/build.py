@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 from paceline.environments import conda, venv
 from paceline.environments.base import Base
-from paceline.environments.built import Built
+from paceline.environments.built import Built, utc
 from paceline.environments.pip_install import Installer
 from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
@@ -76,7 +75,7 @@ def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say:
     installer.install(environment)
     own = installer.own()
     added = sorted(own.versions() - before)
-    created = _utc(time.time())
+    created = utc(time.time())
     return Built(
         key=key,
         prefix=prefix,
@@ -125,7 +124,3 @@ def _size(folder: Path) -> int:
                 seen.add(found.st_ino)
                 total += found.st_blocks * 512
     return total
-
-
-def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from paceline.job.environment import EnvironmentSpec
+from paceline.system.plain import plain_fields
 
 #: Written last into the environment's folder: without it, the folder is what a build left that did not end.
 RECORD = "paceline-environment.json"
@@ -43,17 +45,7 @@ class Built:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {
-            "prefix": str(self.prefix),
-            "python": str(self.python),
-            "bin_dir": str(self.bin_dir),
-            "variables": dict(self.variables),
-            "environment": self.environment.to_json(),
-            "locked": self.locked.to_json(),
-            "pip": list(self.pip),
-            "conda": list(self.conda),
-        }
+        return plain_fields(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Built:
@@ -70,3 +62,8 @@ class Built:
         """The same, for an environment of equal content: its name and variables are its own."""
         locked = replace(environment, locked_pip=self.locked.locked_pip, locked_conda=self.locked.locked_conda)
         return replace(self, environment=environment, locked=locked)
+
+
+def utc(seconds: float) -> str:
+    """A time, given in seconds since 1970, as records of environments have it."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")

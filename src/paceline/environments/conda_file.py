@@ -32,7 +32,7 @@ def read(file_path: str | os.PathLike[str]) -> dict[str, Any]:
         raise EnvironmentSpecError(f"{str(path)!r} names no packages. Write a list under `dependencies:`.")
     if unknown := sorted(str(key) for key in data if key not in _KNOWN):
         raise EnvironmentSpecError(f"{str(path)!r} has {unknown}; known are {list(_KNOWN)}.")
-    packages, pip = _dependencies(data["dependencies"], path)
+    packages, pip = _dependencies(_list(data, "dependencies", path), path)
     text, constraints = _pip(pip, path)
     variables = data.get("variables") or {}
     if not isinstance(variables, dict):
@@ -53,11 +53,9 @@ def _list(data: dict[str, Any], key: str, path: Path) -> list[Any]:
     return values
 
 
-def _dependencies(items: Any, path: Path) -> tuple[list[str], list[Any]]:
+def _dependencies(items: list[Any], path: Path) -> tuple[list[str], list[Any]]:
     packages: list[str] = []
     pip: list[Any] = []
-    if not isinstance(items, list):
-        raise EnvironmentSpecError(f"{str(path)!r}: dependencies is {items!r}, not a list. Begin each with `- `.")
     for item in items:
         if isinstance(item, str) and item.strip():
             packages.append(item.strip())

@@ -67,41 +67,28 @@ def described(
             f"conda_dependencies_file together with {' and '.join(both)}: the file says it all. "
             "Put the packages into the file, or leave the file out."
         )
-    packages = _packages("pip_packages", pip_packages)
-    conda = _packages("conda_packages", conda_packages)
+    values: dict[str, Any] = {
+        "python": python,
+        "user_managed": user_managed,
+        "docker_image": docker_image,
+        "shm_size": shm_size,
+    }
+    packages, conda = _packages("pip_packages", pip_packages), _packages("conda_packages", conda_packages)
     if conda_dependencies_file is not None:
         path = _file("conda_dependencies_file", conda_dependencies_file, source_directory)
-        found = Environment.from_conda_specification("conda", path)
-        return _checked(
-            replace(
-                found,
-                name=None,
-                python=python,
-                user_managed=user_managed,
-                docker_image=docker_image,
-                shm_size=shm_size,
-            )
-        )
-    values: dict[str, Any] = {}
+        return _checked(replace(Environment.from_conda_specification(None, path), **values))
+    found = Environment()
     if pip_requirements_file is not None:
         path = _file("pip_requirements_file", pip_requirements_file, source_directory)
-        read = Environment.from_pip_requirements("pip", path)
-        values = {name: value for name, value in read.to_json().items() if name != "name"}
-    environment = Environment.from_json(
-        values
-        | {
-            "python": python,
-            # With conda the interpreter may be the environment's own: there is nothing to lay it over.
-            "layered": layered and not conda,
-            "user_managed": user_managed,
-            "pip_packages": [*values.get("pip_packages", ()), *packages],
-            "conda_packages": list(conda),
-            "conda_channels": list(_packages("conda_channels", conda_channels)),
-            "docker_image": docker_image,
-            "shm_size": shm_size,
-        }
-    )
-    return _checked(environment)
+        found = Environment.from_pip_requirements(None, path)
+    values |= {
+        # With conda the interpreter may be the environment's own: there is nothing to lay it over.
+        "layered": layered and not conda,
+        "pip_packages": packages,
+        "conda_packages": conda,
+        "conda_channels": _packages("conda_channels", conda_channels),
+    }
+    return _checked(replace(found, **values))
 
 
 def _check_types(source_directory: object, given: Mapping[str, object], layered: object) -> None:

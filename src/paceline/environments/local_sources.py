@@ -38,20 +38,12 @@ def moved(environment: EnvironmentSpec, where: Where) -> EnvironmentSpec:
     text = environment.pip_requirements
     return replace(
         environment,
-        pip_packages=tuple(_moved_lines(environment.pip_packages, where)),
-        pip_requirements=text and "".join(f"{line}\n" for line in _moved_text(text, where)),
-        pip_constraints=tuple(_moved_lines(environment.pip_constraints, where)),
-        locked_pip=tuple(_moved_lines(environment.locked_pip, where)),
+        pip_packages=tuple(_moved(line, where) for line in environment.pip_packages),
+        pip_requirements=text and "".join(f"{_moved(line, where)}\n" for _, line in logical_lines(text)),
+        pip_constraints=tuple(_moved(line, where) for line in environment.pip_constraints),
+        locked_pip=tuple(_moved(line, where) for line in environment.locked_pip),
         conda_channels=tuple(_moved_channel(channel, where) for channel in environment.conda_channels),
     )
-
-
-def _moved_lines(lines: tuple[str, ...], where: Where) -> list[str]:
-    return [_moved(text, where) for text in lines]
-
-
-def _moved_text(text: str, where: Where) -> list[str]:
-    return [_moved(line, where) for _, line in logical_lines(text)]
 
 
 def _moved(line: str, where: Where) -> str:

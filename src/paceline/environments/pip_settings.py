@@ -8,46 +8,22 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from paceline.environments.requirements import RequirementLine
+from paceline.system import processes
 
 #: Settings that say how pip shows, keeps or names things, and change nothing of what is installed.
 _WITHOUT_EFFECT = frozenset(
     {
-        *(
-            "break-system-packages",
-            "cache-dir",
-            "compile",
-            "disable-pip-version-check",
-            "exists-action",
-            "format",
-            "log",
-        ),
-        *(
-            "no-clean",
-            "no-color",
-            "no-compile",
-            "no-input",
-            "no-python-version-warning",
-            "no-warn-conflicts",
-            "progress-bar",
-        ),
-        *(
-            "no-warn-script-location",
-            "quiet",
-            "require-virtualenv",
-            "root-user-action",
-            "src",
-            "user",
-            "verbose",
-            "debug",
-        ),
-        *("resume-retries", "upgrade-strategy", "version", "editable", "use-pep517", "dry-run", "report"),
+        *("break-system-packages", "cache-dir", "compile", "disable-pip-version-check", "exists-action", "format"),
+        *("log", "no-clean", "no-color", "no-compile", "no-input", "no-python-version-warning", "no-warn-conflicts"),
+        *("progress-bar", "no-warn-script-location", "quiet", "require-virtualenv", "root-user-action", "src"),
+        *("user", "verbose", "debug", "resume-retries", "upgrade-strategy", "version", "editable", "use-pep517"),
+        *("dry-run", "report"),
         # Those would put packages elsewhere; both uv and pip are told where to.
         *("target", "prefix", "root", "python"),
     }
@@ -186,17 +162,8 @@ def read(environment: Mapping[str, str]) -> PipSettings:
     """The settings of `pip install`, by the pip of the interpreter that runs this. Takes some 0.3 s."""
     if not _may_be_configured(environment):
         return PipSettings()
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"],
-        env=dict(environment),
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=60,
-        check=False,
-    )
+    words = [sys.executable, "-m", "pip", "config", "list"]
+    done = processes.said_by(words, timeout_s=60, environment=environment, cwd="/")
     if done.returncode != 0:
         return PipSettings(for_pip="`pip config list` fails, so only pip can say what is wrong with its configuration")
     return PipSettings(values=parse(done.stdout))

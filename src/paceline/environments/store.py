@@ -14,19 +14,18 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from paceline.environments import build
 from paceline.environments.base import Base, base
-from paceline.environments.built import RECORD, Built
+from paceline.environments.built import RECORD, Built, utc
 from paceline.environments.key import key as key_of
 from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
 from paceline.job.environment import EnvironmentSpec
 from paceline.system import locks
-from paceline.system.files import read_json, remove_tree, write_json, write_whole
+from paceline.system.files import names_in, read_json, remove_tree, write_json, write_whole
 
 
 class EnvironmentStore:
@@ -72,11 +71,7 @@ class EnvironmentStore:
 
     def all(self) -> list[Built]:
         """All that are complete, the last used first."""
-        try:
-            names = os.listdir(self._folder)
-        except OSError:
-            return []
-        found = [built for name in names if (built := self._read(name)) is not None]
+        found = [built for name in names_in(self._folder) if (built := self._read(name)) is not None]
         return sorted(found, key=lambda built: (built.last_used_utc, built.key), reverse=True)
 
     def get(self, key_prefix: str) -> Built:
@@ -168,7 +163,7 @@ class EnvironmentStore:
         # The workspace may have been moved: environments can't be.
         if built.prefix != self._folder / key or not os.path.exists(built.python):
             return None
-        return replace(built, last_used_utc=_utc(self._used(key)))
+        return replace(built, last_used_utc=utc(self._used(key)))
 
     def _build(self, key: str, environment: EnvironmentSpec, base: Base, say: Say, fd: int) -> Built:
         prefix = self._folder / key
@@ -266,7 +261,3 @@ def _is_key(name: str) -> bool:
 
 def _os_reason(error: OSError) -> str:
     return f"{error.strerror or error}{f': {error.filename!r}' if error.filename else ''}."
-
-
-def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -141,12 +141,9 @@ def _check_scalars(environment: Any) -> None:
         raise EnvironmentSpecError(f'python_version={environment.python_version!r} is not a version such as "3.11".')
     if environment.python is not None and not environment.docker_image and not os.path.isabs(environment.python):
         raise EnvironmentSpecError(
-            f"python={environment.python!r} is not an absolute path. Give the path of an interpreter, such as {_example()!r}."
+            f"python={environment.python!r} is not an absolute path. Give the path of an interpreter, such as "
+            "'/usr/bin/python3'."
         )
-
-
-def _example() -> str:
-    return "/usr/bin/python3"
 
 
 def _check_secret(field: str, value: str) -> None:

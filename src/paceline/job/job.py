@@ -21,6 +21,7 @@ from paceline.job.notify import check_notify
 from paceline.job.secret_values import Secret, check_place, shown
 from paceline.job.sizes import node_range, range_text
 from paceline.system.gaps import DEFAULT_LIMIT, LEAST_LIMIT
+from paceline.system.plain import plain_fields
 
 #: Written into each job; a reader refuses a newer one.
 JOB_VERSION = 2
@@ -241,18 +242,7 @@ class Job:
 
     def to_json(self) -> dict[str, Any]:
         """This job as plain JSON values, with its version."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values |= {
-            "arguments": list(self.arguments),
-            "environment": self.environment.to_json(),
-            "environment_variables": dict(self.environment_variables),
-            "secrets": dict(self.secrets),
-            "inputs": [reference.to_json() for reference in self.inputs],
-            "files": dict(self.files),
-            "notify": list(self.notify),
-            "node_range": list(self.node_range) if self.node_range else None,
-        }
-        return {"version": JOB_VERSION, **values}
+        return {"version": JOB_VERSION, **plain_fields(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Job:

@@ -104,9 +104,5 @@ def _looks_like_a_path(text: str) -> bool:
 
 
 def _absolute(path: Path, folder: Path | None) -> Path:
-    there = Path(os.path.abspath((folder or Path.cwd()) / path))
-    return there if there.exists() or folder is None else _first_existing(Path(os.path.abspath(path)), there)
-
-
-def _first_existing(here: Path, there: Path) -> Path:
-    return here if here.exists() else there
+    there, here = Path(os.path.abspath((folder or Path.cwd()) / path)), Path(os.path.abspath(path))
+    return here if here.exists() and not there.exists() else there

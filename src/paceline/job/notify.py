@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 
 from paceline.errors import JobError
-from paceline.job.secret_values import KINDS
+from paceline.job.secret_values import is_place
 
 #: Told by an address that is a secret.
 HOOKS = ("slack", "teams", "webhook")
@@ -82,8 +82,7 @@ def _check(one: str) -> None:
             "slack:env:SLACK_URL, with the URL in that variable of your shell (or keyring:service/user, file:PATH)."
         )
     if kind in HOOKS:
-        where, _, name = rest.partition(":")
-        if where not in KINDS or not name or (where == "keyring" and "/" not in name):
+        if not is_place(rest):
             raise JobError(
                 f"notify={one!r}: {kind}: is followed by the place of the URL, {kind}:env:VARIABLE, {kind}:keyring:service/user "
                 f"or {kind}:file:PATH."

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from paceline.errors import JobError
 
 #: The places of a value, as credentials of datastores have them (`paceline.data.stores.credentials`).
-KINDS = ("env", "keyring", "file")
+_KINDS = ("env", "keyring", "file")
 PLACES = "'env:VARIABLE', 'keyring:service/user' or 'file:PATH' (mode 600, '#field' for one field of a JSON file)"
 
 #: What stands where a value would be shown.
@@ -75,12 +75,17 @@ def check_place(place: object) -> None:
     Raises:
         JobError: it is none, and is not shown.
     """
-    kind, _, rest = place.partition(":") if isinstance(place, str) else ("", "", "")
-    if kind not in KINDS or not rest or (kind == "keyring" and "/" not in rest):
+    if not is_place(place):
         raise JobError(
             f"a secret is named by its place, {PLACES}, or by the name of a variable. What was given is neither, and is not "
             "shown here in case it is the secret itself."
         )
+
+
+def is_place(place: object) -> bool:
+    """True for the name of a place, whatever it holds."""
+    kind, _, rest = place.partition(":") if isinstance(place, str) else ("", "", "")
+    return kind in _KINDS and bool(rest) and (kind != "keyring" or "/" in rest)
 
 
 def looks_secret(name: str, value: str) -> bool:

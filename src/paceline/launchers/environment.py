@@ -17,6 +17,7 @@ from pathlib import Path
 from paceline.job.data_reference import PATH_VARIABLES
 from paceline.job.job import RANK_VARIABLES
 from paceline.job.plan import Command, Launch, NodeSetup, RankSlot
+from paceline.runs.folder import RunFolder
 from paceline.system import elastic
 
 #: Given to the submitting process by a launcher above it: a Slurm step, an mpirun, a torchrun, Paceline.
@@ -62,7 +63,7 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
 
 def of_run(launch: Launch) -> dict[str, str]:
     """The variables that are the same for every worker."""
-    job, head = launch.job, launch.nodes[0].address
+    job, head, folder = launch.job, launch.nodes[0].address, RunFolder(launch.run_dir)
     return {
         "WORLD_SIZE": str(job.world_size),
         "MASTER_ADDR": head,
@@ -83,16 +84,16 @@ def of_run(launch: Launch) -> dict[str, str]:
         "AZUREML_ARM_RESOURCEGROUP": "local",
         "AZUREML_ARM_WORKSPACE_NAME": launch.workspace_name,
         "AZUREML_ARM_PROJECT_NAME": launch.experiment,
-        "AZUREML_OUTPUT_DIRECTORY": str(launch.run_dir / "outputs"),
+        "AZUREML_OUTPUT_DIRECTORY": str(folder.outputs),
         "AZUREML_SOURCE_DIRECTORY": str(launch.work_dir),
         "AZUREML_ENTRY_SCRIPT": job.entry_script or str(job.entry_module),
         "PACELINE_RUN_ID": launch.run_id,
         "PACELINE_RUN_DIR": str(launch.run_dir),
-        "PACELINE_OUTPUT_DIR": str(launch.run_dir / "outputs"),
-        "PACELINE_CHECKPOINT_DIR": str(launch.run_dir / "checkpoints"),
+        "PACELINE_OUTPUT_DIR": str(folder.outputs),
+        "PACELINE_CHECKPOINT_DIR": str(folder.checkpoints),
         "PACELINE_WORKSPACE": str(launch.run_dir.parent.parent),
         "PACELINE_ATTEMPT": str(launch.attempt),
-        "PACELINE_STALL_FILE": str(launch.run_dir / "attempts" / str(launch.attempt) / "stalled.jsonl"),
+        "PACELINE_STALL_FILE": str(folder.stalled(launch.attempt)),
         "PACELINE_WATCH_DIR": str(watch_dir(launch)),
         **({"PACELINE_END_TIME": f"{launch.ends_at:.0f}"} if launch.ends_at is not None else {}),
         **({"PACELINE_RUN_SECRET": launch.secret} if launch.secret else {}),
@@ -146,7 +147,7 @@ def of_rank(launch: Launch, place: RankSlot) -> dict[str, str]:
         "RANK": str(place.rank),
         "JAX_PROCESS_ID": str(place.rank),
         "HOROVOD_RANK": str(place.rank),
-        "TORCHELASTIC_ERROR_FILE": str(launch.run_dir / "attempts" / str(launch.attempt) / f"error_{place.rank}.json"),
+        "TORCHELASTIC_ERROR_FILE": str(RunFolder(launch.run_dir).worker_error(launch.attempt, place.rank)),
     } | ({"TF_CONFIG": config} if config else {})
 
 
@@ -236,7 +237,3 @@ def watch_dir(launch: Launch) -> Path:
 def resize_request(launch: Launch) -> Path:
     """A file of each node, in memory: there once the supervisor wants the attempt to end at its next checkpoint."""
     return watch_dir(launch) / "resize"
-
-
-def rank_log(launch: Launch, rank: int) -> Path:
-    return launch.run_dir / "attempts" / str(launch.attempt) / f"rank_{rank}.log"

@@ -21,9 +21,10 @@ from paceline.errors import LauncherError
 from paceline.job.job import Job
 from paceline.job.plan import Command, Launch, RankSlot
 from paceline.launchers import environment
-from paceline.launchers.mpi_hosts import context_options, host_options, set_words, values_of_place
+from paceline.launchers.mpi_hosts import GIVEN, context_options, host_options, set_words, values_of_place
 from paceline.launchers.mpi_library import mpi4py_library
 from paceline.launchers.mpi_starter import starter_command
+from paceline.runs.folder import RunFolder
 from paceline.system import processes
 
 #: Names the mpirun to use, where the one that would be found is not the right one.
@@ -65,7 +66,7 @@ class MpiLauncher:
                 node_rank=0,
                 ranks=tuple(place.rank for place in launch.places),
                 is_launcher=True,
-                log=launch.run_dir / "logs" / "driver.log",
+                log=RunFolder(launch.run_dir).driver_log,
             )
         ]
 
@@ -152,15 +153,9 @@ def _dotted(version: tuple[int, int]) -> str:
 
 def _version_text(mpirun: str) -> str:
     try:
-        done = subprocess.run(
-            [mpirun, "--version"],
-            capture_output=True,
-            text=True,
-            # A first start from a cold network disk takes seconds.
-            timeout=20,
-            check=False,
-            env=processes.with_home(os.environ),
-        )
+        # A first start from a cold network disk takes seconds.
+        variables = processes.with_home(os.environ)
+        done = processes.said_by([mpirun, "--version"], timeout_s=20, environment=variables)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return done.stdout or done.stderr
@@ -204,19 +199,17 @@ def _workers(launch: Launch) -> list[str]:
     its local ranks would run over all of the stand-ins)."""
     places = launch.places
     if len(launch.nodes) == 1 and not _differ_by_rank(launch):
-        options = _set_options(launch, places[0], skip=("LOCAL_RANK", "HOROVOD_LOCAL_RANK"))
-        return ["-n", str(len(places)), *_worker(launch, places[0], options)]
+        return ["-n", str(len(places)), *_worker(launch, places[0], GIVEN)]
     words: list[str] = []
     by_host = bool(launch.remote_shell) and not _differ_by_rank(launch)
     for place in places:
         if by_host and place.local_rank:
             continue
-        skip = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK") if by_host else ()
         # What stands before the first `:` counts for that context alone, in mpirun's reading of its command line.
         words += [":"] if words else []
         words += ["-n", str(place.local_world_size if by_host else 1)]
         words += context_options(launch, place) if launch.remote_shell else []
-        words += _worker(launch, place, _set_options(launch, place, skip))
+        words += _worker(launch, place, GIVEN if by_host else ())
     return words
 
 
@@ -226,12 +219,9 @@ def _differ_by_rank(launch: Launch) -> bool:
     return own_gpus or bool(launch.prepared[0].inputs_by_rank)
 
 
-def _worker(launch: Launch, place: RankSlot, options: list[str]) -> list[str]:
+def _worker(launch: Launch, place: RankSlot, skip: tuple[str, ...]) -> list[str]:
     """A worker's command line, with `=` before each word behind the worker's file: mpirun looks for its own options,
-    and for the `:` between contexts, among the words of its program too."""
+    and for the `:` between contexts, among the words of its program too. skip: variables that it gets from mpirun."""
+    options = set_words(values_of_place(launch, place, skip))
     python, main, *words = environment.worker_argv(launch, place.node_rank, "--mpi", *options)
     return [python, main, *(f"={word}" for word in words)]
-
-
-def _set_options(launch: Launch, place: RankSlot, skip: tuple[str, ...] = ()) -> list[str]:
-    return set_words(values_of_place(launch, place, skip))

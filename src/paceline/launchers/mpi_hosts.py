@@ -17,6 +17,9 @@ from paceline.launchers import environment
 #: Seconds until the first probe, between probes, and how many in vain make a link a lost one.
 _KEEPALIVE = {"time": "5", "intvl": "2", "probes": "2"}
 
+#: What a worker takes from whoever starts it, where one command line is for several of a node.
+GIVEN = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK")
+
 #: What differs from node to node, and is set for each worker.
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 

@@ -33,16 +33,9 @@ def mpi4py_library(python: str) -> MpiLibrary | None:
     Takes a tenth of a second: the interpreter is started for it.
     """
     try:
-        done = subprocess.run(
-            # In a process of its own: a library that is loaded stays, and a broken one may end the process that loads it.
-            [python, "-c", _CODE],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            env=processes.with_home(os.environ),
-        )
+        # In a process of its own: a library that is loaded stays, and a broken one may end the process that loads it.
+        environment = processes.with_home(os.environ)
+        done = processes.said_by([python, "-c", _CODE], timeout_s=_TIMEOUT_S, environment=environment)
     except (OSError, subprocess.TimeoutExpired):
         return None
     # The text stands in a buffer of fixed size; some libraries leave NULs behind it.

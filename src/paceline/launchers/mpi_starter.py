@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from paceline.errors import LauncherError
 from paceline.job.plan import Command, Launch, Starter
 from paceline.launchers import environment
-from paceline.launchers.mpi_hosts import check_same_mpi, networks_of, set_words, values_of_place
+from paceline.launchers.mpi_hosts import GIVEN, check_same_mpi, networks_of, set_words, values_of_place
+from paceline.runs.folder import RunFolder
 
 #: The starter's own variables: what the user sets under these prefixes is for the workers, and must not become its options.
 _STARTERS = ("SLURM_", "SRUN_")
 #: By these Open MPI 4 knows that it was started by srun; without them each worker is a world of its own.
 _KEPT_FOR_4 = ("SLURM_NODELIST", "SLURM_STEP_ID", "SLURM_JOBID")
-#: What the worker takes from the starter.
-_GIVEN = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK")
 
 
 def starter_command(launch: Launch, starter: Starter, major: int, variables: Mapping[str, str]) -> Command:
@@ -54,7 +53,7 @@ def starter_command(launch: Launch, starter: Starter, major: int, variables: Map
         node_rank=0,
         ranks=tuple(place.rank for place in launch.places),
         is_launcher=True,
-        log=launch.run_dir / "logs" / "driver.log",
+        log=RunFolder(launch.run_dir).driver_log,
     )
 
 
@@ -63,7 +62,7 @@ def _place_words(launch: Launch) -> list[str]:
     words: list[str] = []
     for node in launch.nodes:
         places = [place for place in launch.places if place.node_rank == node.node_rank]
-        values = [values_of_place(launch, place, _GIVEN) for place in places]
+        values = [values_of_place(launch, place, GIVEN) for place in places]
         common = {name: value for name, value in values[0].items() if all(other.get(name) == value for other in values)}
         words += ["--for", f"{places[0].rank}-{places[-1].rank}", "--on", node.name, *set_words(common)]
         for place, own in zip(places, values, strict=True):

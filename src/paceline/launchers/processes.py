@@ -7,8 +7,9 @@ No torch is imported here, nor is there an agent between the supervisor and the 
 from __future__ import annotations
 
 from paceline.job.job import Job
-from paceline.job.plan import Command, Launch
+from paceline.job.plan import Command, Launch, RankSlot
 from paceline.launchers import environment
+from paceline.runs.folder import RunFolder
 
 
 class ProcessesLauncher:
@@ -18,18 +19,19 @@ class ProcessesLauncher:
         """Needs nothing."""
 
     def commands(self, launch: Launch) -> list[Command]:
-        users = dict(launch.job.environment_variables)
-        return [
-            Command(
-                argv=environment.worker_argv(launch, place.node_rank),
-                environment=environment.of_run(launch)
-                | environment.of_place(launch, place)
-                | environment.of_rank(launch, place)
-                | users,
-                defaults=environment.defaults(launch, place),
-                node_rank=place.node_rank,
-                ranks=(place.rank,),
-                log=environment.rank_log(launch, place.rank),
-            )
-            for place in launch.places
-        ]
+        return [worker_command(launch, place) for place in launch.places]
+
+
+def worker_command(launch: Launch, place: RankSlot) -> Command:
+    """The command line of one worker that nobody stands above."""
+    return Command(
+        argv=environment.worker_argv(launch, place.node_rank),
+        environment=environment.of_run(launch)
+        | environment.of_place(launch, place)
+        | environment.of_rank(launch, place)
+        | dict(launch.job.environment_variables),
+        defaults=environment.defaults(launch, place),
+        node_rank=place.node_rank,
+        ranks=(place.rank,),
+        log=RunFolder(launch.run_dir).rank_log(launch.attempt, place.rank),
+    )

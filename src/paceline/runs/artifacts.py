@@ -12,7 +12,7 @@ from typing import IO
 from paceline.errors import FileNameError, RunNotFoundError, RunStateError, UserError
 from paceline.runs.folder import RunFolder, check_file_name
 from paceline.system import links
-from paceline.system.files import copy_whole
+from paceline.system.files import copy_whole, walk_files
 
 #: Where files may be put, by links in these folders too.
 _WRITTEN = (*links.KEPT, "logs")
@@ -173,20 +173,11 @@ def _is_equal(folder: RunFolder, where: str, at: int, beside: str) -> bool:
 def _below(top: Path) -> list[str]:
     """The names of all files below a folder of the user's, links followed."""
     found: list[str] = []
-    # Each with the real paths of the folders above it, for a link to one of those goes round in a circle.
-    waiting: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(top),))]
-    while waiting:
-        inside, above = waiting.pop()
-        for name in os.listdir(top / inside):
-            part = f"{inside}/{name}" if inside else name
-            if os.path.isdir(top / part):
-                if (real := os.path.realpath(top / part)) not in above:
-                    waiting.append((part, (*above, real)))
-            elif os.path.isfile(top / part):
-                found.append(part)
-            else:
-                raise UserError(
-                    f"{os.fspath(top / part)!r} is no file: a link that leads nowhere, a pipe or the like. Nothing was "
-                    "uploaded. Remove it, or upload the files one by one."
-                )
+    for name, entry, is_file in walk_files(top):
+        if not is_file:
+            raise UserError(
+                f"{entry.path!r} is no file: a link that leads nowhere, a pipe or the like. Nothing was "
+                "uploaded. Remove it, or upload the files one by one."
+            )
+        found.append(name)
     return sorted(found)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from paceline.system.plain import known_fields
 
 #: The causes of a failure, and what each means. `paceline show` prints them; retries go by them.
 CAUSES = {
@@ -81,8 +83,7 @@ class FailureReport:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FailureReport:
         """The report that `to_json` wrote; fields of a newer version are left out."""
-        known = {f.name for f in fields(cls)}
-        values = {name: value for name, value in data.items() if name in known}
+        values = known_fields(cls, data)
         values["last_lines"] = tuple(values.get("last_lines") or ())
         values["victims"] = tuple((v["rank"], v["message"]) for v in values.get("victims") or ())
         return cls(**values)

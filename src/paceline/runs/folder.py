@@ -60,6 +60,16 @@ def metric_logs(directory: Path) -> dict[int, dict[int, Path]]:
     return {rank: dict(sorted(found[rank].items())) for rank in sorted(found)}
 
 
+class _Place:
+    """A name in a run's folder, as an attribute of `RunFolder`: its path."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: RunFolder, kind: type[RunFolder]) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The file names of the run whose folder is `path`."""
@@ -70,79 +80,43 @@ class RunFolder:
     def run_id(self) -> str:
         return self.path.name
 
-    @property
-    def record(self) -> Path:
-        """`run.json`: whole at all times; one writer, whoever holds `lock`."""
-        return self.path / "run.json"
-
-    @property
-    def lock(self) -> Path:
-        """Locked (flock) by whoever looks after the run; free means that nobody does."""
-        return self.path / "lock"
-
-    @property
-    def events(self) -> Path:
-        """One JSON line per change of state."""
-        return self.path / "events.jsonl"
-
-    @property
-    def secrets(self) -> Path:
-        """Variable -> value of the job's secrets, mode 0600: for the run's supervisor alone, gone once the run has ended."""
-        return self.path / "secrets.json"
-
-    @property
-    def notes(self) -> Path:
-        """Tags, properties and names: one JSON line per change, appended by anybody."""
-        return self.path / "notes.jsonl"
-
-    @property
-    def cancel_request(self) -> Path:
-        """Exists once somebody has asked for the run's end; holds who and why."""
-        return self.path / "cancel.json"
-
-    @property
-    def exec_requests(self) -> Path:
-        """A folder for each command that somebody runs beside a worker at the moment, for its owner alone."""
-        return self.path / "exec"
-
-    @property
-    def exec_key(self) -> Path:
-        """Signs what such a command is told where that goes through a datastore; mode 0600, on the submitting machine alone."""
-        return self.path / "exec_key"
+    #: `run.json`: whole at all times; one writer, whoever holds `lock`.
+    record = _Place("run.json")
+    #: Locked (flock) by whoever looks after the run; free means that nobody does.
+    lock = _Place("lock")
+    #: One JSON line per change of state.
+    events = _Place("events.jsonl")
+    #: Variable -> value of the job's secrets, mode 0600: for the run's supervisor alone, gone once the run has ended.
+    secrets = _Place("secrets.json")
+    #: Tags, properties and names: one JSON line per change, appended by anybody.
+    notes = _Place("notes.jsonl")
+    #: Exists once somebody has asked for the run's end; holds who and why.
+    cancel_request = _Place("cancel.json")
+    #: A folder for each command that somebody runs beside a worker at the moment, for its owner alone.
+    exec_requests = _Place("exec")
+    #: Signs what such a command is told where that goes through a datastore; mode 0600, on the submitting machine alone.
+    exec_key = _Place("exec_key")
 
     def exec_output(self, attempt: int, name: str) -> Path:
         """The output of such a command, while somebody reads it."""
         return self.attempt(attempt) / f"exec_{name}.jsonl"
 
-    @property
-    def closing(self) -> Path:
-        """Exists while somebody ends what a killed supervisor has left: the lock is held then, but the run is over."""
-        return self.path / "closing"
+    #: Exists while somebody ends what a killed supervisor has left: the lock is held then, but the run is over.
+    closing = _Place("closing")
 
     def passing(self) -> list[Path]:
         """The paths that are there while files come from nodes, and that a killed supervisor may leave: files that are not whole
         yet, and marks by which it is seen whether a node has the same folder."""
         return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
 
-    @property
-    def engine(self) -> Path:
-        """Names the engine and its job that the run is, where its supervisor is inside that job."""
-        return self.path / "engine.json"
-
-    @property
-    def gone(self) -> Path:
-        """Made when the engine was first found not to know the run's job any more, while the record is not final."""
-        return self.path / "gone"
-
-    @property
-    def target(self) -> Path:
-        """Kind and settings of the compute target, as they were when the run was submitted."""
-        return self.path / "target.json"
-
-    @property
-    def ballast(self) -> Path:
-        """Bytes held back so that the last record can be written on a full disk."""
-        return self.path / "ballast"
+    #: Names the engine and its job that the run is, where its supervisor is inside that job.
+    engine = _Place("engine.json")
+    #: Made when the engine was first found not to know the run's job any more, while the record is not final.
+    gone = _Place("gone")
+    #: Kind and settings of the compute target, as they were when the run was submitted.
+    target = _Place("target.json")
+    #: Bytes held back so that the last record can be written on a full disk.
+    ballast = _Place("ballast")
 
     @property
     def scratch(self) -> Path:
@@ -152,64 +126,29 @@ class RunFolder:
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else _temporary_folder()
         return Path(top) / f"paceline-{self.run_id[-8:]}"
 
-    @property
-    def snapshot(self) -> Path:
-        """Link to the workspace's snapshot."""
-        return self.path / "snapshot"
-
-    @property
-    def sources(self) -> Path:
-        """Of a pipeline: links to the snapshots of its steps, so that they stay until the steps' runs have them."""
-        return self.path / "sources"
-
-    @property
-    def work(self) -> Path:
-        """The workers' working directory; in the end, only what the script left there."""
-        return self.path / "work"
-
-    @property
-    def outputs(self) -> Path:
-        return self.path / "outputs"
-
-    @property
-    def artifacts(self) -> Path:
-        """Uploaded files whose names lie neither under `outputs/` nor under `logs/`."""
-        return self.path / "artifacts"
-
-    @property
-    def uploads(self) -> Path:
-        """A folder for each output that is stored when the run ends; what could not be stored stays."""
-        return self.path / "uploads"
-
-    @property
-    def left_out(self) -> Path:
-        """The run's files that nodes elsewhere have not sent, and why: one JSON line for each name."""
-        return self.path / "left_out.jsonl"
-
-    @property
-    def environment(self) -> Path:
-        """The packages of the script's environment with the exact versions, where one was built."""
-        return self.path / "environment.json"
-
-    @property
-    def data(self) -> Path:
-        """The data that the run took from datastores, with fingerprints, and what it stored there."""
-        return self.path / "data.json"
-
-    @property
-    def carried(self) -> Path:
-        """Says where on this machine lies what the job names on the submitting one; not there where that is the same."""
-        return self.path / "carried.json"
-
-    @property
-    def left(self) -> Path:
-        """Output folders that wait to be stored on the submitting machine, with their files. Written on the others."""
-        return self.path / "prepared" / "left.json"
-
-    @property
-    def home(self) -> Path:
-        """On the submitting machine: that there will be output folders to store here, and how far that is; gone then."""
-        return self.path / "home.json"
+    #: Link to the workspace's snapshot.
+    snapshot = _Place("snapshot")
+    #: Of a pipeline: links to the snapshots of its steps, so that they stay until the steps' runs have them.
+    sources = _Place("sources")
+    #: The workers' working directory; in the end, only what the script left there.
+    work = _Place("work")
+    outputs = _Place("outputs")
+    #: Uploaded files whose names lie neither under `outputs/` nor under `logs/`.
+    artifacts = _Place("artifacts")
+    #: A folder for each output that is stored when the run ends; what could not be stored stays.
+    uploads = _Place("uploads")
+    #: The run's files that nodes elsewhere have not sent, and why: one JSON line for each name.
+    left_out = _Place("left_out.jsonl")
+    #: The packages of the script's environment with the exact versions, where one was built.
+    environment = _Place("environment.json")
+    #: The data that the run took from datastores, with fingerprints, and what it stored there.
+    data = _Place("data.json")
+    #: Says where on this machine lies what the job names on the submitting one; not there where that is the same.
+    carried = _Place("carried.json")
+    #: Output folders that wait to be stored on the submitting machine, with their files. Written on the others.
+    left = _Place("prepared/left.json")
+    #: On the submitting machine: that there will be output folders to store here, and how far that is; gone then.
+    home = _Place("home.json")
 
     def prepare_log(self, node_rank: int) -> Path:
         """The log of what was installed and fetched on a node before the workers, and stored after them."""
@@ -227,13 +166,8 @@ class RunFolder:
         """A node's result of cleaning up: that it has nothing more of the run, or why not."""
         return self.path / "prepared" / f"cleaned_{node_rank}.json"
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics"
+    checkpoints = _Place("checkpoints")
+    metrics = _Place("metrics")
 
     def metric_log(self, rank: int, attempt: int = 1) -> Path:
         """A rank's metrics of one attempt: a worker of an earlier one that is cut off, and not dead yet, can't write there."""
@@ -247,15 +181,10 @@ class RunFolder:
         """The same of what a rank's worker took."""
         return self.metrics / f"load_{rank}.jsonl"
 
-    @property
-    def logs(self) -> Path:
-        """Live logs of the current attempt, links into its folder, and the driver's log over all attempts."""
-        return self.path / "logs"
-
-    @property
-    def driver_log(self) -> Path:
-        """The words of the supervisor and the launcher."""
-        return self.logs / "driver.log"
+    #: Live logs of the current attempt, links into its folder, and the driver's log over all attempts.
+    logs = _Place("logs")
+    #: The words of the supervisor and the launcher.
+    driver_log = _Place("logs/driver.log")
 
     def live_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank}.log"

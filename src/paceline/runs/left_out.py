@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
-from paceline.system.files import json_lines
+from paceline.system.files import json_lines, replacing
 from paceline.system.links import KEPT, Entry, entries
 
 #: As many names as a record takes; it says how many there are in all.
@@ -63,12 +63,8 @@ def settle(folder: RunFolder) -> None:
 
 def _lead_straight(path: Path, target: str) -> None:
     # The new link is renamed over the old one, so that the name leads somewhere at every moment.
-    beside = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
-    try:
+    with replacing(path, f"{path.name}.") as beside:
         beside.symlink_to(target)
-        beside.rename(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _inside(found: list[Entry], at: int) -> Iterator[Entry]:

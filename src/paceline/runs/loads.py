@@ -10,7 +10,7 @@ from paceline.runs.folder import RunFolder, load_logs, node_logs
 from paceline.runs.metrics import parsed_lines
 from paceline.runs.pace import RunPace, lines
 from paceline.runs.record import RunRecord
-from paceline.runs.series import MetricSeries
+from paceline.runs.series import MetricSeries, series_of
 from paceline.system.files import read_json
 
 NODE_HEADER = ("NODE", "CPU", "MEMORY", "GPU", "GPU MEMORY", "DISK IN/OUT", "NET IN/OUT")
@@ -125,22 +125,12 @@ def pace_lines(sample: Mapping[str, Any], *, is_over: bool) -> list[str]:
 
 
 def _series(path: Path, number: int, prefix: str) -> dict[str, MetricSeries]:
-    found: dict[str, list[tuple[int | None, Any, float]]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for entry in parsed_lines(path):
         if isinstance(entry, dict) and isinstance(entry.get("name"), str):
             name = entry["name"].removeprefix(prefix)
-            found.setdefault(name, []).append((entry.get("step"), entry.get("value"), float(entry.get("time", 0.0))))
-    return {
-        name: MetricSeries(
-            name=name,
-            steps=tuple(step for step, _, _ in values),
-            values=tuple(value for _, value, _ in values),
-            times=tuple(time for _, _, time in values),
-            ranks=(number,) * len(values),
-            attempts=(1,) * len(values),
-        )
-        for name, values in found.items()
-    }
+            found.setdefault(name, []).append({"time": 0.0, **entry, "rank": number, "attempt": 1})
+    return {name: series_of(name, entries) for name, entries in found.items()}
 
 
 def _percent(value: float | None) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import getpass
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.job.job import Job
 from paceline.runs.failure import FailureReport
 from paceline.runs.states import NOT_STARTED, TERMINAL
+from paceline.system.plain import known_fields, plain_fields
 
 RECORD_VERSION = 1
 
@@ -38,11 +38,11 @@ class Attempt:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, as `run.json` has them."""
-        return {**_values(self), "nodes": list(self.nodes), "exit_codes": dict(self.exit_codes)}
+        return plain_fields(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Attempt:
-        values = _known(cls, data)
+        values = known_fields(cls, data)
         values["nodes"] = tuple(values.get("nodes") or ())
         return cls(**values)
 
@@ -115,22 +115,12 @@ class RunRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, as `run.json` has them."""
-        return {
-            "version": RECORD_VERSION,
-            **_values(self),
-            "git": dict(self.git),
-            "owner": dict(self.owner),
-            "job": self.job.to_json() if self.job else None,
-            "attempts": [attempt.to_json() for attempt in self.attempts],
-            "left_out": [dict(one) for one in self.left_out],
-            "failure": self.failure.to_json() if self.failure else None,
-            "warnings": list(self.warnings),
-        }
+        return {"version": RECORD_VERSION, **plain_fields(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunRecord:
         """The record that `to_json` wrote; fields of a newer version are left out."""
-        values = _known(cls, data)
+        values = known_fields(cls, data)
         values["job"] = Job.from_json(data["job"]) if data.get("job") else None
         values["attempts"] = tuple(Attempt.from_json(a) for a in data.get("attempts") or ())
         values["warnings"] = tuple(data.get("warnings") or ())
@@ -169,17 +159,3 @@ def user_name() -> str:
     # A uid without a name is a KeyError, and from Python 3.13 on an OSError.
     except (KeyError, OSError):
         return "unknown"
-
-
-def _values(record: Any) -> dict[str, Any]:
-    return {f.name: getattr(record, f.name) for f in fields(record)}
-
-
-@cache
-def _names(cls: type) -> frozenset[str]:
-    return frozenset(f.name for f in fields(cls))
-
-
-def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    names = _names(cls)
-    return {name: value for name, value in data.items() if name in names}

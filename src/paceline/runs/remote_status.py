@@ -180,7 +180,11 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
         return store.shown(folder, record)
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is None:
-        return store.shown(folder, record) if goes_on else _ended(record, found)  # another reader writes it
+        # Another reader writes it.
+        if goes_on:
+            return store.shown(folder, record)
+        status, changes = _end(record, found)
+        return dataclasses.replace(record, status=status, **changes)
     try:
         record = store.stored(folder)
         if record.is_terminal:
@@ -189,10 +193,8 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
             folder.gone.unlink(missing_ok=True)
             return after
         # Under the lock, and with the record as it is now: the supervisor's own last word, if there is one, has been seen.
-        ended = _ended(record, found)
-        names = ("failure", "exit_code", "ended_utc", "canceled_by", "attempts", "waiting_for")
-        changes: dict[str, Any] = {name: getattr(ended, name) for name in names}
-        record = store.change(folder, record, ended.status, **changes)
+        status, changes = _end(record, found)
+        record = store.change(folder, record, status, **changes)
         folder.gone.unlink(missing_ok=True)
         work_dir.clean(folder)
         return record
@@ -200,31 +202,20 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
         os.close(fd)
 
 
-def _ended(record: RunRecord, found: JobStatus) -> RunRecord:
-    """The record of a run whose job has ended without a word of its supervisor's."""
-    now, attempts = utc_now(), record.attempts
-    record = dataclasses.replace(record, waiting_for=None)
-    if attempts and attempts[-1].ended_utc is None:
-        attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=now, cause=found.cause))
+def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
+    """The state of a run whose job has ended without a word of its supervisor's, and what its record is to say beside that."""
+    now = utc_now()
     if found.cause == "canceled":
-        return dataclasses.replace(
-            record,
-            status=states.CANCELED,
-            exit_code=EXIT_CANCELED,
-            ended_utc=now,
-            canceled_by=found.by or "the engine",
-            attempts=attempts,
-        )
+        by = {"exit_code": EXIT_CANCELED, "canceled_by": found.by or "the engine", "waiting_for": None}
+        return states.CANCELED, store.end_changes(record, found.cause, now) | by
     report = FailureReport(
         cause=found.cause,
         message=found.message or f"The run's job ended while the run was {record.status}.",
         exit_code={"time_limit": EXIT_TIME_LIMIT, "preempted": EXIT_PREEMPTED}.get(found.cause, 1),
-        attempt=len(attempts) or None,
+        attempt=len(record.attempts) or None,
         see=logs_command(record.run_id),
     )
-    return dataclasses.replace(
-        record, status=states.FAILED, failure=report, exit_code=report.exit_code, ended_utc=now, attempts=attempts
-    )
+    return states.FAILED, store.failure_changes(record, report, now) | {"waiting_for": None}
 
 
 def _teller(folder: RunFolder) -> Teller:

@@ -24,7 +24,7 @@ from paceline.runs.containers import remove_containers
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.system import locks
-from paceline.system.files import remove_tree
+from paceline.system.files import names_in, remove_tree
 
 GONE, NEW = ".gone-", ".new-"
 #: Readers ask for a lock in passing, and a supervisor has it for a moment after the last record; one that is held for longer
@@ -92,13 +92,9 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
 
 def sweep(runs_dir: Path) -> None:
     """Go on with removals that were killed, and remove what killed submissions have left. Never raises."""
-    try:
-        names = [name for name in os.listdir(runs_dir) if name.startswith((GONE, NEW))]
-    except OSError:
-        return
-    for name in names:
+    for name in names_in(runs_dir):
         with contextlib.suppress(OSError):
-            if name.startswith(GONE) or _is_abandoned(runs_dir / name):
+            if name.startswith(GONE) or (name.startswith(NEW) and _is_abandoned(runs_dir / name)):
                 _delete(runs_dir / name)
 
 
@@ -133,18 +129,16 @@ def _is_abandoned(new: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: RunFolder) -> Iterator[None]:
-    deadline = time.monotonic() + _LOCK_S
     try:
-        while (fd := locks.take(folder.lock)) is None:
-            if time.monotonic() > deadline:
-                raise RunStateError(
-                    f"run {folder.run_id} is being looked after by another process. Try again when that has ended."
-                )
-            time.sleep(0.02)
+        fd = locks.take_within(folder.lock, _LOCK_S)
     except FileNotFoundError:
         raise RunNotFoundError(f"there is no run {folder.run_id!r} any more.") from None
     except OSError as error:
         raise RunStateError(f"run {folder.run_id} can't be removed: {error.strerror}: {error.filename!r}.") from error
+    if fd is None:
+        raise RunStateError(
+            f"run {folder.run_id} is being looked after by another process. Try again when that has ended."
+        )
     try:
         yield
     finally:

@@ -104,10 +104,11 @@ def read(
     logged in different ways, the last way counts, as in `paceline.runs.metrics.read`.
     """
     found = placed_entries_by_name(directory, name=name, ranks=_several(rank), attempts=_several(attempt))
-    return {metric: _series(metric, entries) for metric, entries in found.items()}
+    return {metric: series_of(metric, entries) for metric, entries in found.items()}
 
 
-def _series(name: str, entries: list[dict[str, Any]]) -> MetricSeries:
+def series_of(name: str, entries: list[dict[str, Any]]) -> MetricSeries:
+    """The series of these lines of metric logs, each with its `rank` and `attempt`."""
     kinds = {entry.get("kind") for entry in entries}
     if not kinds <= {None, "list"}:
         kind = entries[-1].get("kind")

@@ -228,21 +228,22 @@ def mark_closing(folder: RunFolder) -> None:
 
 def deserted(record: RunRecord) -> RunRecord:
     """The record that a run that nobody looks after will have, for those who read it before that is written."""
-    return _failed(record, deserted_report(record), utc_now())
+    return dataclasses.replace(
+        record, status=states.FAILED, **failure_changes(record, deserted_report(record), utc_now())
+    )
 
 
-def _failed(record: RunRecord, report: FailureReport, ended_utc: str) -> RunRecord:
+def failure_changes(record: RunRecord, report: FailureReport, ended_utc: str) -> dict[str, Any]:
+    """What the record of a run that has failed so is to say, beside its state."""
+    return {**end_changes(record, report.cause, ended_utc), "failure": report, "exit_code": report.exit_code}
+
+
+def end_changes(record: RunRecord, cause: str, ended_utc: str) -> dict[str, Any]:
+    """What the record of a run is to say of its end, and of the end of an attempt that was under way."""
     attempts = record.attempts
     if attempts and attempts[-1].ended_utc is None:
-        attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=ended_utc, cause=report.cause))
-    return dataclasses.replace(
-        record,
-        status=states.FAILED,
-        failure=report,
-        exit_code=report.exit_code,
-        ended_utc=ended_utc,
-        attempts=attempts,
-    )
+        attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=ended_utc, cause=cause))
+    return {"ended_utc": ended_utc, "attempts": attempts}
 
 
 def close_deserted(
@@ -253,9 +254,8 @@ def close_deserted(
         shutil.rmtree(record.scratch_dir, ignore_errors=True)
     for path in folder.passing():
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-    ended = _failed(record, report, ended_utc or utc_now())
-    changes = {name: getattr(ended, name) for name in ("failure", "exit_code", "ended_utc", "attempts")}
-    record = change(folder, record, ended.status, **changes, scratch_dir=None)
+    changes = failure_changes(record, report, ended_utc or utc_now())
+    record = change(folder, record, states.FAILED, **changes, scratch_dir=None)
     # Last: as long as it is there, readers say what the record will say.
     folder.closing.unlink(missing_ok=True)
     return record

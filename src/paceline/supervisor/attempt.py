@@ -116,11 +116,5 @@ def _launch(run: Supervision, number: int) -> Launch:
 
 def _shell(of_node: Mapping[str, str] | None) -> dict[str, str]:
     """The environment that a node's workers' own is laid over: the node's, or the submitting shell's."""
-    if of_node is not None:
-        return processes.with_home(environment.inherited(of_node))
-    shell = processes.with_home(environment.inherited(os.environ))
-    # This process's own PYTHONPATH leads to Paceline's library; the submitting shell's was put aside under another name.
-    del shell["PYTHONPATH"]
-    if theirs := os.environ.get("PACELINE_SHELL_PYTHONPATH"):
-        shell["PYTHONPATH"] = theirs
-    return shell
+    shell = processes.shell_environment() if of_node is None else of_node
+    return processes.with_home(environment.inherited(shell))

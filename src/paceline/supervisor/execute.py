@@ -20,18 +20,16 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.job.plan import Command, Launch, ProcessExit
-from paceline.launchers import environment
-from paceline.launchers.processes import ProcessesLauncher
+from paceline.job.plan import Launch, ProcessExit
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
-from paceline.supervisor.in_containers import wrapped_beside
+from paceline.supervisor.in_containers import beside_worker
 from paceline.supervisor.looks import LIMIT_S, Looks
-from paceline.system.files import read_json, write_json
+from paceline.system.files import names_in, read_json, write_json
 from paceline.targets import Nodes
 
 #: How long the asking program may be silent. It says every second that it is there.
@@ -46,10 +44,8 @@ class _Running:
     """A command that runs. sent: how much of what comes was given to a node that does not see this folder."""
 
     id: str
-    rank: int
     node_rank: int
     pid: int
-    output: Path
     heard: float
     alive: bytes = b""
     sent: int = 0
@@ -92,6 +88,7 @@ class ExecCommands:
             self._look_after(one)
         for name, written in list(self._told.items()):
             if not (self._folder.exec_requests / name).exists() or now - written > _READ_S:
+                del self._told[name]
                 self._forget(name)
 
     def ended(self, ended: ProcessExit) -> None:
@@ -102,18 +99,14 @@ class ExecCommands:
 
     def close(self) -> None:
         """Remove all files of theirs at the attempt's end. The processes went with the nodes' others."""
-        for one in self._running.values():
-            one.output.unlink(missing_ok=True)
-        self._running.clear()
-        for name in list(self._told):
+        for name in (*self._running, *self._told):
             self._forget(name)
+        self._running.clear()
+        self._told.clear()
         shutil.rmtree(self._folder.exec_requests, ignore_errors=True)
 
     def _asked(self) -> list[str]:
-        try:
-            return sorted(name for name in os.listdir(self._folder.exec_requests) if not name.startswith("."))
-        except OSError:
-            return []
+        return [name for name in names_in(self._folder.exec_requests) if not name.startswith(".")]
 
     def _begin(self, name: str) -> None:
         folder = self._folder.exec_requests / name
@@ -141,8 +134,7 @@ class ExecCommands:
     def _begin_look(self, name: str, limit_s: float, begin: Callable[[Callable[[dict[str, Any]], None]], None]) -> None:
         """Look at all workers; what is found is told as the output of a command would be. begin: is given what is to be called
         with it."""
-        output = self._folder.exec_output(self._launch.attempt, name)
-        os.close(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        output = self._make_output(name)
         # From now on it is not new; when its asker is gone, it is forgotten.
         self._told[name] = time.monotonic() + limit_s + 2 * LIMIT_S
 
@@ -157,12 +149,23 @@ class ExecCommands:
             self._told[name] = time.monotonic()
 
         begin(tell)
-        answer = {"output": str(output.relative_to(self._folder.path))}
-        write_json(self._folder.exec_requests / name / "answer.json", answer)
+        self._answer(name)
+
+    def _output(self, name: str) -> Path:
+        return self._folder.exec_output(self._launch.attempt, name)
+
+    def _make_output(self, name: str) -> Path:
+        """The file of a command's output, before anybody writes to it: readable for its owner alone from the first byte on."""
+        os.close(os.open(self._output(name), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return self._output(name)
+
+    def _answer(self, name: str) -> None:
+        """Tell the asking program where the output is."""
+        output = str(self._output(name).relative_to(self._folder.path))
+        write_json(self._folder.exec_requests / name / "answer.json", {"output": output})
 
     def _forget(self, name: str) -> None:
-        del self._told[name]
-        self._folder.exec_output(self._launch.attempt, name).unlink(missing_ok=True)
+        self._output(name).unlink(missing_ok=True)
         shutil.rmtree(self._folder.exec_requests / name, ignore_errors=True)
 
     def _start(self, name: str, request: dict[str, Any]) -> None:
@@ -174,40 +177,20 @@ class ExecCommands:
         there = RunFolder(self._launch.run_dir).exec_output(self._launch.attempt, name)
         if self._is_apart:
             self._put(place.node_rank, f"{channel}/request.json", self._folder.exec_requests / name / "request.json")
-        output = self._folder.exec_output(self._launch.attempt, name)
-        # Made before the command can write to it, with its mode: readable for its owner alone from the first byte on.
-        os.close(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        command = self._command(place.rank, channel, there)
+        self._make_output(name)
+        command = beside_worker(self._launch, self._shells, rank, "execute", channel, str(there))
         started = self._nodes.start(command, self._launch.work_dir, self._shells[place.node_rank])
-        self._running[name] = _Running(
-            id=name, rank=rank, node_rank=place.node_rank, pid=started.pid, output=output, heard=time.monotonic()
-        )
+        self._running[name] = _Running(id=name, node_rank=place.node_rank, pid=started.pid, heard=time.monotonic())
         say(f"beside rank {rank}: {argv[0]!r} was started (paceline exec)")
-        write_json(
-            self._folder.exec_requests / name / "answer.json", {"output": str(output.relative_to(self._folder.path))}
-        )
-
-    def _command(self, rank: int, channel: str, output: Path) -> Command:
-        """The command that serves a request, in the environment of that rank's worker."""
-        launch = self._launch
-        place = launch.places[rank]
-        as_worker = next(one for one in ProcessesLauncher().commands(launch) if one.ranks == (rank,))
-        program = f"{launch.library_dir}/paceline/remote/agent/execute.py"
-        command = replace(
-            environment.with_paths(as_worker, launch, self._shells[place.node_rank]),
-            argv=(launch.prepared[place.node_rank].python, "-I", "-S", program, channel, str(output)),
-            log=launch.run_dir / "logs" / "driver.log",
-        )
-        return wrapped_beside(command, launch, self._shells)
+        self._answer(name)
 
     def _look_after(self, one: _Running) -> None:
         folder, now = self._folder.exec_requests / one.id, time.monotonic()
         if one.ended is not None:
             # The asking program removes its folder when it has read the end; one that was killed never will.
             if not folder.exists() or now - one.ended > _READ_S:
-                one.output.unlink(missing_ok=True)
-                shutil.rmtree(folder, ignore_errors=True)
                 del self._running[one.id]
+                self._forget(one.id)
             return
         with contextlib.suppress(OSError):
             alive = (folder / "alive").read_bytes()

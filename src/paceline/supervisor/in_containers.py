@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.job.plan import REMOTE_SHELL_PYTHON, Command, Launch
+from paceline.launchers import environment
+from paceline.launchers.processes import worker_command
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 
@@ -30,13 +32,22 @@ def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mappin
     ]
 
 
-def wrapped_beside(command: Command, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Command:
-    """A command that joins a worker: in the worker's container, where there is one."""
+def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int, program: str, *words: str) -> Command:
+    """The command that runs one of the agent's programs where a worker is: in its environment, and in its container where it
+    has one. program: its name below `paceline.remote.agent`."""
+    place = launch.places[rank]
+    command = replace(
+        environment.with_paths(worker_command(launch, place), launch, shells[place.node_rank]),
+        argv=(
+            *(launch.prepared[place.node_rank].python, "-I", "-S"),
+            *(f"{launch.library_dir}/paceline/remote/agent/{program}.py", *words),
+        ),
+        log=RunFolder(launch.run_dir).driver_log,
+    )
     if launch.prepared[command.node_rank].container is None:
         return command
     from paceline.containers import HostFiles, wrap
 
-    (rank,) = command.ranks
     if launch.job.launcher == "mpi":
         # One container a node, or one for all that are stand-ins on this machine, named by its first rank.
         here = [

@@ -11,6 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EngineError
@@ -174,11 +175,8 @@ class LoadWatch:
         found = pace.straggler
         if found is None or self._place is None or found.ranks != self._place[0]:
             return pace
-        from paceline.runs.pace import RunPace, Straggler
-
-        told = {name: getattr(found, name) for name in Straggler.__dataclass_fields__}
-        placed = Straggler(**{**told, "place": self._place[1], "place_share": self._place[2]})
-        return RunPace(ranks=pace.ranks, straggler=placed, seconds=pace.seconds, is_over=pace.is_over)
+        _, place, share = self._place
+        return replace(pace, straggler=replace(found, place=place, place_share=share))
 
     def _keep(self, name: str, values: dict[str, float], at_s: float, now: float) -> None:
         self._kept.setdefault(name, []).append({**values, "at_s": at_s})

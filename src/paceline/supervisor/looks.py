@@ -10,15 +10,14 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.job.plan import Command, Launch, ProcessExit
+from paceline.job.plan import Launch, ProcessExit
 from paceline.launchers import environment
-from paceline.launchers.processes import ProcessesLauncher
 from paceline.runs.folder import RunFolder
-from paceline.supervisor.in_containers import wrapped_beside
+from paceline.supervisor.in_containers import beside_worker
 from paceline.targets import Nodes
 
 #: How long a node may take. One that is slower is told as one that has not answered.
@@ -54,7 +53,6 @@ class Looks:
         about: Callable[[int], dict[str, Any]],
     ) -> None:
         self._launch, self._folder, self._nodes, self._shells, self._about = launch, folder, nodes, shells, about
-        self._commands: list[Command] | None = None
         self._under_way: list[_Look] = []
         self._count = 0
 
@@ -95,7 +93,8 @@ class Looks:
             name = f"look_{one.number}_{ranks[0]}"
             output = self._folder.exec_output(self._launch.attempt, name)
             there = RunFolder(self._launch.run_dir).exec_output(self._launch.attempt, name)
-            command = self._command(program, ranks, there, asked)
+            words = (str(there), str(environment.watch_dir(self._launch)), json.dumps({"ranks": ranks, **asked}))
+            command = beside_worker(self._launch, self._shells, ranks[0], program, *words)
             try:
                 # Not in the workers' folder: that may be on the file server that does not answer.
                 started = self._nodes.start(command, Path("/"), self._shells[node_rank])
@@ -170,23 +169,6 @@ class Looks:
             if place.rank in wanted:
                 groups.setdefault(place.rank if apart else place.node_rank, []).append(place.rank)
         return [tuple(ranks) for ranks in groups.values()]
-
-    def _command(self, program: str, ranks: tuple[int, ...], output: Path, asked: Mapping[str, Any]) -> Command:
-        launch = self._launch
-        if self._commands is None:
-            self._commands = ProcessesLauncher().commands(launch)
-        place = launch.places[ranks[0]]
-        as_worker = self._commands[ranks[0]]
-        path = f"{launch.library_dir}/paceline/remote/agent/{program}.py"
-        command = replace(
-            environment.with_paths(as_worker, launch, self._shells[place.node_rank]),
-            argv=(
-                *(launch.prepared[place.node_rank].python, "-I", "-S", path),
-                *(str(output), str(environment.watch_dir(launch)), json.dumps({"ranks": ranks, **asked})),
-            ),
-            log=launch.run_dir / "logs" / "driver.log",
-        )
-        return wrapped_beside(command, launch, self._shells)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

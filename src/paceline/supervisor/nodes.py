@@ -25,6 +25,14 @@ from paceline.targets.local_nodes import LocalNodes
 _TICK_S = 0.05
 #: How long a node's process may take to end when it is told to.
 _END_S = 5.0
+#: What a node's process may be asked for: the file of its result, and what the node is doing meanwhile.
+_VERBS: dict[str, tuple[Callable[[RunFolder, int], Path], str]] = {
+    "prepare": (RunFolder.prepared, "being prepared"),
+    "check": (RunFolder.stored, "looking at where outputs are stored"),
+    "store": (RunFolder.stored, "storing its outputs"),
+    "remove": (RunFolder.cleaned, "ending its containers"),
+    "clean": (RunFolder.cleaned, "being cleaned up"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +54,12 @@ def on_nodes(
 ) -> NodeOutcome:
     """Run `verb` on these nodes at once; when this returns, no process of theirs is left.
 
-    verb: "prepare", "check", "store", "remove" or "clean". The first that fails, or is lost, ends the others.
+    verb: one of `_VERBS`. The first that fails, or is lost, ends the others.
     stop: asked all the while for a reason to end it.
     """
     folder, wake = run.folder, run.wake
-    result = {
-        "prepare": folder.prepared,
-        "check": folder.stored,
-        "store": folder.stored,
-        "remove": folder.cleaned,
-        "clean": folder.cleaned,
-    }[verb]
-    results = {rank: result(rank) for rank in node_ranks}
+    result, _ = _VERBS[verb]
+    results = {rank: result(folder, rank) for rank in node_ranks}
     # Apart, a node makes the workers' folder itself, of the snapshot that was sent.
     options = [
         *([] if seen.is_shared else ["--apart"]),
@@ -147,13 +149,7 @@ def _report(verb: str, node_rank: int, code: int, result: Any, folder: RunFolder
     told = (result or {}).get("failure")
     log = folder.prepare_log(node_rank)
     if told is None:
-        what = {
-            "prepare": "being prepared",
-            "check": "looking at where outputs are stored",
-            "store": "storing its outputs",
-            "remove": "ending its containers",
-            "clean": "being cleaned up",
-        }[verb]
+        _, what = _VERBS[verb]
         how = f"was killed by {signal_name(code - 128)}" if code > 128 else f"ended with exit code {code}"
         told = {"cause": "prepare", "message": f"Node {node_rank} was {what} when the process that did it {how}."}
     return FailureReport(

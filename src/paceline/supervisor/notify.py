@@ -25,6 +25,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.follow import end_text
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible
+from paceline.system import processes
 
 _HOOK_S = 10.0
 _COMMAND_S = 60.0
@@ -182,14 +183,9 @@ def _command(words: list[str], said: Said) -> str | None:
 
 
 def _run(words: list[str], given: bytes, variables: Mapping[str, str] | None) -> str | None:
-    # The submitting shell's own; this process's leads to Paceline's library.
-    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PACELINE_SHELL_PYTHONPATH")}
-    if theirs := os.environ.get("PACELINE_SHELL_PYTHONPATH"):
-        own["PYTHONPATH"] = theirs
+    environment = {**processes.shell_environment(), **(variables or {})}
     try:
-        done = subprocess.run(
-            words, input=given, env={**own, **(variables or {})}, capture_output=True, timeout=_COMMAND_S, check=False
-        )
+        done = subprocess.run(words, input=given, env=environment, capture_output=True, timeout=_COMMAND_S, check=False)
     except subprocess.TimeoutExpired:
         return f"it did not end within {_COMMAND_S:g} s."
     except OSError as error:

@@ -281,6 +281,13 @@ class WorkerWatch:
             self._on_running()
         self._logs.look()
 
+    def _look_until(self, is_so: Callable[[], bool], limit_s: float, pause_s: float = _TICK_S / 2) -> None:
+        """Take in what happens until something is so, or the limit is over."""
+        deadline = time.monotonic() + limit_s
+        while not is_so() and time.monotonic() < deadline:
+            self._wake.sleep(pause_s)
+            self._look()
+
     @property
     def _has_launcher(self) -> bool:
         return any(started.command.is_launcher for started in self._started)
@@ -331,17 +338,12 @@ class WorkerWatch:
         grace_s = self._launch.job.grace_period_seconds
         if self._lost and self._launch.job.node_range:
             grace_s = min(grace_s, _LOST_GRACE_S)
-        deadline = time.monotonic() + grace_s
-        while self._living() and time.monotonic() < deadline:
-            self._wake.sleep(_TICK_S / 2)
-            self._look()
+        self._look_until(lambda: not self._living(), grace_s)
         if left := self._living():
             say(f"ranks {left} did not end within {grace_s:g} s of SIGTERM: killed")
         # mpirun ends by itself after its workers, and then removes its own sockets and files; but it is not waited for for ever.
-        deadline = time.monotonic() + (_LAUNCHER_S if not left else 0.0)
-        while self._has_launcher and self._launcher_code is None and time.monotonic() < deadline:
-            self._wake.sleep(_TICK_S / 2)
-            self._look()
+        if self._has_launcher and not left:
+            self._look_until(lambda: self._launcher_code is not None, _LAUNCHER_S)
 
     def _living(self) -> list[int]:
         return [rank for rank, pid in self._pids.items() if rank not in self._exit_codes and self._is_alive(rank, pid)]
@@ -388,10 +390,9 @@ class WorkerWatch:
         from paceline.supervisor.diagnosis.findings import may_have_lost_a_node
 
         silence_s: float = getattr(self._nodes, "silence_s", SILENCE_S)
-        deadline = (self._ending_since or time.monotonic()) + silence_s + _NOTICE_S
-        while may_have_lost_a_node(self._findings()) and time.monotonic() < deadline:
-            self._wake.sleep(_TICK_S)
-            self._look()
+        since = self._ending_since or time.monotonic()
+        left_s = since + silence_s + _NOTICE_S - time.monotonic()
+        self._look_until(lambda: not may_have_lost_a_node(self._findings()), left_s, _TICK_S)
 
     # --- what came of it
 

@@ -27,8 +27,7 @@ def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666)
 
     sync: also survive a power cut. mode: of the file, less the umask.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}")
-    try:
+    with replacing(path, f".{path.name}.{os.getpid()}.") as beside:
         # A new file of a random name, from its beginning with the mode that it is to have.
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -36,6 +35,15 @@ def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path, begins: str = ".new-") -> Iterator[Path]:
+    """A new name beside `path`, that begins so, for what is to come in its place: renamed in the end, removed if anything goes
+    wrong."""
+    beside = path.with_name(f"{begins}{os.urandom(3).hex()}")
+    try:
+        yield beside
         os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -58,21 +66,17 @@ def copy_whole(
     fd = None if top is None else open_below(os.fspath(top), source.relative_to(top).as_posix())
     with open(source if fd is None else fd, "rb") as original:
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = target.with_name(f".{target.name[:100]}.{os.urandom(4).hex()}")
-        try:
-            with _unnamed(target.parent, beside) as (file, name_it):
-                while data := original.read(1 << 20):
-                    file.write(data)
-                    if came is not None:
-                        came(len(data), 0)
-                file.flush()
-                found = os.fstat(original.fileno())
-                os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode) & 0o777)
-                os.utime(file.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
-                name_it()
-            os.replace(beside, target)
-        finally:
-            beside.unlink(missing_ok=True)
+        begins = f".{target.name[:100]}."
+        with replacing(target, begins) as beside, _unnamed(target.parent, beside) as (file, name_it):
+            while data := original.read(1 << 20):
+                file.write(data)
+                if came is not None:
+                    came(len(data), 0)
+            file.flush()
+            found = os.fstat(original.fileno())
+            os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode) & 0o777)
+            os.utime(file.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
+            name_it()
     if came is not None:
         came(0, 1)
 
@@ -172,6 +176,47 @@ def tree_size(path: Path | str) -> int:
                             seen.add((found.st_dev, found.st_ino))
                         total += found.st_size
     return total
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names in a folder, sorted; none where there is no such folder, or it may not be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def walk_files(top: Path) -> Iterator[tuple[str, os.DirEntry[str], bool]]:
+    """(name below `top`, entry, whether it is a file) of all below a folder of the user's that is no folder itself.
+
+    Links are followed, but into no folder that they lie in. One that leads nowhere is no file, as a pipe is none.
+
+    Raises:
+        OSError: a folder that can't be read.
+    """
+    # Each with what the links on the way to it lead to: one that leads there once more goes round in a circle.
+    waiting: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(top),))]
+    while waiting:
+        inside, above = waiting.pop()
+        # A list, for who stops halfway would leave the folder open.
+        with os.scandir(top / inside) as found:
+            entries = list(found)
+        for entry in entries:
+            name = f"{inside}/{entry.name}" if inside else entry.name
+            try:
+                is_folder, is_file = entry.is_dir(), entry.is_file()
+            except OSError:  # a link to itself, say
+                is_folder = is_file = False
+            if not is_folder:
+                yield name, entry, is_file
+            elif not entry.is_symlink():
+                waiting.append((name, above))
+            elif (real := os.path.realpath(entry.path)) not in above and not _is_above(real, entry.path):
+                waiting.append((name, (*above, real)))
+
+
+def _is_above(folder: str, path: str) -> bool:
+    return f"{os.path.realpath(os.path.dirname(path))}/".startswith(f"{folder.rstrip('/')}/")
 
 
 def make_own(path: Path) -> None:

@@ -73,9 +73,9 @@ def entries(top: str, start: str, follow: bool = False) -> "Iterator[Entry]":
         waiting += [(name + "/" + one, entry.real + "/" + one, (*above, inside)) for one in below]
 
 
-def target_in(name: str, target: str, of_run: bool = True) -> "str | None":
+def target_in(name: str, target: str) -> "str | None":
     """The target of a link `name` as it may be made here: relative, with `..` in front alone; None where it leads out of
-    the run's files. `name` itself lies behind no link. of_run: else the folder is no run's, and only not to be left.
+    the run's files. `name` itself lies behind no link.
 
     For who takes links from another machine, whatever that says: chains of such links never lead out.
     """
@@ -83,10 +83,9 @@ def target_in(name: str, target: str, of_run: bool = True) -> "str | None":
     meant = os.path.normpath(os.path.join(folder, target))
     if os.path.isabs(target) or "\0" in target or _top_of(meant) == "..":
         return None
-    if of_run:
-        tops = {"logs": ("attempts",)}.get(_top_of(name), FOLDERS if _top_of(name) in FOLDERS else ())
-        if _top_of(meant) not in tops or name == _top_of(name):
-            return None
+    tops = {"logs": ("attempts",)}.get(_top_of(name), FOLDERS if _top_of(name) in FOLDERS else ())
+    if _top_of(meant) not in tops or name == _top_of(name):
+        return None
     return os.path.relpath(meant, folder)
 
 

@@ -59,7 +59,7 @@ def take_within(path: Path, patience_s: float) -> int | None:
     """As `take`, but waits for so long for whoever holds the lock."""
     deadline = time.monotonic() + patience_s
     while (fd := take(path)) is None and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(_POLL_S)
     return fd
 
 

@@ -27,10 +27,7 @@ def memory() -> Memory:
 
 def swap_free() -> int:
     """Bytes of swap that nobody uses; 0 where nothing tells."""
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("SwapFree:"):
-            return int(line.split()[1]) << 10
-    return 0
+    return _meminfo().get("SwapFree", 0)
 
 
 def groups() -> list[str]:
@@ -49,13 +46,18 @@ def groups() -> list[str]:
 
 
 def _machine() -> Memory:
-    lines = (line.split() for line in _read("/proc/meminfo").splitlines())
-    table = {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if len(words) > 1 and words[1].isdigit()}
+    table = _meminfo()
     if "MemTotal" in table and "MemAvailable" in table:
         # MemFree leaves out the cache, which the kernel gives back where memory is asked for.
         return Memory(table["MemTotal"], table["MemAvailable"], "the machine's memory")
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Memory(total, total // 2, "the machine's memory")
+
+
+def _meminfo() -> dict[str, int]:
+    """Name -> bytes, as the kernel tells them; empty where it does not."""
+    lines = (line.split() for line in _read("/proc/meminfo").splitlines())
+    return {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
 def _limit(group: str) -> int | None:

@@ -75,6 +75,36 @@ def of_no_run(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in RUN_VARIABLES}
 
 
+def said_by(
+    words: Sequence[str], *, timeout_s: float, environment: Mapping[str, str] | None = None, cwd: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A program run to its end, with what it has printed as text, whatever bytes that was; it is given nothing to read.
+
+    Raises:
+        OSError: it can't be started. subprocess.TimeoutExpired: it did not end in time.
+    """
+    return subprocess.run(
+        words,
+        env=environment,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def shell_environment() -> dict[str, str]:
+    """The environment of this process, with the submitting shell's PYTHONPATH: a supervisor's own leads to Paceline's library,
+    and the shell's was put aside under another name (`paceline.system.detached`)."""
+    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PACELINE_SHELL_PYTHONPATH")}
+    if theirs := os.environ.get("PACELINE_SHELL_PYTHONPATH"):
+        own["PYTHONPATH"] = theirs
+    return own
+
+
 def cores() -> set[int]:
     """The numbers of the cores that this process may run on: the machine's, less what a cpuset or taskset keeps from it."""
     return set(os.sched_getaffinity(0)) if _LINUX else set(range(os.cpu_count() or 1))

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.system import locks
-from paceline.system.files import read_json, write_json, write_whole
+from paceline.system.files import names_in, read_json, write_json, write_whole
 
 _VERSION = re.compile(r"[1-9][0-9]*")
 #: What a file system without hard links answers.
@@ -42,11 +42,7 @@ class Documents:
 
     def names(self) -> list[str]:
         """The names that have a document, sorted; none where there is no such folder."""
-        try:
-            found = os.listdir(self.folder)
-        except OSError:
-            return []
-        stems = (name.removesuffix(".json") for name in found if name.endswith(".json"))
+        stems = (name.removesuffix(".json") for name in names_in(self.folder) if name.endswith(".json"))
         return sorted(stem for stem in stems if self.rule.fullmatch(stem))
 
     def path(self, name: str) -> Path:
@@ -113,11 +109,7 @@ class Versions:
 
     def names(self) -> list[str]:
         """The names that have a version, sorted."""
-        try:
-            found = sorted(os.listdir(self.folder))
-        except OSError:
-            return []
-        return [name for name in found if self.rule.fullmatch(name) and self.versions(name)]
+        return [name for name in names_in(self.folder) if self.rule.fullmatch(name) and self.versions(name)]
 
     def versions(self, name: str) -> list[int]:
         """The versions of this name, ascending; empty where there is none."""
@@ -185,10 +177,7 @@ class VersionFolders(Versions):
         """The versions of this name, ascending; empty where there is none."""
         assert self.rule.fullmatch(name), name
         folder = self.folder / name
-        try:
-            found = [one for one in os.listdir(folder) if _VERSION.fullmatch(one)]
-        except OSError:
-            return []
+        found = (one for one in names_in(folder) if _VERSION.fullmatch(one))
         return sorted(int(one) for one in found if (folder / one / self.document).exists())
 
     def read(self, name: str, version: int) -> Any:

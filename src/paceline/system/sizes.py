@@ -7,7 +7,7 @@ import re
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("KMGT", 1)
-    for suffix, base in (("", 1000), ("B", 1000), ("IB", 1024))
+    for suffix, base in (("", 1000), ("B", 1000), ("I", 1024), ("IB", 1024))
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 

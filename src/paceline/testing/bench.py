@@ -27,29 +27,9 @@ ENTRY_SCRIPT = "some scripts/train it's $HOME.py"
 ODD_FOLDER = "a folder; $(touch owned) 'x'"
 #: Words that break command lines, shells and JSON.
 WORDS = (
-    *(
-        "two words",
-        "",
-        " ",
-        'a "quoted" name',
-        "it's",
-        "new\nline",
-        "ünï ☃",
-        "; touch owned",
-        "$(touch owned) $NOWHERE",
-    ),
-    *(
-        "`touch owned`",
-        "&& touch owned | cat > owned",
-        "--",
-        "-n",
-        "--set",
-        "A=B",
-        "=",
-        "*?[!a]{b,c}~",
-        "back\\slash\\",
-    ),
-    *("%s %d {} {0} %%", "\x1b[31mred"),
+    *("two words", "", " ", 'a "quoted" name', "it's", "new\nline", "ünï ☃", "; touch owned"),
+    *("$(touch owned) $NOWHERE", "`touch owned`", "&& touch owned | cat > owned", "--", "-n", "--set", "A=B", "="),
+    *("*?[!a]{b,c}~", "back\\slash\\", "%s %d {} {0} %%", "\x1b[31mred"),
 )
 VARIABLES = {f"ODD_{number}": word for number, word in enumerate(WORDS)}
 

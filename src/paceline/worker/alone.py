@@ -19,15 +19,7 @@ SEPARATE = "PACELINE_SEPARATE_WORKERS"
 
 #: Other ways to reach peers. Whether they were used is theirs to know.
 _OTHER_WAYS = (
-    *(
-        "mpi4py.MPI",
-        "horovod",
-        "torch_xla",
-        "byteps",
-        "bagua",
-        "smdistributed",
-        "oneflow",
-    ),
+    *("mpi4py.MPI", "horovod", "torch_xla", "byteps", "bagua", "smdistributed", "oneflow"),
     # The launcher of torchrun: its agent alone is loaded by torch's checkpoints too.
     *("ray", "dask.distributed", "distributed", "pyspark", "torch.distributed.launcher", "mindspore", "paddle"),
 )

@@ -69,7 +69,7 @@ def test_a_wrong_url_is_refused(workspace, url):
     ],
 )
 def test_the_url_says_the_kind(workspace, monkeypatch, url, kind, azure_type, container):
-    monkeypatch.setattr("paceline.data.stores.filesystem.check_engine", lambda kind, record: None)
+    monkeypatch.setattr("paceline.data.stores.datastore.check_installed", lambda record: None)
     store = Datastore.register(workspace, "lab", url)
     assert (store.kind, store.datastore_type, store.container_name) == (kind, azure_type, container)
     assert store.account_name == ("account" if kind == "azure" else None)

@@ -124,15 +124,13 @@ def test_an_answer_of_503_is_tried_again(workspace, s3_once, bucket, proxied, fo
     assert stored(store) == SIZES
 
 
-def test_links_to_files_are_followed_and_what_is_no_file_is_left_out_by_name(tmp_path):
+def test_links_to_files_are_followed_and_what_is_no_file_is_left_out(tmp_path):
     write_tree(tmp_path, {"out/a": "1", "other/b": "2"})
     (tmp_path / "out/linked").symlink_to(tmp_path / "other")
     (tmp_path / "out/up").symlink_to(tmp_path / "out")
     (tmp_path / "out/nowhere").symlink_to(tmp_path / "no")
     os.mkfifo(tmp_path / "out/pipe")
-    files, others = files_below(tmp_path / "out")
-    assert [name for name, _ in files] == ["a", "linked/b"]
-    assert others == ["nowhere", "pipe", "up"]
+    assert [name for name, _ in files_below(tmp_path / "out")] == ["a", "linked/b"]
 
 
 def test_of_a_runs_output_only_the_runs_own_files_are_stored(workspace, tmp_path):

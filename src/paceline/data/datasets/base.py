@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,8 @@ class AnyDataset:
     description: str | None = field(default=None, repr=False)
     tags: Mapping[str, str] = field(default_factory=dict, repr=False)
     fingerprint: str | None = field(default=None, repr=False)
+    #: The options with which the files are read, beside the steps: of a table its "format", of files what their paths say.
+    reading: Mapping[str, Any] = field(default_factory=dict, repr=False)
     #: "name:version" and fingerprint of the registered one that steps were taken of.
     origin: tuple[str, str | None] | None = field(default=None, repr=False)
 
@@ -197,8 +200,8 @@ class AnyDataset:
         )
 
     def _reading(self) -> Mapping[str, Any] | None:
-        """The options with which the files are read, beside the steps."""
-        return None
+        """The options as they are kept; None where there are none."""
+        return dict(self.reading) or None
 
     def _reference_sources(self) -> tuple[Source, ...]:
         return self.sources
@@ -251,3 +254,15 @@ class AnyDataset:
 
     def _where(self) -> str:
         return ", ".join(repr(f"{source.datastore or ''}:{source.path}".lstrip(":")) for source in self.sources)
+
+
+def fields_of(reference: Mapping[str, Any], path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The fields of the dataset of a direct input whose files lie at `path`. reference: `DataReference.to_json()`."""
+    # "digits:3": no dataset's name has a colon.
+    name, _, version = str(reference.get("dataset") or "").rpartition(":")
+    return {
+        "sources": (Source(path=os.path.abspath(path)),),
+        "name": name or None,
+        "version": int(version) if version else None,
+        "fingerprint": reference.get("fingerprint"),
+    }

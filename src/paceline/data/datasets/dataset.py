@@ -225,11 +225,11 @@ def _columns(types: Mapping[str, str] | None, include_path: bool, partition_form
 
 
 def _made(folder: Path, record: registered.DatasetRecord) -> FileDataset | TabularDataset:
-    common: dict[str, Any] = {"sources": record.sources, "steps": record.steps, "workspace_dir": folder}
-    if record.kind == FileDataset.kind:
-        return FileDataset(**common, reading=record.reading or {})._of(record)
-    if record.kind == TabularDataset.kind:
-        return TabularDataset(**common, reading=record.reading or {})._of(record)
+    for kind in (FileDataset, TabularDataset):
+        if record.kind == kind.kind:
+            reading = record.reading or {}
+            made = kind(sources=record.sources, steps=record.steps, workspace_dir=folder, reading=reading)
+            return made._of(record)
     raise DataError(f"dataset {record.name!r} is of kind {record.kind!r}, which this version does not know.")
 
 

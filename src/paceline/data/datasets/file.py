@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from paceline.data.datasets.base import AnyDataset
+from paceline.data.datasets.base import AnyDataset, fields_of
 from paceline.data.datasets.local import local_files
 from paceline.data.datasets.steps import chosen
 from paceline.errors import DataError, TransferError
 from paceline.job.data_reference import Source
+from paceline.system.files import replacing
 
 if TYPE_CHECKING:
     from paceline.data.transfer.listing import FileInfo
@@ -23,24 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileDataset(AnyDataset):
-    """Files as they are. take, skip and random_split choose among them in the order of their paths."""
+    """Files as they are. take, skip and random_split choose among them in the order of their paths.
+
+    reading: what the files' paths say: {"partition_format": "/{city}/{day}.csv"}, or nothing.
+    """
 
     kind: ClassVar[str] = "file"
-
-    #: What the files' paths say: {"partition_format": "/{city}/{day}.csv"}, or nothing.
-    reading: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_folder(cls, reference: Mapping[str, Any], path: str | os.PathLike[str]) -> FileDataset:
         """The dataset of a direct input whose files lie at `path`. reference: `DataReference.to_json()`."""
-        # "digits:3": no dataset's name has a colon.
-        name, _, version = str(reference.get("dataset") or "").rpartition(":")
-        return cls(
-            sources=(Source(path=os.path.abspath(path)),),
-            name=name or None,
-            version=int(version) if version else None,
-            fingerprint=reference.get("fingerprint"),
-        )
+        return cls(**fields_of(reference, path))
 
     def list_files(self) -> list[FileInfo]:
         return self._selected(super().list_files())
@@ -73,9 +66,6 @@ class FileDataset(AnyDataset):
                 _copy(file.path, target / file.relative)
             return [str(target / file.relative) for file in files]
 
-    def _reading(self) -> Mapping[str, Any] | None:
-        return dict(self.reading) or None
-
     def _selected(self, files: list[FileInfo]) -> list[FileInfo]:
         for step in self.steps:
             files = [files[number] for number in chosen(step, len(files))]
@@ -101,16 +91,10 @@ class FileDataset(AnyDataset):
 
 
 def _copy(source: Path, target: Path) -> None:
-    # In the target's own folder: `os.replace` works within one file system alone.
-    beside = target.with_name(f".{secrets.token_hex(6)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(target) as beside:
             shutil.copyfile(source, beside)
-            os.replace(beside, target)
-        finally:
-            # Renamed by now, unless something failed.
-            beside.unlink(missing_ok=True)
     except OSError as error:
         raise TransferError(
             f"{str(source)!r} can't be copied to {str(target)!r}: {error.strerror or error}. Mend that, or give another folder."

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from paceline.data.datasets import steps
-from paceline.data.datasets.base import AnyDataset
+from paceline.data.datasets.base import AnyDataset, fields_of
 from paceline.data.datasets.local import local_files
 from paceline.data.datasets.read import format_of, read_frames
 from paceline.data.datasets.steps import steps_from_json
 from paceline.errors import DataError
-from paceline.job.data_reference import Source
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,8 +25,6 @@ class TabularDataset(AnyDataset):
 
     kind: ClassVar[str] = "tabular"
 
-    reading: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
     @classmethod
     def from_folder(cls, reference: Mapping[str, Any], path: str | os.PathLike[str]) -> TabularDataset:
         """The dataset of a direct input whose files lie at `path`. reference: `DataReference.to_json()`.
@@ -37,7 +34,6 @@ class TabularDataset(AnyDataset):
         Raises:
             DataError: the reference's `table` can't be read.
         """
-        name, _, version = str(reference.get("dataset") or "").rpartition(":")
         try:
             table = json.loads(reference.get("table") or "{}")
             taken = steps_from_json(table.get("steps"))
@@ -48,14 +44,7 @@ class TabularDataset(AnyDataset):
             raise DataError(
                 f"input {reference.get('name')!r}: its table={reference.get('table')!r} is not JSON."
             ) from error
-        return cls(
-            sources=(Source(path=os.path.abspath(path)),),
-            reading=table.get("reading") or {},
-            steps=taken,
-            name=name or None,
-            version=int(version) if version else None,
-            fingerprint=reference.get("fingerprint"),
-        )
+        return cls(**fields_of(reference, path), reading=table.get("reading") or {}, steps=taken)
 
     def to_pandas_dataframe(self) -> Any:
         """All rows, as a pandas frame with its rows numbered from 0.

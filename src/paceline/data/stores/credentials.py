@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus
 
 from paceline.errors import DataError
-from paceline.job.secret_values import KINDS, PLACES
+from paceline.job.secret_values import PLACES, is_place
 
 # Options of fsspec's file systems, headers and URL parameters that hold a secret, whatever stands around these words.
 _SECRET_NAME = re.compile(
@@ -99,8 +99,7 @@ def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None
     if not isinstance(credentials, Mapping):
         raise DataError(f"credentials of {where}: give a dictionary of option -> place, each {PLACES}.")
     for option, place in credentials.items():
-        kind, _, rest = place.partition(":") if isinstance(place, str) else ("", "", "")
-        if kind not in KINDS or not rest or (kind == "keyring" and "/" not in rest):
+        if not is_place(place):
             raise DataError(
                 f"credential {option!r} of {where}: what was given is no place, and is not shown here in case it is the "
                 f"secret itself. Secrets are never registered; give {PLACES}."

@@ -228,8 +228,7 @@ class Datastore:
             DataError: no such folder, or a store that can only be read. TransferError: it can't be written.
         """
         _check_bool(overwrite=overwrite, show_progress=show_progress)
-        files, _ = files_below(_path(src_dir))
-        return self._upload(files, target_path, overwrite, show_progress)
+        return self._upload(files_below(_path(src_dir)), target_path, overwrite, show_progress)
 
     def upload_files(
         self,

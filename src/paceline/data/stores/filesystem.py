@@ -38,8 +38,7 @@ class Store:
     def __init__(self, record: StoreRecord) -> None:
         self.record = record
         self.kind = record.kind
-        if self.kind in _ENGINES:
-            check_engine(self.kind, record)
+        check_installed(record)
         self.secrets: Secrets = resolve(record.credentials, record.title)
         self._fs: Any = None
 
@@ -178,19 +177,11 @@ def check_installed(record: StoreRecord) -> None:
     """Refuse a store that can't be opened here.
 
     Raises:
-        DataError: an extra is missing, or the URL is of no known kind.
+        DataError: its library is not installed, and the extra that brings it is named; or the URL is of no known kind.
     """
-    if record.kind in _ENGINES:
-        check_engine(record.kind, record)
-
-
-def check_engine(kind: str, record: StoreRecord) -> None:
-    """Refuse a kind of store whose library is not installed.
-
-    Raises:
-        DataError: it is not; the extra that brings it is named.
-    """
-    _, module, extra = _ENGINES[kind]
+    if record.kind not in _ENGINES:
+        return
+    _, module, extra = _ENGINES[record.kind]
     if importlib.util.find_spec(module) is None:
         raise DataError(
             f"{record.title} needs {module}, which is not installed. Install it with `pip install 'paceline[{extra}]'`."

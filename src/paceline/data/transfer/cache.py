@@ -27,8 +27,9 @@ from pathlib import Path
 from paceline.data.stores.filesystem import working_path
 from paceline.data.transfer.partial import Partial, is_claimed
 from paceline.errors import DataError
-from paceline.system import processes
-from paceline.system.files import remove_tree
+from paceline.system import locks, processes
+from paceline.system.files import names_in, remove_tree
+from paceline.system.sizes import size_bytes
 
 FOLDER_VARIABLE = "PACELINE_DATA_CACHE"
 LIMIT_VARIABLE = "PACELINE_DATA_CACHE_LIMIT"
@@ -40,11 +41,8 @@ _STAMP_NS = 10**18
 _ABANDONED_S = 7 * 86400
 #: Views of a run whose supervisor is on another machine: so long they count as in use where no process of the run is seen.
 _UNHELD_S = 86400.0
-_LOOKS = 3
-_LOOK_PAUSE_S = 0.01
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate("KMGT", start=1)}
+#: How long whoever removes dead views may have their lock.
+_MOMENT_S = 0.03
 
 
 @dataclass(frozen=True)
@@ -69,11 +67,8 @@ class DataCache:
     def __init__(self, folder: Path | None = None, limit_bytes: int | None = None) -> None:
         self.folder = working_path(folder) if folder is not None else _default_folder()
         self.views = self.folder / "views"
-        self._objects, self._partial, self._held = (
-            self.folder / "objects",
-            self.folder / "partial",
-            self.views / ".held",
-        )
+        self._objects, self._partial = self.folder / "objects", self.folder / "partial"
+        self._held = self.views / ".held"
         try:
             for path in (self._objects, self._partial, self._held):
                 path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -223,18 +218,11 @@ class DataCache:
     def is_unheld(self, run_id: str) -> bool:
         """Whether no process of this machine holds the run's views: its supervisor is on another one."""
         assert self.view_dir(run_id, 0)
-        path = self._held / run_id
-        for _ in range(_LOOKS):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except OSError:
-                # Whoever holds it, holds it for the whole run; one that removes dead views has it for a moment alone.
-                time.sleep(_LOOK_PAUSE_S)
-            finally:
-                os.close(fd)
-        return False
+        # Whoever holds it, holds it for the whole run; one that removes dead views has it for a moment alone.
+        fd = locks.take_within(self._held / run_id, _MOMENT_S)
+        if fd is not None:
+            os.close(fd)
+        return fd is not None
 
     def note_unheld(self, fd: int) -> None:
         """Note that a run's views are used here while nobody holds them. fd: the open file by which they were held so far.
@@ -259,22 +247,18 @@ class DataCache:
     def drop_dead_views(self) -> None:
         """Remove the views of runs that are over."""
         # A run that was killed may have left a view without a lock's file, or the file without a view.
-        for name in set(_names(self.views)) | set(_names(self._held)):
+        for name in set(names_in(self.views)) | set(names_in(self._held)):
             if name == ".held":
                 continue
-            path = self._held / name
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._is_used_unheld(fd, name):
-                    continue
-                remove_tree(self.views / name)
-                # Under the lock: who opened the file meanwhile sees that it is gone, and makes another.
-                path.unlink(missing_ok=True)
-            except OSError:
-                pass  # a living run holds it
-            finally:
-                os.close(fd)
+            fd = locks.take(self._held / name)
+            if fd is None:
+                continue  # a living run holds it
+            # What can't be removed, the next one tries.
+            with contextlib.suppress(OSError), open(fd, "rb"):
+                if not self._is_used_unheld(fd, name):
+                    remove_tree(self.views / name)
+                    # Under the lock: who opened the file meanwhile sees that it is gone, and makes another.
+                    (self._held / name).unlink(missing_ok=True)
 
     # --- helpers
 
@@ -283,7 +267,7 @@ class DataCache:
         return f"{self._objects}/{key[:2]}/{key}"
 
     def _all(self) -> Iterator[tuple[Path, os.stat_result]]:
-        for folder in _names(self._objects):
+        for folder in names_in(self._objects):
             with contextlib.suppress(OSError), os.scandir(self._objects / folder) as entries:
                 for entry in entries:
                     with contextlib.suppress(OSError):
@@ -291,7 +275,7 @@ class DataCache:
 
     def _drop_abandoned(self) -> None:
         now = time.time()
-        for name in _names(self._partial):
+        for name in names_in(self._partial):
             path = self._partial / name
             with contextlib.suppress(OSError):
                 # A .ranges file goes by the lock of its .part.
@@ -306,10 +290,12 @@ def parse_size(text: str) -> int:
     Raises:
         DataError: it is none.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgtKMGT]?[iI]?)[bB]?\s*", text)
-    if match is None or match[2].upper() not in _UNITS:
-        raise DataError(f"{text!r} is no size. Give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    try:
+        return size_bytes(text)
+    except ValueError:
+        raise DataError(
+            f"{text!r} is no size. Give bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB."
+        ) from None
 
 
 def _default_folder() -> Path:
@@ -344,10 +330,3 @@ def _link_or_copy(source: str, target: str) -> None:
     except OSError:
         # A file system without hard links, or a file that has as many as it may have.
         shutil.copyfile(source, target)
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from paceline.data.transfer.progress import Meter, Progress, size_text
 from paceline.data.transfer.transfer import transfer
 from paceline.errors import DataError, EngineError, TransferError
 from paceline.job.data_reference import DataReference, Source
+from paceline.system.plain import plain_fields
 
 Say = Callable[[str], None]
 _LINK_TRIES = 5
@@ -46,7 +47,7 @@ class Fetched:
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"path": str(self.path)}
+        return plain_fields(self)
 
 
 def fetch(

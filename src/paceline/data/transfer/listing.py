@@ -18,6 +18,7 @@ from paceline.data.stores.objects import object_store
 from paceline.data.transfer.reading import version_of
 from paceline.errors import DataError
 from paceline.job.data_reference import Source
+from paceline.system.files import walk_files
 
 _AT_ONCE = 16
 
@@ -161,23 +162,9 @@ def _local(store: Store, base: str) -> Iterator[_Entry]:
         return
     if not top.exists():
         return
-    # (folder, the real folders above it): a link back into one of them would never end
-    waiting: list[tuple[str, tuple[str, ...]]] = [(base, (os.path.realpath(top),))]
-    while waiting:
-        folder, above = waiting.pop()
-        with os.scandir(store.local(folder)) as found:
-            for entry in found:
-                path = f"{folder}/{entry.name}" if folder else entry.name
-                if entry.is_file():
-                    yield _local_entry(path, entry.stat())
-                elif entry.is_dir():
-                    real = (*above, os.path.realpath(entry.path)) if entry.is_symlink() else above
-                    if not entry.is_symlink() or not (real[-1] in above or _is_above(real[-1], entry.path)):
-                        waiting.append((path, real))
-
-
-def _is_above(folder: str, path: str) -> bool:
-    return f"{os.path.realpath(os.path.dirname(path))}/".startswith(f"{folder.rstrip('/')}/")
+    for name, entry, is_file in walk_files(top):
+        if is_file:
+            yield _local_entry(f"{base}/{name}" if base else name, entry.stat())
 
 
 def _local_entry(path: str, found: os.stat_result) -> _Entry:

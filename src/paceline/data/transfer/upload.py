@@ -8,7 +8,6 @@ import filecmp
 import os
 import secrets
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from paceline.data.transfer.listing import list_source
 from paceline.data.transfer.progress import Meter, Progress, size_text
 from paceline.errors import DataError, TransferError
 from paceline.job.data_reference import DataReference, Source
-from paceline.system.files import read_json, write_json
+from paceline.system.files import read_json, replacing, walk_files, write_json
 from paceline.system.links import entries
 
 _AT_ONCE = 8
@@ -146,42 +145,18 @@ def left_out_text(reference: DataReference, name: str, why: str) -> str:
     return f"output {reference.name!r}: {name!r} is {why}, and is left out"
 
 
-def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
-    """((relative name, file) of every file, names that are no files) of a folder of the user's, both sorted. Links are
-    followed.
+def files_below(folder: Path) -> list[tuple[str, Path]]:
+    """(relative name, file) of every file of a folder of the user's, sorted. Links are followed.
 
     Raises:
         DataError: no folder, or a name that is no text.
     """
     if not folder.is_dir():
         raise DataError(f"{str(folder)!r} is no folder. Name the folder whose files are to be stored.")
-    files, others = [], []
-    waiting: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(folder),))]
-    while waiting:
-        inside, above = waiting.pop()
-        # A list, for what is raised below would leave the folder open.
-        with os.scandir(folder / inside) as found:
-            entries = list(found)
-        for entry in entries:
-            name = f"{inside}/{entry.name}" if inside else entry.name
-            _check_text(name)
-            try:
-                mode = entry.stat().st_mode
-            except OSError:
-                others.append(name)
-                continue
-            if stat.S_ISDIR(mode):
-                real = os.path.realpath(entry.path)
-                # A link back to a folder above would never end.
-                if real in above:
-                    others.append(name)
-                else:
-                    waiting.append((name, (*above, real)))
-            elif stat.S_ISREG(mode):
-                files.append((name, Path(entry.path)))
-            else:
-                others.append(name)
-    return sorted(files), sorted(others)
+    files = sorted((name, Path(entry.path)) for name, entry, is_file in walk_files(folder) if is_file)
+    for name, _ in files:
+        _check_text(name)
+    return files
 
 
 def put_files(
@@ -406,15 +381,7 @@ def _remove(store: Store, path: str) -> None:
         store.fs.rm_file(store.full(path))
 
 
-@contextlib.contextmanager
-def _beside(target: Path):  # type: ignore[no-untyped-def]
-    """A name beside the target to write to; renamed to it at the end, removed if anything goes wrong."""
+def _beside(target: Path) -> contextlib.AbstractContextManager[Path]:
+    """A name beside the target to write to, in a folder that is made if need be."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f"{_MARK}-{secrets.token_hex(4)}")
-    try:
-        yield beside
-        os.replace(beside, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
+    return replacing(target, f"{_MARK}-")

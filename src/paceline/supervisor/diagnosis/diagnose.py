@@ -63,11 +63,17 @@ class WorkerEnd:
         return error_at if isinstance(error_at, (int, float)) else self.ended_at or float("inf")
 
     @property
+    def said(self) -> str:
+        """What its exception says; without one, its last lines."""
+        if self.error is None:
+            return "\n".join(self.last_lines)
+        return f"{self.error.get('exception', '')}\n{(self.error.get('message') or {}).get('message', '')}"
+
+    @property
     def is_victim(self) -> bool:
         """It failed because it lost another worker, by its own words."""
         if self.error is not None:
-            said = f"{self.error.get('exception', '')}\n{(self.error.get('message') or {}).get('message', '')}"
-            return bool(_LOST_PEER.search(said))
+            return bool(_LOST_PEER.search(self.said))
         # SIGKILL and SIGSEGV are causes of their own, whatever the log's last lines say.
         return bool(_LOST_PEER.search("\n".join(self.last_lines[-10:]))) and self.exit_code not in (137, 139)
 

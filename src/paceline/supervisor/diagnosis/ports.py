@@ -42,10 +42,9 @@ def find_clash(
     A script that fails with ports of its own, which a next attempt would ask for again, is not meant.
     """
     for end in sorted((end for end in ends if end.failed), key=lambda end: (end.failed_at, end.rank)):
-        said = _said(end)
-        if not _IN_USE.search(said):
+        if not _IN_USE.search(end.said):
             continue
-        port = _named(launch, said.splitlines())
+        port = _named(launch, end.said.splitlines())
         if port is None:
             port = _named(launch, [line for line in log_lines(end.rank) if _IN_USE.search(line)])
         if port is None:
@@ -71,12 +70,6 @@ def holder_here(port: int) -> str | None:
         if _has_open(pid, links):
             return f"pid {pid} ({_command(pid)})"
     return "a process of another user's"
-
-
-def _said(end: WorkerEnd) -> str:
-    if end.error is None:
-        return "\n".join(end.last_lines)
-    return f"{end.error.get('exception', '')}\n{(end.error.get('message') or {}).get('message', '')}"
 
 
 def _named(launch: Launch, lines: Sequence[str]) -> int | None:

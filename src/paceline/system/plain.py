@@ -1,0 +1,35 @@
+"""Frozen data as plain JSON values, and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+
+def plain_fields(record: Any) -> dict[str, Any]:
+    """Field -> its value as JSON has it, of a dataclass: by its own `to_json`, where it has one; a path as text."""
+    return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
+
+
+def known_fields(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that a dataclass has fields for: what a newer version has added is left out."""
+    names = _names(kind)
+    return {name: value for name, value in data.items() if name in names}
+
+
+@cache
+def _names(kind: Any) -> frozenset[str]:
+    return frozenset(field.name for field in fields(kind))
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
