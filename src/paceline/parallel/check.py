@@ -29,7 +29,7 @@ from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import generators
 from paceline.parallel.reduce import anywhere, local, sum_number
 from paceline.parallel.steady import Steady, states
-from paceline.parallel.tracing.fake_model import attributes_kept
+from paceline.parallel.tracing.fake_model import attributes_kept, buffers_kept
 from paceline.parallel.tracing.others import generators_kept
 from paceline.parallel.tracing.reads import plain_attributes
 from paceline.parallel.tracing.trace import user_line
@@ -486,7 +486,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     frozen = [local(param.detach()) for param in module.parameters() if not param.requires_grad]
     plain = [tensor.detach() for tensor in tensors if not isinstance(tensor, nn.Parameter)]
     before = [(tensor, tensor.clone()) for tensor in (*frozen, *plain)]
-    with attributes_kept(module), kept_buffers(module):
+    with attributes_kept(module), buffers_kept(module):
         try:
             yield
         finally:
@@ -494,15 +494,3 @@ def unchanged(module: nn.Module) -> Iterator[None]:
                 for tensor, value in before:
                     if not torch.equal(tensor, value):
                         tensor.copy_(value)
-
-
-@contextlib.contextmanager
-def kept_buffers(module: nn.Module) -> Iterator[None]:
-    """The module's buffers are put back when the block ends."""
-    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)

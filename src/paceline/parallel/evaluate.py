@@ -20,6 +20,7 @@ from paceline.parallel.exchange import gather
 from paceline.parallel.executor import Executor
 from paceline.parallel.mesh import World
 from paceline.parallel.task import Task
+from paceline.parallel.tracing.fake_model import modes_kept
 
 
 def evaluate(
@@ -64,15 +65,13 @@ def evaluate(
 @contextlib.contextmanager
 def evaluating(executor: Executor) -> Iterator[None]:
     """Everything in evaluation mode until the block ends; then each module in its own again."""
-    modes = {part: part.training for part in executor.module.modules()}
     was_training = executor.module.training
-    executor.train(False)
-    try:
-        yield
-    finally:
-        executor.train(was_training)
-        for part, mode in modes.items():
-            part.training = mode
+    with modes_kept(executor.module):
+        executor.train(False)
+        try:
+            yield
+        finally:
+            executor.train(was_training)
 
 
 class _Means:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 import time
@@ -27,6 +26,7 @@ from paceline.parallel.task import Task
 from paceline.parallel.ties import first_names
 from paceline.parallel.tracing.blocks import LEVELS, opened_modules
 from paceline.parallel.tracing.boundaries import Boundaries
+from paceline.parallel.tracing.fake_model import untouched
 from paceline.parallel.tracing.trace import Tracer
 
 #: Numbers whose update is timed.
@@ -139,7 +139,7 @@ def _whole(model: nn.Module, task: Task, micro: Microbatch, device: torch.device
         # Not the tensor itself: see `costs`.
         return tensor.detach()
 
-    with stand_ins(model, device), torch.random.fork_rng(devices=[]), _buffers_kept(model):
+    with stand_ins(model, device), untouched(model):
         own = {param.untyped_storage()._cdata for param in model.parameters()}
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), task.autocast(device):
             loss = task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
@@ -162,17 +162,6 @@ def _whole(model: nn.Module, task: Task, micro: Microbatch, device: torch.device
         activation_bytes=saved,
         live_bytes=sum(tensor.nbytes for tensor in tensors_in((micro.args, micro.kwargs))),
     )
-
-
-@contextlib.contextmanager
-def _buffers_kept(model: nn.Module) -> Any:
-    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in saved:
-                buffer.copy_(value)
 
 
 def _optimizer(optimizer: torch.optim.Optimizer | None, device: torch.device) -> tuple[int, float]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.reentrant import checkpoints_opened
 from paceline.parallel.tensor.layers import linear_kind
-from paceline.parallel.tracing.fake_model import attributes_kept
+from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,23 +88,13 @@ def is_plain(module: nn.Module) -> bool:
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode; modes, buffers, attributes, random generators and `requires_grad` are put back."""
-    modes = [(module, module.training) for module in model.modules()]
     wanted = [(param, param.requires_grad) for param in model.parameters()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    # Only the current one: without a list fork_rng saves the state of every GPU, and warns of it.
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:
-        with torch.random.fork_rng(devices=devices), attributes_kept(model):
-            model.eval()
+        with untouched(model, training=False), attributes_kept(model):
             yield
     finally:
-        for module, mode in modes:
-            module.training = mode
         for param, flag in wanted:
             param.requires_grad_(flag)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
 
 
 @dataclass

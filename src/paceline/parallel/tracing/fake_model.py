@@ -171,17 +171,32 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
 @contextlib.contextmanager
 def untouched(model: nn.Module, training: bool | None = None) -> Iterator[None]:
     """Buffers, modes and random streams are put back when the block ends. training: the mode until then."""
-    saved = [(tensor, tensor.detach().clone()) for tensor in model.buffers()]
-    modes = [(module, module.training) for module in model.modules()]
+    # Those that it is on: without a list fork_rng saves the state of every GPU, and warns of it.
     devices = sorted({tensor.device.index or 0 for tensor in model.parameters() if tensor.is_cuda})
-    if training is not None:
-        model.train(training)
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
-            with torch.no_grad():
-                for tensor, value in saved:
-                    tensor.copy_(value)
+    with modes_kept(model), buffers_kept(model), torch.random.fork_rng(devices=devices):
+        if training is not None:
+            model.train(training)
+        yield
+
+
+@contextlib.contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Each module is in the mode that it is in now when the block ends."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+@contextlib.contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """The model's buffers are put back when the block ends."""
+    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
