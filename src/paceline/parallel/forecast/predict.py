@@ -21,14 +21,14 @@ from paceline.parallel.errors import ParallelError
 from paceline.parallel.pipeline.cut import Block, find_cuts
 from paceline.parallel.pipeline.timeline import bubble, in_flight, simulate
 from paceline.parallel.strategy import (
-    ContextParallel,
     DataParallel,
-    ExpertParallel,
     FullyShard,
     Layout,
     PipelineParallel,
     TensorParallel,
     resolve,
+    shown,
+    strategy_of,
 )
 
 #: FSDP2 holds the block that computes, the one that comes next, what is received of it, the gradients of a whole block and
@@ -232,45 +232,16 @@ def all_forecasts(
     found = {}
     strategies = candidates(workers)
     if used is not None and max(used.context, used.expert) > 1:
-        kinds: dict[Any, int] = {
-            DataParallel: used.data,
-            FullyShard: used.shard,
-            ContextParallel: used.context,
-            ExpertParallel: used.expert,
-        }
-        parts = [kind(size) for kind, size in kinds.items() if size > 1]
-        strategies.append(parts[0] if len(parts) == 1 else parts[0] @ parts[1])
+        strategies.append(strategy_of(used))
     for strategy in strategies:
-        name = _shown(strategy)
+        name = shown(strategy)
         found[name] = strategy, forecast(measured, resolve(strategy, workers), microbatches, at_once, name)
     return found
 
 
-def _shown(strategy: Any) -> str:
-    return name_of(resolve_sizes(strategy))
-
-
-def resolve_sizes(strategy: Any) -> dict[str, Any]:
-    """Name of the kind -> its size, of a strategy whose sizes are given."""
-    parts = getattr(strategy, "parts", (strategy,))
-    return {type(part).__name__: part.stages if isinstance(part, PipelineParallel) else part.size for part in parts}
-
-
-def name_of(sizes: dict[str, int]) -> str:
-    return " @ ".join(f"{kind}({size})" for kind, size in sizes.items())
-
-
 def name_of_layout(layout: Layout) -> str:
     """The name under which a layout stands among `all_forecasts`."""
-    sizes = {
-        "DataParallel": layout.data,
-        "FullyShard": layout.shard,
-        "PipelineParallel": layout.pipe,
-        "TensorParallel": layout.tensor,
-        "ContextParallel": layout.context,
-        "ExpertParallel": layout.expert,
-    }
-    return name_of({kind: size for kind, size in sizes.items() if size > 1})
+    return shown(strategy_of(layout))
 
 
 def table(found: Sequence[Forecast], limit_bytes: float | None, chosen: str) -> list[str]:
