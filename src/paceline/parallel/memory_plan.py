@@ -141,8 +141,7 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 
 def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int, MemoryPlan]:
     """The rank that has the least room, and its plan, if it has enough."""
-    everyone = [asdict(own)] if size == 1 else gather(asdict(own))
-    plans = [MemoryPlan(**one) for one in everyone]
+    plans = [MemoryPlan(**one) for one in gather(asdict(own))]
     rank = max(range(len(plans)), key=lambda rank: plans[rank].coming - plans[rank].free - plans[rank].spare)
     worst = plans[rank]
     if worst.coming <= worst.free + worst.spare:

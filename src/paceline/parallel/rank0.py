@@ -24,11 +24,6 @@ def decide(world: World, find: Callable[[], Any], kinds: Sequence[type] = ()) ->
             found = find()
         except ParallelError as error:
             failed = error
-    # No message in a world of one.
-    if world.size == 1:
-        if failed is not None:
-            raise failed
-        return found
     answer, reason = from_first((found, None if failed is None else str(failed)), kinds)
     if failed is not None:
         raise failed

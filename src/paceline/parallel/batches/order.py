@@ -59,8 +59,14 @@ class Order:
                 if own is not None:
                     own.manual_seed(seed)
                 drawn = list(sampler)
-        # Rank 0 draws for all: a sampler may use random numbers that are not torch's, and differ from rank to rank.
-        return _from_first(drawn, self._world)
+        try:
+            # Rank 0 draws for all: a sampler may use random numbers that are not torch's, and differ from rank to rank.
+            return from_first(drawn)
+        except NotPlainError as error:
+            raise ParallelError(
+                f"the sampler gives a {error.kind}, and rank 0 tells the others which samples are drawn. Let it give "
+                "numbers or texts."
+            ) from error
 
 
 def _agreed(seed: int, about: str, world: World) -> int:
@@ -91,18 +97,3 @@ def _length(dataset: Any) -> Any:
         return len(dataset)
     except (TypeError, NotImplementedError):
         return "unknown"
-
-
-def _from_first(value: Any, world: World) -> Any:
-    """Rank 0's value.
-
-    Raises:
-        ParallelError: on every rank: the sampler gives what other ranks can't be told.
-    """
-    try:
-        return value if world.size == 1 else from_first(value)
-    except NotPlainError as error:
-        raise ParallelError(
-            f"the sampler gives a {error.kind}, and rank 0 tells the others which samples are drawn. Let it give "
-            "numbers or texts."
-        ) from error
