@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.other_class import SharedByCopies
 from paceline.torch_private import BatchNorm, InstanceNorm
 
 #: Whether the rows that are being computed count: not those that stand in where a replica has none. Per process, not
@@ -80,7 +81,7 @@ def _counting_as(counts: bool, somewhere: bool) -> Iterator[None]:
         _counts, _somewhere = before
 
 
-class _Shared:
+class _Shared(SharedByCopies):
     """A process group that a copy of the model may hold too; torch's can't be copied, and a pickle leaves it out.
 
     group: None while the other ranks are not asked.
@@ -88,9 +89,6 @@ class _Shared:
 
     def __init__(self, group: Any) -> None:
         self.group = group
-
-    def __deepcopy__(self, memo: Any) -> _Shared:
-        return self
 
     def __reduce__(self) -> Any:
         return _Shared, (None,)
