@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.batches.microbatches import split
@@ -66,7 +65,7 @@ def choose(
         return LayoutChoice(strategy=DataParallel(), reason="DataParallel(): there is one worker.")
     found: Measured | None = None
     # The weights lie there already and are among the needs, so what they take counts as available.
-    held = sum(_size(param) for param in task.model.parameters() if not param.is_meta)
+    held = sum(param.nbytes for param in task.model.parameters() if not param.is_meta)
     own = memory_bytes or available_bytes(place.device) + held
     # Every worker holds as much, so the one with the least memory decides.
     least, failed = int(min(gather(own))), None
@@ -168,10 +167,6 @@ def _left_of_limit() -> int:
     except (OSError, StopIteration):
         return limit
     return max(limit - used, 0)
-
-
-def _size(tensor: nn.Parameter) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _text(count: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from paceline.parallel.pytree import tensors_in
 from paceline.parallel.replicas import normalization
 from paceline.parallel.replicas.shard import find_units
 from paceline.parallel.task import Task
-from paceline.parallel.ties import first_names
 from paceline.parallel.tracing.blocks import LEVELS, opened_modules
 from paceline.parallel.tracing.boundaries import Boundaries
 from paceline.parallel.tracing.fake_model import untouched
@@ -57,7 +56,7 @@ def measured(
             reason = f"it can't be cut into stages ({str(error).partition('. ')[0]})"
             found = [(_whole(model, task, micro, device),) for micro in micros]
     about = _about(
-        model, optimizer, device, max(micros[0].rows, 1), micros[0].global_rows, found[:1], bandwidth_bytes_s, reason
+        model, optimizer, device, max(micros[0].rows, 1), micros[0].global_rows, found[0], bandwidth_bytes_s, reason
     )
     if micros[1:] and len(found[0]) == len(found[1]):
         about = dataclasses.replace(about, small_rows=micros[1].rows, small=found[1])
@@ -70,26 +69,27 @@ def _about(
     device: torch.device,
     rows: int,
     all_rows: int,
-    found: list[tuple[Block, ...]],
+    blocks: tuple[Block, ...],
     bandwidth_bytes_s: float,
     reason: str,
 ) -> Measured:
-    params = dict(model.named_parameters())
-    whole = sum(map(_size, params.values())) or 1
-    trained = sum(_size(param) for param in params.values() if param.requires_grad)
-    matrices = sum(_size(param) for param in params.values() if param.dim() > 1)
+    params = list(model.parameters())
+    whole = _bytes_of(params) or 1
+    trained = _bytes_of(param for param in params if param.requires_grad)
+    matrices = _bytes_of(param for param in params if param.dim() > 1)
     units = [model.get_submodule(name) for name in find_units(model)]
-    factor, seconds = _optimizer(optimizer, device)
+    # Two, as Adam's, where it can't be tried.
+    factor, seconds = _tried(optimizer, device, _NUMBERS) or (2, 0.0)
     return Measured(
         rows=rows,
         all_rows=all_rows,
-        blocks=found[0],
+        blocks=blocks,
         trained_share=trained / whole,
-        unit_bytes=max((sum(map(_size, part.parameters())) for part in units), default=whole),
+        unit_bytes=max((_bytes_of(part.parameters()) for part in units), default=whole),
         optimizer_factor=factor,
         optimizer_s_a_byte=seconds,
         cut_share=matrices / whole,
-        expert_share=sum(map(_size, expert_parameters(model))) / whole,
+        expert_share=_bytes_of(expert_parameters(model)) / whole,
         bandwidth_bytes_s=bandwidth_bytes_s,
         reason=reason,
     )
@@ -99,12 +99,8 @@ def unmeasured(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device, bandwidth_bytes_s: float
 ) -> Measured:
     """What is known without a batch: the parameters."""
-    first = first_names(model)
-    sizes = {first[name]: _size(param) for name, param in model.named_parameters()}
-    block = Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=tuple(sizes.items()))
-    return _about(
-        model, optimizer, device, 1, 1, [(block,)], bandwidth_bytes_s, "it was not traced, for want of a batch"
-    )
+    block = Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=_sizes(model))
+    return _about(model, optimizer, device, 1, 1, (block,), bandwidth_bytes_s, "it was not traced, for want of a batch")
 
 
 def _blocks(model: nn.Module, task: Task, micro: Microbatch, device: torch.device) -> tuple[Block, ...]:
@@ -152,26 +148,19 @@ def _whole(model: nn.Module, task: Task, micro: Microbatch, device: torch.device
         if loss.requires_grad:
             torch.autograd.grad(loss, params, allow_unused=True)
         end = time.perf_counter()
-    first = first_names(model)
-    sizes = {first[name]: _size(param) for name, param in model.named_parameters()}
     return Block(
         name="the model",
         forward_s=middle - start,
         backward_s=end - middle,
-        parameters=tuple(sizes.items()),
+        parameters=_sizes(model),
         activation_bytes=saved,
         live_bytes=sum(tensor.nbytes for tensor in tensors_in((micro.args, micro.kwargs))),
     )
 
 
-def _optimizer(optimizer: torch.optim.Optimizer | None, device: torch.device) -> tuple[int, float]:
-    """The numbers that it keeps for each parameter, and the seconds of a step for each byte. Two, as Adam's, where it can't be
-    tried."""
-    return _tried(optimizer, device, _NUMBERS) or (2, 0.0)
-
-
 def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, numbers: int) -> tuple[int, float] | None:
-    """The same, tried on a parameter of its own; None where that can't be done."""
+    """The numbers that it keeps for each parameter, and the seconds of a step for each byte, tried on a parameter of its own;
+    None where that can't be done."""
     if optimizer is None:
         return 0, 0.0
     param = nn.Parameter(torch.zeros(numbers // 32, 32, device=device))
@@ -194,7 +183,7 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
         # An optimizer of the user's that takes more than parameters and its own defaults.
         return None
     kept = sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.dim())
-    return round(kept / param.numel()), best / _size(param)
+    return round(kept / param.numel()), best / param.nbytes
 
 
 def state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
@@ -230,5 +219,10 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _size(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.element_size())
+def _sizes(model: nn.Module) -> tuple[tuple[str, int], ...]:
+    """First name and bytes of each parameter."""
+    return tuple((name, param.nbytes) for name, param in model.named_parameters())
+
+
+def _bytes_of(params: Iterable[nn.Parameter]) -> int:
+    return sum(param.nbytes for param in params)

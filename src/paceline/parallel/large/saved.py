@@ -52,7 +52,7 @@ def save_safetensors(par: ParallelHandle, path: str | Path) -> Path:
     if len(writers) > 1 and world.rank in writers:
         file = f"model-{writers.index(world.rank) + 1:05}-of-{len(writers):05}.safetensors"
     on_all(lambda: _write(folder / file, names, mine))
-    about = {name: names[name].numel() * names[name].element_size() for name in mine}
+    about = {name: names[name].nbytes for name in mine}
     everyone = gather((file, about))
 
     def finish() -> None:
@@ -111,7 +111,7 @@ def _failed(action: Callable[[], None]) -> OSError | None:
 def _roots(par: ParallelHandle, held: HeldState) -> dict[str, int]:
     """Of the tensors that this rank holds, which rank writes each; those that an earlier stage writes are left out."""
     world: World = par.world
-    about = {name: tensor.numel() * tensor.element_size() for name, tensor in held.model_tensors().items()}
+    about = {name: tensor.nbytes for name, tensor in held.model_tensors().items()}
     stages = gather((world.coordinate(world.holder_axis), about))
     writer: dict[str, int] = {}
     done: dict[int, int] = dict.fromkeys(range(world.size), 0)
