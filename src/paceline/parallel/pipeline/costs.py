@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,7 +20,7 @@ from paceline.parallel.pipeline.cut import Block
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.recompute import Recomputed
 from paceline.parallel.reentrant import checkpoints_opened
-from paceline.parallel.ties import first_names
+from paceline.parallel.ties import first_names, owner_of
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 from paceline.parallel.tracing.segments import Segment, split
@@ -61,7 +61,7 @@ def measure(
     with untouched(model), attributes_kept(model):
         for name, segment in zip(names, segments, strict=True):
             finish = loss if segment is segments[-1] else None
-            own = {found for used in segment.uses for found, _ in _named(model, used)}
+            own = _named(model, segment.uses)
             with stand_ins(model, device or torch.device("cpu"), names=own, dense=True):
                 run = _Run(segment, model, received, batch, finish, context)
                 result, saved_bytes = run.count_saved()
@@ -72,7 +72,7 @@ def measure(
             if any(isinstance(part, Recomputed) for part in _modules(model, segment)):
                 # What it keeps is its input, of which autograd's hooks are told nothing.
                 saved_bytes += sum(value.bytes for value in segment.receives)
-            held = _parameters(model, segment, first)
+            held = {first[own_name]: param.nbytes for own_name, param in own.items()}
             blocks.append(
                 Block(
                     name=name,
@@ -105,7 +105,7 @@ class _Run:
             tensor.detach().clone().requires_grad_(value.requires_grad)
             for tensor, value in zip(received, segment.receives, strict=True)
         ]
-        self._params = [param for name in segment.uses for param in _of(model, name) if param.requires_grad]
+        self._params = [param for param in _named(model, segment.uses).values() if param.requires_grad]
 
     def count_saved(self) -> tuple[Any, int]:
         """The result, cut off from its history, and the bytes that were saved; those of parameters don't count."""
@@ -165,14 +165,6 @@ class _Run:
             torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
 
 
-def _parameters(model: nn.Module, segment: Segment, first: dict[str, str]) -> dict[str, int]:
-    found = {}
-    for name in segment.uses:
-        for param_name, param in _named(model, name):
-            found[first[param_name]] = param.numel() * param.element_size()
-    return found
-
-
 def _kind(model: nn.Module, segment: Segment, finish: Any) -> Any:
     """Equal for blocks of the same classes and settings, with parameters and inputs of the same shapes."""
     parts = tuple(
@@ -200,18 +192,16 @@ def _modules(model: nn.Module, segment: Segment) -> list[nn.Module]:
     return [known[name] for name in segment.uses if name in known]
 
 
-def _of(model: nn.Module, name: str) -> list[nn.Parameter]:
-    return [param for _, param in _named(model, name)]
-
-
-def _named(model: nn.Module, name: str) -> list[tuple[str, nn.Parameter]]:
-    """The parameters of a module, or the one parameter of this name."""
-    owner, _, last = name.rpartition(".")
-    holder = model.get_submodule(owner)
-    if last in holder._modules:
-        return list(model.get_submodule(name).named_parameters(name, remove_duplicate=False))
-    param = holder._parameters.get(last)
-    return [] if param is None else [(name, param)]
+def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
+    """The parameters of the modules of these names, and those that have one of the names themselves."""
+    found: dict[str, nn.Parameter] = {}
+    for name in names:
+        owner, last = owner_of(model, name)
+        if last in owner._modules:
+            found |= model.get_submodule(name).named_parameters(name, remove_duplicate=False)
+        elif (param := owner._parameters.get(last)) is not None:
+            found[name] = param
+    return found
 
 
 def _now() -> float:

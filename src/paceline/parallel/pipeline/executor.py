@@ -32,7 +32,7 @@ from paceline.parallel.reduce import sum_gradients
 from paceline.parallel.replicas import normalization, shard
 from paceline.parallel.replicas.shard_used import Used
 from paceline.parallel.task import Task
-from paceline.parallel.ties import first_names
+from paceline.parallel.ties import first_names, owner_of
 from paceline.parallel.tracing.segments import stage_module
 
 #: Sums of so many different numbers, and of their squares, are exact in float64.
@@ -83,7 +83,7 @@ class Pipelined:
             (names[name], owner, last)
             for module in self._modules
             for name, _ in module.named_parameters(remove_duplicate=False)
-            for owner, last in [_owner(module, name)]
+            for owner, last in [owner_of(module, name)]
         ]
         self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
         self._module: nn.Module = self._modules[0] if len(self._modules) == 1 else _merged(self._modules)
@@ -99,7 +99,7 @@ class Pipelined:
         used = frozenset[str]().union(*plan.uses)
         #: Those outside of blocks: a block finds its own where their owner has put them.
         self._buffers = [
-            (name, *_owner(task.model, name), buffer) for name, buffer in task.model.named_buffers() if name in used
+            (name, *owner_of(task.model, name), buffer) for name, buffer in task.model.named_buffers() if name in used
         ]
         refuse_calls(task.model)
 
@@ -282,11 +282,6 @@ def _let_go(model: nn.Module, modules: Sequence[nn.Module]) -> None:
         for name, buffer in part._buffers.items():
             if buffer is not None and id(buffer) not in tensors:
                 part._buffers[name] = empty.setdefault(id(buffer), buffer.to("meta"))
-
-
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    owner, _, last = name.rpartition(".")
-    return module.get_submodule(owner), last
 
 
 def _merged(modules: Sequence[nn.Module]) -> nn.Module:

@@ -29,6 +29,7 @@ from paceline.parallel.tensor.layers import cut_turned, is_turned
 from paceline.parallel.tensor.names import fold
 from paceline.parallel.tensor.pieces import deal
 from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
+from paceline.parallel.ties import tie_again
 from paceline.torch_private import keep_lookups_apart, keep_own_parts
 
 #: Of a microbatch, for the trials and for the comparison behind them; all of them where a model can't compute so few.
@@ -175,16 +176,6 @@ def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) 
         param.requires_grad_(learns[name])
     for name, attribute in plan.divided:
         setattr(modules[name], attribute, getattr(modules[name], attribute) // mesh.size())
-
-
-def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
-    """Give all names of a tie the tensor of the first."""
-    for first, *others in ties:
-        owner, _, name = first.rpartition(".")
-        tensor = getattr(model.get_submodule(owner), name)
-        for other in others:
-            owner, _, name = other.rpartition(".")
-            setattr(model.get_submodule(owner), name, tensor)
 
 
 def _cut_gradient(param: Any) -> None:
