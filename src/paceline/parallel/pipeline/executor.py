@@ -124,13 +124,13 @@ class Pipelined:
         # A microbatch of which no replica has rows adds nothing. All ranks see the same numbers, and leave out the same
         # ones.
         micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
-        graph = self._programs.digest(micros[0], self._module.training)
+        traced = self._programs.trace(micros[0], self._module.training)
         losses: list[Tensor] = []
         for first in range(0, len(micros), self._task.at_once):
             some = micros[first : first + self._task.at_once]
             self._begin(some, self._task.weighted_loss)
             losses += [loss for _, loss in run(self._world.layout.schedule, self._stages, len(some), self._messages)]
-        tag = graph % TAGS
+        tag = traced.digest % TAGS
         # One message tells two things: the loss, which the last stage alone has, and if all stages are parts of one
         # graph. The sum of n numbers and the sum of their squares tell that: n * (sum of squares) is the square of the
         # sum only if all are equal.
@@ -138,15 +138,14 @@ class Pipelined:
         if losses:
             told[0] = torch.stack([loss.detach() for loss in losses]).sum()
         dist.all_reduce(told, group=self._group)
-        self.program = graph
+        self.program = traced.digest
         # On a GPU this is left out: the host would have to wait for the device here.
         if self._world.replicas > 1 and told.device.type == "cpu":
             is_one = int(told[2]) * self._workers == int(told[1]) ** 2
             # Two replicas may have other numbers of rows, which stand in their graphs, so between replicas only what the
             # graphs read is compared. Where the ranks of this pipeline differ among themselves already, each sends a
             # number of its own, which equals no other replica's.
-            reads = self._programs.digest_of_reads(micros[0], self._module.training)
-            self.program = reads if is_one else -1 - self._world.rank
+            self.program = traced.reads.digest if is_one else -1 - self._world.rank
         return told[0].to(self.plan.loss_dtype)
 
     def finish_gradients(self) -> None:

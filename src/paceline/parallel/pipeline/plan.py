@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +21,7 @@ from paceline.parallel.rank0 import decide
 from paceline.parallel.task import Task
 from paceline.parallel.ties import all_names
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
-from paceline.parallel.tracing.segments import split
 from paceline.parallel.tracing.source import shown
-from paceline.parallel.tracing.trace import Traced
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,7 +110,7 @@ def _decide(
         batch,
         marks,
         loss=loss,
-        context=_context(task, world),
+        context=lambda: task.autocast(world.device),
         boundaries=boundaries,
         device=world.device,
     )
@@ -170,8 +167,7 @@ def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark,
     # In the other mode the forward may call other modules, and those have to be in a stage too.
     for training in (None, False, True):
         try:
-            traced = programs.trace(sample, training)
-            for own, segment in zip(found, _cut(traced, marks), strict=True):
+            for own, segment in zip(found, programs.segments(sample, training, marks), strict=True):
                 own |= set(segment.uses)
         except ParallelError:
             # The user is told once that mode is asked for. The model's own mode is asked for now.
@@ -181,12 +177,3 @@ def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark,
     # What no part calls is still in the model's state and its optimizer, and has to be somewhere.
     found[0] |= {name for name, _ in all_names(task.model)} - held
     return tuple(map(frozenset, found))
-
-
-def _cut(traced: Traced, marks: tuple[Mark, ...]) -> tuple[Any, ...]:
-    boundaries = Boundaries(traced)
-    return split(traced, [boundaries.find(mark) for mark in marks], boundaries)
-
-
-def _context(task: Task, world: World) -> Callable[[], Any]:
-    return lambda: task.autocast(world.device)

@@ -16,6 +16,8 @@ import zlib
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +86,14 @@ class Traced:
 
     def difference(self, other: Traced) -> Line | None:
         """The line of the first call that is another one there; None if both are the same."""
-        mine, theirs = self.calls(), other.calls()
-        for number, (one, two) in enumerate(zip(mine, theirs, strict=False)):
+        for number, (one, two) in enumerate(zip_longest(self.calls(), other.calls())):
             if one != two:
                 return self._line(number) or other._line(number)
-        if len(mine) != len(theirs):
-            longer = self if len(mine) > len(theirs) else other
-            return longer._line(min(len(mine), len(theirs)))
         return None
 
-    @property
+    @cached_property
     def digest(self) -> int:
-        """A number of 32 bits that ranks can compare."""
+        """A number of 32 bits, the same on all ranks that compute the same."""
         # Not hash(), which is another number in each process.
         return zlib.crc32(repr(self.calls()).encode())
 
