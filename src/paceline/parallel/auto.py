@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
-from paceline.parallel.batches.batch import Microbatch
-from paceline.parallel.batches.microbatches import split
-from paceline.parallel.batches.rows import Rows, move, unwrap
+from paceline.parallel.batches.microbatches import sole, split
+from paceline.parallel.batches.rows import Rows
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import from_first, gather
 from paceline.parallel.forecast.measure import bandwidth, measured, unmeasured
@@ -139,11 +138,8 @@ def measure(
         return unmeasured(task.model, optimizer, place.device, bandwidth_bytes_s)
     rows = Rows(split(sample, task))
     of_micro = max(rows.count // task.microbatches, 1)
-    micros = []
-    for count in dict.fromkeys((of_micro, max(of_micro // place.size, 1))):
-        args, kwargs, target = unwrap(move(rows.take(0, count), place.device))
-        weight = torch.tensor(1.0, dtype=torch.float64)
-        micros.append(Microbatch(args, kwargs, target, count, weight, 0, of_micro))
+    counts = dict.fromkeys((of_micro, max(of_micro // place.size, 1)))
+    micros = [sole(rows, count, place.device, of_micro) for count in counts]
     return measured(task.model, task, micros, place.device, optimizer, bandwidth_bytes_s=bandwidth_bytes_s)
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Microbatch, Parts, piece_sizes
+from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, piece_sizes
 from paceline.parallel.batches.gathered import gather_parts
-from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut, split
+from paceline.parallel.batches.microbatches import OwnBatch, cut, split
 from paceline.parallel.batches.rows import Rows, join_rows, move, unwrap
 from paceline.parallel.errors import ParallelError, told
 from paceline.parallel.exchange import gather
@@ -355,15 +355,14 @@ class _Plain:
 
     def _cut(self, replicas: int) -> tuple[list[Parts], list[float]]:
         """The pieces, and what each counts for."""
-        rows, start = Rows(self._parts), 0
+        rows, task = Rows(self._parts), self._task
         pieces, weights = [], []
-        for of_micro in piece_sizes(rows.count, self._task.microbatches, replicas):
-            for size in filter(None, of_micro):
-                piece = rows.take(start, start + size)
-                weight = size if self._task.loss_weight is None else self._task.loss_weight(unwrap(piece.target))
-                pieces.append(piece)
-                weights.append(float(weight))
-                start += size
+        sizes = piece_sizes(rows.count, task.microbatches, replicas)
+        for span in filter(None, consecutive(size for of_micro in sizes for size in of_micro)):
+            piece = rows.take(span.start, span.stop)
+            weight = len(span) if task.loss_weight is None else task.loss_weight(unwrap(piece.target))
+            pieces.append(piece)
+            weights.append(float(weight))
         return pieces, weights
 
     def run_short(self, world: World, own: Sequence[Microbatch]) -> _Result:
@@ -453,21 +452,17 @@ def global_parts(batch: Any, par: ParallelHandle) -> Parts:
     """All rows of the global batch, on every rank, in their order."""
     world, task = par.world, par.task
     if not isinstance(batch, OwnBatch):
-        return split(batch.data if isinstance(batch, GlobalBatch) else batch, task)
-    own: Parts = move(split(batch.data, task), torch.device("cpu"))
+        return split(batch, task)
+    own: Parts = move(split(batch, task), torch.device("cpu"))
     group = world.replica_group
     if group is None:
         return own
     everyone = [Rows(piece) for pieces in gather_parts([own], own, group) for piece in pieces if piece is not None]
-    starts = [0] * world.replicas
-    pieces = []
-    for of_micro in piece_sizes(batch.global_rows, task.microbatches, world.replicas):
-        for replica, size in enumerate(of_micro):
-            if size:
-                first = starts[replica]
-                pieces.append(everyone[replica].take(first, first + size))
-                starts[replica] += size
-    parts: Parts = join_rows(pieces)
+    # Of each replica the rows of each microbatch, as they lie in its own part.
+    sizes = zip(*piece_sizes(batch.global_rows, task.microbatches, world.replicas), strict=True)
+    spans = zip(*map(consecutive, sizes), strict=True)
+    taken = [(rows, span) for of_micro in spans for rows, span in zip(everyone, of_micro, strict=True) if span]
+    parts: Parts = join_rows([rows.take(span.start, span.stop) for rows, span in taken])
     return parts
 
 

@@ -393,11 +393,8 @@ class Parallel:
         return known.epoch, known.consumed, self._progress.steps
 
     def _advance(self, batch: Any) -> None:
-        steps = self._progress.steps + 1
-        if isinstance(batch, (OwnBatch, GlobalBatch)):
-            self._progress = Progress(steps=steps, epoch=batch.epoch, consumed=batch.consumed)
-        else:
-            self._progress = dataclasses.replace(self._progress, steps=steps)
+        epoch, consumed, steps = self._place(batch)
+        self._progress = Progress(steps=steps + 1, epoch=epoch, consumed=consumed)
 
     def _needs_optimizer(self) -> torch.optim.Optimizer:
         if self.optimizer is None:
