@@ -26,6 +26,7 @@ from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import generators
+from paceline.parallel.tracing.others import generators_kept
 
 #: So many numbers of each tensor are compared, spread over all of it.
 SAMPLED = 64
@@ -141,18 +142,12 @@ def are_alike(first: Summary, second: Summary) -> bool:
 @contextmanager
 def _seeded() -> Iterator[None]:
     """The generators of torch, of Python and of numpy as on every other rank; put back afterwards."""
-    numpy: Any = sys.modules.get("numpy")
-    before, before_numpy = random.getstate(), numpy.random.get_state() if numpy else None
-    random.seed(0)
-    if numpy:
-        numpy.random.seed(0)
-    try:
-        with generators(0, torch.device("cpu")):
-            yield
-    finally:
-        random.setstate(before)
+    with generators_kept(), generators(0, torch.device("cpu")):
+        random.seed(0)
+        numpy: Any = sys.modules.get("numpy")
         if numpy:
-            numpy.random.set_state(before_numpy)
+            numpy.random.seed(0)
+        yield
 
 
 def _is_known(dataset: Any) -> bool:
