@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from paceline.parallel.errors import ParallelError
+from paceline.parallel.errors import ParallelError, by_value, named_ranks
 from paceline.parallel.exchange import NotPlainError, from_first, gather
 from paceline.parallel.mesh import World
 from paceline.parallel.randomness import derive, generators
@@ -78,13 +78,9 @@ def _agreed(seed: int, about: str, world: World) -> int:
     if world.size == 1:
         return seed
     everyone = gather((seed, about))
-    loaders: dict[str, list[int]] = {}
-    for rank, (_, text) in enumerate(everyone):
-        loaders.setdefault(text, []).append(rank)
+    loaders = by_value(text for _, text in everyone)
     if len(loaders) > 1:
-        shown = "; ".join(
-            f"{text} on rank{'s' * (len(of) > 1)} {', '.join(map(str, of))}" for text, of in loaders.items()
-        )
+        shown = "; ".join(f"{text} on {named_ranks(ranks)}" for text, ranks in loaders.items())
         raise ParallelError(
             f"the ranks don't have the same loader: {shown}. Give each rank the whole dataset, and the batch_size of all "
             "workers together; parallelize cuts the batches."

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from paceline.parallel.errors import ParallelError
+from paceline.parallel.errors import ParallelError, named_ranks
 from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import tensors_in
@@ -63,8 +63,8 @@ def agree_on_data(loader: DataLoader[Any], world: World) -> None:
             other = found[others[0]]
             assert other is not None
             raise ParallelError(
-                f"the ranks don't have the same dataset: sample {index} is {_shown(first)} on rank 0, {_shown(other)} on rank"
-                f"{'s' * (len(others) > 1)} {', '.join(map(str, others))}. Each rank reads its own rows of one dataset: "
+                f"the ranks don't have the same dataset: sample {index} is {_shown(first)} on rank 0, {_shown(other)} on "
+                f"{named_ranks(others)}. Each rank reads its own rows of one dataset: "
                 "seed what is drawn at random when it is made (torch.manual_seed(0) before it, "
                 "random_split(..., generator=torch.Generator().manual_seed(0))), and don't split it by rank."
             )
