@@ -10,11 +10,12 @@ A run's failure report reads what is written of it (`attempts/<k>/memory_<rank>.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ from paceline.parallel.forecast.measure import tried_state_numbers
 from paceline.parallel.forecast.predict import forecast, shown_bytes
 from paceline.parallel.large.room import share_of
 from paceline.parallel.reduce import local
+from paceline.system.files import write_json
 from paceline.system.memory import memory, swap_free
 
 if TYPE_CHECKING:
@@ -192,10 +194,5 @@ def _tell(own: MemoryPlan, rank: int) -> None:
     run_dir, attempt = os.environ.get("PACELINE_RUN_DIR"), os.environ.get("PACELINE_ATTEMPT")
     if not run_dir or not attempt:
         return
-    path = os.path.join(run_dir, "attempts", attempt, f"memory_{rank}.json")
-    try:
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump(asdict(own), file)
-        os.replace(f"{path}.new", path)
-    except OSError:
-        return
+    with contextlib.suppress(OSError):
+        write_json(Path(run_dir, "attempts", attempt, f"memory_{rank}.json"), asdict(own))
