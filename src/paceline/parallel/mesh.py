@@ -11,7 +11,7 @@ import atexit
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -177,16 +177,19 @@ def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[Any, dict[froze
             # Every rank comes here with the same layout, so all make the same groups in the same order, which torch
             # requires.
             if wanted and wanted not in groups:
-                groups[wanted] = _group_over(layout, wanted, place.size)
+                groups[wanted] = group_over(layout, wanted, range(place.size))
         _made[shape] = mesh, groups
     found: tuple[Any, dict[frozenset[str], Any]] = _made[shape]
     return found
 
 
-def _group_over(layout: Layout, axes: frozenset[str], size: int) -> Any:
-    """The group of the ranks that share all coordinates but those; every rank makes all of them, in the same order."""
+def group_over(layout: Layout, axes: frozenset[str], ranks: Iterable[int]) -> Any:
+    """The group of those of the ranks that share all coordinates but those along these axes.
+
+    Every rank of the world makes all of them, in the same order.
+    """
     members: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(size):
+    for rank in ranks:
         place = coordinates(layout, rank)
         members.setdefault(tuple(place[axis] for axis in AXES if axis not in axes), []).append(rank)
     make: Any = dist.new_subgroups_by_enumeration

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from paceline.parallel import reduce
-from paceline.parallel.mesh import AXES, World, coordinates
+from paceline.parallel.mesh import World, coordinates, group_over
 from paceline.parallel.ties import all_names, first_names
 
 
@@ -63,13 +62,8 @@ def held_tensors(model: nn.Module, names: frozenset[str]) -> list[str]:
 
 
 def _group(members: frozenset[int], world: World) -> Any:
-    """The ranks with these stages that share all other coordinates. Every rank makes all of them, in the same order."""
+    """The ranks with these stages that share all other coordinates."""
     if len(members) == world.extent("pipe"):
         return world.group("pipe")
-    lists: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(world.size):
-        place = coordinates(world.layout, rank)
-        if place["pipe"] in members:
-            lists.setdefault(tuple(place[axis] for axis in AXES if axis != "pipe"), []).append(rank)
-    group, _ = dist.new_subgroups_by_enumeration(list(lists.values()))  # type: ignore[no-untyped-call]
-    return group
+    ranks = [rank for rank in range(world.size) if coordinates(world.layout, rank)["pipe"] in members]
+    return group_over(world.layout, frozenset({"pipe"}), ranks)
