@@ -48,6 +48,15 @@ class Microbatch(NamedTuple):
     global_rows: int
 
 
+def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
+    """The microbatches of which any replica has rows, or one if there are none.
+
+    The others add nothing to the sums, and batch normalisation must not see them. `global_rows` is the same on all ranks, so
+    all of them leave out the same ones; a rank that did not would wait for the others' messages.
+    """
+    return [micro for micro in micros if micro.global_rows] or micros[:1]
+
+
 @dataclass(frozen=True)
 class Whole:
     """A value in a batch that belongs to all rows, such as a mask of shape [time, time], and is not cut."""

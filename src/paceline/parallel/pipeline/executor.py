@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Microbatch
+from paceline.parallel.batches.batch import Microbatch, with_rows
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import at_microbatch
 from paceline.parallel.guards import refuse_calls
@@ -121,9 +121,7 @@ class Pipelined:
         self._check_trained()
         self._check_buffers()
         self._programs.refresh()
-        # A microbatch of which no replica has rows adds nothing. All ranks see the same numbers, and leave out the same
-        # ones.
-        micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
+        micros = with_rows(micros)
         traced = self._programs.trace(micros[0], self._module.training)
         losses: list[Tensor] = []
         for first in range(0, len(micros), self._task.at_once):
@@ -164,7 +162,7 @@ class Pipelined:
         self.ties.sum_gradients(params)
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
-        micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
+        micros = with_rows(micros)
         total: Tensor | None = None
         self._programs.refresh()
         with torch.no_grad():

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Microbatch
+from paceline.parallel.batches.batch import Microbatch, with_rows
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import at_microbatch
 from paceline.parallel.loss_reads import LossReads
@@ -89,10 +89,7 @@ class Plain:
         total: Tensor | None = None
         if (watched := self._ddp or self._used) is not None:
             watched.follow()
-        # A microbatch of which no replica has rows adds nothing to the sums, and batch normalisation must not see it.
-        # `global_rows` is the same on all ranks, so all of them leave out the same ones; a rank that did not would wait
-        # for the others' messages.
-        micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
+        micros = with_rows(micros)
         for micro in micros:
             is_last = micro is micros[-1]
             if self._used is not None:
@@ -150,9 +147,7 @@ class Plain:
         total: Tensor | None = None
         # Nothing is summed over the replicas here: each gives its own part, and the caller adds them up.
         with torch.no_grad():
-            for micro in micros:
-                if not micro.global_rows and total is not None:
-                    continue
+            for micro in with_rows(micros):
                 with self._task.autocast(self._world.device), normalization.counting(micro):
                     output = self._module(*micro.args, **micro.kwargs)
                 part = consume(output, micro)
