@@ -42,12 +42,12 @@ class Reference:
         self,
         model: nn.Module,
         sample: Microbatch,
-        loss: Callable[[Microbatch, Any], Any] | None = None,
+        loss: Callable[[Any, Microbatch], Any] | None = None,
         most_numbers: int | None = None,
     ) -> None:
         """The model is left as it was, gradients too.
 
-        loss: sample and output -> the loss; None: it is not looked at.
+        loss: output and sample -> the loss; None: it is not looked at.
         most_numbers: of parameters with more than that no gradients are compared; None: of all.
 
         Raises:
@@ -127,7 +127,7 @@ class Reference:
         self._reads.look_again()
         with self._reads:
             self._reads.may_read(output, self.sample.target, self.sample.weight)
-            loss = self._loss(self.sample, output)
+            loss = self._loss(output, self.sample)
         if not self._reads_own():
             return None, {}
         return whole(loss.detach()), gradients_of(self.model, loss)
@@ -141,7 +141,7 @@ def reference(
     model: nn.Module,
     samples: Sequence[Microbatch],
     world: World,
-    loss: Callable[[Microbatch, Any], Any] | None,
+    loss: Callable[[Any, Microbatch], Any] | None,
     most_numbers: int | None,
 ) -> Reference:
     """What the model computes of the first of these samples that it can compute on all ranks. Called on all of them.

@@ -72,7 +72,7 @@ def apply(
     plan: Mapping[str, str] | None,
     ties: Sequence[tuple[str, ...]],
     sample: Microbatch | None = None,
-    loss: Callable[[Microbatch, Any], Any] | None = None,
+    loss: Callable[[Any, Microbatch], Any] | None = None,
     few: Microbatch | None = None,
 ) -> Applied:
     """Cut the model in place, and say what was cut. Tied tensors stay tied. Called on all ranks, before any sharding.
@@ -80,7 +80,7 @@ def apply(
     plan: pattern of a module's name -> placement; None finds one, for which `sample` is needed.
     ties: as from `ties.find(model)`.
     sample: some rows; with them, outputs and all gradients are compared with the plain model's.
-    loss: sample and output -> the loss, of which it is seen whether it reads tensors of the model itself.
+    loss: output and sample -> the loss, of which it is seen whether it reads tensors of the model itself.
     few: fewer rows, which take the sample's place if the model can compute them.
 
     Raises:
