@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 
+from paceline.parallel import rank0
 from paceline.parallel.batches.microbatches import sole, split
 from paceline.parallel.batches.rows import Rows
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.exchange import from_first, gather
+from paceline.parallel.exchange import gather
 from paceline.parallel.forecast.measure import bandwidth, measured, unmeasured
 from paceline.parallel.forecast.predict import Forecast, Measured, all_forecasts
 from paceline.parallel.mesh import WorldPlace
@@ -62,30 +63,19 @@ def choose(
     """
     if place.size == 1:
         return LayoutChoice(strategy=DataParallel(), reason="DataParallel(): there is one worker.")
-    found: Measured | None = None
     # The weights lie there already and are among the needs, so what they take counts as available.
     held = sum(param.nbytes for param in task.model.parameters() if not param.is_meta)
     own = memory_bytes or available_bytes(place.device) + held
     # Every worker holds as much, so the one with the least memory decides.
-    least, failed = int(min(gather(own))), None
+    least = int(min(gather(own)))
     line = bandwidth(torch.distributed.group.WORLD, place.device)
-    if place.rank == 0:
-        try:
-            found = measure(task, optimizer, sample, place, line)
-        except Exception as error:
-            # Raised only when the others have been told, for they wait for the answer.
-            failed = error
-    told = None if failed is None else str(failed) if isinstance(failed, ParallelError) else _described(failed)
-    answer, message = from_first((found, told), (Measured, Block))
-    if failed is not None:
-        raise failed
-    if message is not None:
-        raise ParallelError(message)
-    return decide(answer, place.size, least, task.microbatches, task.at_once)
-
-
-def _described(error: Exception) -> str:
-    return f"strategy='auto': the pass over one batch failed on rank 0: {type(error).__name__}: {error}"
+    found = rank0.decide(
+        place,
+        lambda: measure(task, optimizer, sample, place, line),
+        kinds=(Measured, Block),
+        what="strategy='auto': the pass over one batch",
+    )
+    return decide(found, place.size, least, task.microbatches, task.at_once)
 
 
 def decide(measured: Measured, workers: int, memory_bytes: int, microbatches: int, at_once: int) -> LayoutChoice:
