@@ -63,10 +63,15 @@ def names_by_tensor(model: nn.Module) -> dict[int, str]:
     return {id(tensor): name for name, tensor in reversed(all_names(model))}
 
 
+def names_by_module(model: nn.Module) -> dict[int, str]:
+    """A module's id -> its first name; "" for the model itself."""
+    return {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+
+
 def contents(model: nn.Module) -> dict[tuple[int, str], tuple[str, Hashable]]:
     """(module's id, attribute) -> its name in the model, and what it is: of a parameter or buffer, which tensor."""
     found: dict[tuple[int, str], tuple[str, Hashable]] = {}
-    names = {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+    names = names_by_module(model)
     taken = Fingerprint()
     for module in model.modules():
         tables = (module._parameters, module._buffers)

@@ -32,6 +32,7 @@ from paceline.parallel.tracing.fake_model import (
     attributes_kept,
     contents,
     make_shadow,
+    names_by_module,
     names_by_tensor,
     untouched,
 )
@@ -124,10 +125,7 @@ class Tracer:
         self._fake, self._plain = make_shadow(model, self._mode, device)
         self._device = device or torch.device("cpu")
         self._mirror = AttributeMirror(model, self._fake)
-        # Reversed, so that of a module with several names the first one stays.
-        self._names = {
-            id(module): name for name, module in reversed(list(self._fake.named_modules(remove_duplicate=False)))
-        }
+        self._names = names_by_module(self._fake)
         self._ran: Ran = {}
         self._changed = ""
 
@@ -227,8 +225,7 @@ class Tracer:
             return self._twice(self._fake, record, put_back)
 
     def _trace_real(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Traced:
-        model = self._model
-        assert model is not None
+        model = self._real
 
         def record(begin: Callable[[GraphRecorder], None]) -> Traced:
             with untouched(model, training):
@@ -320,18 +317,14 @@ class Tracer:
     def _record(
         self, model: nn.Module, args: Any, kwargs: Any, state: dict[int, str], begin: Callable[[GraphRecorder], None]
     ) -> Traced:
-        names: dict[int, str] = {}
-        for name, module in model.named_modules(remove_duplicate=False):
-            names.setdefault(id(module), name)
-        all_names = dict(names)
-        names.pop(id(model))
+        names = names_by_module(model)
 
         def opened(name: str) -> bool:
             return name not in self.shut and self._opened(name)
 
         is_fake = model is self._fake
         recorder = GraphRecorder(
-            names=names,
+            names={key: name for key, name in names.items() if key != id(model)},
             state=state,
             plain=self._plain if is_fake else {},
             opened=opened,
@@ -347,7 +340,7 @@ class Tracer:
                 torch.enable_grad(),
                 eager(),
                 recording(recorder),
-                noting(reads, lambda: recorder.is_outer, lambda module: all_names.get(id(module))),
+                noting(reads, lambda: recorder.is_outer, lambda module: names.get(id(module))),
             ):
                 result = model.forward(*args, **kwargs)
             output = recorder.finish(result)
@@ -365,14 +358,13 @@ class Tracer:
         )
 
     def _refuse(self, error: Exception, recorder: GraphRecorder, model: nn.Module) -> None:
-        where = user_line(error)
-        if isinstance(error, CannotRecordError) and error.line is not None:
-            where = shown(error.line)
         if isinstance(error, ParallelError):
             raise error
+        own_line = error.line if isinstance(error, CannotRecordError) else None
+        where = user_line(error) if own_line is None else shown(own_line)
         needs_values = isinstance(error, VALUE_NEEDED)
         if recorder.inside is not None:
-            if isinstance(model, nn.Module) and model is self._fake:
+            if model is self._fake:
                 raise _InBlockError(
                     f"{recorder.inside} can't run on shapes alone ({where}: {type(error).__name__}: {error})."
                 ) from error
@@ -381,10 +373,10 @@ class Tracer:
             str(error) if isinstance(error, CannotRecordError) else "what it does next depends on a tensor's values"
         )
         # An opened module that can't be traced can be one block instead. The outermost forward can't.
-        cannot = needs_values or (isinstance(error, CannotRecordError) and error.line is None)
-        if cannot and (name := recorder.opened_now):
+        cannot = needs_values or isinstance(error, CannotRecordError)
+        if cannot and own_line is None and (name := recorder.opened_now):
             raise _ShutError(name, f"{where}: {reason}") from error
-        if isinstance(error, CannotRecordError) or needs_values:
+        if cannot:
             raise ParallelError(
                 f"{type(model).__name__} can't be cut into stages: {where}: {reason}. Its own forward has to be the same calls "
                 "for every batch of one shape; move that line into a module of its own (one block stays in one stage), or "
