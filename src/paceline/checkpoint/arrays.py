@@ -34,7 +34,6 @@ _TYPES: dict[str, tuple[str | None, str | None]] = {
 }
 _OF_TORCH = {f"torch.{names[0]}": dtype for dtype, names in _TYPES.items()}
 _OF_NUMPY = {names[1]: dtype for dtype, names in _TYPES.items() if names[1]}
-BYTES = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 
 class DenseArray:

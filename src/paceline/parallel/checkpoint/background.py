@@ -13,7 +13,8 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.parallel.checkpoint.folder import Saving, sync_file
+from paceline.checkpoint.files import sync_file
+from paceline.parallel.checkpoint.folder import Saving
 from paceline.parallel.errors import CheckpointError
 from paceline.parallel.mesh import World
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from paceline.parallel.checkpoint.folder import sync_file
+from paceline.checkpoint.files import sync_file
 from paceline.parallel.checkpoint.state import HeldState
 from paceline.parallel.checkpoint.store import begin, hold, on_all, on_rank_0
 from paceline.parallel.errors import CheckpointError
