@@ -13,8 +13,8 @@ from typing import Any
 from paceline.checkpoint.values import is_tensor
 from paceline.errors import CheckpointError, UserError
 
-#: In the format -> in torch, in numpy; None where it is not there.
-_TYPES: dict[str, tuple[str | None, str | None]] = {
+#: In the format -> in torch, of which old ones lack some, and in numpy; None where it is not there.
+TYPES: dict[str, tuple[str, str | None]] = {
     "F64": ("float64", "float64"),
     "F32": ("float32", "float32"),
     "F16": ("float16", "float16"),
@@ -32,8 +32,8 @@ _TYPES: dict[str, tuple[str | None, str | None]] = {
     "F8_E4M3": ("float8_e4m3fn", None),
     "F8_E5M2": ("float8_e5m2", None),
 }
-_OF_TORCH = {f"torch.{names[0]}": dtype for dtype, names in _TYPES.items()}
-_OF_NUMPY = {names[1]: dtype for dtype, names in _TYPES.items() if names[1]}
+_OF_TORCH = {f"torch.{names[0]}": dtype for dtype, names in TYPES.items()}
+_OF_NUMPY = {names[1]: dtype for dtype, names in TYPES.items() if names[1]}
 
 
 class DenseArray:
@@ -70,7 +70,7 @@ def made(dtype: str, shape: list[int], data: bytearray, *, of: str) -> Any:
     Raises:
         CheckpointError: the bytes are no such array, or the library of it is missing.
     """
-    names = _TYPES.get(dtype)
+    names = TYPES.get(dtype)
     name = None if names is None else names[of == "numpy"]
     try:
         if of == "numpy":
@@ -115,5 +115,5 @@ def _of_numpy(name: str, array: Any) -> str:
 
 def _named(name: str, own: str, found: str | None) -> str:
     if found is None:
-        raise UserError(f"{name!r} has the type {own}, which a checkpoint can't keep. It has {', '.join(_TYPES)}.")
+        raise UserError(f"{name!r} has the type {own}, which a checkpoint can't keep. It has {', '.join(TYPES)}.")
     return found

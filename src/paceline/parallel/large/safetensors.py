@@ -21,26 +21,13 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from paceline.checkpoint.arrays import TYPES
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.large.parts import Region
 from paceline.system.safetensors import header, read_header
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-_TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-}
+_TYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for name, (own, _) in TYPES.items() if hasattr(torch, own)}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
