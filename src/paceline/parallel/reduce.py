@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.parallel.full_tensor import cut_as, is_part
+
 if TYPE_CHECKING:
     from paceline.parallel.mesh import World
 
@@ -52,7 +54,8 @@ def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int 
             if flag == 0:
                 continue
             if param.grad is None:
-                _set_gradient(param, summed.clone())
+                own = summed.clone()
+                param.grad = cut_as(param, own) if is_part(param) else own
             else:
                 local(param.grad).copy_(summed)
 
@@ -109,18 +112,6 @@ def local(tensor: Tensor) -> Tensor:
 
 def _gradient_or_zeros(param: nn.Parameter) -> Tensor:
     return torch.zeros_like(local(param)) if param.grad is None else local(param.grad).detach()
-
-
-def _set_gradient(param: nn.Parameter, value: Tensor) -> None:
-    if local(param) is param:
-        param.grad = value
-        return
-    from torch.distributed.tensor import DTensor
-
-    whole: Any = param
-    param.grad = DTensor.from_local(
-        value, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
-    )
 
 
 def _buckets(tensors: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]]:

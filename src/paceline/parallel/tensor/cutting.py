@@ -222,8 +222,3 @@ def _runner(model: nn.Module, sample: Microbatch | None) -> Callable[[], Any] | 
     if sample is None:
         return None
     return lambda: model(*sample.args, **sample.kwargs)
-
-
-def is_cut(tensor: Any) -> bool:
-    """True if the tensor is in parts."""
-    return isinstance(tensor, DTensor)
