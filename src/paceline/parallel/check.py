@@ -118,7 +118,8 @@ def compare(
     executor = par.executor
     par.settle_buffers()
     reference = par.skeleton.filled(full_state_dict(par), world.device)
-    follow_hooks(par, reference)
+    for name, hooks in par.gradient_hooks.items():
+        hooks.put_on(reference.get_parameter(name))
     modes = {name: part.training for name, part in executor.module.named_modules()}
     for name, part in reference.named_modules():
         # A stage has only some of the modules. The others take the mode of the model itself, which every stage has.
@@ -464,13 +465,6 @@ def global_parts(batch: Any, par: ParallelHandle) -> Parts:
     taken = [(rows, span) for of_micro in spans for rows, span in zip(everyone, of_micro, strict=True) if span]
     parts: Parts = join_rows([rows.take(span.start, span.stop) for rows, span in taken])
     return parts
-
-
-def follow_hooks(par: ParallelHandle, reference: nn.Module) -> None:
-    """Give the plain model the user's hooks on gradients."""
-    for name, hooks in par.gradient_hooks.items():
-        param = reference.get_parameter(name)
-        hooks.put_on(param)
 
 
 @contextlib.contextmanager

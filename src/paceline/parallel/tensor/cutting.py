@@ -96,9 +96,10 @@ def apply(
             # Of a model without values the numbers that stand in are gone afterwards, and a loss can't be looked at. Gradients
             # of its large parameters would be whole on each rank; those of the small ones, before and between them, have
             # come through all that was cut.
-            rows = [sample] if few is None else [few, sample]
-            plain = reference(model, rows, world, None if empty else loss, SMALL if empty else None)
-    run = _runner(model, sample if plain is None else plain.sample)
+            samples = [sample] if few is None else [few, sample]
+            plain = reference(model, samples, world, None if empty else loss, SMALL if empty else None)
+    rows = sample if plain is None else plain.sample
+    run = None if rows is None else lambda: model(*rows.args, **rows.kwargs)
 
     def find() -> TensorPlan:
         if plan is not None:
@@ -216,9 +217,3 @@ def _way(model: nn.Module, plan: TensorPlan, name: str) -> str:
         isinstance(module, nn.Embedding) or is_turned(module)
     )
     return "by rows" if by_rows else "by columns"
-
-
-def _runner(model: nn.Module, sample: Microbatch | None) -> Callable[[], Any] | None:
-    if sample is None:
-        return None
-    return lambda: model(*sample.args, **sample.kwargs)
