@@ -17,7 +17,7 @@ from paceline.parallel.errors import ParallelError
 from paceline.parallel.experts.found import expert_parameters
 from paceline.parallel.forecast.predict import Measured
 from paceline.parallel.large.stand_ins import stand_ins
-from paceline.parallel.pipeline.costs import measure
+from paceline.parallel.pipeline.costs import measure, saved_by
 from paceline.parallel.pipeline.cut import BANDWIDTH_BYTES_S, Block
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.replicas import normalization
@@ -128,22 +128,16 @@ def _blocks(model: nn.Module, task: Task, micro: Microbatch, device: torch.devic
 
 def _whole(model: nn.Module, task: Task, micro: Microbatch, device: torch.device) -> Block:
     """A model that can't be traced, as one block."""
-    kept: dict[int, int] = {}
 
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-        # Not the tensor itself: see `costs`.
-        return tensor.detach()
+    def forward() -> Tensor:
+        with task.autocast(device):
+            return task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
 
     with stand_ins(model, device), untouched(model):
-        own = {param.untyped_storage()._cdata for param in model.parameters()}
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), task.autocast(device):
-            loss = task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
-        saved = sum(size for key, size in kept.items() if key not in own)
+        _, saved = saved_by(forward, model)
         params = [param for param in model.parameters() if param.requires_grad]
         start = time.perf_counter()
-        with task.autocast(device):
-            loss = task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
+        loss = forward()
         middle = time.perf_counter()
         if loss.requires_grad:
             torch.autograd.grad(loss, params, allow_unused=True)

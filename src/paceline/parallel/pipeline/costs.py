@@ -87,6 +87,26 @@ def measure(
     return tuple(blocks)
 
 
+def saved_by(forward: Callable[[], Any], model: nn.Module) -> tuple[Any, int]:
+    """What it gives, and the bytes that it saves for the backward pass; those of the model's tensors don't count."""
+    kept = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in kept:
+            sizes[storage._cdata] = storage.nbytes()
+        # Not the tensor itself: of one that an operation has made, such as attention's output, its own graph would hold
+        # it, and nothing would ever let go of that graph, nor of the weights in it.
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = forward()
+        # Counted while the graph lives. Once a tensor is freed, another one may get its memory, and with it its key
+        # in `sizes`.
+        return result, sum(sizes.values())
+
+
 class _Run:
     """A block, ready to run."""
 
@@ -108,24 +128,9 @@ class _Run:
         self._params = [param for param in _named(model, segment.uses).values() if param.requires_grad]
 
     def count_saved(self) -> tuple[Any, int]:
-        """The result, cut off from its history, and the bytes that were saved; those of parameters don't count."""
-        kept = {tensor.untyped_storage()._cdata for tensor in (*self._model.parameters(), *self._model.buffers())}
-        sizes: dict[int, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in kept:
-                sizes[storage._cdata] = storage.nbytes()
-            # Not the tensor itself: of one that an operation has made, such as attention's output, its own graph would hold
-            # it, and nothing would ever let go of that graph, nor of the weights in it.
-            return tensor.detach()
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            result = self._forward()
-            # Counted while the graph lives. Once a tensor is freed, another one may get its memory, and with it its key
-            # in `sizes`.
-            saved = sum(sizes.values())
-        return map_tensors(result, Tensor.detach), saved
+        """The result, cut off from its history, and the bytes that were saved."""
+        result, saved_bytes = saved_by(self._forward, self._model)
+        return map_tensors(result, Tensor.detach), saved_bytes
 
     def time(self) -> tuple[float, float]:
         """Seconds of the forward and of the backward pass."""
