@@ -101,9 +101,7 @@ class _Means:
         else:
             values = [_number("metric", found)]
         # The metric is called with padding too, for only its result says how many numbers there are.
-        weight = float(micro.rows)
-        if micro.rows and self._weight is not None:
-            weight = weigh(self._weight, micro.target)
+        weight = weigh(self._weight, micro.target, micro.rows)
         shares = [weight * value if weight else 0.0 for value in values]
         return torch.tensor([*shares, weight], dtype=torch.float64)
 

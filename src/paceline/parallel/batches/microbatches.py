@@ -89,7 +89,9 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
             )
     # Padding is the first row, whose weight is 0.
     pieces = [parts.take(span.start, span.stop) if span else parts.take(0, 1) for span in ranges]
-    weights = [_weight(piece, len(span), task) for piece, span in zip(pieces, ranges, strict=True)]
+    weights = [
+        weigh(task.loss_weight, unwrap(piece.target), len(span)) for piece, span in zip(pieces, ranges, strict=True)
+    ]
     total = float(global_rows)
     if task.loss_weight is not None:
         # The weights of all replicas together: a mean of the replicas' means would count a row of a short replica for
@@ -149,18 +151,14 @@ def split(batch: Any, task: Task) -> Parts:
     return Parts(tuple(parts[0]), dict(parts[1]), parts[2])
 
 
-def _weight(piece: Parts, rows: int, task: Task) -> float:
-    if rows == 0 or task.loss_weight is None:
-        return float(rows)
-    return weigh(task.loss_weight, unwrap(piece.target))
-
-
-def weigh(weight: Callable[[Any], Any], target: Any) -> float:
-    """The weight of this target, checked.
+def weigh(weight: Callable[[Any], Any] | None, target: Any, rows: int) -> float:
+    """The weight of so many rows with this target, checked; their number where there is no function for it.
 
     Raises:
         ParallelError: it is no number of at least 0.
     """
+    if rows == 0 or weight is None:
+        return float(rows)
     found = weight(target)
     try:
         value = float(found)
