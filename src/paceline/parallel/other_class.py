@@ -10,13 +10,19 @@ from functools import cache
 from typing import Any
 
 
-@cache
-def with_forward(kind: type, mark: type, forward_of: Callable[..., Any]) -> type:
-    """A subclass of a module's class under the same name, with another forward; the same one for the same arguments.
+def give_forward(module: Any, mark: type, forward_of: Callable[..., Any]) -> None:
+    """Let the module have another forward, by a subclass of its class under the same name.
 
-    mark: mixed in, so that it is known again. forward_of: called with `kind`, the module, and what the module is called with.
+    mark: mixed in, so that it is known again. forward_of: called with the former class, the module, and what the module is
+        called with.
     """
+    kind: Any = type(module)
+    module.__class__ = _subclass(kind, mark, forward_of)
 
+
+@cache
+def _subclass(kind: type, mark: type, forward_of: Callable[..., Any]) -> type:
+    # One for all modules of a class: code that goes by the class of a block, as the search for alike ones, sees one class.
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return forward_of(kind, self, *args, **kwargs)
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.other_class import with_forward
+from paceline.parallel.other_class import give_forward
 from paceline.parallel.replicas import normalization
 from paceline.parallel.replicas.shard import find_units
 
@@ -62,7 +62,7 @@ def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:
                 "it out: recompute=[<patterns of the other blocks>]."
             )
         if not isinstance(module, Recomputed):
-            module.__class__ = with_forward(type(module), Recomputed, _computed_again)
+            give_forward(module, Recomputed, _computed_again)
     return tuple(names)
 
 

@@ -24,7 +24,7 @@ from paceline.parallel.context.sequence import Places
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.experts.found import list_of
 from paceline.parallel.mesh import World
-from paceline.parallel.other_class import SharedByCopies, with_forward
+from paceline.parallel.other_class import SharedByCopies, give_forward
 from paceline.parallel.pytree import map_tensors, tensors_in
 
 _LISTS = (nn.ModuleList, nn.Sequential)
@@ -91,7 +91,7 @@ class _List(SharedByCopies):
                     "be given a part of a sequence. Give the module as it was before, or name the lists that can: "
                     "ContextParallel(lists=[...])."
                 )
-            block.__class__ = with_forward(type(block), InParts, _in_parts)
+            give_forward(block, InParts, _in_parts)
             held: Any = block
             held._paceline_list = self
             # Hooks are outside of what is computed again in a backward pass, so that the parts are what is kept for it.

@@ -23,7 +23,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.experts.found import FUSED, LIST, is_fused, list_of
 from paceline.parallel.mesh import World
-from paceline.parallel.other_class import SharedByCopies, with_forward
+from paceline.parallel.other_class import SharedByCopies, give_forward
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.torch_private import keep_own_parts
 
@@ -81,7 +81,7 @@ def _spread_list(mixture: nn.Module, experts: nn.ModuleList, world: World) -> li
         if not first <= index < first + own:
             experts[index] = Elsewhere()
     group = world.group("expert")
-    mixture.__class__ = with_forward(type(mixture), Spread, _summed)
+    give_forward(mixture, Spread, _summed)
     held: Any = mixture
     held._paceline_group = _Held(group)
     among = {id(param) for param in experts.parameters()}
@@ -107,7 +107,7 @@ def _spread_fused(experts: nn.Module, world: World) -> None:
     for name, number in list(vars(experts).items()):
         if type(number) is int and number == count and "expert" in name:
             setattr(experts, name, own)
-    experts.__class__ = with_forward(type(experts), Spread, _of_indices)
+    give_forward(experts, Spread, _of_indices)
     held: Any = experts
     if hasattr(held, TOLD):
         setattr(held, TOLD, True)
