@@ -33,7 +33,7 @@ from paceline.parallel.replicas import normalization, shard
 from paceline.parallel.replicas.shard_used import Used
 from paceline.parallel.task import Task
 from paceline.parallel.ties import first_names, owner_of
-from paceline.parallel.tracing.segments import stage_module
+from paceline.parallel.tracing.segments import stage_module, take_over
 
 #: Sums of so many different numbers, and of their squares, are exact in float64.
 TAGS = 2**20
@@ -86,7 +86,12 @@ class Pipelined:
             for owner, last in [owner_of(module, name)]
         ]
         self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
-        self._module: nn.Module = self._modules[0] if len(self._modules) == 1 else _merged(self._modules)
+        self._module: nn.Module = self._modules[0]
+        if len(self._modules) > 1:
+            self._module = stage_module(task.model, (), nn.Module)
+            # Of the stages, and not of the model, whose parameters FullyShard has left as they were.
+            for index, module in zip(self._own, self._modules, strict=True):
+                take_over(self._module, module, plan.uses[index])
         self.program = 0
         self._trained = {name: param.requires_grad for name, param in self.named_parameters().items()}
         self._messages = StageMessages(self._group, world.device)
@@ -279,28 +284,3 @@ def _let_go(model: nn.Module, modules: Sequence[nn.Module]) -> None:
         for name, buffer in part._buffers.items():
             if buffer is not None and id(buffer) not in tensors:
                 part._buffers[name] = empty.setdefault(id(buffer), buffer.to("meta"))
-
-
-def _merged(modules: Sequence[nn.Module]) -> nn.Module:
-    """One module with everything that these hold, the same objects under the same names."""
-    top = nn.Module()
-
-    def add(target: nn.Module, source: nn.Module) -> None:
-        for name, param in source._parameters.items():
-            target.register_parameter(name, param)
-        for name, buffer in source._buffers.items():
-            target.register_buffer(name, buffer, persistent=name not in source._non_persistent_buffers_set)
-        for name, child in source._modules.items():
-            if name not in target._modules:
-                target.add_module(name, child)
-            elif target._modules[name] is not child and child is not None:
-                # Only containers, such as a ModuleList, are two objects in two stages. A third one has the parts of both.
-                joined = nn.Module()
-                for part in (target._modules[name], child):
-                    assert part is not None
-                    add(joined, part)
-                target._modules[name] = joined
-
-    for module in modules:
-        add(top, module)
-    return top

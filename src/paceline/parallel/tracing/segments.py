@@ -70,6 +70,12 @@ def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) ->
     """A module with these modules, parameters and buffers of `model`, the same objects, under their own names."""
     top = kind()
     top.training = model.training
+    take_over(top, model, names)
+    return top
+
+
+def take_over(top: nn.Module, model: nn.Module, names: Iterable[str]) -> None:
+    """Put these of the model's modules, parameters and buffers into another module too, that do not lie there yet."""
     # The model's order, on every rank: gradients are summed over the replicas in the order of these parameters, and
     # messages are matched by it. Modules come first: a parameter that lies in one of them is there then.
     ordered = [name for name, _ in model.named_modules(remove_duplicate=False)]
@@ -77,7 +83,6 @@ def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) ->
     for name in [*ordered, *(name for name, _ in all_names(model))]:
         if name in wanted and not _has(top, name):
             _put(top, model, name)
-    return top
 
 
 def _segment(traced: Traced, boundaries: Boundaries, first: int, last: int) -> Segment:
