@@ -56,7 +56,6 @@ class Traced:
     constants: what `get_attr` nodes name that is not the model's. reads: what it holds for, beside the shapes.
     """
 
-    graph: fx.Graph
     order: tuple[fx.Node, ...]
     inputs: tuple[fx.Node, ...]
     output: fx.Node
@@ -347,7 +346,6 @@ class Tracer:
         except Exception as error:
             self._refuse(error, recorder, model)
         return Traced(
-            graph=recorder.graph,
             order=tuple(recorder.order),
             inputs=inputs,
             output=output,
