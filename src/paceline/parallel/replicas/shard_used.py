@@ -98,7 +98,8 @@ class Used:
             ParallelError: a parameter that was used in the first step is not used now.
         """
         names = list(self._names.values())
-        idle = [name not in self._seen and not _is_alone(param) for name, param in self._params(names)]
+        # FSDP2 leaves numbers without a dimension as they are: those are no parts of a whole.
+        idle = [name not in self._seen and param.dim() > 0 for name, param in self._params(names)]
         self._seen.clear()
         self._watched = 0
         if self._find_unused or self._is_first:
@@ -130,11 +131,6 @@ class Used:
     def _params(self, names: list[str]) -> list[tuple[str, nn.Parameter]]:
         params = dict(self._module.named_parameters())
         return [(name, params[name]) for name in names]
-
-
-def _is_alone(param: nn.Parameter) -> bool:
-    """True for a parameter that is no part of a whole: FSDP2 leaves numbers without a dimension as they are."""
-    return param.dim() == 0
 
 
 class Written:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -105,7 +105,8 @@ class Reference:
         try:
             with undisturbed(model), torch.enable_grad(), checkpoints_opened():
                 output = model(*sample.args, **sample.kwargs)
-                total = sum(_weighted(index, tensor) for index, tensor in enumerate(_differentiable(output)))
+                learning = (tensor for tensor in tensors_in(output) if tensor.requires_grad)
+                total = sum(_weighted(index, tensor) for index, tensor in enumerate(learning))
                 looks = self._loss is not None and (not is_cut or self._reads_own())
                 found = _Pass(outputs=outputs, gradients=gradients_of(model, total, self._most_numbers, again=looks))
                 if not looks:
@@ -193,10 +194,6 @@ def gradients_of(
         return {name: None for name, _ in named}
     grads = torch.autograd.grad(total, [param for _, param in named], retain_graph=again, allow_unused=True)
     return {name: grad for (name, _), grad in zip(named, grads, strict=True)}
-
-
-def _differentiable(output: Any) -> Iterable[Tensor]:
-    return (tensor for tensor in tensors_in(output) if tensor.requires_grad)
 
 
 def _weighted(index: int, tensor: Tensor) -> Tensor:
