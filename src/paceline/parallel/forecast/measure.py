@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from paceline.parallel.errors import ParallelError
 from paceline.parallel.experts.found import expert_parameters
 from paceline.parallel.forecast.predict import Measured
 from paceline.parallel.large.stand_ins import stand_ins
-from paceline.parallel.pipeline.costs import measure, saved_by
+from paceline.parallel.pipeline.costs import measure, now, saved_by
 from paceline.parallel.pipeline.cut import BANDWIDTH_BYTES_S, Block
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.replicas import normalization
@@ -136,12 +135,12 @@ def _whole(model: nn.Module, task: Task, micro: Microbatch, device: torch.device
     with stand_ins(model, device), untouched(model):
         _, saved = saved_by(forward, model)
         params = [param for param in model.parameters() if param.requires_grad]
-        start = time.perf_counter()
+        start = now()
         loss = forward()
-        middle = time.perf_counter()
+        middle = now()
         if loss.requires_grad:
             torch.autograd.grad(loss, params, allow_unused=True)
-        end = time.perf_counter()
+        end = now()
     return Block(
         name="the model",
         forward_s=middle - start,
@@ -167,11 +166,9 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
         best = float("inf")
         for _ in range(3):
             param.grad = torch.ones_like(param)
-            _wait(device)
-            start = time.perf_counter()
+            start = now()
             own.step()
-            _wait(device)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, now() - start)
         state = own.state.get(param, {})
     except Exception:
         # An optimizer of the user's that takes more than parameters and its own defaults.
@@ -201,16 +198,10 @@ def bandwidth(group: Any, device: torch.device) -> float:
     times = []
     for _ in range(4):
         dist.barrier(group)
-        start = time.perf_counter()
+        start = now()
         dist.all_reduce(message, group=group)
-        _wait(device)
-        times.append(time.perf_counter() - start)
+        times.append(now() - start)
     return 2 * (ranks - 1) / ranks * _MESSAGE_BYTES / sorted(times)[1]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _sizes(model: nn.Module) -> tuple[tuple[str, int], ...]:

@@ -147,11 +147,11 @@ class _Run:
         best = (float("inf"), float("inf"))
         begin = time.perf_counter()
         for repeat in range(MOST_REPEATS):
-            start = _now()
+            start = now()
             result = self._forward()
-            middle = _now()
+            middle = now()
             self._backward(result)
-            end = _now()
+            end = now()
             best = min(best, (middle - start, end - middle), key=sum)
             if time.perf_counter() - begin > (ENOUGH_S if repeat + 1 < REPEATS else SHORT_S):
                 break
@@ -209,7 +209,8 @@ def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
     return found
 
 
-def _now() -> float:
+def now() -> float:
+    """The time in seconds once a GPU has done all that it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
