@@ -126,8 +126,7 @@ def compare(
         part.training = modes.get(name, executor.module.training)
     plain = _Plain(reference, parts, task, world.device, is_cut=world.replicas > 1 or task.microbatches > 1)
     with generators(0, world.device), generators_kept(), unchanged(executor.module), Steady():  # type: ignore[no-untyped-call]
-        for param in executor.module.parameters():
-            param.grad = None
+        nn.Module.zero_grad(executor.module)
         first = plain.run_short(par.world, micros) if is_short else plain.run()
         own_reads = [name for name, param in executor.named_parameters().items() if param.grad is not None]
         if anywhere(bool(own_reads), world):
@@ -141,8 +140,7 @@ def compare(
         found = {name: _dense(whole(param.grad)) for name, param in executor.named_parameters().items()}
         kept = {name for name, _ in reference.named_buffers() if name in reference.state_dict()}
         buffers = {name: whole(value).clone() for name, value in executor.module.named_buffers() if name in kept}
-        for param in executor.module.parameters():
-            param.grad = None
+        nn.Module.zero_grad(executor.module)
         executor.begin_anew()
         found_all = _Result(loss=loss, gradients=found, buffers=buffers)
         allowed, apart = _allowed(par, first, limit), _distances(par, found_all, first)
@@ -344,8 +342,7 @@ class _Plain:
         pieces, weights = self._cut(replicas)
         with unchanged(self._model), _shaken(self._model, shaken) if shaken else contextlib.nullcontext():
             total = 0.0
-            for param in self._model.parameters():
-                param.grad = None
+            nn.Module.zero_grad(self._model)
             for piece, weight in zip(pieces, weights, strict=True):
                 if weight:
                     total += self._run(piece, weight / sum(weights))
