@@ -42,13 +42,10 @@ def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int 
     for bucket, flat, work in running:
         assert work is not None
         work.wait()
+        *sums, found = flat.split([*(local(param).numel() for param in bucket), len(bucket)])
         # A GPU is waited for once for all flags, and not once for each.
-        found = flat[len(flat) - len(bucket) :].tolist()
-        start = 0
-        for param, flag in zip(bucket, found, strict=True):
-            part = local(param)
-            summed = flat[start : start + part.numel()].view(part.shape)
-            start += part.numel()
+        for param, part, flag in zip(bucket, sums, found.tolist(), strict=True):
+            summed = part.view(local(param).shape)
             # No rank has used this parameter. It keeps None in place of zeros, for an optimizer decays, and moves by
             # momentum, what has a gradient of zeros.
             if flag == 0:
@@ -60,11 +57,11 @@ def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int 
                 local(param.grad).copy_(summed)
 
 
-def broadcast(tensors: Sequence[Tensor], group: Any, source: int = 0, bucket_bytes: int = BUCKET_BYTES) -> None:
-    """Overwrite each tensor by that of the `source`-th rank of `group`. group None: nothing to do."""
+def broadcast(tensors: Sequence[Tensor], group: Any) -> None:
+    """Overwrite each tensor by that of the first rank of `group`. group None: nothing to do."""
     if group is None:
         return
-    root = dist.get_global_rank(group, source)
+    root = dist.get_global_rank(group, 0)
     with torch.no_grad():
         own = [local(tensor).detach() for tensor in tensors]
         # By size alone, which is the same on all ranks. To copy a large one there and back costs as much as to send it.
@@ -73,13 +70,12 @@ def broadcast(tensors: Sequence[Tensor], group: Any, source: int = 0, bucket_byt
             dist.broadcast(whole, root, group=group)
             if whole is not tensor:
                 tensor.copy_(whole)
-        for bucket in _buckets([tensor for tensor in own if not _is_large(tensor)], bucket_bytes):
+        for bucket in _buckets([tensor for tensor in own if not _is_large(tensor)], BUCKET_BYTES):
             flat = torch.cat([tensor.flatten() for tensor in bucket])
             dist.broadcast(flat, root, group=group)
-            start = 0
-            for tensor in bucket:
-                tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
-                start += tensor.numel()
+            parts = flat.split([tensor.numel() for tensor in bucket])
+            for tensor, part in zip(bucket, parts, strict=True):
+                tensor.copy_(part.view(tensor.shape))
 
 
 def _is_large(tensor: Tensor) -> bool:
