@@ -29,7 +29,7 @@ AXES = ("pipe", "data", "shard", "context", "expert", "tensor")
 _RARE = ("context", "expert")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class WorldPlace:
     """This process among all: what is known before the layout is."""
 
@@ -39,7 +39,7 @@ class WorldPlace:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class World:
+class World(WorldPlace):
     """This process among all, and the groups that its layout makes.
 
     mesh: with the axes of `AXES`, context and expert only where they are used.
@@ -47,9 +47,6 @@ class World:
     store: what the ranks leave messages in, or None in a world of one.
     """
 
-    rank: int
-    size: int
-    device: torch.device
     layout: Layout
     mesh: Any = None
     store: Any = None
@@ -131,23 +128,15 @@ def start(device: torch.device | str | None = None) -> WorldPlace:
 def joined(place: WorldPlace) -> World:
     """The world before it has a layout: without groups, and with the store for messages. Called on all ranks."""
     store = _message_store(place) if place.size > 1 else None
-    return World(rank=place.rank, size=place.size, device=place.device, layout=Layout(data=place.size), store=store)
+    return World(**vars(place), layout=Layout(data=place.size), store=store)
 
 
 def build(place: WorldPlace, layout: Layout) -> World:
     """The world with the groups of this layout. Called on all ranks."""
     if place.size == 1:
-        return World(rank=0, size=1, device=place.device, layout=layout)
+        return World(**vars(place), layout=layout)
     mesh, groups = _mesh_and_groups(place, layout)
-    return World(
-        rank=place.rank,
-        size=place.size,
-        device=place.device,
-        layout=layout,
-        mesh=mesh,
-        store=_message_store(place),
-        groups=groups,
-    )
+    return World(**vars(place), layout=layout, mesh=mesh, store=_message_store(place), groups=groups)
 
 
 #: What was made for the world's process group of now: shape -> mesh and groups. Making them takes many messages.

@@ -7,10 +7,10 @@ from typing import Any
 
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import from_first
-from paceline.parallel.mesh import World, WorldPlace
+from paceline.parallel.mesh import WorldPlace
 
 
-def decide(world: World | WorldPlace, find: Callable[[], Any], kinds: Sequence[type] = (), what: str = "") -> Any:
+def decide(world: WorldPlace, find: Callable[[], Any], kinds: Sequence[type] = (), what: str = "") -> Any:
     """The result of `find` on rank 0. Called on all ranks, of which the others wait.
 
     kinds: the dataclasses that may be in it (see `exchange`). what: what the others are told to have failed where `find` raises

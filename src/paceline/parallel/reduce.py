@@ -42,7 +42,7 @@ def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int 
     for bucket, flat, work in running:
         assert work is not None
         work.wait()
-        *sums, found = flat.split([*(local(param).numel() for param in bucket), len(bucket)])
+        *sums, found = torch.split(flat, [*(local(param).numel() for param in bucket), len(bucket)])
         # A GPU is waited for once for all flags, and not once for each.
         for param, part, flag in zip(bucket, sums, found.tolist(), strict=True):
             summed = part.view(local(param).shape)
@@ -73,7 +73,7 @@ def broadcast(tensors: Sequence[Tensor], group: Any) -> None:
         for bucket in _buckets([tensor for tensor in own if not _is_large(tensor)], BUCKET_BYTES):
             flat = torch.cat([tensor.flatten() for tensor in bucket])
             dist.broadcast(flat, root, group=group)
-            parts = flat.split([tensor.numel() for tensor in bucket])
+            parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.copy_(part.view(tensor.shape))
 
