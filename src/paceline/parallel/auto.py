@@ -25,7 +25,7 @@ from paceline.parallel.batches.microbatches import sole, split
 from paceline.parallel.batches.rows import Rows
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
-from paceline.parallel.forecast.measure import bandwidth, measured, unmeasured
+from paceline.parallel.forecast.measure import bandwidth, measured
 from paceline.parallel.forecast.predict import Forecast, Measured, all_forecasts
 from paceline.parallel.mesh import WorldPlace
 from paceline.parallel.pipeline.cut import Block
@@ -124,12 +124,12 @@ def measure(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: WorldPlace, bandwidth_bytes_s: float
 ) -> Measured:
     """The blocks, for the rows of a microbatch and for those that each replica would have of it; the model is left as it was."""
-    if sample is None:
-        return unmeasured(task.model, optimizer, place.device, bandwidth_bytes_s)
-    rows = Rows(split(sample, task))
-    of_micro = max(rows.count // task.microbatches, 1)
-    counts = dict.fromkeys((of_micro, max(of_micro // place.size, 1)))
-    micros = [sole(rows, count, place.device, of_micro) for count in counts]
+    micros = []
+    if sample is not None:
+        rows = Rows(split(sample, task))
+        of_micro = max(rows.count // task.microbatches, 1)
+        counts = dict.fromkeys((of_micro, max(of_micro // place.size, 1)))
+        micros = [sole(rows, count, place.device, of_micro) for count in counts]
     return measured(task.model, task, micros, place.device, optimizer, bandwidth_bytes_s=bandwidth_bytes_s)
 
 

@@ -42,36 +42,21 @@ def measured(
     *,
     bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
 ) -> Measured:
-    """The model's blocks for one or two microbatches, the larger one first, in this process alone.
+    """The model's blocks for one or two microbatches, the larger one first, in this process alone; for none its parameters.
 
     The model is left as it was.
     """
-    reason = ""
-    found: list[tuple[Block, ...]] = []
+    reason = "" if micros else "it was not traced, for want of a batch"
+    # What is known without a batch.
+    found: list[tuple[Block, ...]] = [
+        (Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=_sizes(model)),)
+    ]
     with normalization.alone(model):
         try:
-            found = [_blocks(model, task, micro, device) for micro in micros]
+            found = [_blocks(model, task, micro, device) for micro in micros] or found
         except ParallelError as error:
             reason = f"it can't be cut into stages ({str(error).partition('. ')[0]})"
             found = [(_whole(model, task, micro, device),) for micro in micros]
-    about = _about(
-        model, optimizer, device, max(micros[0].rows, 1), micros[0].global_rows, found[0], bandwidth_bytes_s, reason
-    )
-    if micros[1:] and len(found[0]) == len(found[1]):
-        about = dataclasses.replace(about, small_rows=micros[1].rows, small=found[1])
-    return about
-
-
-def _about(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    device: torch.device,
-    rows: int,
-    all_rows: int,
-    blocks: tuple[Block, ...],
-    bandwidth_bytes_s: float,
-    reason: str,
-) -> Measured:
     params = list(model.parameters())
     whole = _bytes_of(params) or 1
     trained = _bytes_of(param for param in params if param.requires_grad)
@@ -79,10 +64,10 @@ def _about(
     units = [model.get_submodule(name) for name in find_units(model)]
     # Two, as Adam's, where it can't be tried.
     factor, seconds = _tried(optimizer, device, _NUMBERS) or (2, 0.0)
-    return Measured(
-        rows=rows,
-        all_rows=all_rows,
-        blocks=blocks,
+    about = Measured(
+        rows=max(micros[0].rows, 1) if micros else 1,
+        all_rows=micros[0].global_rows if micros else 1,
+        blocks=found[0],
         trained_share=trained / whole,
         unit_bytes=max((_bytes_of(part.parameters()) for part in units), default=whole),
         optimizer_factor=factor,
@@ -92,14 +77,9 @@ def _about(
         bandwidth_bytes_s=bandwidth_bytes_s,
         reason=reason,
     )
-
-
-def unmeasured(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device, bandwidth_bytes_s: float
-) -> Measured:
-    """What is known without a batch: the parameters."""
-    block = Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=_sizes(model))
-    return _about(model, optimizer, device, 1, 1, (block,), bandwidth_bytes_s, "it was not traced, for want of a batch")
+    if micros[1:] and len(found[0]) == len(found[1]):
+        about = dataclasses.replace(about, small_rows=micros[1].rows, small=found[1])
+    return about
 
 
 def _blocks(model: nn.Module, task: Task, micro: Microbatch, device: torch.device) -> tuple[Block, ...]:
