@@ -18,14 +18,13 @@ from paceline.parallel.forecast.predict import Measured
 from paceline.parallel.large.stand_ins import stand_ins
 from paceline.parallel.pipeline.costs import measure, now, saved_by
 from paceline.parallel.pipeline.cut import BANDWIDTH_BYTES_S, Block
+from paceline.parallel.pipeline.programs import Programs
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.replicas import normalization
 from paceline.parallel.replicas.shard import find_units
 from paceline.parallel.task import Task
-from paceline.parallel.tracing.blocks import LEVELS, opened_modules
 from paceline.parallel.tracing.boundaries import Boundaries
 from paceline.parallel.tracing.fake_model import untouched
-from paceline.parallel.tracing.trace import Tracer
 
 #: Numbers whose update is timed.
 _NUMBERS = 2**20
@@ -83,16 +82,8 @@ def measured(
 
 
 def _blocks(model: nn.Module, task: Task, micro: Microbatch, device: torch.device) -> tuple[Block, ...]:
-    traced = boundaries = None
-    for level in range(LEVELS + 1):
-        tracer = Tracer(model, opened_modules(model, level=level).__contains__, device)
-        with task.autocast(device):
-            traced = tracer.trace(micro.args, micro.kwargs)
-        boundaries = Boundaries(traced)
-        if len(boundaries.marks()) > 2:
-            break
-    assert traced is not None
-    assert boundaries is not None
+    traced = Programs(dataclasses.replace(task, model=model), device, micro, stages=4).trace(micro)
+    boundaries = Boundaries(traced)
     return measure(
         traced,
         model,

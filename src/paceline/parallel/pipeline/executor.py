@@ -56,7 +56,7 @@ def build(task: Task, world: World, sample: Microbatch, *, memory_bytes: int | N
         )
     check_microbatches(layout.schedule, layout.pipe, task.at_once)
     with normalization.alone(task.model):
-        programs = Programs(task, world, sample)
+        programs = Programs(task, world.device, sample, layout.pipe * layout.chunks, layout.cut or ())
         plan = agree(task, world, sample, programs, memory_bytes)
     return Pipelined(task, world, programs, plan)
 

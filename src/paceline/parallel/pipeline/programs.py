@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
+import torch
+
 from paceline.parallel.batches.batch import Microbatch
-from paceline.parallel.mesh import World
 from paceline.parallel.task import Task
 from paceline.parallel.tracing.blocks import LEVELS, opened_modules
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
@@ -33,11 +34,15 @@ class Programs:
     """Traces the model and cuts the traces, always at the same marks.
 
     The same on every rank of a pipeline: each has the whole batch of its replica, so each knows all shapes without asking.
+
+    stages: modules are opened, one level after the other, until there are marks for so many. cut: until these are called.
     """
 
-    def __init__(self, task: Task, world: World, sample: Microbatch) -> None:
+    def __init__(
+        self, task: Task, device: torch.device, sample: Microbatch, stages: int, cut: Sequence[str] = ()
+    ) -> None:
         self._task = task
-        self._device = world.device
+        self._device = device
         self._mode = task.model.training
         # The first trace is kept: of a model that looks at values only the sample can be traced, on real tensors, before
         # it is cut.
@@ -45,14 +50,12 @@ class Programs:
         self._known: _Latest[tuple[Segment, ...]] = _Latest()
         #: What the outer forward reads and was last found to be changed, in words; "" if nothing was.
         self.changed = ""
-        cut = world.layout.cut or ()
-        wanted = world.layout.pipe * world.layout.chunks
         for level in range(LEVELS + 1):
             opened = opened_modules(task.model, level=level, cut=cut)
-            self._tracer = Tracer(task.model, opened.__contains__, world.device)
+            self._tracer = Tracer(task.model, opened.__contains__, device)
             self._traced.clear()
             traced = self.trace(sample)
-            if cut or len(Boundaries(traced).marks()) >= wanted - 1:
+            if cut or len(Boundaries(traced).marks()) >= stages - 1:
                 break
 
     def trace(self, micro: Microbatch, training: bool | None = None) -> Traced:
