@@ -45,6 +45,7 @@ def measured(
 
     The model is left as it was.
     """
+    task = dataclasses.replace(task, model=model)
     reason = "" if micros else "it was not traced, for want of a batch"
     # What is known without a batch.
     found: list[tuple[Block, ...]] = [
@@ -52,10 +53,10 @@ def measured(
     ]
     with normalization.alone(model):
         try:
-            found = [_blocks(model, task, micro, device) for micro in micros] or found
+            found = [_blocks(task, micro, device) for micro in micros] or found
         except ParallelError as error:
             reason = f"it can't be cut into stages ({str(error).partition('. ')[0]})"
-            found = [(_whole(model, task, micro, device),) for micro in micros]
+            found = [(_whole(task, micro, device),) for micro in micros]
     params = list(model.parameters())
     whole = _bytes_of(params) or 1
     trained = _bytes_of(param for param in params if param.requires_grad)
@@ -81,23 +82,16 @@ def measured(
     return about
 
 
-def _blocks(model: nn.Module, task: Task, micro: Microbatch, device: torch.device) -> tuple[Block, ...]:
-    traced = Programs(dataclasses.replace(task, model=model), device, micro, stages=4).trace(micro)
-    boundaries = Boundaries(traced)
+def _blocks(task: Task, micro: Microbatch, device: torch.device) -> tuple[Block, ...]:
+    boundaries = Boundaries(Programs(task, device, micro, stages=4).trace(micro))
     return measure(
-        traced,
-        model,
-        tensors_in((micro.args, micro.kwargs)),
-        boundaries.marks(),
-        loss=lambda output: task.weighted_loss(output, micro),
-        context=lambda: task.autocast(device),
-        boundaries=boundaries,
-        device=device,
+        task, micro, boundaries, boundaries.marks(), device, lambda output: task.weighted_loss(output, micro)
     )
 
 
-def _whole(model: nn.Module, task: Task, micro: Microbatch, device: torch.device) -> Block:
+def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
     """A model that can't be traced, as one block."""
+    model = task.model
 
     def forward() -> Tensor:
         with task.autocast(device):

@@ -9,22 +9,22 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.large.stand_ins import stand_ins
 from paceline.parallel.pipeline.cut import Block
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.recompute import Recomputed
 from paceline.parallel.reentrant import checkpoints_opened
+from paceline.parallel.task import Task
 from paceline.parallel.ties import first_names, owner_of
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 from paceline.parallel.tracing.segments import Segment, split
-from paceline.parallel.tracing.trace import Traced
 
 #: So often at least, and more often while that takes no time: what else runs on the machine stops a short block for longer
 #: than it takes.
@@ -36,22 +36,20 @@ ENOUGH_S = 4.0
 
 
 def measure(
-    traced: Traced,
-    model: nn.Module,
-    batch: Sequence[Tensor],
+    task: Task,
+    micro: Microbatch,
+    boundaries: Boundaries,
     marks: Sequence[tuple[Mark, int]],
-    *,
-    loss: Callable[[Any], Tensor] | None = None,
-    context: Callable[[], AbstractContextManager[Any]],
-    boundaries: Boundaries | None = None,
-    device: torch.device | None = None,
+    device: torch.device,
+    loss: Callable[[Any], Tensor],
 ) -> tuple[Block, ...]:
-    """One block for each mark, and one before the first.
+    """One block of the task's model for each mark, and one before the first.
 
-    batch: the microbatch's tensors. loss: output -> loss, counted with the last block. context: what all runs under.
-    device: where parameters that have no values yet get some while their block is measured.
+    boundaries: of its trace for this microbatch. device: where parameters that have no values yet get some while their block is
+        measured. loss: output -> loss, counted with the last block.
     """
-    segments = split(traced, [place for _, place in marks], boundaries)
+    model = task.model
+    segments = split(boundaries, [place for _, place in marks])
     names = ["the start", *(str(mark) for mark, _ in marks)]
     first = first_names(model)
     blocks = []
@@ -62,8 +60,8 @@ def measure(
         for name, segment in zip(names, segments, strict=True):
             finish = loss if segment is segments[-1] else None
             own = _named(model, segment.uses)
-            with stand_ins(model, device or torch.device("cpu"), names=own, dense=True):
-                run = _Run(segment, model, received, batch, finish, context)
+            with stand_ins(model, device, names=own, dense=True):
+                run = _Run(segment, task, micro, received, finish, device)
                 result, saved_bytes = run.count_saved()
                 known = times_of.setdefault(_kind(model, segment, finish), [])
                 if len(known) < ALIKE:
@@ -113,23 +111,23 @@ class _Run:
     def __init__(
         self,
         segment: Segment,
-        model: nn.Module,
+        task: Task,
+        micro: Microbatch,
         received: Sequence[Tensor],
-        batch: Sequence[Tensor],
         finish: Callable[[Any], Tensor] | None,
-        context: Callable[[], AbstractContextManager[Any]],
+        device: torch.device,
     ) -> None:
-        self._segment, self._model, self._batch = segment, model, batch
-        self._finish, self._context = finish, context
+        self._segment, self._task, self._finish, self._device = segment, task, finish, device
+        self._batch = tensors_in((micro.args, micro.kwargs))
         self._received = [
             tensor.detach().clone().requires_grad_(value.requires_grad)
             for tensor, value in zip(received, segment.receives, strict=True)
         ]
-        self._params = [param for param in _named(model, segment.uses).values() if param.requires_grad]
+        self._params = [param for param in _named(task.model, segment.uses).values() if param.requires_grad]
 
     def count_saved(self) -> tuple[Any, int]:
         """The result, cut off from its history, and the bytes that were saved."""
-        result, saved_bytes = saved_by(self._forward, self._model)
+        result, saved_bytes = saved_by(self._forward, self._task.model)
         return map_tensors(result, Tensor.detach), saved_bytes
 
     def time(self) -> tuple[float, float]:
@@ -158,8 +156,8 @@ class _Run:
         return best
 
     def _forward(self) -> Any:
-        with torch.enable_grad(), self._context():
-            result = self._segment(self._model, self._received, self._batch)
+        with torch.enable_grad(), self._task.autocast(self._device):
+            result = self._segment(self._task.model, self._received, self._batch)
             return result if self._finish is None else (self._finish(result),)
 
     def _backward(self, result: Any) -> None:

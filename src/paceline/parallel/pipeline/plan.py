@@ -16,7 +16,6 @@ from paceline.parallel.pipeline.costs import measure
 from paceline.parallel.pipeline.cut import Block, Plan, find_cuts, plan_by_hand
 from paceline.parallel.pipeline.programs import Programs
 from paceline.parallel.pipeline.ties import held_tensors
-from paceline.parallel.pytree import tensors_in
 from paceline.parallel.rank0 import decide
 from paceline.parallel.task import Task
 from paceline.parallel.ties import all_names
@@ -71,8 +70,7 @@ def _decide(
 ) -> tuple[Any, ...]:
     layout = world.layout
     stages = layout.pipe * layout.chunks
-    traced = programs.trace(sample)
-    boundaries = Boundaries(traced)
+    boundaries = Boundaries(programs.trace(sample))
     marks = boundaries.marks()
     by_hand = [(Mark(name=name), boundaries.find(Mark(name=name))) for name in layout.cut or ()]
     places = [place for _, place in by_hand]
@@ -103,17 +101,7 @@ def _decide(
         seen.append(result.dtype)
         return result
 
-    batch = tensors_in((sample.args, sample.kwargs))
-    blocks = measure(
-        traced,
-        task.model,
-        batch,
-        marks,
-        loss=loss,
-        context=lambda: task.autocast(world.device),
-        boundaries=boundaries,
-        device=world.device,
-    )
+    blocks = measure(task, sample, boundaries, marks, world.device, loss)
     options: dict[str, Any] = {"schedule": layout.schedule, "workers": layout.pipe, "microbatches": task.at_once}
     if layout.cut is not None:
         # The first block begins before any mark, so the marks count from 1.

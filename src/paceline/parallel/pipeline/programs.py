@@ -73,9 +73,8 @@ class Programs:
         key = self._key(micro, training)
         found = self._known.get(key)
         if found is None:
-            traced = self.trace(micro, training)
-            boundaries = Boundaries(traced)
-            found = split(traced, [boundaries.find(mark) for mark in marks], boundaries)
+            boundaries = Boundaries(self.trace(micro, training))
+            found = split(boundaries, [boundaries.find(mark) for mark in marks])
             self._known.keep(key, found)
         return found
 

@@ -59,11 +59,10 @@ class Segment:
         return self.function(owner, *received, *(batch[index] for index in self.inputs), *self.constants)
 
 
-def split(traced: Traced, places: Sequence[int], boundaries: Boundaries | None = None) -> tuple[Segment, ...]:
+def split(boundaries: Boundaries, places: Sequence[int]) -> tuple[Segment, ...]:
     """The parts between these places (numbers of nodes, increasing): one more than there are places."""
-    boundaries = boundaries or Boundaries(traced)
-    ends = [0, *places, len(traced.order)]
-    return tuple(_segment(traced, boundaries, first, last) for first, last in pairwise(ends))
+    ends = [0, *places, len(boundaries.traced.order)]
+    return tuple(_segment(boundaries, first, last) for first, last in pairwise(ends))
 
 
 def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) -> _Module:
@@ -85,7 +84,8 @@ def take_over(top: nn.Module, model: nn.Module, names: Iterable[str]) -> None:
             _put(top, model, name)
 
 
-def _segment(traced: Traced, boundaries: Boundaries, first: int, last: int) -> Segment:
+def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
+    traced = boundaries.traced
     is_last = last == len(traced.order)
     receives, sends = boundaries.live(first), () if is_last else boundaries.live(last)
     own = traced.order[first:last]
