@@ -156,7 +156,6 @@ def _write(
     global _last
     began = time.monotonic()
     try:
-        place.mkdir(parents=True, exist_ok=True)
         files.remove_leftovers(place)
         _warn_of_newer(place, part.step)
         files.write(place, part, told, plain)

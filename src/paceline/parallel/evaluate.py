@@ -58,7 +58,7 @@ def evaluate(
     if not values[-1] > 0:
         raise ParallelError(f"the weights of all rows sum to {values[-1]:g}; there is nothing to take a mean of.")
     found = [value / values[-1] for value in values[:-1]]
-    names = means.names_of(executor, world, len(found))
+    names = means.names_of(world, len(found))
     return found[0] if names is None else dict(zip(names, found, strict=True))
 
 
@@ -105,7 +105,7 @@ class _Means:
         shares = [weight * value if weight else 0.0 for value in values]
         return torch.tensor([*shares, weight], dtype=torch.float64)
 
-    def names_of(self, executor: Executor, world: World, count: int) -> list[str] | None:
+    def names_of(self, world: World, count: int) -> list[str] | None:
         """The metric's names, which the ranks that don't see outputs learn from the others."""
         group = world.group("pipe")
         if group is None:

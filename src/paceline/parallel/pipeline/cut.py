@@ -184,9 +184,8 @@ def plan_by_hand(
     schedule: str,
     workers: int,
     microbatches: int,
-    bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
 ) -> Plan:
     """The costs of the stages that begin with these blocks."""
     stages = len(starts) + 1
-    table = _Table(blocks, schedule, stages, workers, microbatches, bandwidth_bytes_s)
+    table = _Table(blocks, schedule, stages, workers, microbatches, BANDWIDTH_BYTES_S)
     return table.plan([0, *starts, len(blocks)])

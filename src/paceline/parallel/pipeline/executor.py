@@ -80,10 +80,9 @@ class Pipelined:
         if world.layout.shard == 1:
             give_memory(world.device, *self._modules)
         self._names = [
-            (names[name], owner, last)
+            (names[name], *owner_of(module, name))
             for module in self._modules
             for name, _ in module.named_parameters(remove_duplicate=False)
-            for owner, last in [owner_of(module, name)]
         ]
         self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
         self._module: nn.Module = self._modules[0]

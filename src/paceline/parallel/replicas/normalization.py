@@ -25,23 +25,19 @@ _counts = True
 _somewhere = True
 
 
-def synchronise(module: nn.Module, group: Any) -> list[str]:
-    """Let every BatchNorm in `module` use the batches of all ranks of `group` while training; their names.
+def synchronise(module: nn.Module, group: Any) -> None:
+    """Let every BatchNorm in `module` use the batches of all ranks of `group` while training.
 
     group: None for one replica; then only padding is kept out of the statistics.
-    A class of the user's own that overrides `forward` is left as it is, and not named.
+    A class of the user's own that overrides `forward` is left as it is.
     """
-    changed = []
-    for name, part in module.named_modules():
+    for part in module.modules():
         kind = _SYNCHRONISED.get(type(part))
         if kind is not None:
             # The group is set past nn.Module's own `__setattr__` and tables, so that state dicts don't see it.
             part.__dict__["_paceline_group"] = None if group is None else _Shared(group)
             # Only the class changes. The module stays the same object, with the user's references, hooks and parameters.
             part.__class__ = kind
-        if isinstance(part, (_Synchronised, _FollowsAll)):
-            changed.append(name)
-    return changed
 
 
 @contextlib.contextmanager
