@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from paceline.checkpoint import arrays
 from paceline.errors import CheckpointError, UserError
@@ -163,17 +163,9 @@ class CheckpointFile:
         data = bytearray(end - begin)
         with open(self.path, "rb") as file:
             file.seek(self._start + begin)
-            _fill(file, memoryview(data))
+            if not safetensors.fill(file, memoryview(data)):
+                raise CheckpointError(unreadable(self.path, "it ends in the middle of an array"))
         return arrays.made(entry["dtype"], entry["shape"], data, of=of)
-
-
-def _fill(file: BinaryIO, view: memoryview) -> None:
-    done = 0
-    while done < len(view):
-        got = file.readinto(view[done:])  # type: ignore[attr-defined]
-        if not got:
-            raise CheckpointError(unreadable(Path(file.name), "it ends in the middle of an array"))
-        done += got
 
 
 def unreadable(path: Path, why: str) -> str:

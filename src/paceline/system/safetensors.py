@@ -41,3 +41,14 @@ def read_header(file: BinaryIO) -> tuple[Any, int, int]:
     if length > min(size - 8, _MOST_BYTES):
         raise ValueError(f"its header would be {length} bytes long")
     return json.loads(file.read(length)), 8 + length, size - 8 - length
+
+
+def fill(file: BinaryIO, view: Any) -> bool:
+    """Read as many bytes as the view, a memoryview or an array of bytes, has room for; False where the file ends before."""
+    done = 0
+    while done < len(view):
+        got: int = file.readinto(view[done:])  # type: ignore[attr-defined]
+        if not got:
+            return False
+        done += got
+    return True

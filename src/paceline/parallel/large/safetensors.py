@@ -24,7 +24,7 @@ from torch import Tensor
 from paceline.checkpoint.arrays import TYPES
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.large.parts import Region
-from paceline.system.safetensors import header, read_header
+from paceline.system.safetensors import fill, header, read_header
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _TYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for name, (own, _) in TYPES.items() if hasattr(torch, own)}
@@ -97,13 +97,8 @@ class Folder:
 
     def _bytes(self, opened: BinaryIO, count: int) -> Tensor:
         data = torch.empty(count, dtype=torch.uint8)
-        view: Any = data.numpy()
-        done = 0
-        while done < count:
-            got: int = opened.readinto(view[done:])  # type: ignore[attr-defined]
-            if not got:
-                raise ParallelError(f"{opened.name} ends in the middle of a tensor. Copy it again.")
-            done += got
+        if not fill(opened, data.numpy()):
+            raise ParallelError(f"{opened.name} ends in the middle of a tensor. Copy it again.")
         self.bytes_read += count
         return data
 
