@@ -161,7 +161,7 @@ class Pipelined:
             left = [param for module in self._modules for param in shard.left_whole(module)]
             sum_gradients(left, group)
         else:
-            sum_gradients([param for param in params.values() if param.requires_grad], group)
+            sum_gradients(params.values(), group)
         # After the sums over the replicas, so that all copies of a tied parameter get the same bits.
         self.ties.sum_gradients(params)
 

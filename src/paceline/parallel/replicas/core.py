@@ -70,7 +70,8 @@ class Plain:
         # With workers that have parts of the model, or of each sequence, there is more to sum, or in other groups.
         is_plain = max(world.layout.tensor, world.layout.context, world.layout.expert) == 1
         uses_ddp = not self._is_sharded and world.layout.data > 1 and is_plain
-        self._ddp = _Replicated(self._module, world, find_unused) if uses_ddp and self._trained() else None
+        learns = any(param.requires_grad for param in self._module.parameters())
+        self._ddp = _Replicated(self._module, world, find_unused) if uses_ddp and learns else None
 
     @property
     def module(self) -> nn.Module:
@@ -136,11 +137,11 @@ class Plain:
             # summed here.
             self._used.finish()
             sum_gradients(shard.left_whole(self._module), group)
-            sum_gradients(self._trained(), self._world.group("context"))
+            sum_gradients(self._module.parameters(), self._world.group("context"))
         elif self._ddp is not None:
             self._ddp.finish()
         else:
-            sum_gradients(self._trained(), self._world.gradient_group)
+            sum_gradients(self._module.parameters(), self._world.gradient_group)
             sum_gradients(self._summed, self._world.group("expert"))
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
@@ -164,9 +165,6 @@ class Plain:
         for watched in (self._ddp, self._used):
             if watched is not None:
                 watched.begin_anew()
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [param for param in self._module.parameters() if param.requires_grad]
 
     @contextlib.contextmanager
     def _synchronised(self, is_last: bool) -> Iterator[nn.Module]:
