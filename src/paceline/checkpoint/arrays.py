@@ -55,7 +55,7 @@ class DenseArray:
             self._held: Any = tensor.resolve_conj().resolve_neg().contiguous()
             size, address = self._held.numel() * self._held.element_size(), self._held.data_ptr()
         else:
-            self.dtype = _of_numpy(name, array)
+            self.dtype = _named(name, str(array.dtype), _OF_NUMPY.get(array.dtype.name))
             little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=copy)
             self._held = little if little.flags.c_contiguous else little.copy("C")
             size, address = self._held.nbytes, self._held.ctypes.data
@@ -107,10 +107,6 @@ def _of_torch(name: str, tensor: Any) -> str:
             f"{name!r} is a tensor {what}; a checkpoint keeps dense values. Save its parts or its dense form."
         )
     return _named(name, str(tensor.dtype), _OF_TORCH.get(str(tensor.dtype)))
-
-
-def _of_numpy(name: str, array: Any) -> str:
-    return _named(name, str(array.dtype), _OF_NUMPY.get(array.dtype.name))
 
 
 def _named(name: str, own: str, found: str | None) -> str:
