@@ -338,9 +338,8 @@ def _check_large(model: Any, weights: Any, recompute: Any, accumulate: Any) -> N
         raise ParallelError(f"accumulate={accumulate!r}: a whole number of at least 1.")
     if weights is not None and not isinstance(weights, (str, os.PathLike)):
         raise ParallelError(f"weights={type(weights).__name__}: the path of a folder of safetensors, or None.")
-    if isinstance(recompute, (list, tuple)) and recompute and all(isinstance(one, str) and one for one in recompute):
-        pass
-    elif recompute not in (None, "blocks"):
+    are_names = isinstance(recompute, (list, tuple)) and recompute and all(isinstance(x, str) and x for x in recompute)
+    if not are_names and recompute not in (None, "blocks"):
         raise ParallelError(
             f"recompute={recompute!r}: 'blocks', a list of modules' names such as ['layers.*'], or None."
         )

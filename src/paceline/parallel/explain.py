@@ -49,9 +49,9 @@ def explain(par: Any) -> Explanation:
     world, task = par.world, par.task
     layout = world.layout
     lines = [f"{par.skeleton.name} on {world.size} worker{'s' * (world.size > 1)}: {layout}"]
-    if getattr(par, "reason", None):
+    if par.reason:
         lines.append(f"  why: {par.reason}")
-    if getattr(par, "source", ""):
+    if par.source:
         lines.append(f"  {par.source}")
     executor = par.executor
     events: list[Event] = []
@@ -61,13 +61,13 @@ def explain(par: Any) -> Explanation:
     else:
         lines += [f"  {note}" for note in executor.notes]
         lines += _memory_lines(executor)
-    if (memory := getattr(par, "memory", None)) is not None:
+    if (memory := par.memory) is not None:
         lines.append(
             f"  memory: {shown_bytes(memory.needed)} are known to be needed here ({memory}); {shown_bytes(memory.free)} were "
             f"free beside the parameters ({memory.limit})"
         )
     lines += _traffic_lines(executor, layout)
-    if getattr(par, "compared", ""):
+    if par.compared:
         lines.append(f"  {par.compared}")
     forecasts: dict[str, Forecast] = {}
     chosen = name_of_layout(layout)
