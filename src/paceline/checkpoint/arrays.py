@@ -13,8 +13,8 @@ from typing import Any
 from paceline.checkpoint.values import is_tensor
 from paceline.errors import CheckpointError, UserError
 
-#: In the format -> in torch, in numpy; None where it is not there.
-_TYPES: dict[str, tuple[str | None, str | None]] = {
+#: In the format -> in torch, of which old ones lack some, and in numpy; None where it is not there.
+TYPES: dict[str, tuple[str, str | None]] = {
     "F64": ("float64", "float64"),
     "F32": ("float32", "float32"),
     "F16": ("float16", "float16"),
@@ -32,9 +32,8 @@ _TYPES: dict[str, tuple[str | None, str | None]] = {
     "F8_E4M3": ("float8_e4m3fn", None),
     "F8_E5M2": ("float8_e5m2", None),
 }
-_OF_TORCH = {f"torch.{names[0]}": dtype for dtype, names in _TYPES.items()}
-_OF_NUMPY = {names[1]: dtype for dtype, names in _TYPES.items() if names[1]}
-BYTES = {"F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+_OF_TORCH = {f"torch.{names[0]}": dtype for dtype, names in TYPES.items()}
+_OF_NUMPY = {names[1]: dtype for dtype, names in TYPES.items() if names[1]}
 
 
 class DenseArray:
@@ -56,7 +55,7 @@ class DenseArray:
             self._held: Any = tensor.resolve_conj().resolve_neg().contiguous()
             size, address = self._held.numel() * self._held.element_size(), self._held.data_ptr()
         else:
-            self.dtype = _of_numpy(name, array)
+            self.dtype = _named(name, str(array.dtype), _OF_NUMPY.get(array.dtype.name))
             little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=copy)
             self._held = little if little.flags.c_contiguous else little.copy("C")
             size, address = self._held.nbytes, self._held.ctypes.data
@@ -71,7 +70,7 @@ def made(dtype: str, shape: list[int], data: bytearray, *, of: str) -> Any:
     Raises:
         CheckpointError: the bytes are no such array, or the library of it is missing.
     """
-    names = _TYPES.get(dtype)
+    names = TYPES.get(dtype)
     name = None if names is None else names[of == "numpy"]
     try:
         if of == "numpy":
@@ -110,11 +109,7 @@ def _of_torch(name: str, tensor: Any) -> str:
     return _named(name, str(tensor.dtype), _OF_TORCH.get(str(tensor.dtype)))
 
 
-def _of_numpy(name: str, array: Any) -> str:
-    return _named(name, str(array.dtype), _OF_NUMPY.get(array.dtype.name))
-
-
 def _named(name: str, own: str, found: str | None) -> str:
     if found is None:
-        raise UserError(f"{name!r} has the type {own}, which a checkpoint can't keep. It has {', '.join(_TYPES)}.")
+        raise UserError(f"{name!r} has the type {own}, which a checkpoint can't keep. It has {', '.join(TYPES)}.")
     return found

@@ -21,16 +21,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from paceline.checkpoint import arrays
 from paceline.errors import CheckpointError, UserError
+from paceline.system import safetensors
 
-#: As in the format's own library.
-_MOST_HEADER_BYTES = 100_000_000
 _NAME = re.compile(r"checkpoint_(\d+)(?:\.part_(\d+)_of_(\d+)\.(\w+))?\.safetensors")
 _SAVING = re.compile(r"\..+\.safetensors\.saving-[0-9a-f]{8}")
-_LOCKED_WITHIN_S = 10.0
+#: A writer has its lock within so long after it has made the file.
+LOCKED_WITHIN_S = 10.0
 #: In the format's free part: what a state has beside its arrays.
 _STATE = "paceline.state"
 
@@ -113,20 +113,14 @@ def write_file(path: Path, told: Any, dense: Sequence[arrays.DenseArray], *, dur
     Raises:
         OSError: it can't be written; what had the name before is there still.
     """
-    header: dict[str, Any] = {"__metadata__": {_STATE: json.dumps(told), "format": "pt"}}
-    offset = 0
-    for one in dense:
-        header[one.name] = {"dtype": one.dtype, "shape": one.shape, "data_offsets": [offset, offset + one.size]}
-        offset += one.size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    # Readers map the file, and want numbers to begin at a multiple of 8.
-    text += b" " * (-len(text) % 8)
+    about = [(one.name, one.dtype, one.shape, one.size) for one in dense]
+    header = safetensors.header(about, {_STATE: json.dumps(told), "format": "pt"})
     beside = path.with_name(f".{path.name}.saving-{secrets.token_hex(4)}")
     try:
         with open(beside, "xb") as file:
             # Held while somebody writes, and let go by the kernel however the process ends.
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(header)
             for one in dense:
                 file.write(one.data)
             file.flush()
@@ -138,7 +132,7 @@ def write_file(path: Path, told: Any, dense: Sequence[arrays.DenseArray], *, dur
             beside.unlink()
         raise
     if durable:
-        _sync(path.parent)
+        sync_folder(path.parent)
 
 
 class CheckpointFile:
@@ -152,18 +146,13 @@ class CheckpointFile:
         self.path = path
         try:
             with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                length = int.from_bytes(file.read(8), "little")
-                if length > min(size - 8, _MOST_HEADER_BYTES):
-                    raise ValueError(f"its header would be {length} bytes long")
-                header = json.loads(file.read(length))
-                self._start = 8 + length
-                self.told = json.loads(header.pop("__metadata__")[_STATE])
-                self._entries: Mapping[str, Any] = header
-                for name, entry in header.items():
-                    begin, end = entry["data_offsets"]
-                    if not 0 <= begin <= end <= size - self._start:
-                        raise ValueError(f"{name!r} would lie at {begin} to {end} of {size - self._start} bytes")
+                header, self._start, size = safetensors.read_header(file)
+            self.told = json.loads(header.pop("__metadata__")[_STATE])
+            self._entries: Mapping[str, Any] = header
+            for name, entry in header.items():
+                begin, end = entry["data_offsets"]
+                if not 0 <= begin <= end <= size:
+                    raise ValueError(f"{name!r} would lie at {begin} to {end} of {size} bytes")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(unreadable(path, f"{type(error).__name__}: {error}")) from error
 
@@ -174,17 +163,9 @@ class CheckpointFile:
         data = bytearray(end - begin)
         with open(self.path, "rb") as file:
             file.seek(self._start + begin)
-            _fill(file, memoryview(data))
+            if not safetensors.fill(file, memoryview(data)):
+                raise CheckpointError(unreadable(self.path, "it ends in the middle of an array"))
         return arrays.made(entry["dtype"], entry["shape"], data, of=of)
-
-
-def _fill(file: BinaryIO, view: memoryview) -> None:
-    done = 0
-    while done < len(view):
-        got = file.readinto(view[done:])  # type: ignore[attr-defined]
-        if not got:
-            raise CheckpointError(unreadable(Path(file.name), "it ends in the middle of an array"))
-        done += got
 
 
 def unreadable(path: Path, why: str) -> str:
@@ -220,15 +201,21 @@ def remove_leftovers(folder: Path) -> None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # A writer has its lock a moment after the file is there; an empty one may be just about to be locked.
                 about = os.fstat(file.fileno())
-                if about.st_size or time.time() - about.st_mtime > _LOCKED_WITHIN_S:
+                if about.st_size or time.time() - about.st_mtime > LOCKED_WITHIN_S:
                     (folder / name).unlink()
 
 
-def _sync(folder: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Return once the file's content is on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return once the names in the folder are on the disk."""
     # Some file systems refuse to sync a folder, such as some network ones.
     with contextlib.suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_file(folder)

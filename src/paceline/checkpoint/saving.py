@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def save(
         UserError: a state that can't be kept, with the place in it; a wrong number.
         CheckpointError: it could not be written, or the one before could not; what was there before is there still.
     """
-    global _calls, _last
+    global _calls, _last, _writing
     _check(step, every, keep)
     place, step = files.folder_of(folder), int(step)
     rank, size = own_rank()
@@ -103,10 +104,11 @@ def save(
     if is_due and (part.of == 1 or _last != (place, part)):
         wait()
         told, plain = _plain(state, copy=asynchronous and asked is None)
-        work = _work(place, part, told, plain, (keep, rank, size if parts else 1))
+        work = partial(_write, place, part, told, plain, (keep, rank, size if parts else 1))
         _last = (place, part)
         if asynchronous and asked is None:
-            _begin(work)
+            _writing = _Writing(work)
+            _writing.start()
         else:
             work()
     if asked in (leaving.SIGNAL, leaving.RESIZE):
@@ -148,27 +150,23 @@ def _plain(state: Any, *, copy: bool) -> tuple[Any, list[DenseArray]]:
     return told, [DenseArray(name, array, copy=copy) for name, array in found.items()]
 
 
-def _work(
+def _write(
     place: Path, part: files.CheckpointPart, told: Any, plain: Sequence[DenseArray], kept: tuple[int, int, int]
-) -> Callable[[], None]:
-    def work() -> None:
-        began = time.monotonic()
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-            files.remove_leftovers(place)
-            _warn_of_newer(place, part.step)
-            files.write(place, part, told, plain)
-        except OSError as error:
-            global _last
-            _last = None
-            raise CheckpointError(
-                f"the checkpoint {part.name!r} could not be written to {str(place)!r}: {error.strerror or error}. Those "
-                "that were there are there still. Make room, or give another folder=."
-            ) from error
-        files.remove_old(place, *kept, but=part)
-        _limit.took(time.monotonic() - began)
-
-    return work
+) -> None:
+    global _last
+    began = time.monotonic()
+    try:
+        files.remove_leftovers(place)
+        _warn_of_newer(place, part.step)
+        files.write(place, part, told, plain)
+    except OSError as error:
+        _last = None
+        raise CheckpointError(
+            f"the checkpoint {part.name!r} could not be written to {str(place)!r}: {error.strerror or error}. Those "
+            "that were there are there still. Make room, or give another folder=."
+        ) from error
+    files.remove_old(place, *kept, but=part)
+    _limit.took(time.monotonic() - began)
 
 
 def _warn_of_newer(place: Path, step: int) -> None:
@@ -182,12 +180,6 @@ def _warn_of_newer(place: Path, step: int) -> None:
             newest,
             str(place),
         )
-
-
-def _begin(work: Callable[[], None]) -> None:
-    global _writing
-    _writing = _Writing(work)
-    _writing.start()
 
 
 def _token() -> str:

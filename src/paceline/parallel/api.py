@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -260,8 +259,8 @@ def _build(
         batch = sample()
         micro = None if batch is None and layout.plan is not None else _first_micro(task, world, batch)
         few = None if micro is None else first_rows(batch, task, world, cutting.ROWS)
-        plan, tied, loss = layout.plan, ties.find(task.model), partial(_weighted_loss, task)
-        notes = cutting.apply(task.model, world, plan, tied, micro, loss, few).lines
+        tied = ties.find(task.model)
+        notes = cutting.apply(task.model, world, layout.plan, tied, micro, task.weighted_loss, few).lines
     if layout.context > 1:
         from paceline.parallel.context import cutting as context
 
@@ -279,10 +278,6 @@ def _build(
     if layout.shard == 1:
         give_memory(world.device, task.model)
     return Plain(task, world, find_unused=find_unused, notes=notes, summed=summed)
-
-
-def _weighted_loss(task: Task, micro: Microbatch, output: Any) -> Any:
-    return task.weighted_loss(output, micro)
 
 
 def _first_micro(task: Task, world: World, batch: Any) -> Microbatch:
@@ -343,9 +338,8 @@ def _check_large(model: Any, weights: Any, recompute: Any, accumulate: Any) -> N
         raise ParallelError(f"accumulate={accumulate!r}: a whole number of at least 1.")
     if weights is not None and not isinstance(weights, (str, os.PathLike)):
         raise ParallelError(f"weights={type(weights).__name__}: the path of a folder of safetensors, or None.")
-    if isinstance(recompute, (list, tuple)) and recompute and all(isinstance(one, str) and one for one in recompute):
-        pass
-    elif recompute not in (None, "blocks"):
+    are_names = isinstance(recompute, (list, tuple)) and recompute and all(isinstance(x, str) and x for x in recompute)
+    if not are_names and recompute not in (None, "blocks"):
         raise ParallelError(
             f"recompute={recompute!r}: 'blocks', a list of modules' names such as ['layers.*'], or None."
         )

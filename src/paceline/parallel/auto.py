@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from paceline.parallel.batches.batch import Microbatch
-from paceline.parallel.batches.microbatches import split
-from paceline.parallel.batches.rows import Rows, move, unwrap
+from paceline.parallel import rank0
+from paceline.parallel.batches.microbatches import sole, split
+from paceline.parallel.batches.rows import Rows
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.exchange import from_first, gather
-from paceline.parallel.forecast.measure import bandwidth, measured, unmeasured
+from paceline.parallel.exchange import gather
+from paceline.parallel.forecast.measure import bandwidth, measured
 from paceline.parallel.forecast.predict import Forecast, Measured, all_forecasts
 from paceline.parallel.mesh import WorldPlace
 from paceline.parallel.pipeline.cut import Block
@@ -64,30 +63,19 @@ def choose(
     """
     if place.size == 1:
         return LayoutChoice(strategy=DataParallel(), reason="DataParallel(): there is one worker.")
-    found: Measured | None = None
     # The weights lie there already and are among the needs, so what they take counts as available.
-    held = sum(_size(param) for param in task.model.parameters() if not param.is_meta)
+    held = sum(param.nbytes for param in task.model.parameters() if not param.is_meta)
     own = memory_bytes or available_bytes(place.device) + held
     # Every worker holds as much, so the one with the least memory decides.
-    least, failed = int(min(gather(own))), None
+    least = int(min(gather(own)))
     line = bandwidth(torch.distributed.group.WORLD, place.device)
-    if place.rank == 0:
-        try:
-            found = measure(task, optimizer, sample, place, line)
-        except Exception as error:
-            # Raised only when the others have been told, for they wait for the answer.
-            failed = error
-    told = None if failed is None else str(failed) if isinstance(failed, ParallelError) else _described(failed)
-    answer, message = from_first((found, told), (Measured, Block))
-    if failed is not None:
-        raise failed
-    if message is not None:
-        raise ParallelError(message)
-    return decide(answer, place.size, least, task.microbatches, task.at_once)
-
-
-def _described(error: Exception) -> str:
-    return f"strategy='auto': the pass over one batch failed on rank 0: {type(error).__name__}: {error}"
+    found = rank0.decide(
+        place,
+        lambda: measure(task, optimizer, sample, place, line),
+        kinds=(Measured, Block),
+        what="strategy='auto': the pass over one batch",
+    )
+    return decide(found, place.size, least, task.microbatches, task.at_once)
 
 
 def decide(measured: Measured, workers: int, memory_bytes: int, microbatches: int, at_once: int) -> LayoutChoice:
@@ -136,15 +124,12 @@ def measure(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: WorldPlace, bandwidth_bytes_s: float
 ) -> Measured:
     """The blocks, for the rows of a microbatch and for those that each replica would have of it; the model is left as it was."""
-    if sample is None:
-        return unmeasured(task.model, optimizer, place.device, bandwidth_bytes_s)
-    rows = Rows(split(sample, task))
-    of_micro = max(rows.count // task.microbatches, 1)
     micros = []
-    for count in dict.fromkeys((of_micro, max(of_micro // place.size, 1))):
-        args, kwargs, target = unwrap(move(rows.take(0, count), place.device))
-        weight = torch.tensor(1.0, dtype=torch.float64)
-        micros.append(Microbatch(args, kwargs, target, count, weight, 0, of_micro))
+    if sample is not None:
+        rows = Rows(split(sample, task))
+        of_micro = max(rows.count // task.microbatches, 1)
+        counts = dict.fromkeys((of_micro, max(of_micro // place.size, 1)))
+        micros = [sole(rows, count, place.device, of_micro) for count in counts]
     return measured(task.model, task, micros, place.device, optimizer, bandwidth_bytes_s=bandwidth_bytes_s)
 
 
@@ -168,10 +153,6 @@ def _left_of_limit() -> int:
     except (OSError, StopIteration):
         return limit
     return max(limit - used, 0)
-
-
-def _size(tensor: nn.Parameter) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _text(count: int) -> str:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Microbatch, Parts, piece_sizes
+from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, piece_sizes
 from paceline.parallel.batches.gathered import gather_parts
-from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut, split
+from paceline.parallel.batches.microbatches import OwnBatch, cut, split
 from paceline.parallel.batches.rows import Rows, join_rows, move, unwrap
 from paceline.parallel.errors import ParallelError, told
 from paceline.parallel.exchange import gather
@@ -29,7 +29,7 @@ from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import generators
 from paceline.parallel.reduce import anywhere, local, sum_number
 from paceline.parallel.steady import Steady, states
-from paceline.parallel.tracing.fake_model import attributes_kept
+from paceline.parallel.tracing.fake_model import attributes_kept, buffers_kept
 from paceline.parallel.tracing.others import generators_kept
 from paceline.parallel.tracing.reads import plain_attributes
 from paceline.parallel.tracing.trace import user_line
@@ -118,15 +118,15 @@ def compare(
     executor = par.executor
     par.settle_buffers()
     reference = par.skeleton.filled(full_state_dict(par), world.device)
-    follow_hooks(par, reference)
+    for name, hooks in par.gradient_hooks.items():
+        hooks.put_on(reference.get_parameter(name))
     modes = {name: part.training for name, part in executor.module.named_modules()}
     for name, part in reference.named_modules():
         # A stage has only some of the modules. The others take the mode of the model itself, which every stage has.
         part.training = modes.get(name, executor.module.training)
     plain = _Plain(reference, parts, task, world.device, is_cut=world.replicas > 1 or task.microbatches > 1)
     with generators(0, world.device), generators_kept(), unchanged(executor.module), Steady():  # type: ignore[no-untyped-call]
-        for param in executor.module.parameters():
-            param.grad = None
+        nn.Module.zero_grad(executor.module)
         first = plain.run_short(par.world, micros) if is_short else plain.run()
         own_reads = [name for name, param in executor.named_parameters().items() if param.grad is not None]
         if anywhere(bool(own_reads), world):
@@ -140,8 +140,7 @@ def compare(
         found = {name: _dense(whole(param.grad)) for name, param in executor.named_parameters().items()}
         kept = {name for name, _ in reference.named_buffers() if name in reference.state_dict()}
         buffers = {name: whole(value).clone() for name, value in executor.module.named_buffers() if name in kept}
-        for param in executor.module.parameters():
-            param.grad = None
+        nn.Module.zero_grad(executor.module)
         executor.begin_anew()
         found_all = _Result(loss=loss, gradients=found, buffers=buffers)
         allowed, apart = _allowed(par, first, limit), _distances(par, found_all, first)
@@ -343,8 +342,7 @@ class _Plain:
         pieces, weights = self._cut(replicas)
         with unchanged(self._model), _shaken(self._model, shaken) if shaken else contextlib.nullcontext():
             total = 0.0
-            for param in self._model.parameters():
-                param.grad = None
+            nn.Module.zero_grad(self._model)
             for piece, weight in zip(pieces, weights, strict=True):
                 if weight:
                     total += self._run(piece, weight / sum(weights))
@@ -355,15 +353,14 @@ class _Plain:
 
     def _cut(self, replicas: int) -> tuple[list[Parts], list[float]]:
         """The pieces, and what each counts for."""
-        rows, start = Rows(self._parts), 0
+        rows, task = Rows(self._parts), self._task
         pieces, weights = [], []
-        for of_micro in piece_sizes(rows.count, self._task.microbatches, replicas):
-            for size in filter(None, of_micro):
-                piece = rows.take(start, start + size)
-                weight = size if self._task.loss_weight is None else self._task.loss_weight(unwrap(piece.target))
-                pieces.append(piece)
-                weights.append(float(weight))
-                start += size
+        sizes = piece_sizes(rows.count, task.microbatches, replicas)
+        for span in filter(None, consecutive(size for of_micro in sizes for size in of_micro)):
+            piece = rows.take(span.start, span.stop)
+            weight = len(span) if task.loss_weight is None else task.loss_weight(unwrap(piece.target))
+            pieces.append(piece)
+            weights.append(float(weight))
         return pieces, weights
 
     def run_short(self, world: World, own: Sequence[Microbatch]) -> _Result:
@@ -453,29 +450,18 @@ def global_parts(batch: Any, par: ParallelHandle) -> Parts:
     """All rows of the global batch, on every rank, in their order."""
     world, task = par.world, par.task
     if not isinstance(batch, OwnBatch):
-        return split(batch.data if isinstance(batch, GlobalBatch) else batch, task)
-    own: Parts = move(split(batch.data, task), torch.device("cpu"))
+        return split(batch, task)
+    own: Parts = move(split(batch, task), torch.device("cpu"))
     group = world.replica_group
     if group is None:
         return own
     everyone = [Rows(piece) for pieces in gather_parts([own], own, group) for piece in pieces if piece is not None]
-    starts = [0] * world.replicas
-    pieces = []
-    for of_micro in piece_sizes(batch.global_rows, task.microbatches, world.replicas):
-        for replica, size in enumerate(of_micro):
-            if size:
-                first = starts[replica]
-                pieces.append(everyone[replica].take(first, first + size))
-                starts[replica] += size
-    parts: Parts = join_rows(pieces)
+    # Of each replica the rows of each microbatch, as they lie in its own part.
+    sizes = zip(*piece_sizes(batch.global_rows, task.microbatches, world.replicas), strict=True)
+    spans = zip(*map(consecutive, sizes), strict=True)
+    taken = [(rows, span) for of_micro in spans for rows, span in zip(everyone, of_micro, strict=True) if span]
+    parts: Parts = join_rows([rows.take(span.start, span.stop) for rows, span in taken])
     return parts
-
-
-def follow_hooks(par: ParallelHandle, reference: nn.Module) -> None:
-    """Give the plain model the user's hooks on gradients."""
-    for name, hooks in par.gradient_hooks.items():
-        param = reference.get_parameter(name)
-        hooks.put_on(param)
 
 
 @contextlib.contextmanager
@@ -486,7 +472,7 @@ def unchanged(module: nn.Module) -> Iterator[None]:
     frozen = [local(param.detach()) for param in module.parameters() if not param.requires_grad]
     plain = [tensor.detach() for tensor in tensors if not isinstance(tensor, nn.Parameter)]
     before = [(tensor, tensor.clone()) for tensor in (*frozen, *plain)]
-    with attributes_kept(module), kept_buffers(module):
+    with attributes_kept(module), buffers_kept(module):
         try:
             yield
         finally:
@@ -494,15 +480,3 @@ def unchanged(module: nn.Module) -> Iterator[None]:
                 for tensor, value in before:
                     if not torch.equal(tensor, value):
                         tensor.copy_(value)
-
-
-@contextlib.contextmanager
-def kept_buffers(module: nn.Module) -> Iterator[None]:
-    """The module's buffers are put back when the block ends."""
-    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)

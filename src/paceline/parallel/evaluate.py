@@ -20,6 +20,7 @@ from paceline.parallel.exchange import gather
 from paceline.parallel.executor import Executor
 from paceline.parallel.mesh import World
 from paceline.parallel.task import Task
+from paceline.parallel.tracing.fake_model import modes_kept
 
 
 def evaluate(
@@ -57,22 +58,20 @@ def evaluate(
     if not values[-1] > 0:
         raise ParallelError(f"the weights of all rows sum to {values[-1]:g}; there is nothing to take a mean of.")
     found = [value / values[-1] for value in values[:-1]]
-    names = means.names_of(executor, world, len(found))
+    names = means.names_of(world, len(found))
     return found[0] if names is None else dict(zip(names, found, strict=True))
 
 
 @contextlib.contextmanager
 def evaluating(executor: Executor) -> Iterator[None]:
     """Everything in evaluation mode until the block ends; then each module in its own again."""
-    modes = {part: part.training for part in executor.module.modules()}
     was_training = executor.module.training
-    executor.train(False)
-    try:
-        yield
-    finally:
-        executor.train(was_training)
-        for part, mode in modes.items():
-            part.training = mode
+    with modes_kept(executor.module):
+        executor.train(False)
+        try:
+            yield
+        finally:
+            executor.train(was_training)
 
 
 class _Means:
@@ -102,13 +101,11 @@ class _Means:
         else:
             values = [_number("metric", found)]
         # The metric is called with padding too, for only its result says how many numbers there are.
-        weight = float(micro.rows)
-        if micro.rows and self._weight is not None:
-            weight = weigh(self._weight, micro.target)
+        weight = weigh(self._weight, micro.target, micro.rows)
         shares = [weight * value if weight else 0.0 for value in values]
         return torch.tensor([*shares, weight], dtype=torch.float64)
 
-    def names_of(self, executor: Executor, world: World, count: int) -> list[str] | None:
+    def names_of(self, world: World, count: int) -> list[str] | None:
         """The metric's names, which the ranks that don't see outputs learn from the others."""
         group = world.group("pipe")
         if group is None:

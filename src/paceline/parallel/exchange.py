@@ -49,6 +49,8 @@ class NotPlainError(ParallelError):
 def gather(value: Any, group: Any = None) -> list[Any]:
     """The value of each rank of the group, in their order, tensors on the CPU. Called on all ranks of it.
 
+    Of a rank that is alone it is the value itself, whatever it is.
+
     value: None, numbers, texts, bytes, types and devices of torch, tensors, in lists, tuples, sets and dicts. A number of
         numpy's comes as Python's.
 
@@ -56,6 +58,8 @@ def gather(value: Any, group: Any = None) -> list[Any]:
         NotPlainError: on every rank, where one's value is something else.
         ParallelError: what came is not from here.
     """
+    if _is_alone(group):
+        return [value]
     data, device = _packed_or_refused(value), _device(group)
     size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
     # Two collectives: first the lengths, then the messages, filled up to the longest one, for all ranks have to send as
@@ -79,6 +83,8 @@ def from_first(value: Any, kinds: Sequence[type] = ()) -> Any:
     Raises:
         NotPlainError, ParallelError: as `gather` does.
     """
+    if _is_alone(None):
+        return value
     device = _device(None)
     data = _packed_or_refused(value, kinds) if dist.get_rank() == 0 else torch.empty(0, dtype=torch.uint8)
     size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
@@ -235,6 +241,11 @@ def _dtype(name: str) -> torch.dtype:
 
 def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _is_alone(group: Any) -> bool:
+    """True if there is nobody to tell: a world of one may have no process group at all."""
+    return not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1
 
 
 def _device(group: Any) -> torch.device:

@@ -9,12 +9,11 @@ Formulas, for p stages, M microbatches, v stages a worker, n replicas or shards,
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.parallel.forecast.predict import Forecast, all_forecasts, name_of_layout, table
-from paceline.parallel.pipeline.cut import STATE_FACTOR
+from paceline.parallel.forecast.predict import Forecast, aligned, all_forecasts, name_of_layout, shown_bytes, table
+from paceline.parallel.pipeline.cut import STATE_FACTOR, parameter_bytes
 from paceline.parallel.pipeline.executor import Pipelined
 from paceline.parallel.pipeline.picture import draw_text, save_png
 from paceline.parallel.pipeline.timeline import Event, bubble, in_flight, simulate
@@ -50,9 +49,9 @@ def explain(par: Any) -> Explanation:
     world, task = par.world, par.task
     layout = world.layout
     lines = [f"{par.skeleton.name} on {world.size} worker{'s' * (world.size > 1)}: {layout}"]
-    if getattr(par, "reason", None):
+    if par.reason:
         lines.append(f"  why: {par.reason}")
-    if getattr(par, "source", ""):
+    if par.source:
         lines.append(f"  {par.source}")
     executor = par.executor
     events: list[Event] = []
@@ -62,13 +61,13 @@ def explain(par: Any) -> Explanation:
     else:
         lines += [f"  {note}" for note in executor.notes]
         lines += _memory_lines(executor)
-    if (memory := getattr(par, "memory", None)) is not None:
+    if (memory := par.memory) is not None:
         lines.append(
-            f"  memory: {_bytes(memory.needed)} are known to be needed here ({memory}); {_bytes(memory.free)} were free beside "
-            f"the parameters ({memory.limit})"
+            f"  memory: {shown_bytes(memory.needed)} are known to be needed here ({memory}); {shown_bytes(memory.free)} were "
+            f"free beside the parameters ({memory.limit})"
         )
     lines += _traffic_lines(executor, layout)
-    if getattr(par, "compared", ""):
+    if par.compared:
         lines.append(f"  {par.compared}")
     forecasts: dict[str, Forecast] = {}
     chosen = name_of_layout(layout)
@@ -113,14 +112,13 @@ def _forecasts(par: Any) -> tuple[dict[str, Forecast], list[str]]:
 
 def _pipeline_lines(executor: Pipelined, microbatches: int, layout: Any) -> list[str]:
     plan, workers = executor.plan, layout.pipe
-    starts = (0, *plan.plan.starts, len(plan.blocks))
     costs = plan.plan.costs_s
     mean = sum(costs) / len(costs)
     rows = [("stage", "worker", "begins with", "blocks", "F + B ms", "share", "parameters", "kept", "memory")]
-    for stage, cost in enumerate(costs):
-        own = plan.blocks[starts[stage] : starts[stage + 1]]
-        # By name, so that a tied parameter of two blocks counts once.
-        held = {name: size for block in own for name, size in block.parameters}
+    for stage, (own, cost) in enumerate(zip(plan.plan.parts(plan.blocks), costs, strict=True)):
+        held = parameter_bytes(own)
+        # FullyShard leaves a worker its part of what is kept for each parameter.
+        memory = plan.plan.memory_bytes[stage] - STATE_FACTOR * held * (1 - 1 / layout.shard)
         kept = in_flight(layout.schedule, stage, plan.stages, workers, microbatches)
         rows.append(
             (
@@ -130,15 +128,12 @@ def _pipeline_lines(executor: Pipelined, microbatches: int, layout: Any) -> list
                 str(len(own)),
                 f"{1e3 * sum(block.forward_s for block in own):.2f} + {1e3 * sum(block.backward_s for block in own):.2f}",
                 f"{100 * cost / sum(costs):.0f} %",
-                _bytes(sum(held.values())),
-                f"{kept} x {_bytes(sum(block.activation_bytes for block in own))}",
-                _bytes(plan.plan.memory_bytes[stage] if layout.shard == 1 else _sharded(plan, stage, layout.shard)),
+                shown_bytes(held),
+                f"{kept} x {shown_bytes(sum(block.activation_bytes for block in own))}",
+                shown_bytes(memory),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = [f"  {line}" for line in aligned(rows)]
     # Several stages of one worker count together.
     of_worker = [sum(costs[worker::workers]) for worker in range(workers)]
     balance = sum(of_worker) / workers / max(of_worker)
@@ -158,29 +153,29 @@ def _memory_lines(executor: Any) -> list[str]:
     from paceline.parallel.reduce import local
 
     params = list(executor.named_parameters().values())
-    whole = sum(param.numel() * param.element_size() for param in params)
-    own = sum(local(param).numel() * param.element_size() for param in params)
+    whole = sum(param.nbytes for param in params)
+    own = sum(local(param).nbytes for param in params)
     return [
-        f"  parameters: {_bytes(whole)}, of which this worker holds {_bytes(own)}",
-        f"  memory for parameters, gradients and Adam's two moments: {_bytes(STATE_FACTOR * own)} on each worker, "
+        f"  parameters: {shown_bytes(whole)}, of which this worker holds {shown_bytes(own)}",
+        f"  memory for parameters, gradients and Adam's two moments: {shown_bytes(STATE_FACTOR * own)} on each worker, "
         "and the activations of its rows",
     ]
 
 
 def _traffic_lines(executor: Any, layout: Any) -> list[str]:
-    whole = sum(param.numel() * param.element_size() for param in executor.named_parameters().values())
+    whole = sum(param.nbytes for param in executor.named_parameters().values())
     lines = []
     if layout.shard > 1:
         # Parameters are gathered for the forward pass and again for the backward pass, and gradients are scattered once.
         sent = 3 * (layout.shard - 1) / layout.shard * whole
         lines.append(
-            f"  shard {layout.shard}: each worker sends about {_bytes(sent)} a step (3 (n - 1) / n of its parameters)"
+            f"  shard {layout.shard}: each worker sends about {shown_bytes(sent)} a step (3 (n - 1) / n of its parameters)"
         )
     if layout.data > 1:
         # Over the replicas each worker sums the gradients of its own shard alone.
         sent = 2 * (layout.data - 1) / layout.data * whole / layout.shard
         lines.append(
-            f"  data {layout.data}: each worker sends about {_bytes(sent)} a step (2 (n - 1) / n of its gradients)"
+            f"  data {layout.data}: each worker sends about {shown_bytes(sent)} a step (2 (n - 1) / n of its gradients)"
         )
     if layout.context > 1:
         lines.append(
@@ -198,17 +193,9 @@ def _traffic_lines(executor: Any, layout: Any) -> list[str]:
     return lines
 
 
-def _sharded(plan: Any, stage: int, shards: int) -> float:
-    starts = (0, *plan.plan.starts, len(plan.blocks))
-    held = {name: size for block in plan.blocks[starts[stage] : starts[stage + 1]] for name, size in block.parameters}
-    state = STATE_FACTOR * sum(held.values())
-    return float(plan.plan.memory_bytes[stage] - state + state / shards)
-
-
 def _events(executor: Pipelined, microbatches: int, layout: Any) -> list[Event]:
     """The step as it should go with the measured costs; the average forward pass takes 1."""
-    blocks, starts = executor.plan.blocks, (0, *executor.plan.plan.starts, len(executor.plan.blocks))
-    parts = [blocks[first:last] for first, last in pairwise(starts)]
+    parts = executor.plan.plan.parts(executor.plan.blocks)
     forward = [sum(block.forward_s for block in part) for part in parts]
     backward = [sum(block.backward_s for block in part) for part in parts]
     # Blocks may be so small that the clock sees no time pass.
@@ -226,11 +213,3 @@ def _events(executor: Pipelined, microbatches: int, layout: Any) -> list[Event]:
 def _rounded(microbatches: int, layout: Any) -> list[Event]:
     """The step with a forward pass of 1 and a backward pass of 2 in every stage, for a picture in cells."""
     return simulate(layout.schedule, layout.pipe, microbatches, layout.chunks, backward=lambda stage: 2.0)
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

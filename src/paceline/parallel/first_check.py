@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.parallel.auto import available_bytes
-from paceline.parallel.batches.batch import Microbatch, Parts, own_rows
+from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, own_rows
 from paceline.parallel.batches.gathered import gather_parts
 from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut, split
 from paceline.parallel.batches.rows import Rows, join_rows, move, unwrap
@@ -91,12 +91,11 @@ def _refuse_large(par: ParallelHandle) -> None:
 
 def _short(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch], count: int) -> Parts:
     """The first rows of the first microbatches, of all replicas, on every rank."""
-    world, is_own = par.world, isinstance(batch, OwnBatch)
-    parts = split(batch.data if isinstance(batch, (OwnBatch, GlobalBatch)) else batch, par.task)
+    world = par.world
+    parts = split(batch, par.task)
     rows = Rows(parts)
-    if is_own:
-        starts = [sum(micro.rows for micro in micros[:number]) for number in range(len(micros))]
-        ranges = [range(start, start + micro.rows) for start, micro in zip(starts, micros, strict=True)]
+    if isinstance(batch, OwnBatch):
+        ranges = consecutive(micro.rows for micro in micros)
     else:
         ranges = own_rows(rows.count, len(micros), world.replicas, world.replica)
     most = ROWS_NORMALISED if any(isinstance(part, BatchNorm) for part in par.module.modules()) else ROWS

@@ -30,6 +30,15 @@ def whole(tensor: Any) -> Any:
         _TORCHS.removeFilter(_is_error)
 
 
+def cut_as(whole: Any, part: Any) -> Any:
+    """This rank's part of a tensor that is in parts as `whole` is."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
 def axes_of(tensor: Any) -> set[str]:
     """The axes of the mesh along which it is in parts."""
     split: set[str] = set()

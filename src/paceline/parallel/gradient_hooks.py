@@ -19,7 +19,7 @@ class Hooks:
 
     def __init__(self, *tensors: Tensor) -> None:
         # The tables of hooks are kept, and not the tensors: these are parts of the whole model, and would stay in memory.
-        found = [(name, _table(tensor, name)) for tensor in tensors for name in (_BEFORE, _AFTER)]
+        found = [(name, getattr(tensor, name, None)) for tensor in tensors for name in (_BEFORE, _AFTER)]
         self._tables = [(name, table) for name, table in found if table is not None]
         self._later: list[Tensor] = []
 
@@ -58,14 +58,10 @@ class Hooks:
     def _of(self, name: str) -> Iterator[Callable[..., Any]]:
         tables = [table for kind, table in self._tables if kind == name]
         for tensor in self._later:
-            table = _table(tensor, name)
+            table = getattr(tensor, name, None)
             # Several tensors may share one table, whose hooks are called once.
             if table is not None and not any(table is other for other in tables):
                 tables.append(table)
         for table in tables:
             # Paceline's own hooks, which note the gradients that come, stand in the same tables.
             yield from (hook for hook in table.values() if not getattr(hook, "__module__", "").startswith("paceline."))
-
-
-def _table(tensor: Tensor, name: str) -> Any:
-    return getattr(tensor, name, None)

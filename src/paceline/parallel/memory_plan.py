@@ -10,11 +10,12 @@ A run's failure report reads what is written of it (`attempts/<k>/memory_<rank>.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ from paceline.parallel.forecast.measure import tried_state_numbers
 from paceline.parallel.forecast.predict import forecast, shown_bytes
 from paceline.parallel.large.room import share_of
 from paceline.parallel.reduce import local
+from paceline.system.files import write_json
 from paceline.system.memory import memory, swap_free
 
 if TYPE_CHECKING:
@@ -141,8 +143,7 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 
 def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int, MemoryPlan]:
     """The rank that has the least room, and its plan, if it has enough."""
-    everyone = [asdict(own)] if size == 1 else gather(asdict(own))
-    plans = [MemoryPlan(**one) for one in everyone]
+    plans = [MemoryPlan(**one) for one in gather(asdict(own))]
     rank = max(range(len(plans)), key=lambda rank: plans[rank].coming - plans[rank].free - plans[rank].spare)
     worst = plans[rank]
     if worst.coming <= worst.free + worst.spare:
@@ -193,10 +194,5 @@ def _tell(own: MemoryPlan, rank: int) -> None:
     run_dir, attempt = os.environ.get("PACELINE_RUN_DIR"), os.environ.get("PACELINE_ATTEMPT")
     if not run_dir or not attempt:
         return
-    path = os.path.join(run_dir, "attempts", attempt, f"memory_{rank}.json")
-    try:
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump(asdict(own), file)
-        os.replace(f"{path}.new", path)
-    except OSError:
-        return
+    with contextlib.suppress(OSError):
+        write_json(Path(run_dir, "attempts", attempt, f"memory_{rank}.json"), asdict(own))

@@ -11,7 +11,7 @@ import atexit
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ AXES = ("pipe", "data", "shard", "context", "expert", "tensor")
 _RARE = ("context", "expert")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class WorldPlace:
     """This process among all: what is known before the layout is."""
 
@@ -39,7 +39,7 @@ class WorldPlace:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class World:
+class World(WorldPlace):
     """This process among all, and the groups that its layout makes.
 
     mesh: with the axes of `AXES`, context and expert only where they are used.
@@ -47,9 +47,6 @@ class World:
     store: what the ranks leave messages in, or None in a world of one.
     """
 
-    rank: int
-    size: int
-    device: torch.device
     layout: Layout
     mesh: Any = None
     store: Any = None
@@ -131,23 +128,15 @@ def start(device: torch.device | str | None = None) -> WorldPlace:
 def joined(place: WorldPlace) -> World:
     """The world before it has a layout: without groups, and with the store for messages. Called on all ranks."""
     store = _message_store(place) if place.size > 1 else None
-    return World(rank=place.rank, size=place.size, device=place.device, layout=Layout(data=place.size), store=store)
+    return World(**vars(place), layout=Layout(data=place.size), store=store)
 
 
 def build(place: WorldPlace, layout: Layout) -> World:
     """The world with the groups of this layout. Called on all ranks."""
     if place.size == 1:
-        return World(rank=0, size=1, device=place.device, layout=layout)
+        return World(**vars(place), layout=layout)
     mesh, groups = _mesh_and_groups(place, layout)
-    return World(
-        rank=place.rank,
-        size=place.size,
-        device=place.device,
-        layout=layout,
-        mesh=mesh,
-        store=_message_store(place),
-        groups=groups,
-    )
+    return World(**vars(place), layout=layout, mesh=mesh, store=_message_store(place), groups=groups)
 
 
 #: What was made for the world's process group of now: shape -> mesh and groups. Making them takes many messages.
@@ -177,16 +166,19 @@ def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[Any, dict[froze
             # Every rank comes here with the same layout, so all make the same groups in the same order, which torch
             # requires.
             if wanted and wanted not in groups:
-                groups[wanted] = _group_over(layout, wanted, place.size)
+                groups[wanted] = group_over(layout, wanted, range(place.size))
         _made[shape] = mesh, groups
     found: tuple[Any, dict[frozenset[str], Any]] = _made[shape]
     return found
 
 
-def _group_over(layout: Layout, axes: frozenset[str], size: int) -> Any:
-    """The group of the ranks that share all coordinates but those; every rank makes all of them, in the same order."""
+def group_over(layout: Layout, axes: frozenset[str], ranks: Iterable[int]) -> Any:
+    """The group of those of the ranks that share all coordinates but those along these axes.
+
+    Every rank of the world makes all of them, in the same order.
+    """
     members: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(size):
+    for rank in ranks:
         place = coordinates(layout, rank)
         members.setdefault(tuple(place[axis] for axis in AXES if axis not in axes), []).append(rank)
     make: Any = dist.new_subgroups_by_enumeration

@@ -86,7 +86,7 @@ def adopt(
             if values and name in new:
                 state[new[name]] = {key: _cut(value, before, new[name]) for key, value in values.items()}
         group["params"] = [new[name] for name in held]
-        if _is_mixed(group["params"]):
+        if len({getattr(param, "device_mesh", None) for param in group["params"]}) > 1:
             # The fused and foreach forms of optimizers take no list in which DTensors and plain tensors are mixed.
             for way in ("foreach", "fused"):
                 if way in group:
@@ -102,8 +102,3 @@ def _cut(value: Any, before: Tensor, after: nn.Parameter) -> Any:
 
     whole: Any = after
     return distribute_tensor(value, whole.device_mesh, placements)
-
-
-def _is_mixed(params: list[nn.Parameter]) -> bool:
-    kinds = {getattr(param, "device_mesh", None) for param in params}
-    return len(kinds) > 1

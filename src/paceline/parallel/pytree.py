@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 #: A way from a container to one of its values: ("item", key) is container[key], ("attr", name) is container.name.
@@ -150,6 +151,13 @@ def tensors_at(value: Any) -> list[tuple[Path, Tensor]]:
     """Every tensor with the way to it, in order."""
     leaves, structure = flatten(value)
     return [(path, leaf) for path, leaf in zip(structure.paths(), leaves, strict=True) if isinstance(leaf, Tensor)]
+
+
+def sampled(tensor: Tensor, count: int) -> Tensor:
+    """At least so many numbers of the tensor, spread over all of it, if it has as many; a complex one is two real ones."""
+    flat = tensor.detach().reshape(-1)
+    flat = flat[:: max(len(flat) // count, 1)]
+    return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
 
 
 def signature(value: Any) -> Hashable:

@@ -1,7 +1,7 @@
 """Activation checkpointing: a block keeps its input alone, and computes the rest again in the backward pass. Imports torch.
 
-By torch's own `torch.utils.checkpoint`, without reentrance, around the forward of each block. A block's class is replaced by a
-subclass, as FSDP2 does: copies of the model, names and hooks go on as they were.
+By torch's own `torch.utils.checkpoint`, without reentrance, around the forward of each block. A block's class is replaced
+(`other_class`): copies of the model, names and hooks go on as they were.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.other_class import give_forward
 from paceline.parallel.replicas import normalization
 from paceline.parallel.replicas.shard import find_units
 
 
 class Recomputed:
     """Mixed into the class of a block that is computed twice."""
-
-
-_classes: dict[type, type] = {}
 
 
 def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:
@@ -64,30 +62,22 @@ def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:
                 "it out: recompute=[<patterns of the other blocks>]."
             )
         if not isinstance(module, Recomputed):
-            module.__class__ = _class_of(type(module))
+            give_forward(module, Recomputed, _computed_again)
     return tuple(names)
 
 
-def _class_of(kind: type) -> type:
-    if kind not in _classes:
-
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            # A block within a block that is computed again would be computed three times.
-            if not torch.is_grad_enabled():
-                return kind.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
-            return checkpoint(
-                kind.forward,  # type: ignore[attr-defined]
-                self,
-                *args,
-                use_reentrant=False,
-                context_fn=lambda: (contextlib.nullcontext(), _second(self, normalization.counting_as_now())),
-                **kwargs,
-            )
-
-        made = type(kind.__name__, (Recomputed, kind), {"forward": forward, "__module__": kind.__module__})
-        made.__qualname__ = kind.__qualname__
-        _classes[kind] = made
-    return _classes[kind]
+def _computed_again(kind: Any, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    # A block within a block that is computed again would be computed three times.
+    if not torch.is_grad_enabled():
+        return kind.forward(block, *args, **kwargs)
+    return checkpoint(
+        kind.forward,
+        block,
+        *args,
+        use_reentrant=False,
+        context_fn=lambda: (contextlib.nullcontext(), _second(block, normalization.counting_as_now())),
+        **kwargs,
+    )
 
 
 @contextlib.contextmanager

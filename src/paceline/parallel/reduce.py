@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.parallel.full_tensor import cut_as, is_part
+
 if TYPE_CHECKING:
     from paceline.parallel.mesh import World
 
@@ -40,28 +42,26 @@ def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int 
     for bucket, flat, work in running:
         assert work is not None
         work.wait()
+        *sums, found = torch.split(flat, [*(local(param).numel() for param in bucket), len(bucket)])
         # A GPU is waited for once for all flags, and not once for each.
-        found = flat[len(flat) - len(bucket) :].tolist()
-        start = 0
-        for param, flag in zip(bucket, found, strict=True):
-            part = local(param)
-            summed = flat[start : start + part.numel()].view(part.shape)
-            start += part.numel()
+        for param, part, flag in zip(bucket, sums, found.tolist(), strict=True):
+            summed = part.view(local(param).shape)
             # No rank has used this parameter. It keeps None in place of zeros, for an optimizer decays, and moves by
             # momentum, what has a gradient of zeros.
             if flag == 0:
                 continue
             if param.grad is None:
-                _set_gradient(param, summed.clone())
+                own = summed.clone()
+                param.grad = cut_as(param, own) if is_part(param) else own
             else:
                 local(param.grad).copy_(summed)
 
 
-def broadcast(tensors: Sequence[Tensor], group: Any, source: int = 0, bucket_bytes: int = BUCKET_BYTES) -> None:
-    """Overwrite each tensor by that of the `source`-th rank of `group`. group None: nothing to do."""
+def broadcast(tensors: Sequence[Tensor], group: Any) -> None:
+    """Overwrite each tensor by that of the first rank of `group`. group None: nothing to do."""
     if group is None:
         return
-    root = dist.get_global_rank(group, source)
+    root = dist.get_global_rank(group, 0)
     with torch.no_grad():
         own = [local(tensor).detach() for tensor in tensors]
         # By size alone, which is the same on all ranks. To copy a large one there and back costs as much as to send it.
@@ -70,13 +70,12 @@ def broadcast(tensors: Sequence[Tensor], group: Any, source: int = 0, bucket_byt
             dist.broadcast(whole, root, group=group)
             if whole is not tensor:
                 tensor.copy_(whole)
-        for bucket in _buckets([tensor for tensor in own if not _is_large(tensor)], bucket_bytes):
+        for bucket in _buckets([tensor for tensor in own if not _is_large(tensor)], BUCKET_BYTES):
             flat = torch.cat([tensor.flatten() for tensor in bucket])
             dist.broadcast(flat, root, group=group)
-            start = 0
-            for tensor in bucket:
-                tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
-                start += tensor.numel()
+            parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+            for tensor, part in zip(bucket, parts, strict=True):
+                tensor.copy_(part.view(tensor.shape))
 
 
 def _is_large(tensor: Tensor) -> bool:
@@ -109,18 +108,6 @@ def local(tensor: Tensor) -> Tensor:
 
 def _gradient_or_zeros(param: nn.Parameter) -> Tensor:
     return torch.zeros_like(local(param)) if param.grad is None else local(param.grad).detach()
-
-
-def _set_gradient(param: nn.Parameter, value: Tensor) -> None:
-    if local(param) is param:
-        param.grad = value
-        return
-    from torch.distributed.tensor import DTensor
-
-    whole: Any = param
-    param.grad = DTensor.from_local(
-        value, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
-    )
 
 
 def _buckets(tensors: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]]:

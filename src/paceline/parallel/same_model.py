@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel import ties
-from paceline.parallel.errors import ParallelError
+from paceline.parallel.errors import ParallelError, by_value, named_ranks
 from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import WorldPlace
 from paceline.parallel.reduce import broadcast
@@ -85,14 +85,11 @@ def first_difference(everyone: list[list[str]]) -> str:
         sets = [set(own) for own in everyone]
         alone = next((line for line in lines if sum(line in own for own in sets) < len(sets)), lines[0])
         what = alone.partition(": ")[0]
-        shown = []
-        for rank, own in enumerate(everyone):
-            found = next((line.partition(": ")[2] for line in own if line.partition(": ")[0] == what), "none")
-            shown.append((found, rank))
-        ranks: dict[str, list[int]] = {}
-        for found, rank in shown:
-            ranks.setdefault(found, []).append(rank)
-        parts = [f"{value} on rank{'s' * (len(of) > 1)} {', '.join(map(str, of))}" for value, of in ranks.items()]
+        found = [
+            next((line.partition(": ")[2] for line in own if line.partition(": ")[0] == what), "none")
+            for own in everyone
+        ]
+        parts = [f"{value} on {named_ranks(ranks)}" for value, ranks in by_value(found).items()]
         return (
             f"{what} is {'; '.join(parts)}. Build it from the same code and configuration on every rank "
             "(parameters' values need not agree: rank 0's are taken)."

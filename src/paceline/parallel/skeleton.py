@@ -77,10 +77,9 @@ class Skeleton:
             if name not in values and first[name] not in values:
                 # A buffer that isn't in state dicts stays as it was when the model was copied.
                 continue
-            owner, _, attribute = name.rpartition(".")
             value = values.get(name, values.get(first[name]))
             assert value is not None
-            part = model.get_submodule(owner)
+            part, attribute = ties.owner_of(model, name)
             if attribute in part._parameters:
                 shell = part._parameters[attribute]
                 assert shell is not None
@@ -88,24 +87,10 @@ class Skeleton:
                     part._parameters[attribute] = nn.Parameter(value.to(device), requires_grad=shell.requires_grad)
             else:
                 part._buffers[attribute] = value.to(device)
-        for name, other in first.items():
-            if name != other:
-                _set(model, name, _get(model, other))
+        ties.tie_again(model, self.ties)
         return model.to(device)
 
 
 def _copied(tensor: Tensor) -> Tensor:
     copied: Tensor = whole(tensor).detach().clone()
     return copied.requires_grad_(tensor.requires_grad and tensor.is_leaf)
-
-
-def _get(model: nn.Module, name: str) -> Any:
-    owner, _, attribute = name.rpartition(".")
-    return getattr(model.get_submodule(owner), attribute)
-
-
-def _set(model: nn.Module, name: str, value: Any) -> None:
-    owner, _, attribute = name.rpartition(".")
-    part = model.get_submodule(owner)
-    table = part._parameters if attribute in part._parameters else part._buffers
-    table[attribute] = value

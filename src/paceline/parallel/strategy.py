@@ -8,6 +8,7 @@ A size that is left out is what the others leave of the world. Nothing here load
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,15 +18,31 @@ from paceline.parallel.errors import ParallelError
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 PLACEMENTS = ("colwise", "rowwise", "vocab", "replicate")
 BATCH_NORMS = ("sync", "local")
+_CHOICES = {"schedule": SCHEDULES, "batch_norm": BATCH_NORMS}
 
 
-class _Part:
-    """One way to spread a model; `a @ b` uses both."""
+class _Joinable:
+    """What can be joined with others: `a @ b` uses both."""
 
     def __matmul__(self, other: object) -> Strategy:
-        if not isinstance(other, (_Part, Strategy)):
+        if not isinstance(other, _Joinable):
             return NotImplemented
-        return Strategy(parts=(self, *parts_of(other)))
+        return Strategy(parts=(*parts_of(self), *parts_of(other)))
+
+
+class _Part(_Joinable):
+    """One way to spread a model. Fields of one name mean the same in each, and are checked here."""
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        for name, value in list(vars(self).items()):
+            if name in ("size", "stages", "chunks"):
+                _check_size(kind, name, value)
+            elif name in _CHOICES:
+                _check_choice(kind, name, value, _CHOICES[name])
+            elif name in ("units", "cut", "lists") and value is not None:
+                # The class is frozen, and a list that was given has to become a tuple to be hashed.
+                object.__setattr__(self, name, _names(kind, name, value))
 
 
 @dataclass(frozen=True)
@@ -39,10 +56,6 @@ class DataParallel(_Part):
 
     size: int | None = None
     batch_norm: str = "sync"
-
-    def __post_init__(self) -> None:
-        _check_size("DataParallel", "size", self.size)
-        _check_choice("DataParallel", "batch_norm", self.batch_norm, BATCH_NORMS)
 
 
 @dataclass(frozen=True)
@@ -58,13 +71,6 @@ class FullyShard(_Part):
     size: int | None = None
     units: tuple[str, ...] | None = None
     batch_norm: str = "sync"
-
-    def __post_init__(self) -> None:
-        _check_size("FullyShard", "size", self.size)
-        _check_choice("FullyShard", "batch_norm", self.batch_norm, BATCH_NORMS)
-        if self.units is not None:
-            # The class is frozen, and a list that was given has to become a tuple to be hashed.
-            object.__setattr__(self, "units", _names("FullyShard", "units", self.units))
 
 
 @dataclass(frozen=True)
@@ -82,13 +88,6 @@ class PipelineParallel(_Part):
     cut: tuple[str, ...] | None = None
     chunks: int = 2
 
-    def __post_init__(self) -> None:
-        _check_size("PipelineParallel", "stages", self.stages)
-        _check_size("PipelineParallel", "chunks", self.chunks)
-        _check_choice("PipelineParallel", "schedule", self.schedule, SCHEDULES)
-        if self.cut is not None:
-            object.__setattr__(self, "cut", _names("PipelineParallel", "cut", self.cut))
-
 
 @dataclass(frozen=True)
 class TensorParallel(_Part):
@@ -103,7 +102,7 @@ class TensorParallel(_Part):
     plan: Mapping[str, str] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        _check_size("TensorParallel", "size", self.size)
+        super().__post_init__()
         if self.plan is not None:
             for pattern, placement in self.plan.items():
                 _check_choice("TensorParallel", f"plan[{pattern!r}]", placement, PLACEMENTS)
@@ -126,11 +125,9 @@ class ContextParallel(_Part):
     lists: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        _check_size("ContextParallel", "size", self.size)
+        super().__post_init__()
         if not isinstance(self.dim, int) or isinstance(self.dim, bool) or self.dim < 0:
             raise ParallelError(f"ContextParallel(dim={self.dim!r}): the number of a dimension, 0 or more.")
-        if self.lists is not None:
-            object.__setattr__(self, "lists", _names("ContextParallel", "lists", self.lists))
 
 
 @dataclass(frozen=True)
@@ -142,12 +139,9 @@ class ExpertParallel(_Part):
 
     size: int | None = None
 
-    def __post_init__(self) -> None:
-        _check_size("ExpertParallel", "size", self.size)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy:
+class Strategy(_Joinable):
     """Several ways at once: what `a @ b` gives."""
 
     parts: tuple[_Part, ...]
@@ -157,11 +151,6 @@ class Strategy:
         for index, part in enumerate(self.parts):
             if any(type(part) is type(before) for before in self.parts[:index]):
                 raise ParallelError(f"{type(part).__name__} stands twice in {shown}. Give it once, with one size.")
-
-    def __matmul__(self, other: object) -> Strategy:
-        if not isinstance(other, (_Part, Strategy)):
-            return NotImplemented
-        return Strategy(parts=(*self.parts, *parts_of(other)))
 
     def __str__(self) -> str:
         return " @ ".join(map(repr, self.parts))
@@ -201,6 +190,18 @@ class Layout:
         return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one worker"
 
 
+def strategy_of(layout: Layout) -> Strategy:
+    """The strategy that gives the layout's sizes; of its other settings none."""
+    sizes = {kind: int(getattr(layout, axis)) for kind, axis in _AXES.items()}
+    return Strategy(parts=tuple(kind(size) for kind, size in sizes.items() if size > 1))
+
+
+def shown(strategy: object) -> str:
+    """Its parts with their sizes, without other settings: DataParallel(2) @ PipelineParallel()."""
+    sizes = ((type(part).__name__, _size(part)) for part in parts_of(strategy))
+    return " @ ".join(f"{kind}({'' if size is None else size})" for kind, size in sizes)
+
+
 def parts_of(strategy: object) -> tuple[_Part, ...]:
     """The single parts of a strategy; an instance is asked for where a class was given."""
     if isinstance(strategy, Strategy):
@@ -223,12 +224,10 @@ def resolve(strategy: object, world_size: int) -> Layout:
     """
     parts = parts_of(strategy)
     _check_together(parts)
-    sizes = {_axis(part): _size(part) for part in parts}
+    sizes = {_AXES[type(part)]: _size(part) for part in parts}
     open_axes = [axis for axis, size in sizes.items() if size is None]
-    product = 1
-    for size in sizes.values():
-        product *= size or 1
-    text = " @ ".join(_shown(part) for part in parts)
+    product = math.prod(size or 1 for size in sizes.values())
+    text = shown(strategy)
     if len(open_axes) > 1:
         raise ParallelError(
             f"{text} leaves the sizes of {' and '.join(open_axes)} open, but only one can be found from the world's "
@@ -263,7 +262,7 @@ def resolve(strategy: object, world_size: int) -> Layout:
     return Layout(**values)
 
 
-_AXES: dict[type, str] = {
+_AXES: dict[Any, str] = {
     DataParallel: "data",
     FullyShard: "shard",
     PipelineParallel: "pipe",
@@ -286,17 +285,8 @@ def _check_together(parts: tuple[_Part, ...]) -> None:
                 )
 
 
-def _axis(part: _Part) -> str:
-    return _AXES[type(part)]
-
-
 def _size(part: Any) -> int | None:
     return part.stages if isinstance(part, PipelineParallel) else part.size
-
-
-def _shown(part: _Part) -> str:
-    size = _size(part)
-    return f"{type(part).__name__}({'' if size is None else size})"
 
 
 def _check_size(kind: str, name: str, size: object) -> None:

@@ -63,7 +63,7 @@ class Task:
                 f"loss(output, target) returned {f'a tensor of shape {shape}' if isinstance(shape, list) else shape}; "
                 "it has to return the mean over the rows as one number (a 0-dim tensor), such as F.cross_entropy does."
             )
-        if torch.is_grad_enabled() and not loss.requires_grad and any(map(_has_gradient, tensors_in(output))):
+        if torch.is_grad_enabled() and not loss.requires_grad and any(x.requires_grad for x in tensors_in(output)):
             raise ParallelError(
                 "loss(output, target) returned a number without a gradient, though the output has one: nothing would be "
                 "trained. Leave .item(), .detach() and torch.no_grad() out of the loss."
@@ -71,10 +71,6 @@ class Task:
         # In float32 at least: in bf16 a share such as 1/3 would keep three digits.
         weight = micro.weight.to(loss.device, torch.promote_types(loss.dtype, torch.float32))
         return loss * weight
-
-
-def _has_gradient(tensor: Tensor) -> bool:
-    return tensor.requires_grad
 
 
 def zero_loss(output: Any) -> Tensor:

@@ -1,6 +1,8 @@
-"""Tensors of a model that have more than one name. Loaded on use: it imports torch."""
+"""The names of a model's tensors, of which one tensor may have several. Loaded on use: it imports torch."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -17,6 +19,22 @@ def first_names(model: nn.Module) -> dict[str, str]:
     """Every name of a parameter or buffer -> the first name of the same tensor."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in all_names(model)}
+
+
+def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module in which something of this name lies, and its name there."""
+    owner, _, last = name.rpartition(".")
+    return model.get_submodule(owner), last
+
+
+def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
+    """Give all names of a tie the tensor of the first."""
+    for first, *others in ties:
+        owner, last = owner_of(model, first)
+        tensor = getattr(owner, last)
+        for other in others:
+            owner, last = owner_of(model, other)
+            setattr(owner, last, tensor)
 
 
 def all_names(model: nn.Module) -> list[tuple[str, Tensor]]:

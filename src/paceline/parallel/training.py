@@ -126,7 +126,9 @@ class Parallel:
             WorkerError: another rank has failed; the message has its traceback.
         """
         with self.watch.guard("step()"):
-            optimizer = self._needs_optimizer()
+            optimizer = self.optimizer
+            if optimizer is None:
+                raise ParallelError("step() needs an optimizer: parallelize(model, optimizer, ...).")
             micros = cut(batch, self.task, self.world)
             executor = self.executor_for(batch)
             self.micro = self.micro or micros[0]
@@ -138,8 +140,7 @@ class Parallel:
                 self._check_first = False
                 self.compared = first_check(self, batch, micros)
             optimizer.zero_grad(set_to_none=True)
-            for param in executor.module.parameters():
-                param.grad = None
+            nn.Module.zero_grad(executor.module)
             watching = self._comparison.watching() if self._comparison is not None else contextlib.nullcontext()
             with self._streams.use("step", self._progress.steps), self._kept.explained(), watching:
                 loss = executor.train_step(micros)
@@ -366,7 +367,11 @@ class Parallel:
             self._kept = KeptTensors(executor.named_parameters())
             self._layers = Layers(self.task.model, executor.module)
             self._executor = executor
-            self._check_memory()
+            # A batch is not needed for it, and a model without an optimizer is not trained.
+            if self.optimizer is not None:
+                from paceline.parallel import memory_plan
+
+                self.memory = memory_plan.check(self, self.memory_bytes)
         return self._executor
 
     @property
@@ -379,30 +384,14 @@ class Parallel:
         if self.world.layout.batch_norm == "local":
             broadcast(list(self.executor.module.buffers()), self.world.replica_group)
 
-    def _check_memory(self) -> None:
-        """Refuse a training for which a worker has no room, before its first step."""
-        from paceline.parallel import memory_plan
-
-        # A batch is not needed for it, and a model without an optimizer is not trained.
-        if self.optimizer is not None:
-            self.memory = memory_plan.check(self, self.memory_bytes)
-
     def _place(self, batch: Any) -> tuple[int, int, int]:
         """Epoch and samples seen after this batch, and steps before it."""
         known = batch if isinstance(batch, (OwnBatch, GlobalBatch)) else self._progress
         return known.epoch, known.consumed, self._progress.steps
 
     def _advance(self, batch: Any) -> None:
-        steps = self._progress.steps + 1
-        if isinstance(batch, (OwnBatch, GlobalBatch)):
-            self._progress = Progress(steps=steps, epoch=batch.epoch, consumed=batch.consumed)
-        else:
-            self._progress = dataclasses.replace(self._progress, steps=steps)
-
-    def _needs_optimizer(self) -> torch.optim.Optimizer:
-        if self.optimizer is None:
-            raise ParallelError("step() needs an optimizer: parallelize(model, optimizer, ...).")
-        return self.optimizer
+        epoch, consumed, steps = self._place(batch)
+        self._progress = Progress(steps=steps + 1, epoch=epoch, consumed=consumed)
 
 
 class OriginalParameters:

@@ -95,7 +95,7 @@ def check_the_norm_is_that_of_all_shards(ranks: Ranks) -> None:
 
 
 def check_batch_norm_sees_all_replicas(ranks: Ranks) -> None:
-    change = mock.patch.object(normalization, "synchronise", return_value=[])
+    change = mock.patch.object(normalization, "synchronise", return_value=None)
     assert_seen("cnn_batch", DataParallel(), change)
 
 

@@ -23,6 +23,7 @@ from paceline.parallel import (
 )
 from paceline.parallel.context.sequence import Places
 from paceline.parallel.experts import spread
+from paceline.parallel.full_tensor import is_part
 from paceline.parallel.pipeline.programs import Programs
 from paceline.parallel.pipeline.ties import StageTies
 from paceline.parallel.reduce import local
@@ -93,7 +94,7 @@ def check_a_part_with_another_number(ranks: Ranks) -> None:
     def off(model: nn.Module, *args: Any, **options: Any) -> None:
         cut(model, *args, **options)
         if ranks.rank == 1:
-            part = next(param for param in model.parameters() if cutting.is_cut(param))
+            part = next(param for param in model.parameters() if is_part(param))
             with torch.no_grad():
                 local(part).mul_(1.001)
 

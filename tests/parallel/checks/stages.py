@@ -85,6 +85,17 @@ def check_a_forward_that_asks_for_the_mode(ranks: Ranks, sizes: tuple[int, ...] 
     assert abs(found - float(F.cross_entropy(one(given[0][0]), given[0][1]).detach())) < 1e-11
 
 
+def check_a_model_given_in_evaluation_mode_stays_in_it(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    """The module that joins the stages of one worker was in training mode, whatever the model's, and the forward asked it."""
+    case = Case(name="mode", make=Doubtful, batch=vectors)
+    one = made(case, torch.float64).eval()
+    strategy = PipelineParallel(ranks.size, schedule="interleaved")
+    par = parallel(made(case, torch.float64).eval(), strategy, case)
+    x, y = batches(case, torch.float64, (8,))[0]
+    assert not par.module.training
+    assert abs(float(par.step((x, y))) - float(F.cross_entropy(one(x), y).detach())) < 1e-11
+
+
 def check_dropout_is_reproducible_and_each_stage_has_its_own(ranks: Ranks) -> None:
     case = Case(name="dropout", make=lambda: Transformer(tied=True, dropout=0.5), batch=plain_tokens, loss=token_loss)
     given = batches(case, torch.float64, (8, 8))

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.parallel.forecast.predict import Measured, all_forecasts, candidates, forecast, name_of_layout, table
 from paceline.parallel.pipeline.cut import Block
-from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel, resolve
+from paceline.parallel.strategy import ContextParallel, DataParallel, FullyShard, PipelineParallel, resolve
 
 MIB = 2**20
 
@@ -69,6 +69,14 @@ def test_what_can_not_be_says_why() -> None:
     assert forecast(measured(reason="it has no batch"), layout, 4, 4).reason == "it has no batch"
     eight = resolve(PipelineParallel(8), 8)
     assert forecast(measured(), eight, 8, 8).reason == "the model has 4 blocks to cut between"
+
+
+def test_a_layout_of_three_axes_with_parts_of_sequences_is_among_those_of_its_workers() -> None:
+    """`explain` raised for it, for the third axis was left out and the others are fewer workers."""
+    used = resolve(DataParallel(2) @ FullyShard(2) @ ContextParallel(2), 8)
+    found = all_forecasts(measured(), 8, 4, 4, used)
+    assert name_of_layout(used) == "DataParallel(2) @ FullyShard(2) @ ContextParallel(2)"
+    assert list(found)[-1] == name_of_layout(used)
 
 
 def test_every_layout_of_so_many_workers_is_there_once() -> None:

@@ -25,6 +25,7 @@ def values() -> dict[str, Any]:
         "number": torch.tensor(7.5, dtype=torch.float64),
         "none": torch.empty(0, 3),
         "flags": torch.tensor([True, False]),
+        "unsigned": torch.tensor([1, 65535], dtype=torch.uint16),
     }
 
 

@@ -74,7 +74,7 @@ def assert_parts_equal_whole(
     for count in stages:
         for chosen in combinations(places, count - 1):
             parts = copy.deepcopy(model)
-            segments = split(found, [place for _, place in chosen], boundaries)
+            segments = split(boundaries, [place for _, place in chosen])
             torch.manual_seed(3)
             actual = run(parts, segments, map_tensors(args, torch.clone), map_tensors(kwargs, torch.clone))
             _backward(actual)

@@ -28,7 +28,7 @@ def with_torch() -> None:
 def cut(model: nn.Module, names: list[str], *args: Tensor) -> tuple:  # type: ignore[type-arg]
     found = parts.traced(model, *args)
     boundaries = Boundaries(found)
-    return split(found, [boundaries.find(Mark(name=name)) for name in names], boundaries)
+    return split(boundaries, [boundaries.find(Mark(name=name)) for name in names])
 
 
 def test_parameters_keep_their_names_and_their_identity() -> None:

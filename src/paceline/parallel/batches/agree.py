@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.parallel.errors import ParallelError
+from paceline.parallel.errors import ParallelError, by_value, named_ranks
 from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
-from paceline.parallel.pytree import tensors_in
+from paceline.parallel.pytree import sampled, tensors_in
 
 #: So many numbers of each tensor are looked at, spread over all of it.
 SAMPLED = 2048
@@ -41,12 +41,7 @@ def agree_on_batch(batch: Any, world: World) -> None:
         return
     # Only now, when they differ, is there a second message. All ranks come here, since all know the same two numbers.
     everyone = gather((own, "none any more" if batch is None else _shown(batch)))
-    groups: dict[tuple[int, str], list[int]] = {}
-    for rank, found in enumerate(everyone):
-        groups.setdefault(found, []).append(rank)
-    parts = [
-        f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {text}" for (_, text), ranks in groups.items()
-    ]
+    parts = [f"{named_ranks(ranks)}: {text}" for (_, text), ranks in by_value(everyone).items()]
     raise ParallelError(
         f"the ranks are not given the same batch: {'; '.join(parts)}. Every rank has to be given the "
         "same global batches, and as many: seed what is drawn at random (data, too) alike, and don't split by rank."
@@ -95,10 +90,7 @@ def fingerprint(batch: Any) -> int:
     """A number of 32 bits from the shapes and a sample of the values of all tensors."""
     found = b""
     for tensor in tensors_in(batch):
-        flat = tensor.detach().reshape(-1)
-        flat = flat[:: max(len(flat) // SAMPLED, 1)]
-        if flat.is_complex():
-            flat = torch.view_as_real(flat).reshape(-1)
+        flat = sampled(tensor, SAMPLED)
         # A sum of doubles: the same numbers in the same order have the same sum on all ranks, to the bit.
         places = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
         value = float((flat.double().nan_to_num() * places).sum()) if len(flat) else 0.0

@@ -10,8 +10,9 @@ replicas, and what depends on its rows together, such as batch normalisation, is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -45,6 +46,15 @@ class Microbatch(NamedTuple):
     weight: Tensor
     index: int  # type: ignore[assignment]  # a tuple's own `index` is not missed
     global_rows: int
+
+
+def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
+    """The microbatches of which any replica has rows, or one if there are none.
+
+    The others add nothing to the sums, and batch normalisation must not see them. `global_rows` is the same on all ranks, so
+    all of them leave out the same ones; a rank that did not would wait for the others' messages.
+    """
+    return [micro for micro in micros if micro.global_rows] or micros[:1]
 
 
 @dataclass(frozen=True)
@@ -89,12 +99,13 @@ def piece_sizes(rows: int, microbatches: int, replicas: int) -> list[list[int]]:
 
 def own_rows(rows: int, microbatches: int, replicas: int, replica: int) -> list[range]:
     """The rows of the global batch that the replica computes, one range per microbatch (empty: padding)."""
-    ranges, start = [], 0
-    for sizes in piece_sizes(rows, microbatches, replicas):
-        first = start + sum(sizes[:replica])
-        ranges.append(range(first, first + sizes[replica]))
-        start += sum(sizes)
-    return ranges
+    sizes = piece_sizes(rows, microbatches, replicas)
+    return consecutive(size for of_micro in sizes for size in of_micro)[replica::replicas]
+
+
+def consecutive(sizes: Iterable[int]) -> list[range]:
+    """Ranges of these sizes, one behind the other."""
+    return [range(first, last) for first, last in pairwise(accumulate(sizes, initial=0))]
 
 
 def _kind(value: Any) -> str:

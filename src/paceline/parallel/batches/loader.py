@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,15 +72,6 @@ class Feed:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class _Own:
-    """A batch as it is known while its samples are loaded."""
-
-    rows: int
-    global_rows: int
-    consumed: int
-
-
 class _MapFeed(Feed):
     """A DataLoader over a map-style dataset."""
 
@@ -118,9 +109,8 @@ class _MapFeed(Feed):
                     data = next(batches)
                 except StopIteration:
                     return
-            own = known.popleft()
             number += 1
-            yield OwnBatch(data=data, rows=own.rows, global_rows=own.global_rows, epoch=epoch, consumed=own.consumed)
+            yield replace(known.popleft(), data=data)
 
     def sample(self) -> Any:
         from torch.utils.data import default_collate
@@ -191,7 +181,8 @@ class _OwnRows:
         self._task = task
         self._world = world
         self._at = (0, 0)
-        self.known: deque[_Own] = deque()
+        #: The batches that are being loaded, still without their data.
+        self.known: deque[OwnBatch] = deque()
 
     def begin(self, epoch: int, start: int) -> None:
         """Set the epoch, and the first of its samples, of the next iteration."""
@@ -206,7 +197,7 @@ class _OwnRows:
             consumed += len(indices)
             ranges = own_rows(len(indices), self._task.microbatches, self._world.replicas, self._world.replica)
             own = [indices[row] for span in ranges for row in span]
-            known.append(_Own(rows=len(own), global_rows=len(indices), consumed=consumed))
+            known.append(OwnBatch(data=None, rows=len(own), global_rows=len(indices), epoch=epoch, consumed=consumed))
             # A replica without rows loads one all the same, as padding, so that all ranks make the same steps.
             yield own or indices[:1]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline.parallel.batches.agree import agree_on_batch
-from paceline.parallel.batches.batch import Microbatch, Parts, own_rows, piece_sizes
+from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, own_rows, piece_sizes
 from paceline.parallel.batches.rows import Rows, move, unwrap
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.mesh import World
@@ -71,28 +71,27 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
     """
     own = batch if isinstance(batch, OwnBatch) else None
     # A batch from `epoch` was loaded by Paceline itself, and is known to be the same, or this rank's part of the same.
-    if not isinstance(batch, (OwnBatch, GlobalBatch)):
+    if not isinstance(batch, _ForStep):
         agree_on_batch(batch, world)
-    parts = Rows(split(batch.data if isinstance(batch, (OwnBatch, GlobalBatch)) else batch, task))
+    parts = Rows(split(batch, task))
     global_rows = parts.count if own is None else own.global_rows
     sizes = piece_sizes(global_rows, task.microbatches, world.replicas)
     if own is None:
         ranges = own_rows(global_rows, task.microbatches, world.replicas, world.replica)
     else:
-        ranges, start = [], 0
-        for of_micro in sizes:
-            size = of_micro[world.replica]
-            ranges.append(range(start, start + size))
-            start += size
+        ranges = consecutive(of_micro[world.replica] for of_micro in sizes)
+        asked = ranges[-1].stop
         # A replica without rows has loaded one, as padding.
-        if parts.count != max(start, 1):
+        if parts.count != max(asked, 1):
             raise ParallelError(
-                f"this rank's part of the batch has {parts.count} rows, but {start} samples were asked of the loader. "
+                f"this rank's part of the batch has {parts.count} rows, but {asked} samples were asked of the loader. "
                 "A collate_fn that joins or splits samples can't be spread; give batches as a plain iterable."
             )
     # Padding is the first row, whose weight is 0.
     pieces = [parts.take(span.start, span.stop) if span else parts.take(0, 1) for span in ranges]
-    weights = [_weight(piece, len(span), task) for piece, span in zip(pieces, ranges, strict=True)]
+    weights = [
+        weigh(task.loss_weight, unwrap(piece.target), len(span)) for piece, span in zip(pieces, ranges, strict=True)
+    ]
     total = float(global_rows)
     if task.loss_weight is not None:
         # The weights of all replicas together: a mean of the replicas' means would count a row of a short replica for
@@ -123,20 +122,24 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
 
 def first_rows(batch: Any, task: Task, world: World, rows: int) -> Microbatch:
     """At most so many rows of a batch, the first of this rank's, as if they were all."""
-    data = batch.data if isinstance(batch, (OwnBatch, GlobalBatch)) else batch
-    parts = Rows(split(data, task))
+    parts = Rows(split(batch, task))
     count = min(rows, parts.count)
-    args, kwargs, target = unwrap(move(parts.take(0, count), world.device))
-    return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64), 0, count)
+    return sole(parts, count, world.device, count)
+
+
+def sole(parts: Rows, count: int, device: torch.device, global_rows: int) -> Microbatch:
+    """The first rows, so many, as a microbatch that is all of a batch, or a replica's part of it."""
+    args, kwargs, target = unwrap(move(parts.take(0, count), device))
+    return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64), 0, global_rows)
 
 
 def split(batch: Any, task: Task) -> Parts:
-    """The batch's parts.
+    """The parts of a batch, or of one from `epoch`.
 
     Raises:
         ParallelError: `split` returned something else.
     """
-    parts: Any = task.split(batch)
+    parts: Any = task.split(batch.data if isinstance(batch, _ForStep) else batch)
     if not isinstance(parts, tuple) or len(parts) != 3 or not isinstance(parts[1], Mapping):
         what = type(parts).__name__
         if isinstance(parts, tuple):
@@ -148,18 +151,14 @@ def split(batch: Any, task: Task) -> Parts:
     return Parts(tuple(parts[0]), dict(parts[1]), parts[2])
 
 
-def _weight(piece: Parts, rows: int, task: Task) -> float:
-    if rows == 0 or task.loss_weight is None:
-        return float(rows)
-    return weigh(task.loss_weight, unwrap(piece.target))
-
-
-def weigh(weight: Callable[[Any], Any], target: Any) -> float:
-    """The weight of this target, checked.
+def weigh(weight: Callable[[Any], Any] | None, target: Any, rows: int) -> float:
+    """The weight of so many rows with this target, checked; their number where there is no function for it.
 
     Raises:
         ParallelError: it is no number of at least 0.
     """
+    if rows == 0 or weight is None:
+        return float(rows)
     found = weight(target)
     try:
         value = float(found)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from paceline.parallel.errors import ParallelError
+from paceline.parallel.errors import ParallelError, by_value, named_ranks
 from paceline.parallel.exchange import NotPlainError, from_first, gather
 from paceline.parallel.mesh import World
 from paceline.parallel.randomness import derive, generators
@@ -59,8 +59,14 @@ class Order:
                 if own is not None:
                     own.manual_seed(seed)
                 drawn = list(sampler)
-        # Rank 0 draws for all: a sampler may use random numbers that are not torch's, and differ from rank to rank.
-        return _from_first(drawn, self._world)
+        try:
+            # Rank 0 draws for all: a sampler may use random numbers that are not torch's, and differ from rank to rank.
+            return from_first(drawn)
+        except NotPlainError as error:
+            raise ParallelError(
+                f"the sampler gives a {error.kind}, and rank 0 tells the others which samples are drawn. Let it give "
+                "numbers or texts."
+            ) from error
 
 
 def _agreed(seed: int, about: str, world: World) -> int:
@@ -72,13 +78,9 @@ def _agreed(seed: int, about: str, world: World) -> int:
     if world.size == 1:
         return seed
     everyone = gather((seed, about))
-    loaders: dict[str, list[int]] = {}
-    for rank, (_, text) in enumerate(everyone):
-        loaders.setdefault(text, []).append(rank)
+    loaders = by_value(text for _, text in everyone)
     if len(loaders) > 1:
-        shown = "; ".join(
-            f"{text} on rank{'s' * (len(of) > 1)} {', '.join(map(str, of))}" for text, of in loaders.items()
-        )
+        shown = "; ".join(f"{text} on {named_ranks(ranks)}" for text, ranks in loaders.items())
         raise ParallelError(
             f"the ranks don't have the same loader: {shown}. Give each rank the whole dataset, and the batch_size of all "
             "workers together; parallelize cuts the batches."
@@ -91,18 +93,3 @@ def _length(dataset: Any) -> Any:
         return len(dataset)
     except (TypeError, NotImplementedError):
         return "unknown"
-
-
-def _from_first(value: Any, world: World) -> Any:
-    """Rank 0's value.
-
-    Raises:
-        ParallelError: on every rank: the sampler gives what other ranks can't be told.
-    """
-    try:
-        return value if world.size == 1 else from_first(value)
-    except NotPlainError as error:
-        raise ParallelError(
-            f"the sampler gives a {error.kind}, and rank 0 tells the others which samples are drawn. Let it give "
-            "numbers or texts."
-        ) from error

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from paceline.parallel.errors import ParallelError
+from paceline.parallel.errors import ParallelError, named_ranks
 from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
-from paceline.parallel.pytree import tensors_in
+from paceline.parallel.pytree import sampled, tensors_in
 from paceline.parallel.randomness import generators
+from paceline.parallel.tracing.others import generators_kept
 
 #: So many numbers of each tensor are compared, spread over all of it.
 SAMPLED = 64
@@ -62,8 +63,8 @@ def agree_on_data(loader: DataLoader[Any], world: World) -> None:
             other = found[others[0]]
             assert other is not None
             raise ParallelError(
-                f"the ranks don't have the same dataset: sample {index} is {_shown(first)} on rank 0, {_shown(other)} on rank"
-                f"{'s' * (len(others) > 1)} {', '.join(map(str, others))}. Each rank reads its own rows of one dataset: "
+                f"the ranks don't have the same dataset: sample {index} is {_shown(first)} on rank 0, {_shown(other)} on "
+                f"{named_ranks(others)}. Each rank reads its own rows of one dataset: "
                 "seed what is drawn at random when it is made (torch.manual_seed(0) before it, "
                 "random_split(..., generator=torch.Generator().manual_seed(0))), and don't split it by rank."
             )
@@ -118,10 +119,7 @@ def summarise(sample: Any) -> Summary:
     """Shapes and some numbers of all tensors in `sample`."""
     found = []
     for tensor in tensors_in(sample):
-        flat = tensor.detach().reshape(-1)
-        flat = flat[:: max(len(flat) // SAMPLED, 1)][:SAMPLED]
-        if flat.is_complex():
-            flat = torch.view_as_real(flat).reshape(-1)
+        flat = sampled(tensor, SAMPLED)[:SAMPLED]
         exact = not flat.is_floating_point() and flat.dtype != torch.uint8
         found.append((list(tensor.shape), exact, flat.double().nan_to_num().tolist()))
     return found
@@ -141,18 +139,12 @@ def are_alike(first: Summary, second: Summary) -> bool:
 @contextmanager
 def _seeded() -> Iterator[None]:
     """The generators of torch, of Python and of numpy as on every other rank; put back afterwards."""
-    numpy: Any = sys.modules.get("numpy")
-    before, before_numpy = random.getstate(), numpy.random.get_state() if numpy else None
-    random.seed(0)
-    if numpy:
-        numpy.random.seed(0)
-    try:
-        with generators(0, torch.device("cpu")):
-            yield
-    finally:
-        random.setstate(before)
+    with generators_kept(), generators(0, torch.device("cpu")):
+        random.seed(0)
+        numpy: Any = sys.modules.get("numpy")
         if numpy:
-            numpy.random.set_state(before_numpy)
+            numpy.random.seed(0)
+        yield
 
 
 def _is_known(dataset: Any) -> bool:

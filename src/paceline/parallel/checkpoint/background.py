@@ -13,9 +13,12 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.parallel.checkpoint.folder import Saving, sync_file
+from paceline.checkpoint.files import sync_file
+from paceline.parallel.checkpoint.folder import Saving
 from paceline.parallel.errors import CheckpointError
+from paceline.parallel.full_tensor import cut_as, is_part
 from paceline.parallel.mesh import World
+from paceline.parallel.reduce import local
 
 #: The file beside torch's own.
 RECORD = "paceline.pt"
@@ -111,14 +114,8 @@ class Background:
 
 def _copy(tensor: Tensor) -> Tensor:
     """A copy on the CPU, cut in the same way."""
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(tensor, DTensor):
-        return tensor.detach().to("cpu", copy=True)
-    part = tensor.to_local().detach().to("cpu", copy=True)
-    return DTensor.from_local(
-        part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
+    copied = local(tensor.detach()).to("cpu", copy=True)
+    return cut_as(tensor, copied) if is_part(tensor) else copied
 
 
 def _own_group(world: World) -> Any:

@@ -10,7 +10,6 @@ found in place of the missing one.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
@@ -19,15 +18,12 @@ import shutil
 import time
 from pathlib import Path
 
+from paceline.checkpoint.files import DIR_VARIABLE, LOCKED_WITHIN_S, sync_folder
 from paceline.parallel.errors import ParallelError
-
-#: Set for each worker of a run; handed to every attempt.
-DIR_VARIABLE = "PACELINE_CHECKPOINT_DIR"
 
 _SAVING = re.compile(r"\..+\.saving-[0-9a-f]{8}\Z", re.DOTALL)
 _STEP = re.compile(r"(?:step_(\d+)|\.step_(\d+)\.former)\Z")
 _LOCK = "lock"
-_LOCKED_WITHIN_S = 10.0
 
 
 def steps_dir() -> Path:
@@ -96,7 +92,7 @@ class Saving:
     def commit(self) -> None:
         """Give the folder its name; it has to be whole. What had the name before goes."""
         # Before the rename: after a power cut a folder that has its name must have its files.
-        _sync(self.folder)
+        sync_folder(self.folder)
         former = _former(self.path)
         # A rename replaces no folder that has something in it, so the former one is moved away and not removed: until the new
         # one has its name it is what `find` gives.
@@ -107,7 +103,7 @@ class Saving:
             self.path.rmdir()
         os.rename(self.folder, self.path)
         # A rename is on the disk once the folder that holds the name is.
-        _sync(self.path.parent)
+        sync_folder(self.path.parent)
         # The lock goes only now that the folder has its name: without a lock another save would take it for what a killed
         # process has left.
         (self.path / _LOCK).unlink()
@@ -134,7 +130,7 @@ def remove_leftovers(parent: Path) -> None:
             fd = os.open(parent / name / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             # The process that made it was killed before it had the lock, or is just about to take it.
-            if _age_s(parent / name) > _LOCKED_WITHIN_S:
+            if _age_s(parent / name) > LOCKED_WITHIN_S:
                 shutil.rmtree(parent / name, ignore_errors=True)
             continue
         except OSError:
@@ -149,26 +145,11 @@ def remove_leftovers(parent: Path) -> None:
             os.close(fd)
 
 
-def sync_file(path: Path) -> None:
-    """Return once the file's content is on the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _age_s(folder: Path) -> float:
     try:
         return time.time() - os.lstat(folder).st_mtime
     except OSError:
         return 0.0
-
-
-def _sync(folder: Path) -> None:
-    # Some file systems refuse to sync a folder, such as some network ones.
-    with contextlib.suppress(OSError):
-        sync_file(folder)
 
 
 def _former(path: Path) -> Path:

@@ -19,7 +19,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -41,7 +41,7 @@ from paceline.parallel.checkpoint.state import (
 )
 from paceline.parallel.checkpoint.whole import full_state_dict as _full_state_dict
 from paceline.parallel.errors import CheckpointError, ParallelError
-from paceline.parallel.exchange import NotPlainError, gather
+from paceline.parallel.exchange import NotPlainError, from_first, gather
 from paceline.parallel.mesh import World
 from paceline.system.elastic import REQUEST_VARIABLE
 
@@ -86,14 +86,14 @@ def save(
             raise ParallelError(f"every={every!r}: it is a whole number of steps from 1 on.")
         leaving.listen(saves=True)
     # Rank 0's look for all: the others may be asked a moment later.
-    asked = from_rank_0(world, leaving.asked()) if every is not None or REQUEST_VARIABLE in os.environ else None
+    asked = from_first(leaving.asked()) if every is not None or REQUEST_VARIABLE in os.environ else None
     if every is not None and asked is None and par.progress.steps % every:
         return None
     wait(par)
     par.settle_buffers()
     held = hold(par)
     target = Path(path) if path is not None else folders.step_path(folders.steps_dir(), par.progress.steps)
-    record = merge_records(_gather_records(held, world))
+    record = merge_records(_gather_records(held))
     record |= {
         "format": FORMAT,
         "torch": str(torch.__version__),
@@ -103,13 +103,12 @@ def save(
         "schedulers": [scheduler.state_dict() for scheduler in schedulers],
     }
     packed = on_rank_0(world, lambda: _pack(record), "") or b""
-    saving = on_rank_0(world, lambda: Saving(target.absolute()), f"the checkpoint {str(target)!r} can't be begun")
-    folder = Path(from_rank_0(world, str(saving.folder) if saving is not None else ""))
+    saving, folder = begin(world, target, f"the checkpoint {str(target)!r}")
     job = Background(world, tensors(held), folder, saving, packed, threaded=asynchronous and asked is None)
     if job.is_running:
         _background[par] = job
     else:
-        raise_agreed(world, job.error)
+        raise_agreed(job.error)
     if asked is not None:
         leaving.leave(asked)
     return target
@@ -124,7 +123,7 @@ def wait(par: ParallelHandle) -> None:
     job = _background.pop(par, None)
     if job is not None:
         job.join()
-        raise_agreed(par.world, job.error)
+        raise_agreed(job.error)
 
 
 def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Sequence[Any] = ()) -> bool:
@@ -141,20 +140,15 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     wait(par)
     # Rank 0 looks for all: another rank might already see a newer checkpoint. An error is held back until all ranks know
     # of it; a rank that raised by itself would leave the others in the next collective.
-    result = attempt(lambda: _find(path)) if world.rank == 0 else None
-    raise_agreed(world, result if isinstance(result, Exception) else None)
-    found = from_rank_0(world, result)
+    found = from_first(on_all(lambda: _find(path) if world.rank == 0 else None))
     if found is None:
         return False
     folder = Path(found)
     held = hold(par)
-    result = attempt(lambda: _read_about(folder))
-    raise_agreed(world, result if isinstance(result, Exception) else None)
-    record, saved = result
+    record, saved = on_all(lambda: _read_about(folder))
     _compare(par, held, folder, record, saved, len(schedulers))
     buffers = targets(held, saved)
-    result = attempt(lambda: _read_tensors(world, folder, buffers))
-    raise_agreed(world, result if isinstance(result, Exception) else None)
+    on_all(lambda: _read_tensors(world, folder, buffers))
     # Until here nothing of the training was changed: all is read into buffers of its own, and all ranks have said that
     # they could.
     put_back(held, buffers, record)
@@ -251,11 +245,11 @@ def _compare(
 ) -> None:
     own = {name: tensor.shape for name, tensor in held.model_tensors().items()}
     together: dict[str, torch.Size] = {}
-    for of_rank in gather_all(own, par.world):
+    for of_rank in gather(own):
         together |= of_rank
     shapes = {key.removeprefix("model."): shape for key, (shape, _) in saved.items() if key.startswith("model.")}
     message = mismatch(together, _kind(par.optimizer), record, shapes)
-    message = message or next(filter(None, gather_all(groups_mismatch(held, record), par.world)), "")
+    message = message or next(filter(None, gather(groups_mismatch(held, record))), "")
     if not message and len(record["schedulers"]) != schedulers:
         message = f"it has the states of {len(record['schedulers'])} schedulers, and load() was given {schedulers}"
     if message:
@@ -284,46 +278,46 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
 # What all ranks have to agree on.
 
 
-def _gather_records(held: HeldState, world: World) -> list[dict[str, Any]]:
+def _gather_records(held: HeldState) -> list[dict[str, Any]]:
     try:
-        return gather_all(own_record(held), world)
+        return gather(own_record(held))
     except NotPlainError as error:
         raise _not_plain(error.kind) from error
 
 
-def gather_all(value: _T, world: World) -> list[_T]:
-    """The value of each rank."""
-    if world.size == 1:
-        return [value]
-    return gather(value)
-
-
-def from_rank_0(world: World, value: Any) -> Any:
-    return gather_all(value if world.rank == 0 else None, world)[0]
+def begin(world: World, target: Path, what: str) -> tuple[Saving | None, Path]:
+    """The save that rank 0 has begun, None elsewhere, and the folder that all write to. what: the target in messages."""
+    saving = on_rank_0(world, lambda: Saving(target.absolute()), f"{what} can't be begun")
+    return saving, Path(from_first(str(saving.folder) if saving is not None else ""))
 
 
 def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
     """Do the action on rank 0 alone: its result there, None elsewhere; its error is raised on all."""
-    result = attempt(action) if world.rank == 0 else None
-    error = result if isinstance(result, Exception) else None
-    if isinstance(error, OSError):
-        error = CheckpointError(f"{what}: {error.strerror or error}.")
-    raise_agreed(world, error)
-    return result
+
+    def on_this() -> _T | None:
+        try:
+            return action() if world.rank == 0 else None
+        except OSError as error:
+            raise CheckpointError(f"{what}: {error.strerror or error}.") from error
+
+    return on_all(on_this)
 
 
-def attempt(action: Callable[[], _T]) -> Any:
-    """The action's result, or the exception that it raised."""
+def on_all(action: Callable[[], _T]) -> _T:
+    """The action's result; where it fails on a rank, the error of the first such one is raised on all."""
+    result, failed = None, None
     try:
-        return action()
+        result = action()
     except Exception as error:
-        return error
+        failed = error
+    raise_agreed(failed)
+    return cast("_T", result)
 
 
-def raise_agreed(world: World, error: Exception | None) -> None:
+def raise_agreed(error: Exception | None) -> None:
     """Raise on all ranks the error of the first that has one."""
     described = None if error is None else (isinstance(error, ParallelError), _text(error))
-    found = next((item for item in gather_all(described, world) if item is not None), None)
+    found = next((item for item in gather(described) if item is not None), None)
     if found is not None:
         kind = ParallelError if found[0] else CheckpointError
         # An error of this class says it all already, and needs no second traceback around it.

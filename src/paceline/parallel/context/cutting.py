@@ -24,6 +24,7 @@ from paceline.parallel.context.sequence import Places
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.experts.found import list_of
 from paceline.parallel.mesh import World
+from paceline.parallel.other_class import SharedByCopies, give_forward
 from paceline.parallel.pytree import map_tensors, tensors_in
 
 _LISTS = (nn.ModuleList, nn.Sequential)
@@ -67,7 +68,7 @@ def _lists(model: nn.Module, prefix: str = "") -> list[str]:
     return [name for own, child in children.items() for name in _lists(child, f"{prefix}.{own}" if prefix else own)]
 
 
-class _List:
+class _List(SharedByCopies):
     """A list of blocks, all of which are called in their order."""
 
     def __init__(self, name: str, blocks: list[nn.Module], world: World, dim: int) -> None:
@@ -90,9 +91,9 @@ class _List:
                     "be given a part of a sequence. Give the module as it was before, or name the lists that can: "
                     "ContextParallel(lists=[...])."
                 )
-            block.__class__ = _class_of(type(block))
+            give_forward(block, InParts, _in_parts)
             held: Any = block
-            held._paceline_list = _Held(self)
+            held._paceline_list = self
             # Hooks are outside of what is computed again in a backward pass, so that the parts are what is kept for it.
             block.register_forward_pre_hook(self._taking(index), with_kwargs=True)
         self._blocks[-1].register_forward_hook(self._giving)
@@ -140,16 +141,6 @@ class _List:
         return map_tensors(output, whole)
 
 
-class _Held:
-    """Keeps the list for its blocks; copies of a model share it, and nobody looks into it for settings."""
-
-    def __init__(self, of: _List) -> None:
-        self.of = of
-
-    def __deepcopy__(self, memo: Any) -> _Held:
-        return self
-
-
 def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
     """This rank's places of what a block is given, by its shape: hidden states, masks, positions."""
     length, shape = places.length, tensor.shape
@@ -163,21 +154,10 @@ def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
     return tensor
 
 
-_classes: dict[type, type] = {}
-
-
 class InParts:
     """Mixed into the class of a block that computes a part of a sequence."""
 
 
-def _class_of(kind: type) -> type:
-    if kind not in _classes:
-
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with attending_to_all(self._paceline_list.of.places):
-                return kind.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
-
-        made = type(kind.__name__, (InParts, kind), {"forward": forward, "__module__": kind.__module__})
-        made.__qualname__ = kind.__qualname__
-        _classes[kind] = made
-    return _classes[kind]
+def _in_parts(kind: Any, block: Any, *args: Any, **kwargs: Any) -> Any:
+    with attending_to_all(block._paceline_list.places):
+        return kind.forward(block, *args, **kwargs)

@@ -23,6 +23,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.experts.found import FUSED, LIST, is_fused, list_of
 from paceline.parallel.mesh import World
+from paceline.parallel.other_class import SharedByCopies, give_forward
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.torch_private import keep_own_parts
 
@@ -80,7 +81,7 @@ def _spread_list(mixture: nn.Module, experts: nn.ModuleList, world: World) -> li
         if not first <= index < first + own:
             experts[index] = Elsewhere()
     group = world.group("expert")
-    mixture.__class__ = _class_of(type(mixture), _summed)
+    give_forward(mixture, Spread, _summed)
     held: Any = mixture
     held._paceline_group = _Held(group)
     among = {id(param) for param in experts.parameters()}
@@ -106,21 +107,18 @@ def _spread_fused(experts: nn.Module, world: World) -> None:
     for name, number in list(vars(experts).items()):
         if type(number) is int and number == count and "expert" in name:
             setattr(experts, name, own)
-    experts.__class__ = _class_of(type(experts), _of_indices)
+    give_forward(experts, Spread, _of_indices)
     held: Any = experts
     if hasattr(held, TOLD):
         setattr(held, TOLD, True)
     held._paceline_group = _Held(world.group("expert"), own * world.coordinate("expert"), own)
 
 
-class _Held:
-    """What a mixture has to know of the other workers; copies of a model share it."""
+class _Held(SharedByCopies):
+    """The group of the other workers; of fused experts this one's first, and how many it has."""
 
     def __init__(self, group: Any, first: int = 0, own: int = 0) -> None:
         self.group, self.first, self.own = group, first, own
-
-    def __deepcopy__(self, memo: Any) -> _Held:
-        return self
 
 
 def _summed(kind: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -244,18 +242,3 @@ class _Shared(torch.autograd.Function):
 
 class Spread:
     """Mixed into the class of a mixture whose experts are spread."""
-
-
-_classes: dict[tuple[type, Any], type] = {}
-
-
-def _class_of(kind: type, forward_of: Any) -> type:
-    if (kind, forward_of) not in _classes:
-
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return forward_of(kind, self, *args, **kwargs)
-
-        made = type(kind.__name__, (Spread, kind), {"forward": forward, "__module__": kind.__module__})
-        made.__qualname__ = kind.__qualname__
-        _classes[kind, forward_of] = made
-    return _classes[kind, forward_of]

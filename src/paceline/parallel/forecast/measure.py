@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,16 +16,15 @@ from paceline.parallel.errors import ParallelError
 from paceline.parallel.experts.found import expert_parameters
 from paceline.parallel.forecast.predict import Measured
 from paceline.parallel.large.stand_ins import stand_ins
-from paceline.parallel.pipeline.costs import measure
+from paceline.parallel.pipeline.costs import measure, now, saved_by
 from paceline.parallel.pipeline.cut import BANDWIDTH_BYTES_S, Block
+from paceline.parallel.pipeline.programs import Programs
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.replicas import normalization
 from paceline.parallel.replicas.shard import find_units
 from paceline.parallel.task import Task
-from paceline.parallel.ties import first_names
-from paceline.parallel.tracing.blocks import LEVELS, opened_modules
 from paceline.parallel.tracing.boundaries import Boundaries
-from paceline.parallel.tracing.trace import Tracer
+from paceline.parallel.tracing.fake_model import untouched
 
 #: Numbers whose update is timed.
 _NUMBERS = 2**20
@@ -44,145 +41,84 @@ def measured(
     *,
     bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
 ) -> Measured:
-    """The model's blocks for one or two microbatches, the larger one first, in this process alone.
+    """The model's blocks for one or two microbatches, the larger one first, in this process alone; for none its parameters.
 
     The model is left as it was.
     """
-    reason = ""
-    found: list[tuple[Block, ...]] = []
+    task = dataclasses.replace(task, model=model)
+    reason = "" if micros else "it was not traced, for want of a batch"
+    # What is known without a batch.
+    found: list[tuple[Block, ...]] = [
+        (Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=_sizes(model)),)
+    ]
     with normalization.alone(model):
         try:
-            found = [_blocks(model, task, micro, device) for micro in micros]
+            found = [_blocks(task, micro, device) for micro in micros] or found
         except ParallelError as error:
             reason = f"it can't be cut into stages ({str(error).partition('. ')[0]})"
-            found = [(_whole(model, task, micro, device),) for micro in micros]
-    about = _about(
-        model, optimizer, device, max(micros[0].rows, 1), micros[0].global_rows, found[:1], bandwidth_bytes_s, reason
+            found = [(_whole(task, micro, device),) for micro in micros]
+    params = list(model.parameters())
+    whole = _bytes_of(params) or 1
+    trained = _bytes_of(param for param in params if param.requires_grad)
+    matrices = _bytes_of(param for param in params if param.dim() > 1)
+    units = [model.get_submodule(name) for name in find_units(model)]
+    # Two, as Adam's, where it can't be tried.
+    factor, seconds = _tried(optimizer, device, _NUMBERS) or (2, 0.0)
+    about = Measured(
+        rows=max(micros[0].rows, 1) if micros else 1,
+        all_rows=micros[0].global_rows if micros else 1,
+        blocks=found[0],
+        trained_share=trained / whole,
+        unit_bytes=max((_bytes_of(part.parameters()) for part in units), default=whole),
+        optimizer_factor=factor,
+        optimizer_s_a_byte=seconds,
+        cut_share=matrices / whole,
+        expert_share=_bytes_of(expert_parameters(model)) / whole,
+        bandwidth_bytes_s=bandwidth_bytes_s,
+        reason=reason,
     )
     if micros[1:] and len(found[0]) == len(found[1]):
         about = dataclasses.replace(about, small_rows=micros[1].rows, small=found[1])
     return about
 
 
-def _about(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    device: torch.device,
-    rows: int,
-    all_rows: int,
-    found: list[tuple[Block, ...]],
-    bandwidth_bytes_s: float,
-    reason: str,
-) -> Measured:
-    params = dict(model.named_parameters())
-    whole = sum(map(_size, params.values())) or 1
-    trained = sum(_size(param) for param in params.values() if param.requires_grad)
-    matrices = sum(_size(param) for param in params.values() if param.dim() > 1)
-    units = [model.get_submodule(name) for name in find_units(model)]
-    factor, seconds = _optimizer(optimizer, device)
-    return Measured(
-        rows=rows,
-        all_rows=all_rows,
-        blocks=found[0],
-        trained_share=trained / whole,
-        unit_bytes=max((sum(map(_size, part.parameters())) for part in units), default=whole),
-        optimizer_factor=factor,
-        optimizer_s_a_byte=seconds,
-        cut_share=matrices / whole,
-        expert_share=sum(map(_size, expert_parameters(model))) / whole,
-        bandwidth_bytes_s=bandwidth_bytes_s,
-        reason=reason,
-    )
-
-
-def unmeasured(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device, bandwidth_bytes_s: float
-) -> Measured:
-    """What is known without a batch: the parameters."""
-    first = first_names(model)
-    sizes = {first[name]: _size(param) for name, param in model.named_parameters()}
-    block = Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=tuple(sizes.items()))
-    return _about(
-        model, optimizer, device, 1, 1, [(block,)], bandwidth_bytes_s, "it was not traced, for want of a batch"
-    )
-
-
-def _blocks(model: nn.Module, task: Task, micro: Microbatch, device: torch.device) -> tuple[Block, ...]:
-    traced = boundaries = None
-    for level in range(LEVELS + 1):
-        tracer = Tracer(model, opened_modules(model, level=level).__contains__, device)
-        with task.autocast(device):
-            traced = tracer.trace(micro.args, micro.kwargs)
-        boundaries = Boundaries(traced)
-        if len(boundaries.marks()) > 2:
-            break
-    assert traced is not None
-    assert boundaries is not None
+def _blocks(task: Task, micro: Microbatch, device: torch.device) -> tuple[Block, ...]:
+    boundaries = Boundaries(Programs(task, device, micro, stages=4).trace(micro))
     return measure(
-        traced,
-        model,
-        tensors_in((micro.args, micro.kwargs)),
-        boundaries.marks(),
-        loss=lambda output: task.weighted_loss(output, micro),
-        context=lambda: task.autocast(device),
-        boundaries=boundaries,
-        device=device,
+        task, micro, boundaries, boundaries.marks(), device, lambda output: task.weighted_loss(output, micro)
     )
 
 
-def _whole(model: nn.Module, task: Task, micro: Microbatch, device: torch.device) -> Block:
+def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
     """A model that can't be traced, as one block."""
-    kept: dict[int, int] = {}
+    model = task.model
 
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-        # Not the tensor itself: see `costs`.
-        return tensor.detach()
-
-    with stand_ins(model, device), torch.random.fork_rng(devices=[]), _buffers_kept(model):
-        own = {param.untyped_storage()._cdata for param in model.parameters()}
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), task.autocast(device):
-            loss = task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
-        saved = sum(size for key, size in kept.items() if key not in own)
-        params = [param for param in model.parameters() if param.requires_grad]
-        start = time.perf_counter()
+    def forward() -> Tensor:
         with task.autocast(device):
-            loss = task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
-        middle = time.perf_counter()
+            return task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
+
+    with stand_ins(model, device), untouched(model):
+        _, saved = saved_by(forward, model)
+        params = [param for param in model.parameters() if param.requires_grad]
+        start = now()
+        loss = forward()
+        middle = now()
         if loss.requires_grad:
             torch.autograd.grad(loss, params, allow_unused=True)
-        end = time.perf_counter()
-    first = first_names(model)
-    sizes = {first[name]: _size(param) for name, param in model.named_parameters()}
+        end = now()
     return Block(
         name="the model",
         forward_s=middle - start,
         backward_s=end - middle,
-        parameters=tuple(sizes.items()),
+        parameters=_sizes(model),
         activation_bytes=saved,
         live_bytes=sum(tensor.nbytes for tensor in tensors_in((micro.args, micro.kwargs))),
     )
 
 
-@contextlib.contextmanager
-def _buffers_kept(model: nn.Module) -> Any:
-    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in saved:
-                buffer.copy_(value)
-
-
-def _optimizer(optimizer: torch.optim.Optimizer | None, device: torch.device) -> tuple[int, float]:
-    """The numbers that it keeps for each parameter, and the seconds of a step for each byte. Two, as Adam's, where it can't be
-    tried."""
-    return _tried(optimizer, device, _NUMBERS) or (2, 0.0)
-
-
 def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, numbers: int) -> tuple[int, float] | None:
-    """The same, tried on a parameter of its own; None where that can't be done."""
+    """The numbers that it keeps for each parameter, and the seconds of a step for each byte, tried on a parameter of its own;
+    None where that can't be done."""
     if optimizer is None:
         return 0, 0.0
     param = nn.Parameter(torch.zeros(numbers // 32, 32, device=device))
@@ -195,17 +131,15 @@ def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, number
         best = float("inf")
         for _ in range(3):
             param.grad = torch.ones_like(param)
-            _wait(device)
-            start = time.perf_counter()
+            start = now()
             own.step()
-            _wait(device)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, now() - start)
         state = own.state.get(param, {})
     except Exception:
         # An optimizer of the user's that takes more than parameters and its own defaults.
         return None
     kept = sum(value.numel() for value in state.values() if isinstance(value, Tensor) and value.dim())
-    return round(kept / param.numel()), best / _size(param)
+    return round(kept / param.numel()), best / param.nbytes
 
 
 def state_numbers(optimizer: torch.optim.Optimizer | None, device: torch.device) -> int:
@@ -229,17 +163,16 @@ def bandwidth(group: Any, device: torch.device) -> float:
     times = []
     for _ in range(4):
         dist.barrier(group)
-        start = time.perf_counter()
+        start = now()
         dist.all_reduce(message, group=group)
-        _wait(device)
-        times.append(time.perf_counter() - start)
+        times.append(now() - start)
     return 2 * (ranks - 1) / ranks * _MESSAGE_BYTES / sorted(times)[1]
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _sizes(model: nn.Module) -> tuple[tuple[str, int], ...]:
+    """First name and bytes of each parameter."""
+    return tuple((name, param.nbytes) for name, param in model.named_parameters())
 
 
-def _size(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.element_size())
+def _bytes_of(params: Iterable[nn.Parameter]) -> int:
+    return sum(param.nbytes for param in params)

@@ -14,21 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.pipeline.cut import Block, find_cuts
+from paceline.parallel.pipeline.cut import Block, find_cuts, parameter_bytes
 from paceline.parallel.pipeline.timeline import bubble, in_flight, simulate
 from paceline.parallel.strategy import (
-    ContextParallel,
     DataParallel,
-    ExpertParallel,
     FullyShard,
     Layout,
     PipelineParallel,
     TensorParallel,
     resolve,
+    shown,
+    strategy_of,
 )
 
 #: FSDP2 holds the block that computes, the one that comes next, what is received of it, the gradients of a whole block and
@@ -129,7 +128,7 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
     bandwidth = measured.bandwidth_bytes_s
     if layout.pipe > 1:
         return _piped(measured, blocks, layout, microbatches, at_once, name)
-    whole = float(sum(dict(pair for block in blocks for pair in block.parameters).values()))
+    whole = float(parameter_bytes(blocks))
     part = 1.0 - measured.cut_share * (1 - 1 / layout.tensor) - measured.expert_share * (1 - 1 / layout.expert)
     weights = whole * part / layout.shard
     gradients = weights * measured.trained_share
@@ -181,12 +180,12 @@ def _piped(
         )
     except ParallelError:
         return Forecast(name=name, reason=f"the model has {len(blocks)} blocks to cut between")
-    parts = [blocks[first:last] for first, last in pairwise((0, *plan.starts, len(blocks)))]
+    parts = plan.parts(blocks)
     rows = []
     forward_s = [sum(block.forward_s for block in part) for part in parts]
     backward_s = [sum(block.backward_s for block in part) for part in parts]
     for stage, part in enumerate(parts):
-        held = float(sum(dict(pair for block in part for pair in block.parameters).values()))
+        held = float(parameter_bytes(part))
         gradients = held * measured.trained_share / layout.shard
         kept = in_flight(layout.schedule, stage, stages, layout.pipe, at_once)
         ends = part[0].live_bytes * (stage > 0) + (parts[stage + 1][0].live_bytes if stage + 1 < stages else 0)
@@ -232,45 +231,16 @@ def all_forecasts(
     found = {}
     strategies = candidates(workers)
     if used is not None and max(used.context, used.expert) > 1:
-        kinds: dict[Any, int] = {
-            DataParallel: used.data,
-            FullyShard: used.shard,
-            ContextParallel: used.context,
-            ExpertParallel: used.expert,
-        }
-        parts = [kind(size) for kind, size in kinds.items() if size > 1]
-        strategies.append(parts[0] if len(parts) == 1 else parts[0] @ parts[1])
+        strategies.append(strategy_of(used))
     for strategy in strategies:
-        name = _shown(strategy)
+        name = shown(strategy)
         found[name] = strategy, forecast(measured, resolve(strategy, workers), microbatches, at_once, name)
     return found
 
 
-def _shown(strategy: Any) -> str:
-    return name_of(resolve_sizes(strategy))
-
-
-def resolve_sizes(strategy: Any) -> dict[str, Any]:
-    """Name of the kind -> its size, of a strategy whose sizes are given."""
-    parts = getattr(strategy, "parts", (strategy,))
-    return {type(part).__name__: part.stages if isinstance(part, PipelineParallel) else part.size for part in parts}
-
-
-def name_of(sizes: dict[str, int]) -> str:
-    return " @ ".join(f"{kind}({size})" for kind, size in sizes.items())
-
-
 def name_of_layout(layout: Layout) -> str:
     """The name under which a layout stands among `all_forecasts`."""
-    sizes = {
-        "DataParallel": layout.data,
-        "FullyShard": layout.shard,
-        "PipelineParallel": layout.pipe,
-        "TensorParallel": layout.tensor,
-        "ContextParallel": layout.context,
-        "ExpertParallel": layout.expert,
-    }
-    return name_of({kind: size for kind, size in sizes.items() if size > 1})
+    return shown(strategy_of(layout))
 
 
 def table(found: Sequence[Forecast], limit_bytes: float | None, chosen: str) -> list[str]:
@@ -301,10 +271,13 @@ def table(found: Sequence[Forecast], limit_bytes: float | None, chosen: str) -> 
                 shown_bytes(one.sent_bytes),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += [f"   {one.name}: not possible: {one.reason}" for one in found if one.reason]
-    return lines
+    return aligned(rows) + [f"   {one.name}: not possible: {one.reason}" for one in found if one.reason]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines, in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def shown_bytes(count: float) -> str:

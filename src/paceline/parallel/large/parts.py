@@ -7,7 +7,7 @@ import ctypes
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 #: For each dimension: from, to.
 Region = tuple[tuple[int, int], ...]
@@ -79,8 +79,3 @@ def move(model: nn.Module, device: torch.device) -> None:
         model.to(device)
         return
     model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))  # type: ignore[no-untyped-call]
-
-
-def set_tensor(model: nn.Module, name: str, value: Tensor) -> None:
-    owner, _, last = name.rpartition(".")
-    model.get_submodule(owner)._buffers[last] = value

@@ -76,10 +76,6 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         """Take the tensor for memory that nobody has written to yet."""
         self._logs[self._key(shell)] = []
 
-    def fill(self, shell: Tensor, value: float) -> None:
-        """Note that all of it has this value."""
-        self.note(torch.ops.aten.fill_.Scalar, shell, value)
-
     def note(self, function: Any, tensor: Tensor, *args: Any, is_random: bool = False, **kwargs: Any) -> None:
         """Note a call that writes to the tensor, its first argument, and reads no other one without memory."""
         log = self._logs.setdefault(self._key(tensor), [])

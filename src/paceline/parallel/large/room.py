@@ -39,7 +39,7 @@ def refuse_too_large(
     layout = world.layout
     needed = (whole + trained * (1 + state_numbers(optimizer, world.device))) * share_of(model, layout)
     free = memory_bytes or available_bytes(world.device)
-    least = int(free) if world.size == 1 else int(min(gather(int(free))))
+    least = int(min(gather(int(free))))
     if needed <= least:
         return
     raise ParallelError(

@@ -1,8 +1,7 @@
 """Safetensors in Hugging Face's layout, read by parts and written as they come. Loaded on use: it imports torch.
 
     model.safetensors                   or: model-00001-of-00003.safetensors ... and model.safetensors.index.json
-    a file: 8 bytes, little endian, the length of the header | header, JSON | the tensors' bytes
-    header: name -> {"dtype": "F32", "shape": [2, 3], "data_offsets": [from, to]}, counted from the end of the header
+    a file: see `system.safetensors`
     index: {"metadata": {"total_size": bytes}, "weight_map": {name: file}}
 
 https://github.com/huggingface/safetensors#format. Its own library writes a file at once, from tensors that are all in memory,
@@ -22,28 +21,13 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from paceline.checkpoint.arrays import TYPES
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.large.parts import Region
+from paceline.system.safetensors import fill, header, read_header
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-#: As in the format's own library.
-_MOST_HEADER_BYTES = 100_000_000
-
-_TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-}
+_TYPES: dict[str, torch.dtype] = {name: getattr(torch, own) for name, (own, _) in TYPES.items() if hasattr(torch, own)}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
@@ -60,8 +44,8 @@ class Folder:
         #: So many bytes were read, headers left out.
         self.bytes_read = 0
         for file in self._files():
-            start, header = _header(file)
-            for name, entry in header.items():
+            start, entries = _entries(file)
+            for name, entry in entries.items():
                 if name != "__metadata__":
                     self._entries[name] = file, start, entry
 
@@ -113,13 +97,8 @@ class Folder:
 
     def _bytes(self, opened: BinaryIO, count: int) -> Tensor:
         data = torch.empty(count, dtype=torch.uint8)
-        view: Any = data.numpy()
-        done = 0
-        while done < count:
-            got: int = opened.readinto(view[done:])  # type: ignore[attr-defined]
-            if not got:
-                raise ParallelError(f"{opened.name} ends in the middle of a tensor. Copy it again.")
-            done += got
+        if not fill(opened, data.numpy()):
+            raise ParallelError(f"{opened.name} ends in the middle of a tensor. Copy it again.")
         self.bytes_read += count
         return data
 
@@ -147,46 +126,32 @@ class Folder:
         )
 
 
-def _header(file: Path) -> tuple[int, dict[str, Any]]:
+def _entries(file: Path) -> tuple[int, dict[str, Any]]:
     """Where the tensors' bytes begin, and what the header says of them."""
-    size = file.stat().st_size
     with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if size < 8 or length > min(size - 8, _MOST_HEADER_BYTES):
-            raise ParallelError(f"{file} is no file of safetensors: its header would be {length} bytes long.")
         try:
-            header: dict[str, Any] = json.loads(opened.read(length))
-            for name, entry in header.items():
+            entries, start, size = read_header(opened)
+            for name, entry in entries.items():
                 if name != "__metadata__":
                     begin, end = entry["data_offsets"]
                     dtype = _TYPES.get(entry["dtype"])
                     whole = end - begin if dtype is None else math.prod(entry["shape"]) * dtype.itemsize
-                    if not 0 <= begin <= end <= size - 8 - length or end - begin != whole:
+                    if not 0 <= begin <= end <= size or end - begin != whole:
                         raise ValueError(f"{name} is said to lie at {begin} to {end}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ParallelError(f"{file} is no file of safetensors: {error}.") from error
-    return 8 + length, header
+    return start, entries
 
 
 class Writer:
     """One file, written tensor by tensor. tensors: name, shape and type of each, in the order in which they come."""
 
     def __init__(self, path: Path, tensors: Sequence[tuple[str, tuple[int, ...], torch.dtype]]) -> None:
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        offset = 0
-        for name, shape, dtype in tensors:
-            size = math.prod(shape) * dtype.itemsize
-            header[name] = {
-                "dtype": type_name(name, dtype),
-                "shape": list(shape),
-                "data_offsets": [offset, offset + size],
-            }
-            offset += size
-        text = json.dumps(header, separators=(",", ":")).encode()
-        # Readers map the file, and want numbers to begin at a multiple of 8.
-        text += b" " * (-len(text) % 8)
+        about = [
+            (name, type_name(name, dtype), shape, math.prod(shape) * dtype.itemsize) for name, shape, dtype in tensors
+        ]
         self._file = path.open("xb")
-        self._file.write(len(text).to_bytes(8, "little") + text)
+        self._file.write(header(about, {"format": "pt"}))
 
     def write(self, tensor: Tensor) -> None:
         """The next tensor, on the CPU."""

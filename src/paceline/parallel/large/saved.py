@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from paceline.parallel.checkpoint.folder import Saving, sync_file
+from paceline.checkpoint.files import sync_file
 from paceline.parallel.checkpoint.state import HeldState
-from paceline.parallel.checkpoint.store import attempt, from_rank_0, gather_all, hold, on_rank_0, raise_agreed
+from paceline.parallel.checkpoint.store import begin, hold, on_all, on_rank_0
 from paceline.parallel.errors import CheckpointError
+from paceline.parallel.exchange import gather
 from paceline.parallel.full_tensor import axes_of, whole
 from paceline.parallel.large.safetensors import INDEX, SINGLE, Writer, type_name
 
@@ -44,17 +45,15 @@ def save_safetensors(par: ParallelHandle, path: str | Path) -> Path:
     target = Path(path)
     for name, tensor in names.items():
         type_name(name, tensor.dtype)
-    saving = on_rank_0(world, lambda: Saving(target.absolute()), f"{str(target)!r} can't be begun")
-    folder = Path(from_rank_0(world, str(saving.folder) if saving is not None else ""))
+    saving, folder = begin(world, target, repr(str(target)))
     mine = [name for name, root in roots.items() if root == world.rank]
-    writers = sorted(set().union(*(set(own.values()) for own in gather_all(roots, world))))
+    writers = sorted(set().union(*(set(own.values()) for own in gather(roots))))
     file = SINGLE
     if len(writers) > 1 and world.rank in writers:
         file = f"model-{writers.index(world.rank) + 1:05}-of-{len(writers):05}.safetensors"
-    error = attempt(lambda: _write(folder / file, names, mine))
-    raise_agreed(world, error if isinstance(error, Exception) else None)
-    about = {name: names[name].numel() * names[name].element_size() for name in mine}
-    everyone = gather_all((file, about), world)
+    on_all(lambda: _write(folder / file, names, mine))
+    about = {name: names[name].nbytes for name in mine}
+    everyone = gather((file, about))
 
     def finish() -> None:
         assert saving is not None
@@ -112,8 +111,8 @@ def _failed(action: Callable[[], None]) -> OSError | None:
 def _roots(par: ParallelHandle, held: HeldState) -> dict[str, int]:
     """Of the tensors that this rank holds, which rank writes each; those that an earlier stage writes are left out."""
     world: World = par.world
-    about = {name: tensor.numel() * tensor.element_size() for name, tensor in held.model_tensors().items()}
-    stages = gather_all((world.coordinate(world.holder_axis), about), world)
+    about = {name: tensor.nbytes for name, tensor in held.model_tensors().items()}
+    stages = gather((world.coordinate(world.holder_axis), about))
     writer: dict[str, int] = {}
     done: dict[int, int] = dict.fromkeys(range(world.size), 0)
     stage_of: dict[str, int] = {}

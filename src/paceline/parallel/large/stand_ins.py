@@ -36,8 +36,7 @@ def stand_ins(
             made[id(param)] = nn.Parameter(
                 value.clone(memory_format=torch.contiguous_format) if dense else value, param.requires_grad
             )
-        owner, _, last = name.rpartition(".")
-        swapped.append((model.get_submodule(owner), last, param))
+        swapped.append((*ties.owner_of(model, name), param))
     try:
         for module, last, param in swapped:
             # By setattr: RNNs keep a second list of their parameters.

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from paceline.parallel import ties
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.large.empty import RECORDER
-from paceline.parallel.large.parts import is_empty, region_of, set_tensor, slices
+from paceline.parallel.large.empty import RECORDER, noted
+from paceline.parallel.large.parts import give_memory, is_empty, region_of, slices
 from paceline.parallel.large.recorder import Recorder
 from paceline.parallel.large.safetensors import Folder
 from paceline.parallel.reduce import local
@@ -34,8 +34,6 @@ def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
     Raises:
         ParallelError: the values of a parameter are not known.
     """
-    from paceline.parallel.large.parts import give_memory
-
     if not is_empty(model):
         return model
     values = TensorValues(model, seed)
@@ -79,24 +77,22 @@ class TensorValues:
                     )
         #: First names of parameters that are made, in the model's order; of all, those that have memory keep their values.
         self.empty = {name: tensors[name] for name in names if tensors[name].is_meta and name in params}
-        self._buffers = {name: tensors[name] for name in names if name not in params}
         self._buffers = {
-            name: tensor
-            for name, tensor in self._buffers.items()
-            if tensor.is_meta or (name in self._stored and name in kept)
+            name: tensors[name]
+            for name in names
+            if name not in params and (tensors[name].is_meta or (name in self._stored and name in kept))
         }
-        unknown = {
+        self._shells = {
             name: tensor
             for name, tensor in {**self.empty, **self._buffers}.items()
             if tensor.is_meta and name not in self._stored
         }
-        self._recorders = _recorders(model, unknown)
+        self._recorders = _recorders(model, self._shells)
         self._names = {
             tensor.untyped_storage()._cdata: name
             for name, tensor in tensors.items()
             if tensor.is_meta and name in names
         }
-        self._shells = unknown
 
     def fill_buffers(self, device: torch.device) -> None:
         """Give the buffers their values; they are whole on every worker until the model is cut."""
@@ -109,7 +105,8 @@ class TensorValues:
             value = value.to(device)
             for other, tensor in ties.all_names(self._model):
                 if tensor is buffer:
-                    set_tensor(self._model, other, value)
+                    owner, last = ties.owner_of(self._model, other)
+                    owner._buffers[last] = value
 
     def fill(self, params: dict[str, nn.Parameter]) -> None:
         """Give this rank's parameters, which have memory now, the values of their parts. params: by first name."""
@@ -174,8 +171,6 @@ def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
 
 def _reset(model: nn.Module, owners: Iterable[str]) -> Recorder:
     """Notes what these modules do when they are asked for their first values, and the whole model's own `_init_weights`."""
-    from paceline.parallel.large.empty import noted
-
     recorder, wanted = Recorder(), set(owners)
     with recorder, noted(recorder), torch.no_grad():
         for name, module in model.named_modules():

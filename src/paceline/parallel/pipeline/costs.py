@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.large.stand_ins import stand_ins
 from paceline.parallel.pipeline.cut import Block
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.recompute import Recomputed
 from paceline.parallel.reentrant import checkpoints_opened
-from paceline.parallel.ties import first_names
+from paceline.parallel.task import Task
+from paceline.parallel.ties import first_names, owner_of
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 from paceline.parallel.tracing.segments import Segment, split
-from paceline.parallel.tracing.trace import Traced
 
 #: So often at least, and more often while that takes no time: what else runs on the machine stops a short block for longer
 #: than it takes.
@@ -36,22 +36,20 @@ ENOUGH_S = 4.0
 
 
 def measure(
-    traced: Traced,
-    model: nn.Module,
-    batch: Sequence[Tensor],
+    task: Task,
+    micro: Microbatch,
+    boundaries: Boundaries,
     marks: Sequence[tuple[Mark, int]],
-    *,
-    loss: Callable[[Any], Tensor] | None = None,
-    context: Callable[[], AbstractContextManager[Any]],
-    boundaries: Boundaries | None = None,
-    device: torch.device | None = None,
+    device: torch.device,
+    loss: Callable[[Any], Tensor],
 ) -> tuple[Block, ...]:
-    """One block for each mark, and one before the first.
+    """One block of the task's model for each mark, and one before the first.
 
-    batch: the microbatch's tensors. loss: output -> loss, counted with the last block. context: what all runs under.
-    device: where parameters that have no values yet get some while their block is measured.
+    boundaries: of its trace for this microbatch. device: where parameters that have no values yet get some while their block is
+        measured. loss: output -> loss, counted with the last block.
     """
-    segments = split(traced, [place for _, place in marks], boundaries)
+    model = task.model
+    segments = split(boundaries, [place for _, place in marks])
     names = ["the start", *(str(mark) for mark, _ in marks)]
     first = first_names(model)
     blocks = []
@@ -61,9 +59,9 @@ def measure(
     with untouched(model), attributes_kept(model):
         for name, segment in zip(names, segments, strict=True):
             finish = loss if segment is segments[-1] else None
-            own = {found for used in segment.uses for found, _ in _named(model, used)}
-            with stand_ins(model, device or torch.device("cpu"), names=own, dense=True):
-                run = _Run(segment, model, received, batch, finish, context)
+            own = _named(model, segment.uses)
+            with stand_ins(model, device, names=own, dense=True):
+                run = _Run(segment, task, micro, received, finish, device)
                 result, saved_bytes = run.count_saved()
                 known = times_of.setdefault(_kind(model, segment, finish), [])
                 if len(known) < ALIKE:
@@ -72,7 +70,7 @@ def measure(
             if any(isinstance(part, Recomputed) for part in _modules(model, segment)):
                 # What it keeps is its input, of which autograd's hooks are told nothing.
                 saved_bytes += sum(value.bytes for value in segment.receives)
-            held = _parameters(model, segment, first)
+            held = {first[own_name]: param.nbytes for own_name, param in own.items()}
             blocks.append(
                 Block(
                     name=name,
@@ -87,45 +85,50 @@ def measure(
     return tuple(blocks)
 
 
+def saved_by(forward: Callable[[], Any], model: nn.Module) -> tuple[Any, int]:
+    """What it gives, and the bytes that it saves for the backward pass; those of the model's tensors don't count."""
+    kept = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in kept:
+            sizes[storage._cdata] = storage.nbytes()
+        # Not the tensor itself: of one that an operation has made, such as attention's output, its own graph would hold
+        # it, and nothing would ever let go of that graph, nor of the weights in it.
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = forward()
+        # Counted while the graph lives. Once a tensor is freed, another one may get its memory, and with it its key
+        # in `sizes`.
+        return result, sum(sizes.values())
+
+
 class _Run:
     """A block, ready to run."""
 
     def __init__(
         self,
         segment: Segment,
-        model: nn.Module,
+        task: Task,
+        micro: Microbatch,
         received: Sequence[Tensor],
-        batch: Sequence[Tensor],
         finish: Callable[[Any], Tensor] | None,
-        context: Callable[[], AbstractContextManager[Any]],
+        device: torch.device,
     ) -> None:
-        self._segment, self._model, self._batch = segment, model, batch
-        self._finish, self._context = finish, context
+        self._segment, self._task, self._finish, self._device = segment, task, finish, device
+        self._batch = tensors_in((micro.args, micro.kwargs))
         self._received = [
             tensor.detach().clone().requires_grad_(value.requires_grad)
             for tensor, value in zip(received, segment.receives, strict=True)
         ]
-        self._params = [param for name in segment.uses for param in _of(model, name) if param.requires_grad]
+        self._params = [param for param in _named(task.model, segment.uses).values() if param.requires_grad]
 
     def count_saved(self) -> tuple[Any, int]:
-        """The result, cut off from its history, and the bytes that were saved; those of parameters don't count."""
-        kept = {tensor.untyped_storage()._cdata for tensor in (*self._model.parameters(), *self._model.buffers())}
-        sizes: dict[int, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in kept:
-                sizes[storage._cdata] = storage.nbytes()
-            # Not the tensor itself: of one that an operation has made, such as attention's output, its own graph would hold
-            # it, and nothing would ever let go of that graph, nor of the weights in it.
-            return tensor.detach()
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            result = self._forward()
-            # Counted while the graph lives. Once a tensor is freed, another one may get its memory, and with it its key
-            # in `sizes`.
-            saved = sum(sizes.values())
-        return map_tensors(result, Tensor.detach), saved
+        """The result, cut off from its history, and the bytes that were saved."""
+        result, saved_bytes = saved_by(self._forward, self._task.model)
+        return map_tensors(result, Tensor.detach), saved_bytes
 
     def time(self) -> tuple[float, float]:
         """Seconds of the forward and of the backward pass."""
@@ -142,19 +145,19 @@ class _Run:
         best = (float("inf"), float("inf"))
         begin = time.perf_counter()
         for repeat in range(MOST_REPEATS):
-            start = _now()
+            start = now()
             result = self._forward()
-            middle = _now()
+            middle = now()
             self._backward(result)
-            end = _now()
+            end = now()
             best = min(best, (middle - start, end - middle), key=sum)
             if time.perf_counter() - begin > (ENOUGH_S if repeat + 1 < REPEATS else SHORT_S):
                 break
         return best
 
     def _forward(self) -> Any:
-        with torch.enable_grad(), self._context():
-            result = self._segment(self._model, self._received, self._batch)
+        with torch.enable_grad(), self._task.autocast(self._device):
+            result = self._segment(self._task.model, self._received, self._batch)
             return result if self._finish is None else (self._finish(result),)
 
     def _backward(self, result: Any) -> None:
@@ -163,14 +166,6 @@ class _Run:
         if outputs and wanted:
             gradients = [torch.ones_like(tensor) for tensor in outputs]
             torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
-
-
-def _parameters(model: nn.Module, segment: Segment, first: dict[str, str]) -> dict[str, int]:
-    found = {}
-    for name in segment.uses:
-        for param_name, param in _named(model, name):
-            found[first[param_name]] = param.numel() * param.element_size()
-    return found
 
 
 def _kind(model: nn.Module, segment: Segment, finish: Any) -> Any:
@@ -200,21 +195,20 @@ def _modules(model: nn.Module, segment: Segment) -> list[nn.Module]:
     return [known[name] for name in segment.uses if name in known]
 
 
-def _of(model: nn.Module, name: str) -> list[nn.Parameter]:
-    return [param for _, param in _named(model, name)]
+def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
+    """The parameters of the modules of these names, and those that have one of the names themselves."""
+    found: dict[str, nn.Parameter] = {}
+    for name in names:
+        owner, last = owner_of(model, name)
+        if last in owner._modules:
+            found |= model.get_submodule(name).named_parameters(name, remove_duplicate=False)
+        elif (param := owner._parameters.get(last)) is not None:
+            found[name] = param
+    return found
 
 
-def _named(model: nn.Module, name: str) -> list[tuple[str, nn.Parameter]]:
-    """The parameters of a module, or the one parameter of this name."""
-    owner, _, last = name.rpartition(".")
-    holder = model.get_submodule(owner)
-    if last in holder._modules:
-        return list(model.get_submodule(name).named_parameters(name, remove_duplicate=False))
-    param = holder._parameters.get(last)
-    return [] if param is None else [(name, param)]
-
-
-def _now() -> float:
+def now() -> float:
+    """The time in seconds once a GPU has done all that it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()

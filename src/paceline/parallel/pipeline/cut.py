@@ -55,6 +55,15 @@ class Plan:
     def slowest_s(self) -> float:
         return max(self.costs_s)
 
+    def parts(self, blocks: Sequence[Block]) -> list[Sequence[Block]]:
+        """The blocks of each stage."""
+        return [blocks[first:last] for first, last in pairwise((0, *self.starts, len(blocks)))]
+
+
+def parameter_bytes(blocks: Sequence[Block]) -> int:
+    """Of all parameters in these blocks; a tied one of two blocks counts once."""
+    return sum(dict(pair for block in blocks for pair in block.parameters).values())
+
 
 def find_cuts(
     blocks: Sequence[Block],
@@ -119,8 +128,7 @@ class _Table:
     def memory(self, stage: int, first: int, last: int) -> int:
         key = first, last
         if key not in self._parameter_bytes:
-            held = {name: size for block in self._blocks[first:last] for name, size in block.parameters}
-            self._parameter_bytes[key] = sum(held.values())
+            self._parameter_bytes[key] = parameter_bytes(self._blocks[first:last])
         kept = in_flight(self._schedule, stage, self._stages, self._workers, self._microbatches)
         activations = self._activation_sums[last] - self._activation_sums[first]
         return STATE_FACTOR * self._parameter_bytes[key] + kept * activations
@@ -176,9 +184,8 @@ def plan_by_hand(
     schedule: str,
     workers: int,
     microbatches: int,
-    bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
 ) -> Plan:
     """The costs of the stages that begin with these blocks."""
     stages = len(starts) + 1
-    table = _Table(blocks, schedule, stages, workers, microbatches, bandwidth_bytes_s)
+    table = _Table(blocks, schedule, stages, workers, microbatches, BANDWIDTH_BYTES_S)
     return table.plan([0, *starts, len(blocks)])

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Microbatch
+from paceline.parallel.batches.batch import Microbatch, with_rows
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import at_microbatch
 from paceline.parallel.guards import refuse_calls
@@ -32,8 +32,8 @@ from paceline.parallel.reduce import sum_gradients
 from paceline.parallel.replicas import normalization, shard
 from paceline.parallel.replicas.shard_used import Used
 from paceline.parallel.task import Task
-from paceline.parallel.ties import first_names
-from paceline.parallel.tracing.segments import stage_module
+from paceline.parallel.ties import first_names, owner_of
+from paceline.parallel.tracing.segments import stage_module, take_over
 
 #: Sums of so many different numbers, and of their squares, are exact in float64.
 TAGS = 2**20
@@ -56,7 +56,7 @@ def build(task: Task, world: World, sample: Microbatch, *, memory_bytes: int | N
         )
     check_microbatches(layout.schedule, layout.pipe, task.at_once)
     with normalization.alone(task.model):
-        programs = Programs(task, world, sample)
+        programs = Programs(task, world.device, sample, layout.pipe * layout.chunks, layout.cut or ())
         plan = agree(task, world, sample, programs, memory_bytes)
     return Pipelined(task, world, programs, plan)
 
@@ -80,13 +80,17 @@ class Pipelined:
         if world.layout.shard == 1:
             give_memory(world.device, *self._modules)
         self._names = [
-            (names[name], owner, last)
+            (names[name], *owner_of(module, name))
             for module in self._modules
             for name, _ in module.named_parameters(remove_duplicate=False)
-            for owner, last in [_owner(module, name)]
         ]
         self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
-        self._module: nn.Module = self._modules[0] if len(self._modules) == 1 else _merged(self._modules)
+        self._module: nn.Module = self._modules[0]
+        if len(self._modules) > 1:
+            self._module = stage_module(task.model, (), nn.Module)
+            # Of the stages, and not of the model, whose parameters FullyShard has left as they were.
+            for index, module in zip(self._own, self._modules, strict=True):
+                take_over(self._module, module, plan.uses[index])
         self.program = 0
         self._trained = {name: param.requires_grad for name, param in self.named_parameters().items()}
         self._messages = StageMessages(self._group, world.device)
@@ -99,7 +103,7 @@ class Pipelined:
         used = frozenset[str]().union(*plan.uses)
         #: Those outside of blocks: a block finds its own where their owner has put them.
         self._buffers = [
-            (name, *_owner(task.model, name), buffer) for name, buffer in task.model.named_buffers() if name in used
+            (name, *owner_of(task.model, name), buffer) for name, buffer in task.model.named_buffers() if name in used
         ]
         refuse_calls(task.model)
 
@@ -121,16 +125,14 @@ class Pipelined:
         self._check_trained()
         self._check_buffers()
         self._programs.refresh()
-        # A microbatch of which no replica has rows adds nothing. All ranks see the same numbers, and leave out the same
-        # ones.
-        micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
-        graph = self._programs.digest(micros[0], self._module.training)
+        micros = with_rows(micros)
+        traced = self._programs.trace(micros[0], self._module.training)
         losses: list[Tensor] = []
         for first in range(0, len(micros), self._task.at_once):
             some = micros[first : first + self._task.at_once]
             self._begin(some, self._task.weighted_loss)
             losses += [loss for _, loss in run(self._world.layout.schedule, self._stages, len(some), self._messages)]
-        tag = graph % TAGS
+        tag = traced.digest % TAGS
         # One message tells two things: the loss, which the last stage alone has, and if all stages are parts of one
         # graph. The sum of n numbers and the sum of their squares tell that: n * (sum of squares) is the square of the
         # sum only if all are equal.
@@ -138,15 +140,14 @@ class Pipelined:
         if losses:
             told[0] = torch.stack([loss.detach() for loss in losses]).sum()
         dist.all_reduce(told, group=self._group)
-        self.program = graph
+        self.program = traced.digest
         # On a GPU this is left out: the host would have to wait for the device here.
         if self._world.replicas > 1 and told.device.type == "cpu":
             is_one = int(told[2]) * self._workers == int(told[1]) ** 2
             # Two replicas may have other numbers of rows, which stand in their graphs, so between replicas only what the
             # graphs read is compared. Where the ranks of this pipeline differ among themselves already, each sends a
             # number of its own, which equals no other replica's.
-            reads = self._programs.digest_of_reads(micros[0], self._module.training)
-            self.program = reads if is_one else -1 - self._world.rank
+            self.program = traced.reads.digest if is_one else -1 - self._world.rank
         return told[0].to(self.plan.loss_dtype)
 
     def finish_gradients(self) -> None:
@@ -160,12 +161,12 @@ class Pipelined:
             left = [param for module in self._modules for param in shard.left_whole(module)]
             sum_gradients(left, group)
         else:
-            sum_gradients([param for param in params.values() if param.requires_grad], group)
+            sum_gradients(params.values(), group)
         # After the sums over the replicas, so that all copies of a tied parameter get the same bits.
         self.ties.sum_gradients(params)
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
-        micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
+        micros = with_rows(micros)
         total: Tensor | None = None
         self._programs.refresh()
         with torch.no_grad():
@@ -282,33 +283,3 @@ def _let_go(model: nn.Module, modules: Sequence[nn.Module]) -> None:
         for name, buffer in part._buffers.items():
             if buffer is not None and id(buffer) not in tensors:
                 part._buffers[name] = empty.setdefault(id(buffer), buffer.to("meta"))
-
-
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    owner, _, last = name.rpartition(".")
-    return module.get_submodule(owner), last
-
-
-def _merged(modules: Sequence[nn.Module]) -> nn.Module:
-    """One module with everything that these hold, the same objects under the same names."""
-    top = nn.Module()
-
-    def add(target: nn.Module, source: nn.Module) -> None:
-        for name, param in source._parameters.items():
-            target.register_parameter(name, param)
-        for name, buffer in source._buffers.items():
-            target.register_buffer(name, buffer, persistent=name not in source._non_persistent_buffers_set)
-        for name, child in source._modules.items():
-            if name not in target._modules:
-                target.add_module(name, child)
-            elif target._modules[name] is not child and child is not None:
-                # Only containers, such as a ModuleList, are two objects in two stages. A third one has the parts of both.
-                joined = nn.Module()
-                for part in (target._modules[name], child):
-                    assert part is not None
-                    add(joined, part)
-                target._modules[name] = joined
-
-    for module in modules:
-        add(top, module)
-    return top

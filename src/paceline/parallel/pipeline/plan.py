@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +16,11 @@ from paceline.parallel.pipeline.costs import measure
 from paceline.parallel.pipeline.cut import Block, Plan, find_cuts, plan_by_hand
 from paceline.parallel.pipeline.programs import Programs
 from paceline.parallel.pipeline.ties import held_tensors
-from paceline.parallel.pytree import tensors_in
 from paceline.parallel.rank0 import decide
 from paceline.parallel.task import Task
 from paceline.parallel.ties import all_names
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
-from paceline.parallel.tracing.segments import split
 from paceline.parallel.tracing.source import shown
-from paceline.parallel.tracing.trace import Traced
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,8 +70,7 @@ def _decide(
 ) -> tuple[Any, ...]:
     layout = world.layout
     stages = layout.pipe * layout.chunks
-    traced = programs.trace(sample)
-    boundaries = Boundaries(traced)
+    boundaries = Boundaries(programs.trace(sample))
     marks = boundaries.marks()
     by_hand = [(Mark(name=name), boundaries.find(Mark(name=name))) for name in layout.cut or ()]
     places = [place for _, place in by_hand]
@@ -106,17 +101,7 @@ def _decide(
         seen.append(result.dtype)
         return result
 
-    batch = tensors_in((sample.args, sample.kwargs))
-    blocks = measure(
-        traced,
-        task.model,
-        batch,
-        marks,
-        loss=loss,
-        context=_context(task, world),
-        boundaries=boundaries,
-        device=world.device,
-    )
+    blocks = measure(task, sample, boundaries, marks, world.device, loss)
     options: dict[str, Any] = {"schedule": layout.schedule, "workers": layout.pipe, "microbatches": task.at_once}
     if layout.cut is not None:
         # The first block begins before any mark, so the marks count from 1.
@@ -170,8 +155,7 @@ def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark,
     # In the other mode the forward may call other modules, and those have to be in a stage too.
     for training in (None, False, True):
         try:
-            traced = programs.trace(sample, training)
-            for own, segment in zip(found, _cut(traced, marks), strict=True):
+            for own, segment in zip(found, programs.segments(sample, training, marks), strict=True):
                 own |= set(segment.uses)
         except ParallelError:
             # The user is told once that mode is asked for. The model's own mode is asked for now.
@@ -181,12 +165,3 @@ def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark,
     # What no part calls is still in the model's state and its optimizer, and has to be somewhere.
     found[0] |= {name for name, _ in all_names(task.model)} - held
     return tuple(map(frozenset, found))
-
-
-def _cut(traced: Traced, marks: tuple[Mark, ...]) -> tuple[Any, ...]:
-    boundaries = Boundaries(traced)
-    return split(traced, [boundaries.find(mark) for mark in marks], boundaries)
-
-
-def _context(task: Task, world: World) -> Callable[[], Any]:
-    return lambda: task.autocast(world.device)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from typing import Generic, TypeVar
+from typing import TypeVar
+
+import torch
 
 from paceline.parallel.batches.batch import Microbatch
-from paceline.parallel.mesh import World
 from paceline.parallel.task import Task
 from paceline.parallel.tracing.blocks import LEVELS, opened_modules
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
@@ -21,60 +21,46 @@ KEPT = 64
 _Value = TypeVar("_Value")
 
 
-class _Latest(Generic[_Value]):
+class _Latest(dict[Hashable, _Value]):
     """The values that were last asked for. The first two stay: those of the sample, in training and in evaluation."""
 
-    def __init__(self) -> None:
-        self._values: OrderedDict[Hashable, _Value] = OrderedDict()
-
-    def get(self, key: Hashable) -> _Value | None:
-        return self._values.get(key)
-
     def keep(self, key: Hashable, value: _Value) -> None:
-        self._values[key] = value
-        if len(self._values) > KEPT:
-            del self._values[list(self._values)[2]]
-
-    def items(self) -> list[tuple[Hashable, _Value]]:
-        return list(self._values.items())
-
-    def drop(self, key: Hashable) -> None:
-        self._values.pop(key, None)
-
-    def clear(self) -> None:
-        self._values.clear()
+        self[key] = value
+        if len(self) > KEPT:
+            del self[list(self)[2]]
 
 
 class Programs:
     """Traces the model and cuts the traces, always at the same marks.
 
     The same on every rank of a pipeline: each has the whole batch of its replica, so each knows all shapes without asking.
+
+    stages: modules are opened, one level after the other, until there are marks for so many. cut: until these are called.
     """
 
-    def __init__(self, task: Task, world: World, sample: Microbatch) -> None:
+    def __init__(
+        self, task: Task, device: torch.device, sample: Microbatch, stages: int, cut: Sequence[str] = ()
+    ) -> None:
         self._task = task
-        self._device = world.device
+        self._device = device
         self._mode = task.model.training
         # The first trace is kept: of a model that looks at values only the sample can be traced, on real tensors, before
         # it is cut.
         self._traced: _Latest[Traced] = _Latest()
         self._known: _Latest[tuple[Segment, ...]] = _Latest()
-        self._digests: dict[Hashable, int] = {}
         #: What the outer forward reads and was last found to be changed, in words; "" if nothing was.
         self.changed = ""
-        cut = world.layout.cut or ()
-        wanted = world.layout.pipe * world.layout.chunks
         for level in range(LEVELS + 1):
             opened = opened_modules(task.model, level=level, cut=cut)
-            self._tracer = Tracer(task.model, opened.__contains__, world.device)
+            self._tracer = Tracer(task.model, opened.__contains__, device)
             self._traced.clear()
             traced = self.trace(sample)
-            if cut or len(Boundaries(traced).marks()) >= wanted - 1:
+            if cut or len(Boundaries(traced).marks()) >= stages - 1:
                 break
 
     def trace(self, micro: Microbatch, training: bool | None = None) -> Traced:
         """The outer forward for a microbatch such as this one. training: None is the mode that the model was given in."""
-        key = key_of(micro.args, micro.kwargs, self._mode if training is None else training)
+        key = self._key(micro, training)
         found = self._traced.get(key)
         if found is None:
             with self._task.autocast(self._device):
@@ -84,14 +70,16 @@ class Programs:
 
     def segments(self, micro: Microbatch, training: bool | None, marks: Sequence[Mark]) -> tuple[Segment, ...]:
         """The parts of the model between the marks, for this microbatch's shapes."""
-        key = key_of(micro.args, micro.kwargs, self._mode if training is None else training)
+        key = self._key(micro, training)
         found = self._known.get(key)
         if found is None:
-            traced = self.trace(micro, training)
-            boundaries = Boundaries(traced)
-            found = split(traced, [boundaries.find(mark) for mark in marks], boundaries)
+            boundaries = Boundaries(self.trace(micro, training))
+            found = split(boundaries, [boundaries.find(mark) for mark in marks])
             self._known.keep(key, found)
         return found
+
+    def _key(self, micro: Microbatch, training: bool | None) -> Hashable:
+        return key_of(micro.args, micro.kwargs, self._mode if training is None else training)
 
     def refresh(self) -> None:
         """Before a step: forget the traces of what the outer forward reads, if that is not what it was.
@@ -105,9 +93,8 @@ class Programs:
                 stale.append(key)
                 texts += [read.text for read in changed]
         for key in stale:
-            self._traced.drop(key)
-            self._known.drop(key)
-            self._digests.pop(key, None)
+            del self._traced[key]
+            self._known.pop(key, None)
         if texts:
             self.changed = ", ".join(dict.fromkeys(texts))
             self._tracer.note_changed(self.changed)
@@ -116,17 +103,6 @@ class Programs:
     def shut(self) -> dict[str, str]:
         """Modules that are not traced because they can't be -> why."""
         return self._tracer.shut
-
-    def digest(self, micro: Microbatch, training: bool) -> int:
-        """A number for what is computed for such a microbatch, the same on all ranks that compute the same."""
-        key = key_of(micro.args, micro.kwargs, training)
-        if key not in self._digests:
-            self._digests[key] = self.trace(micro, training).digest
-        return self._digests[key]
-
-    def digest_of_reads(self, micro: Microbatch, training: bool) -> int:
-        """A number for what the outer forward reads beside its arguments, the same on all ranks where that is the same."""
-        return self.trace(micro, training).reads.digest
 
     def forget(self) -> None:
         """Keep nothing of the real model."""

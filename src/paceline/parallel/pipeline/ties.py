@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from paceline.parallel import reduce
-from paceline.parallel.mesh import AXES, World, coordinates
+from paceline.parallel.mesh import World, coordinates, group_over
 from paceline.parallel.ties import all_names, first_names
 
 
@@ -39,21 +38,20 @@ class StageTies:
         # With an interleaved schedule stage n is on worker n modulo their number; two stages of one worker share the tensor
         # itself.
         ranks = {name: frozenset(stage % workers for stage in stages) for name, stages in self.holders.items()}
-        self._groups: dict[frozenset[int], Any] = {}
+        here = world.coordinate("pipe")
+        #: Of each group that this worker is in, the names of what its workers share.
+        self._own: list[tuple[Any, list[str]]] = []
         # Sorted, for all ranks have to make the groups in one order.
         for members in sorted(set(ranks.values()), key=sorted):
             if len(members) > 1:
-                self._groups[members] = _group(members, world)
-        here = world.coordinate("pipe")
-        self._own = {name: self._groups[own] for name, own in ranks.items() if here in own and len(own) > 1}
+                group = _group(members, world)
+                if here in members:
+                    self._own.append((group, [name for name, own in ranks.items() if own == members]))
 
     def sum_gradients(self, params: Mapping[str, nn.Parameter]) -> None:
         """Give every copy the sum of all copies' gradients. Called on all ranks."""
-        by_group: dict[int, tuple[Any, list[nn.Parameter]]] = {}
-        for name, group in self._own.items():
-            by_group.setdefault(id(group), (group, []))[1].append(params[name])
-        for group, own in by_group.values():
-            reduce.sum_gradients(own, group)
+        for group, names in self._own:
+            reduce.sum_gradients([params[name] for name in names], group)
 
 
 def held_tensors(model: nn.Module, names: frozenset[str]) -> list[str]:
@@ -63,13 +61,8 @@ def held_tensors(model: nn.Module, names: frozenset[str]) -> list[str]:
 
 
 def _group(members: frozenset[int], world: World) -> Any:
-    """The ranks with these stages that share all other coordinates. Every rank makes all of them, in the same order."""
+    """The ranks with these stages that share all other coordinates."""
     if len(members) == world.extent("pipe"):
         return world.group("pipe")
-    lists: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(world.size):
-        place = coordinates(world.layout, rank)
-        if place["pipe"] in members:
-            lists.setdefault(tuple(place[axis] for axis in AXES if axis != "pipe"), []).append(rank)
-    group, _ = dist.new_subgroups_by_enumeration(list(lists.values()))  # type: ignore[no-untyped-call]
-    return group
+    ranks = [rank for rank in range(world.size) if coordinates(world.layout, rank)["pipe"] in members]
+    return group_over(world.layout, frozenset({"pipe"}), ranks)

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Microbatch
+from paceline.parallel.batches.batch import Microbatch, with_rows
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import at_microbatch
 from paceline.parallel.loss_reads import LossReads
@@ -70,7 +70,8 @@ class Plain:
         # With workers that have parts of the model, or of each sequence, there is more to sum, or in other groups.
         is_plain = max(world.layout.tensor, world.layout.context, world.layout.expert) == 1
         uses_ddp = not self._is_sharded and world.layout.data > 1 and is_plain
-        self._ddp = _Replicated(self._module, world, find_unused) if uses_ddp and self._trained() else None
+        learns = any(param.requires_grad for param in self._module.parameters())
+        self._ddp = _Replicated(self._module, world, find_unused) if uses_ddp and learns else None
 
     @property
     def module(self) -> nn.Module:
@@ -89,10 +90,7 @@ class Plain:
         total: Tensor | None = None
         if (watched := self._ddp or self._used) is not None:
             watched.follow()
-        # A microbatch of which no replica has rows adds nothing to the sums, and batch normalisation must not see it.
-        # `global_rows` is the same on all ranks, so all of them leave out the same ones; a rank that did not would wait
-        # for the others' messages.
-        micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
+        micros = with_rows(micros)
         for micro in micros:
             is_last = micro is micros[-1]
             if self._used is not None:
@@ -139,20 +137,18 @@ class Plain:
             # summed here.
             self._used.finish()
             sum_gradients(shard.left_whole(self._module), group)
-            sum_gradients(self._trained(), self._world.group("context"))
+            sum_gradients(self._module.parameters(), self._world.group("context"))
         elif self._ddp is not None:
             self._ddp.finish()
         else:
-            sum_gradients(self._trained(), self._world.gradient_group)
+            sum_gradients(self._module.parameters(), self._world.gradient_group)
             sum_gradients(self._summed, self._world.group("expert"))
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
         total: Tensor | None = None
         # Nothing is summed over the replicas here: each gives its own part, and the caller adds them up.
         with torch.no_grad():
-            for micro in micros:
-                if not micro.global_rows and total is not None:
-                    continue
+            for micro in with_rows(micros):
                 with self._task.autocast(self._world.device), normalization.counting(micro):
                     output = self._module(*micro.args, **micro.kwargs)
                 part = consume(output, micro)
@@ -169,9 +165,6 @@ class Plain:
         for watched in (self._ddp, self._used):
             if watched is not None:
                 watched.begin_anew()
-
-    def _trained(self) -> list[nn.Parameter]:
-        return [param for param in self._module.parameters() if param.requires_grad]
 
     @contextlib.contextmanager
     def _synchronised(self, is_last: bool) -> Iterator[nn.Module]:

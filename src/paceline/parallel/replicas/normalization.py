@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.other_class import SharedByCopies
 from paceline.torch_private import BatchNorm, InstanceNorm
 
 #: Whether the rows that are being computed count: not those that stand in where a replica has none. Per process, not
@@ -24,23 +25,19 @@ _counts = True
 _somewhere = True
 
 
-def synchronise(module: nn.Module, group: Any) -> list[str]:
-    """Let every BatchNorm in `module` use the batches of all ranks of `group` while training; their names.
+def synchronise(module: nn.Module, group: Any) -> None:
+    """Let every BatchNorm in `module` use the batches of all ranks of `group` while training.
 
     group: None for one replica; then only padding is kept out of the statistics.
-    A class of the user's own that overrides `forward` is left as it is, and not named.
+    A class of the user's own that overrides `forward` is left as it is.
     """
-    changed = []
-    for name, part in module.named_modules():
+    for part in module.modules():
         kind = _SYNCHRONISED.get(type(part))
         if kind is not None:
             # The group is set past nn.Module's own `__setattr__` and tables, so that state dicts don't see it.
             part.__dict__["_paceline_group"] = None if group is None else _Shared(group)
             # Only the class changes. The module stays the same object, with the user's references, hooks and parameters.
             part.__class__ = kind
-        if isinstance(part, (_Synchronised, _FollowsAll)):
-            changed.append(name)
-    return changed
 
 
 @contextlib.contextmanager
@@ -80,7 +77,7 @@ def _counting_as(counts: bool, somewhere: bool) -> Iterator[None]:
         _counts, _somewhere = before
 
 
-class _Shared:
+class _Shared(SharedByCopies):
     """A process group that a copy of the model may hold too; torch's can't be copied, and a pickle leaves it out.
 
     group: None while the other ranks are not asked.
@@ -88,9 +85,6 @@ class _Shared:
 
     def __init__(self, group: Any) -> None:
         self.group = group
-
-    def __deepcopy__(self, memo: Any) -> _Shared:
-        return self
 
     def __reduce__(self) -> Any:
         return _Shared, (None,)

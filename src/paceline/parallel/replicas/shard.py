@@ -20,8 +20,8 @@ from paceline.parallel.pytree import map_tensors
 from paceline.torch_private import reduce_unused_too
 
 
-def shard_stage(module: nn.Module, world: World) -> nn.Module:
-    """The same module, its parameters replaced by this rank's parts (DTensors) over the axes data and shard.
+def shard_stage(module: nn.Module, world: World) -> None:
+    """Replace the module's parameters by this rank's parts (DTensors) over the axes data and shard, of which shard is in use.
 
     Names stay. Gradients come out of the backward pass as sums over the replicas, not means.
 
@@ -33,8 +33,6 @@ def shard_stage(module: nn.Module, world: World) -> nn.Module:
     from paceline.parallel.replicas.shard_used import Written
 
     layout = world.layout
-    if layout.shard == 1:
-        return module
     mesh = world.mesh["data", "shard"] if layout.data > 1 else world.mesh["shard"]
     options: dict[str, Any] = {"mesh": mesh}
     ignored = set(left_whole(module))
@@ -69,7 +67,6 @@ def shard_stage(module: nn.Module, world: World) -> nn.Module:
             # A parameter that a rank's rows leave out goes as zeros. Without that the rank would send a shorter message
             # than the others, which hangs or ends the process.
             reduce_unused_too(part)
-    return module
 
 
 def _own_outputs(module: nn.Module, args: Any, output: Any) -> Any:

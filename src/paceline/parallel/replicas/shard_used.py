@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.full_tensor import is_part
 from paceline.parallel.gradient_hooks import Hooks
+from paceline.parallel.large.parts import region_of, slices
 from paceline.parallel.mesh import World
 from paceline.torch_private import is_being_made_whole, whole_parameters
 
@@ -98,7 +100,8 @@ class Used:
             ParallelError: a parameter that was used in the first step is not used now.
         """
         names = list(self._names.values())
-        idle = [name not in self._seen and not _is_alone(param) for name, param in self._params(names)]
+        # FSDP2 leaves numbers without a dimension as they are: those are no parts of a whole.
+        idle = [name not in self._seen and param.dim() > 0 for name, param in self._params(names)]
         self._seen.clear()
         self._watched = 0
         if self._find_unused or self._is_first:
@@ -132,11 +135,6 @@ class Used:
         return [(name, params[name]) for name in names]
 
 
-def _is_alone(param: nn.Parameter) -> bool:
-    """True for a parameter that is no part of a whole: FSDP2 leaves numbers without a dimension as they are."""
-    return param.dim() == 0
-
-
 class Written:
     """Sees that a unit's forward pass changes its own parameters in place, and keeps that.
 
@@ -162,15 +160,10 @@ class Written:
 def _write_back(sharded: Any, whole: nn.Parameter) -> None:
     """Put this rank's part of the whole where FSDP2 takes it from."""
     part = whole.detach()
-    if hasattr(part, "full_tensor"):
+    if is_part(part):
         raise ParallelError(
             "the model's forward pass changes a parameter that is cut by FullyShard() and by TensorParallel() in place. Leave "
             "its layer whole (TensorParallel(plan={...: 'replicate'})), or use DataParallel()."
         )
-    for axis, placement in enumerate(sharded.placements):
-        if placement.is_shard():
-            pieces = part.chunk(sharded.device_mesh.size(axis), placement.dim)
-            rank = sharded.device_mesh.get_local_rank(axis)
-            part = pieces[rank] if rank < len(pieces) else part.narrow(placement.dim, 0, 0)
     with torch.no_grad():
-        sharded.to_local().copy_(part)
+        sharded.to_local().copy_(part[slices(region_of(sharded))])

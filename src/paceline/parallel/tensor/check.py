@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,12 +42,12 @@ class Reference:
         self,
         model: nn.Module,
         sample: Microbatch,
-        loss: Callable[[Microbatch, Any], Any] | None = None,
+        loss: Callable[[Any, Microbatch], Any] | None = None,
         most_numbers: int | None = None,
     ) -> None:
         """The model is left as it was, gradients too.
 
-        loss: sample and output -> the loss; None: it is not looked at.
+        loss: output and sample -> the loss; None: it is not looked at.
         most_numbers: of parameters with more than that no gradients are compared; None: of all.
 
         Raises:
@@ -105,7 +105,8 @@ class Reference:
         try:
             with undisturbed(model), torch.enable_grad(), checkpoints_opened():
                 output = model(*sample.args, **sample.kwargs)
-                total = sum(_weighted(index, tensor) for index, tensor in enumerate(_differentiable(output)))
+                learning = (tensor for tensor in tensors_in(output) if tensor.requires_grad)
+                total = sum(_weighted(index, tensor) for index, tensor in enumerate(learning))
                 looks = self._loss is not None and (not is_cut or self._reads_own())
                 found = _Pass(outputs=outputs, gradients=gradients_of(model, total, self._most_numbers, again=looks))
                 if not looks:
@@ -127,7 +128,7 @@ class Reference:
         self._reads.look_again()
         with self._reads:
             self._reads.may_read(output, self.sample.target, self.sample.weight)
-            loss = self._loss(self.sample, output)
+            loss = self._loss(output, self.sample)
         if not self._reads_own():
             return None, {}
         return whole(loss.detach()), gradients_of(self.model, loss)
@@ -141,7 +142,7 @@ def reference(
     model: nn.Module,
     samples: Sequence[Microbatch],
     world: World,
-    loss: Callable[[Microbatch, Any], Any] | None,
+    loss: Callable[[Any, Microbatch], Any] | None,
     most_numbers: int | None,
 ) -> Reference:
     """What the model computes of the first of these samples that it can compute on all ranks. Called on all of them.
@@ -193,10 +194,6 @@ def gradients_of(
         return {name: None for name, _ in named}
     grads = torch.autograd.grad(total, [param for _, param in named], retain_graph=again, allow_unused=True)
     return {name: grad for (name, _), grad in zip(named, grads, strict=True)}
-
-
-def _differentiable(output: Any) -> Iterable[Tensor]:
-    return (tensor for tensor in tensors_in(output) if tensor.requires_grad)
 
 
 def _weighted(index: int, tensor: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from paceline.parallel.tensor.layers import cut_turned, is_turned
 from paceline.parallel.tensor.names import fold
 from paceline.parallel.tensor.pieces import deal
 from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
+from paceline.parallel.ties import tie_again
 from paceline.torch_private import keep_lookups_apart, keep_own_parts
 
 #: Of a microbatch, for the trials and for the comparison behind them; all of them where a model can't compute so few.
@@ -71,7 +72,7 @@ def apply(
     plan: Mapping[str, str] | None,
     ties: Sequence[tuple[str, ...]],
     sample: Microbatch | None = None,
-    loss: Callable[[Microbatch, Any], Any] | None = None,
+    loss: Callable[[Any, Microbatch], Any] | None = None,
     few: Microbatch | None = None,
 ) -> Applied:
     """Cut the model in place, and say what was cut. Tied tensors stay tied. Called on all ranks, before any sharding.
@@ -79,7 +80,7 @@ def apply(
     plan: pattern of a module's name -> placement; None finds one, for which `sample` is needed.
     ties: as from `ties.find(model)`.
     sample: some rows; with them, outputs and all gradients are compared with the plain model's.
-    loss: sample and output -> the loss, of which it is seen whether it reads tensors of the model itself.
+    loss: output and sample -> the loss, of which it is seen whether it reads tensors of the model itself.
     few: fewer rows, which take the sample's place if the model can compute them.
 
     Raises:
@@ -95,9 +96,10 @@ def apply(
             # Of a model without values the numbers that stand in are gone afterwards, and a loss can't be looked at. Gradients
             # of its large parameters would be whole on each rank; those of the small ones, before and between them, have
             # come through all that was cut.
-            rows = [sample] if few is None else [few, sample]
-            plain = reference(model, rows, world, None if empty else loss, SMALL if empty else None)
-    run = _runner(model, sample if plain is None else plain.sample)
+            samples = [sample] if few is None else [few, sample]
+            plain = reference(model, samples, world, None if empty else loss, SMALL if empty else None)
+    rows = sample if plain is None else plain.sample
+    run = None if rows is None else lambda: model(*rows.args, **rows.kwargs)
 
     def find() -> TensorPlan:
         if plan is not None:
@@ -177,16 +179,6 @@ def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) 
         setattr(modules[name], attribute, getattr(modules[name], attribute) // mesh.size())
 
 
-def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
-    """Give all names of a tie the tensor of the first."""
-    for first, *others in ties:
-        owner, _, name = first.rpartition(".")
-        tensor = getattr(model.get_submodule(owner), name)
-        for other in others:
-            owner, _, name = other.rpartition(".")
-            setattr(model.get_submodule(owner), name, tensor)
-
-
 def _cut_gradient(param: Any) -> None:
     """Cut the gradient as its parameter is. That of a tied tensor comes whole: its two parts are cut in different ways."""
     if param.grad.placements != param.placements:
@@ -225,14 +217,3 @@ def _way(model: nn.Module, plan: TensorPlan, name: str) -> str:
         isinstance(module, nn.Embedding) or is_turned(module)
     )
     return "by rows" if by_rows else "by columns"
-
-
-def _runner(model: nn.Module, sample: Microbatch | None) -> Callable[[], Any] | None:
-    if sample is None:
-        return None
-    return lambda: model(*sample.args, **sample.kwargs)
-
-
-def is_cut(tensor: Any) -> bool:
-    """True if the tensor is in parts."""
-    return isinstance(tensor, DTensor)

@@ -10,7 +10,8 @@ whatever the Python code between them looks like.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.reentrant import checkpoints_opened
 from paceline.parallel.tensor.layers import linear_kind
-from paceline.parallel.tracing.fake_model import attributes_kept
+from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,8 @@ def observe(model: nn.Module, run: Callable[[], Any]) -> Seen:
                 # Frozen ones as well, or the graph would not show where they are used.
                 param.requires_grad_(param.is_floating_point())
             output = run()
-            edges = _edges_to_parameters(tensors_in(output))
+            roots = [tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None]
+            edges = Counter(id(node.variable) for node in _reached(roots) if hasattr(node, "variable"))
             direct = _direct(model, record, edges)
             groups = tuple(_groups(record, direct))
     finally:
@@ -88,23 +90,13 @@ def is_plain(module: nn.Module) -> bool:
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode; modes, buffers, attributes, random generators and `requires_grad` are put back."""
-    modes = [(module, module.training) for module in model.modules()]
     wanted = [(param, param.requires_grad) for param in model.parameters()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    # Only the current one: without a list fork_rng saves the state of every GPU, and warns of it.
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:
-        with torch.random.fork_rng(devices=devices), attributes_kept(model):
-            model.eval()
+        with untouched(model, training=False), attributes_kept(model):
             yield
     finally:
-        for module, mode in modes:
-            module.training = mode
         for param, flag in wanted:
             param.requires_grad_(flag)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
 
 
 @dataclass
@@ -158,37 +150,27 @@ def _groups(record: _Record, direct: frozenset[str]) -> Iterator[Group]:
 
 def _sources(node: Any, made: Mapping[Any, str]) -> set[str]:
     """The layers whose outputs lead to `node`; empty if a parameter of anything else does too."""
-    found: set[str] = set()
-    seen = {node}
-    waiting = [node]
-    while waiting:
-        node = waiting.pop()
-        if node in made:
-            found.add(made[node])
-        elif hasattr(node, "variable"):
-            # Of all nodes only those where a parameter's gradient gathers have a `variable`.
-            return set()
-        else:
-            for following, _ in node.next_functions:
-                if following is not None and following not in seen:
-                    seen.add(following)
-                    waiting.append(following)
-    return found
+    if node in made:
+        return {made[node]}
+    reached = set(_reached([node], made))
+    # Of all nodes only those where a parameter's gradient gathers have a `variable`.
+    if any(hasattr(other, "variable") for other in reached - made.keys()):
+        return set()
+    return {made[other] for other in reached & made.keys()}
 
 
-def _edges_to_parameters(outputs: list[Tensor]) -> dict[int, int]:
-    """id of a parameter -> how often the graph below `outputs` uses it."""
-    waiting: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+def _reached(roots: Iterable[Any], ends: Container[Any] = ()) -> Iterator[Any]:
+    """The nodes of the graph below these, each once for every edge that leads to it; nothing that lies below `ends`."""
+    waiting = list(roots)
     seen = set(waiting)
-    edges: dict[int, int] = {}
     while waiting:
         for following, _ in waiting.pop().next_functions:
-            if hasattr(following, "variable"):
-                edges[id(following.variable)] = edges.get(id(following.variable), 0) + 1
-            elif following is not None and following not in seen:
+            if following is None:
+                continue
+            yield following
+            if following not in seen and following not in ends:
                 seen.add(following)
                 waiting.append(following)
-    return edges
 
 
 def _direct(model: nn.Module, record: _Record, edges: Mapping[int, int]) -> frozenset[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -56,20 +56,12 @@ def find_plan(model: nn.Module, run: Callable[[], Any], parts: int, ties: Sequen
     # A tied weight is used at another place as well, which is not cut with this group.
     free = [group for group in seen.groups if not tied & {f"{name}.weight" for name in (*group.columns, group.row)}]
     verdicts = try_groups(model, run, free, parts)
-    good = [verdict for verdict in verdicts if not verdict.reason]
+    plan = _plan({}, seen, verdicts, "stay whole")
     placements: dict[str, str] = {}
-    for verdict in good:
-        placements |= dict.fromkeys(verdict.group.columns, "colwise") | {verdict.group.row: "rowwise"}
+    for group in plan.groups:
+        placements |= dict.fromkeys(group.columns, "colwise") | {group.row: "rowwise"}
     placements |= _vocabulary(model, seen, ties, taken=set(placements), parts=parts)
-    if not placements:
-        placements = _lone(model, seen, tied, parts)
-    return TensorPlan(
-        placements=placements,
-        groups=tuple(verdict.group for verdict in good),
-        divided=tuple(dict.fromkeys(item for verdict in good for item in verdict.divided)),
-        changed=seen.changed,
-        notes=_notes(verdicts, "stay whole"),
-    )
+    return replace(plan, placements=placements or _lone(model, seen, tied, parts))
 
 
 def plan_from_table(
@@ -91,14 +83,18 @@ def plan_from_table(
         for group in seen.groups
         if placements.get(group.row) == "rowwise" and all(placements.get(name) == "colwise" for name in group.columns)
     ]
-    verdicts = try_groups(model, run, asked, parts)
+    return _plan(placements, seen, try_groups(model, run, asked, parts), "put their values together in between")
+
+
+def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict], others: str) -> TensorPlan:
+    """The plan of these placements, with the groups that can be cut. others: what those do that can't, in words."""
     good = [verdict for verdict in verdicts if not verdict.reason]
     return TensorPlan(
         placements=placements,
         groups=tuple(verdict.group for verdict in good),
         divided=tuple(dict.fromkeys(item for verdict in good for item in verdict.divided)),
         changed=seen.changed,
-        notes=_notes(verdicts, "put their values together in between"),
+        notes=_notes(verdicts, others),
     )
 
 

@@ -30,7 +30,7 @@ class Boundaries:
     """The places of one trace, as numbers of nodes before them."""
 
     def __init__(self, traced: Traced) -> None:
-        self._traced = traced
+        self.traced = traced
         self._index = {node: index for index, node in enumerate(traced.order)}
         self._written = frozenset[int]().union(*(node.meta["writes"] for node in traced.order))
         self.recomputed = self._find_recomputed()
@@ -40,9 +40,9 @@ class Boundaries:
         """The places before the calls of blocks at which the model may be cut, in order."""
         seen: dict[str, int] = {}
         found: list[tuple[Mark, int]] = []
-        for name, index in self._traced.entries:
+        for name, index in self.traced.entries:
             nth = seen[name] = seen.get(name, -1) + 1
-            if name not in self._traced.leaves or index == 0 or (found and found[-1][1] == index):
+            if name not in self.traced.leaves or index == 0 or (found and found[-1][1] == index):
                 continue
             if self._has_call_before(index) and self.obstacle(index) is None:
                 found.append((Mark(name=name, nth=nth), index))
@@ -54,9 +54,9 @@ class Boundaries:
         Raises:
             ParallelError: there is none, or the model can't be cut there.
         """
-        places = [index for name, index in self._traced.entries if name == mark.name]
+        places = [index for name, index in self.traced.entries if name == mark.name]
         if not places:
-            known = list(dict.fromkeys(name for name, _ in self._traced.entries))
+            known = list(dict.fromkeys(name for name, _ in self.traced.entries))
             raise ParallelError(
                 f"cut={mark.name!r}: the model's forward calls no module of that name. It calls {_listed(known)}."
             )
@@ -77,7 +77,7 @@ class Boundaries:
         """The values that are carried over the place, in the order in which they were made."""
         return tuple(
             node
-            for node in self._traced.order[:index]
+            for node in self.traced.order[:index]
             if node.op != "get_attr" and node not in self.recomputed and self._last_use[node] >= index
         )
 
@@ -93,16 +93,16 @@ class Boundaries:
                 return f"{node.name} is filled in after it with something that has a gradient"
         # A buffer that the forward pass changes would be two buffers, one in each stage, that are changed apart from each
         # other.
-        before = frozenset[int]().union(*(node.meta["touches"] for node in self._traced.order[:index]))
-        after = frozenset[int]().union(*(node.meta["touches"] for node in self._traced.order[index:]))
+        before = frozenset[int]().union(*(node.meta["touches"] for node in self.traced.order[:index]))
+        after = frozenset[int]().union(*(node.meta["touches"] for node in self.traced.order[index:]))
         shared = before & after & self._written & self._fixed_storages()
         if shared:
-            user = next(node for node in self._traced.order[index:] if node.meta["touches"] & shared)
+            user = next(node for node in self.traced.order[index:] if node.meta["touches"] & shared)
             where = user.meta["module"] or user.name
             return f"a buffer or an input that the forward pass changes is used before it and in {where}"
         # Two views of one memory would be two memories in the next stage, and a change of one would not be seen in the
         # other.
-        later = frozenset[int]().union(*(node.meta["writes"] for node in self._traced.order[index:]))
+        later = frozenset[int]().union(*(node.meta["writes"] for node in self.traced.order[index:]))
         storages = [node.meta["storage"] for node in live if node.meta["storage"] in later]
         if len(storages) != len(set(storages)):
             return "two views of one tensor, which is changed in place after it, are needed on both sides"
@@ -110,13 +110,13 @@ class Boundaries:
 
     def written_after(self, node: fx.Node, index: int) -> bool:
         """True if the value is changed in place after the place."""
-        return any(node.meta["storage"] in later.meta["writes"] for later in self._traced.order[index:])
+        return any(node.meta["storage"] in later.meta["writes"] for later in self.traced.order[index:])
 
     def _find_recomputed(self) -> frozenset[fx.Node]:
         """The values that each stage can compute from the batch alone: without random numbers, parameters or changes in place."""
-        own: set[fx.Node] = set(self._traced.inputs)
-        for node in self._traced.order:
-            constant = node.op == "get_attr" and str(node.target) in self._traced.constants
+        own: set[fx.Node] = set(self.traced.inputs)
+        for node in self.traced.order:
+            constant = node.op == "get_attr" and str(node.target) in self.traced.constants
             if not constant and (node.op not in ("call_function", "call_method") or node.meta["random"]):
                 continue
             # What has a gradient is never computed twice: the gradients of both would reach its parameters.
@@ -127,16 +127,16 @@ class Boundaries:
         return frozenset(own)
 
     def _find_last_use(self, node: fx.Node) -> int:
-        end = len(self._traced.order)
+        end = len(self.traced.order)
         return max((self._index.get(user, end) for user in node.users), default=-1)
 
     def _has_call_before(self, index: int) -> bool:
-        return any(node.op != "get_attr" and node not in self.recomputed for node in self._traced.order[:index])
+        return any(node.op != "get_attr" and node not in self.recomputed for node in self.traced.order[:index])
 
     def _fixed_storages(self) -> frozenset[int]:
         """Storages of buffers and of the batch: each stage has its own copy of these."""
-        state = frozenset[int]().union(*(node.meta["state"] for node in self._traced.order))
-        return state | {node.meta["storage"] for node in self._traced.inputs}
+        state = frozenset[int]().union(*(node.meta["state"] for node in self.traced.order))
+        return state | {node.meta["storage"] for node in self.traced.inputs}
 
 
 def _listed(names: list[str], limit: int = 24) -> str:

@@ -63,10 +63,15 @@ def names_by_tensor(model: nn.Module) -> dict[int, str]:
     return {id(tensor): name for name, tensor in reversed(all_names(model))}
 
 
+def names_by_module(model: nn.Module) -> dict[int, str]:
+    """A module's id -> its first name; "" for the model itself."""
+    return {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+
+
 def contents(model: nn.Module) -> dict[tuple[int, str], tuple[str, Hashable]]:
     """(module's id, attribute) -> its name in the model, and what it is: of a parameter or buffer, which tensor."""
     found: dict[tuple[int, str], tuple[str, Hashable]] = {}
-    names = {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+    names = names_by_module(model)
     taken = Fingerprint()
     for module in model.modules():
         tables = (module._parameters, module._buffers)
@@ -171,17 +176,32 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
 @contextlib.contextmanager
 def untouched(model: nn.Module, training: bool | None = None) -> Iterator[None]:
     """Buffers, modes and random streams are put back when the block ends. training: the mode until then."""
-    saved = [(tensor, tensor.detach().clone()) for tensor in model.buffers()]
-    modes = [(module, module.training) for module in model.modules()]
+    # Those that it is on: without a list fork_rng saves the state of every GPU, and warns of it.
     devices = sorted({tensor.device.index or 0 for tensor in model.parameters() if tensor.is_cuda})
-    if training is not None:
-        model.train(training)
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
-            with torch.no_grad():
-                for tensor, value in saved:
-                    tensor.copy_(value)
+    with modes_kept(model), buffers_kept(model), torch.random.fork_rng(devices=devices):
+        if training is not None:
+            model.train(training)
+        yield
+
+
+@contextlib.contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Each module is in the mode that it is in now when the block ends."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+@contextlib.contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """The model's buffers are put back when the block ends."""
+    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)

@@ -20,7 +20,7 @@ import gc
 import sys
 import types
 import zlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -108,7 +108,7 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
             key = (frame.f_code, id(frame.f_globals))
             if key not in seen:
                 seen.add(key)
-                _note_globals(reads, frame.f_code, frame.f_globals)
+                _note_names(reads, frame.f_globals, _globals_of(frame.f_code), frame.f_code.co_names)
                 if frame.f_code.co_freevars:
                     # All functions with this code are found at once, because to find them takes long.
                     _note_cells(reads, frame)
@@ -173,30 +173,22 @@ def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callabl
     reads.note(*attribute_read(module, name, f"{path or type(module).__name__}.{name}"))
 
 
-def _note_globals(reads: Reads, code: types.CodeType, names: dict[str, Any]) -> None:
-    for name in _globals_of(code):
-        if isinstance(names.get(name), types.ModuleType):
-            _note_module(reads, names[name], code.co_names)
-        elif name in names and not _is_fixed(names[name]):
-            _note_global(reads, names, name)
-
-
-def _note_global(reads: Reads, names: dict[str, Any], name: str) -> None:
-    text = f"{names.get('__name__', '?')}.{name}"
-    reads.note(("global", id(names), name), Read(text=text, look=lambda: names.get(name, _ABSENT)))
-
-
-def _note_module(reads: Reads, module: types.ModuleType, names: tuple[str, ...], depth: int = 3) -> None:
-    """Those of a Python module's attributes that a function names."""
-    file = getattr(module, "__file__", None)
-    if not depth or file is None or not is_users(file) or module.__name__.partition(".")[0] in ("numpy", "scipy"):
-        return
-    own = vars(module)
+def _note_names(
+    reads: Reads, own: dict[str, Any], names: Iterable[str], attributes: tuple[str, ...], depth: int = 3
+) -> None:
+    """These names of a Python module, and of modules that they lead to, so deep, those that the function names as attributes."""
     for name in names:
         if isinstance(own.get(name), types.ModuleType):
-            _note_module(reads, own[name], names, depth - 1)
+            if depth and _may_have_settings(own[name]):
+                _note_names(reads, vars(own[name]), attributes, attributes, depth - 1)
         elif name in own and not _is_fixed(own[name]):
-            _note_global(reads, own, name)
+            text = f"{own.get('__name__', '?')}.{name}"
+            reads.note(("global", id(own), name), Read(text=text, look=partial(own.get, name, _ABSENT)))
+
+
+def _may_have_settings(module: types.ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and is_users(file) and module.__name__.partition(".")[0] not in ("numpy", "scipy")
 
 
 def _note_cells(reads: Reads, frame: types.FrameType) -> None:

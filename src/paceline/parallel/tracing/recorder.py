@@ -122,8 +122,7 @@ class GraphRecorder(TorchFunctionMode):
     def add_input(self, name: str, tensor: Tensor) -> fx.Node:
         """The placeholder for this tensor of the batch."""
         node = self.graph.placeholder(name)
-        self._describe(node, tensor)
-        self._nodes[id(tensor)] = tensor, node
+        self._know(node, tensor)
         return node
 
     def finish(self, output: Any) -> fx.Node:
@@ -278,18 +277,18 @@ class GraphRecorder(TorchFunctionMode):
     def _give_out(self, node: fx.Node, result: Any) -> None:
         """Know each tensor of the result again: the call's own value, or one taken out of it."""
         if isinstance(result, Tensor):
-            self._describe(node, result)
-            self._nodes[id(result)] = result, node
+            self._know(node, result)
             return
         for path, tensor in tensors_at(result):
             part = node
             for kind, key in path:
                 part = self.graph.call_function(_take_item if kind == "item" else getattr, (part, key))
                 self._append(part)
-            self._describe(part, tensor)
-            self._nodes[id(tensor)] = tensor, part
+            self._know(part, tensor)
 
-    def _describe(self, node: fx.Node, tensor: Tensor) -> None:
+    def _know(self, node: fx.Node, tensor: Tensor) -> None:
+        """Describe the tensor on its node, and know it again."""
+        self._nodes[id(tensor)] = tensor, node
         node.meta.setdefault("touches", set()).add(_storage(tensor))
         node.meta |= {
             "shape": tuple(tensor.shape),
@@ -344,9 +343,8 @@ class GraphRecorder(TorchFunctionMode):
             return self._constant(tensor, tensor)
         node = self.graph.get_attr(name)
         self._append(node)
-        self._describe(node, tensor)
+        self._know(node, tensor)
         node.meta["state"] = frozenset(node.meta["touches"])
-        self._nodes[id(tensor)] = tensor, node
         return node
 
     def _constant(self, value: Any, tensor: Tensor | None = None) -> fx.Node:
@@ -358,8 +356,7 @@ class GraphRecorder(TorchFunctionMode):
         node = self.graph.get_attr(name)
         self._append(node)
         if tensor is not None:
-            self._describe(node, tensor)
-            self._nodes[id(tensor)] = tensor, node
+            self._know(node, tensor)
         return node
 
 

@@ -59,17 +59,22 @@ class Segment:
         return self.function(owner, *received, *(batch[index] for index in self.inputs), *self.constants)
 
 
-def split(traced: Traced, places: Sequence[int], boundaries: Boundaries | None = None) -> tuple[Segment, ...]:
+def split(boundaries: Boundaries, places: Sequence[int]) -> tuple[Segment, ...]:
     """The parts between these places (numbers of nodes, increasing): one more than there are places."""
-    boundaries = boundaries or Boundaries(traced)
-    ends = [0, *places, len(traced.order)]
-    return tuple(_segment(traced, boundaries, first, last) for first, last in pairwise(ends))
+    ends = [0, *places, len(boundaries.traced.order)]
+    return tuple(_segment(boundaries, first, last) for first, last in pairwise(ends))
 
 
 def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) -> _Module:
     """A module with these modules, parameters and buffers of `model`, the same objects, under their own names."""
     top = kind()
     top.training = model.training
+    take_over(top, model, names)
+    return top
+
+
+def take_over(top: nn.Module, model: nn.Module, names: Iterable[str]) -> None:
+    """Put these of the model's modules, parameters and buffers into another module too, that do not lie there yet."""
     # The model's order, on every rank: gradients are summed over the replicas in the order of these parameters, and
     # messages are matched by it. Modules come first: a parameter that lies in one of them is there then.
     ordered = [name for name, _ in model.named_modules(remove_duplicate=False)]
@@ -77,10 +82,10 @@ def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) ->
     for name in [*ordered, *(name for name, _ in all_names(model))]:
         if name in wanted and not _has(top, name):
             _put(top, model, name)
-    return top
 
 
-def _segment(traced: Traced, boundaries: Boundaries, first: int, last: int) -> Segment:
+def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
+    traced = boundaries.traced
     is_last = last == len(traced.order)
     receives, sends = boundaries.live(first), () if is_last else boundaries.live(last)
     own = traced.order[first:last]

@@ -16,6 +16,8 @@ import zlib
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from paceline.parallel.tracing.fake_model import (
     attributes_kept,
     contents,
     make_shadow,
+    names_by_module,
     names_by_tensor,
     untouched,
 )
@@ -53,7 +56,6 @@ class Traced:
     constants: what `get_attr` nodes name that is not the model's. reads: what it holds for, beside the shapes.
     """
 
-    graph: fx.Graph
     order: tuple[fx.Node, ...]
     inputs: tuple[fx.Node, ...]
     output: fx.Node
@@ -84,18 +86,14 @@ class Traced:
 
     def difference(self, other: Traced) -> Line | None:
         """The line of the first call that is another one there; None if both are the same."""
-        mine, theirs = self.calls(), other.calls()
-        for number, (one, two) in enumerate(zip(mine, theirs, strict=False)):
+        for number, (one, two) in enumerate(zip_longest(self.calls(), other.calls())):
             if one != two:
                 return self._line(number) or other._line(number)
-        if len(mine) != len(theirs):
-            longer = self if len(mine) > len(theirs) else other
-            return longer._line(min(len(mine), len(theirs)))
         return None
 
-    @property
+    @cached_property
     def digest(self) -> int:
-        """A number of 32 bits that ranks can compare."""
+        """A number of 32 bits, the same on all ranks that compute the same."""
         # Not hash(), which is another number in each process.
         return zlib.crc32(repr(self.calls()).encode())
 
@@ -126,10 +124,7 @@ class Tracer:
         self._fake, self._plain = make_shadow(model, self._mode, device)
         self._device = device or torch.device("cpu")
         self._mirror = AttributeMirror(model, self._fake)
-        # Reversed, so that of a module with several names the first one stays.
-        self._names = {
-            id(module): name for name, module in reversed(list(self._fake.named_modules(remove_duplicate=False)))
-        }
+        self._names = names_by_module(self._fake)
         self._ran: Ran = {}
         self._changed = ""
 
@@ -229,8 +224,7 @@ class Tracer:
             return self._twice(self._fake, record, put_back)
 
     def _trace_real(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Traced:
-        model = self._model
-        assert model is not None
+        model = self._real
 
         def record(begin: Callable[[GraphRecorder], None]) -> Traced:
             with untouched(model, training):
@@ -322,18 +316,14 @@ class Tracer:
     def _record(
         self, model: nn.Module, args: Any, kwargs: Any, state: dict[int, str], begin: Callable[[GraphRecorder], None]
     ) -> Traced:
-        names: dict[int, str] = {}
-        for name, module in model.named_modules(remove_duplicate=False):
-            names.setdefault(id(module), name)
-        all_names = dict(names)
-        names.pop(id(model))
+        names = names_by_module(model)
 
         def opened(name: str) -> bool:
             return name not in self.shut and self._opened(name)
 
         is_fake = model is self._fake
         recorder = GraphRecorder(
-            names=names,
+            names={key: name for key, name in names.items() if key != id(model)},
             state=state,
             plain=self._plain if is_fake else {},
             opened=opened,
@@ -349,14 +339,13 @@ class Tracer:
                 torch.enable_grad(),
                 eager(),
                 recording(recorder),
-                noting(reads, lambda: recorder.is_outer, lambda module: all_names.get(id(module))),
+                noting(reads, lambda: recorder.is_outer, lambda module: names.get(id(module))),
             ):
                 result = model.forward(*args, **kwargs)
             output = recorder.finish(result)
         except Exception as error:
             self._refuse(error, recorder, model)
         return Traced(
-            graph=recorder.graph,
             order=tuple(recorder.order),
             inputs=inputs,
             output=output,
@@ -367,14 +356,13 @@ class Tracer:
         )
 
     def _refuse(self, error: Exception, recorder: GraphRecorder, model: nn.Module) -> None:
-        where = user_line(error)
-        if isinstance(error, CannotRecordError) and error.line is not None:
-            where = shown(error.line)
         if isinstance(error, ParallelError):
             raise error
+        own_line = error.line if isinstance(error, CannotRecordError) else None
+        where = user_line(error) if own_line is None else shown(own_line)
         needs_values = isinstance(error, VALUE_NEEDED)
         if recorder.inside is not None:
-            if isinstance(model, nn.Module) and model is self._fake:
+            if model is self._fake:
                 raise _InBlockError(
                     f"{recorder.inside} can't run on shapes alone ({where}: {type(error).__name__}: {error})."
                 ) from error
@@ -383,10 +371,10 @@ class Tracer:
             str(error) if isinstance(error, CannotRecordError) else "what it does next depends on a tensor's values"
         )
         # An opened module that can't be traced can be one block instead. The outermost forward can't.
-        cannot = needs_values or (isinstance(error, CannotRecordError) and error.line is None)
-        if cannot and (name := recorder.opened_now):
+        cannot = needs_values or isinstance(error, CannotRecordError)
+        if cannot and own_line is None and (name := recorder.opened_now):
             raise _ShutError(name, f"{where}: {reason}") from error
-        if isinstance(error, CannotRecordError) or needs_values:
+        if cannot:
             raise ParallelError(
                 f"{type(model).__name__} can't be cut into stages: {where}: {reason}. Its own forward has to be the same calls "
                 "for every batch of one shape; move that line into a module of its own (one block stays in one stage), or "
