@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from paceline.compat.horovod.common.ops import ENGINE_NAMES, Average
-from paceline.compat.horovod.common.process_sets import ProcessSet
+from paceline.compat.horovod.common.ops import Average
 
 T = TypeVar("T")
 
@@ -21,19 +20,6 @@ def checked_group(tensors: Iterable[T]) -> list[T]:
     if not given:
         raise ValueError("a grouped operation needs at least one tensor; the list is empty.")
     return given
-
-
-def engine_arguments(op: int, prescale: float, postscale: float, process_set: ProcessSet) -> dict[str, Any]:
-    """The arguments of the engine's reductions that say how to reduce.
-
-    A `process_set` that is none is refused by `handles.submit`, which gets it too.
-    """
-    return {
-        "op": ENGINE_NAMES[op],
-        "prescale": float(prescale),
-        "postscale": float(postscale),
-        "process_set": getattr(process_set, "process_set_id", None),
-    }
 
 
 def check_predivide(factor: float, op: int) -> None:

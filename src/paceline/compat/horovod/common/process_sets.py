@@ -94,12 +94,6 @@ def check_root(root_rank: int, process_set: ProcessSet) -> None:
         )
 
 
-def registered_number(process_set: ProcessSet) -> int:
-    """The engine's number of a set that `checked_members` has let through."""
-    assert process_set.process_set_id is not None
-    return process_set.process_set_id
-
-
 def check_adasum(process_set: ProcessSet) -> None:
     """Refuse what Adasum can't reduce over.
 

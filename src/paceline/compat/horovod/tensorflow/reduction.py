@@ -13,13 +13,13 @@ import tensorflow as tf
 from paceline.compat.horovod.common.arguments import check_groups, check_predivide
 from paceline.compat.horovod.common.ops import ENGINE_NAMES, Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set, registered_ranks
+from paceline.compat.horovod.common.reduction import How
 from paceline.compat.horovod.tensorflow.allreduce import reduce_all
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.gradient_aggregation import Accumulator
 from paceline.compat.horovod.tensorflow.launch import ALONE_BYTES, bytes_of
 from paceline.compat.horovod.tensorflow.names import key, unique_in_graph, variable_names
 from paceline.compat.horovod.tensorflow.order import as_written
-from paceline.compat.horovod.tensorflow.pieces import How
 
 __all__ = ["Accumulator", "Reduction", "reduce_gradients"]
 
@@ -98,7 +98,7 @@ def reduce_gradients(
     place = {i: number for number, i in enumerate(shared)}
     places = [(name, [place[i] for i in members]) for name, members in groups]
     predivide = how.gradient_predivide_factor
-    plan = How(op=how.op, prescale=1.0 / predivide, postscale=predivide, process_set=how.process_set)
+    plan = How(how.op, 1.0 / predivide, predivide, how.process_set)
     # The two factors cancel; rows that are gathered, not summed, have no use for them.
     sparse = How(op=how.op, process_set=how.process_set)
     reduced = reduce_all([result[i] for i in shared], [names[i] for i in shared], plan, how.compression, places, sparse)
