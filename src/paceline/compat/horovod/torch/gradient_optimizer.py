@@ -145,7 +145,6 @@ class GradientOptimizer:
             waiting: set[int] = set()
             for p in self._trained:
                 if p not in self._submitted:
-                    self._ensure_gradient(p)
                     if (group := self._group_of.get(p)) is None:
                         self._submit(p)
                     else:
@@ -289,9 +288,7 @@ class GradientOptimizer:
                     self._submit_group(group)
 
     def _submit(self, p: torch.Tensor) -> None:
-        assert p.grad is not None
-        if p.grad.is_sparse:
-            self._sparse_axes[p] = p.grad.sparse_dim()
+        self._ensure_gradient(p)
         self._submitted.add(p)
         self._finishes.append(self._reduction.begin(p, self._parameter_names[p]))
 
@@ -299,8 +296,6 @@ class GradientOptimizer:
         name, members = self._groups[index]
         for p in members:
             self._ensure_gradient(p)
-            if p.grad is not None and p.grad.is_sparse:
-                self._sparse_axes[p] = p.grad.sparse_dim()
         self._submitted.update(members)
         self._finishes.append(self._reduction.begin_group(list(members), name))
 
@@ -309,6 +304,8 @@ class GradientOptimizer:
             # Others may have one, so this rank takes part with zeros, of the kind that the parameter had before.
             axes = self._sparse_axes.get(p)
             p.grad = torch.zeros_like(p) if axes is None else _empty_sparse(p, axes)
+        elif p.grad.is_sparse:
+            self._sparse_axes[p] = p.grad.sparse_dim()
 
     def _forget(self) -> None:
         self._finishes, self._submitted, self._touched = [], set(), False
