@@ -76,7 +76,7 @@ class Rank:
         begun = []
         for operation in operations:
             if mode == "at_once":
-                with waiting_at_once() if turn != 1 else contextlib.nullcontext():
+                with waiting_at_once if turn != 1 else contextlib.nullcontext():
                     begun.append(self._begin(operation, turn))
                 self._finish(*begun.pop())
             else:

@@ -73,23 +73,21 @@ _ENDED = (
 
 
 class _Caller(threading.local):
-    waits_at_once = False
-
-
-_caller = _Caller()
-
-
-@contextmanager
-def waiting_at_once() -> Iterator[None]:
-    """A block whose operations this thread waits for at once: the loop's thread isn't woken for them.
+    """Is entered for a block whose operations this thread waits for at once: the loop's thread isn't woken for them.
 
     The wait must follow: until then nobody tells the other ranks of them.
     """
-    _caller.waits_at_once = True
-    try:
-        yield
-    finally:
-        _caller.waits_at_once = False
+
+    waits_at_once = False
+
+    def __enter__(self) -> None:
+        self.waits_at_once = True
+
+    def __exit__(self, *_: object) -> None:
+        self.waits_at_once = False
+
+
+waiting_at_once = _Caller()
 
 
 class BackgroundLoop:
@@ -173,7 +171,7 @@ class BackgroundLoop:
             self._news.append(task)
             # A caller that leads looks at the news itself. It gives _claim back before it takes _wake and looks whether
             # work is left: so either it sees this task there, or _claim is free here.
-            if self._asleep and not self._claim.locked() and not _caller.waits_at_once:
+            if self._asleep and not self._claim.locked() and not waiting_at_once.waits_at_once:
                 self._wake.notify()
         return task.handle
 
@@ -281,8 +279,10 @@ class BackgroundLoop:
         try:
             pause_s, looks = _FIRST_PAUSE_S, 0
             while not handle.done() and self.ended is None:
-                if self._todo and not self._do_at_once():
-                    return
+                if self._todo:
+                    if self._performer.blocks(self._todo):
+                        return
+                    self._do()
                 if self._step():
                     continue
                 looks += 1
@@ -469,13 +469,6 @@ class BackgroundLoop:
     def _asked(self, key: Key) -> Request | None:
         task = self._pending.get(key)
         return None if task is None else task.request
-
-    def _do_at_once(self) -> bool:
-        """Do what is to be done and return True; False, with nothing done, if some of it may block."""
-        if self._performer.blocks(self._todo):
-            return False
-        self._do()
-        return True
 
     def _do(self) -> None:
         todo = self._todo

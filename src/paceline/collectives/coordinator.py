@@ -220,12 +220,15 @@ class Coordinator:
             known = self._slots[slot].requests
             requests.update({rank: known[rank] for rank in range(self._size) if mask & (1 << rank)})
 
+    def _write_out_all(self) -> None:
+        for key in [self._slots[slot].key for slot, mask in enumerate(self._asked) if mask]:
+            self._to_open(key, self._open.setdefault(key, {}))
+
     def _join(self, rank: int) -> None:
         self._joined |= 1 << rank
         self._last_joined = rank
-        # All that was asked for by number is written out: those who have joined are counted among written requests alone.
-        for key in [self._slots[slot].key for slot, mask in enumerate(self._asked) if mask]:
-            self._to_open(key, self._open.setdefault(key, {}))
+        # Those who have joined are counted among written requests alone.
+        self._write_out_all()
         for key, requests in self._open.items():
             self._check(key, requests)
         if self._joined == self._all:
@@ -279,10 +282,7 @@ class Coordinator:
 
     def _start_epoch(self) -> None:
         """Give out all numbers anew. Those that are under way are still understood; until then there is no other epoch."""
-        for slot, mask in enumerate(self._asked):
-            if mask:
-                key = self._slots[slot].key
-                self._to_open(key, self._open.setdefault(key, {}))
+        self._write_out_all()
         self._old_slots, self._slots, self._slot_of, self._asked = self._slots, [], {}, []
         self._epoch += 1
         # Each rank may have sent numbers of the epoch that ends here before it hears of the new one.

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.collectives import rendezvous
+from paceline.collectives import numbers, rendezvous
 from paceline.collectives.errors import CollectivesError
 
 _NAMES = {"sum": "SUM", "average": "SUM", "min": "MIN", "max": "MAX", "product": "PRODUCT"}
@@ -133,7 +133,7 @@ class DeviceGroup:
             self._group.allreduce([work], getattr(ReduceOp, kind)).wait()
             works.append((work, target))
         for work, target in works:
-            divisor = self._size if op == "average" and str(target.dtype) != "torch.bool" else 1
+            divisor = numbers.divisor(op, str(target.dtype).removeprefix("torch."), self._size)
             target.copy_(_scaled(work, postscale, divisor))
 
 

@@ -36,6 +36,8 @@ _DYING_S, _LET_GO_S = 0.3, 3.0
 _NUMBERS = "biufc"
 DEVICE_ALLREDUCE = "device_allreduce"
 OPERATIONS = ("sum", "average", "min", "max", "product", "adasum")
+#: Of arrays that hold another type than NumPy says: of all of them, or of each.
+Dtype = str | Sequence[str | None] | None
 
 
 class _Observer(NamedTuple):
@@ -93,25 +95,14 @@ class Engine:
         postscale: float = 1.0,
         process_set: int = 0,
         out: Any = None,
-        dtype: str | None = None,
+        dtype: Dtype = None,
     ) -> Handle:
         """The handle of the reduced array, of the same shape. out: where to put it; may be `array` itself.
 
         Average divides the sum by the number of ranks; integers are cut off towards 0. float16 and bfloat16 are added
         up in float32. Adasum: floats, and a power of two of ranks.
         """
-        self._check_op(op, process_set, [array], dtype)
-        return self._submit(
-            ALLREDUCE,
-            name,
-            [array],
-            process_set,
-            outs=[out],
-            dtype=dtype,
-            op=op,
-            prescale=prescale,
-            postscale=postscale,
-        )
+        return self._reduce(ALLREDUCE, name, [array], op, prescale, postscale, process_set, dtype, [out])
 
     def grouped_allreduce(
         self,
@@ -123,22 +114,10 @@ class Engine:
         postscale: float = 1.0,
         process_set: int = 0,
         outs: Sequence[Any] | None = None,
-        dtype: str | Sequence[str | None] | None = None,
+        dtype: Dtype = None,
     ) -> Handle:
         """The handle of the list of reduced arrays, which are reduced once all of them are there on all ranks."""
-        self._check_op(op, process_set, arrays, dtype)
-        return self._submit(
-            ALLREDUCE,
-            name,
-            arrays,
-            process_set,
-            outs=outs,
-            dtype=dtype,
-            op=op,
-            prescale=prescale,
-            postscale=postscale,
-            grouped=True,
-        )
+        return self._reduce(ALLREDUCE, name, arrays, op, prescale, postscale, process_set, dtype, outs, grouped=True)
 
     def reducescatter(
         self,
@@ -149,10 +128,10 @@ class Engine:
         prescale: float = 1.0,
         postscale: float = 1.0,
         process_set: int = 0,
-        dtype: str | None = None,
+        dtype: Dtype = None,
     ) -> Handle:
         """The handle of this rank's rows of the reduced array; the first ranks get one more where they don't divide."""
-        return self._reducescatter(name, [array], op, prescale, postscale, process_set, dtype, False)
+        return self._reduce(REDUCESCATTER, name, [array], op, prescale, postscale, process_set, dtype)
 
     def grouped_reducescatter(
         self,
@@ -163,10 +142,10 @@ class Engine:
         prescale: float = 1.0,
         postscale: float = 1.0,
         process_set: int = 0,
-        dtype: str | Sequence[str | None] | None = None,
+        dtype: Dtype = None,
     ) -> Handle:
         """The handle of the list of this rank's rows of each reduced array."""
-        return self._reducescatter(name, arrays, op, prescale, postscale, process_set, dtype, True)
+        return self._reduce(REDUCESCATTER, name, arrays, op, prescale, postscale, process_set, dtype, grouped=True)
 
     def device_allreduce(
         self,
@@ -312,32 +291,41 @@ class Engine:
         for loop in list(self._loops.values()):
             self._let_observe(loop)
 
-    def _reducescatter(
+    def _reduce(
         self,
+        kind: str,
         name: str,
         arrays: Sequence[Any],
         op: str,
         prescale: float,
         postscale: float,
         process_set: int,
-        dtype: Any,
-        grouped: bool,
+        dtype: Dtype,
+        outs: Sequence[Any] | None = None,
+        grouped: bool = False,
     ) -> Handle:
+        if op not in OPERATIONS:
+            raise ArgumentError(f"op={op!r} is unknown. The operations are {', '.join(OPERATIONS)}.")
+        for array in arrays:
+            if array.dtype.kind not in _NUMBERS:
+                raise ArgumentError(
+                    f"arrays of {', '.join(str(a.dtype) for a in arrays)} can't be reduced: give numbers."
+                )
+        if op in ("min", "max") and any(array.dtype.kind == "c" for array in arrays):
+            raise ArgumentError(f"op={op!r} of complex numbers: they have no order. Reduce real and imaginary part.")
+        told = [dtype] * len(arrays) if dtype is None or isinstance(dtype, str) else dtype
         if op == "adasum":
-            raise ArgumentError(f"reducescatter {name!r} can't be done with op='adasum'. Choose another operation.")
-        self._check_op(op, process_set, arrays)
-        _check_rows(REDUCESCATTER, name, arrays)
-        return self._submit(
-            REDUCESCATTER,
-            name,
-            arrays,
-            process_set,
-            dtype=dtype,
-            op=op,
-            prescale=prescale,
-            postscale=postscale,
-            grouped=grouped,
-        )
+            if kind == REDUCESCATTER:
+                raise ArgumentError(f"reducescatter {name!r} can't be done with op='adasum'. Choose another operation.")
+            size = len(self._members(process_set))
+            if size & (size - 1):
+                raise ArgumentError(f"op='adasum' needs a power of two of ranks, and there are {size}.")
+            names = [name or array.dtype.name for name, array in zip(told, arrays, strict=True)]
+            if not set(names) <= {"float16", "bfloat16", "float32", "float64"}:
+                raise ArgumentError("op='adasum' is for floating-point arrays.")
+        if kind == REDUCESCATTER:
+            _check_rows(kind, name, arrays)
+        return self._submit(kind, name, arrays, process_set, outs, told, op, prescale, postscale, grouped=grouped)
 
     def _submit(
         self,
@@ -345,14 +333,14 @@ class Engine:
         name: str,
         arrays: Sequence[Any],
         process_set: int,
-        *,
         outs: Sequence[Any] | None = None,
-        dtype: str | Sequence[str | None] | None = None,
-        finish: Callable[[Any], Any] | None = None,
-        grouped: bool = False,
+        told: Sequence[str | None] | None = None,
         op: str = "",
         prescale: float = 1.0,
         postscale: float = 1.0,
+        *,
+        finish: Callable[[Any], Any] | None = None,
+        grouped: bool = False,
         root: int = -1,
         splits: tuple[int, ...] = (),
     ) -> Handle:
@@ -363,11 +351,11 @@ class Engine:
             )
         if grouped and not arrays:
             raise ArgumentError(f"grouped {kind} {name!r} got no arrays. Give at least one.")
-        given = tuple(outs) if outs is not None else (None,) * len(arrays)
-        told = [dtype] * len(arrays) if dtype is None or isinstance(dtype, str) else dtype
+        none = (None,) * len(arrays)
+        given = none if outs is None else tuple(outs)
         ready, dtypes, shapes, scattered = [], [], [], False
         # One loop, and few calls in it: a step submits hundreds.
-        for array, out, named in zip(arrays, given, told, strict=True):
+        for array, out, named in zip(arrays, given, told or none, strict=True):
             if out is not None and out is not array and (out.shape != array.shape or out.dtype != array.dtype):
                 raise ArgumentError(
                     f"out of {kind} {name!r} has {out.dtype}{list(out.shape)}, the array "
@@ -385,27 +373,6 @@ class Engine:
         request = loop.known((kind, name, tuple(dtypes), tuple(shapes), op, prescale, postscale, root, splits, grouped))
         # Tuples: those of arrays alone the garbage collector soon leaves out.
         return loop.submit(CollectiveTask(request, tuple(ready), given, Handle(request.key, loop.waiter), finish))
-
-    def _check_op(
-        self, op: str, process_set: int, arrays: Sequence[Any], dtype: str | Sequence[str | None] | None = None
-    ) -> None:
-        if op not in OPERATIONS:
-            raise ArgumentError(f"op={op!r} is unknown. The operations are {', '.join(OPERATIONS)}.")
-        for array in arrays:
-            if array.dtype.kind not in _NUMBERS:
-                raise ArgumentError(
-                    f"arrays of {', '.join(str(a.dtype) for a in arrays)} can't be reduced: give numbers."
-                )
-        if op in ("min", "max") and any(array.dtype.kind == "c" for array in arrays):
-            raise ArgumentError(f"op={op!r} of complex numbers: they have no order. Reduce real and imaginary part.")
-        if op == "adasum":
-            size = len(self._members(process_set))
-            if size & (size - 1):
-                raise ArgumentError(f"op='adasum' needs a power of two of ranks, and there are {size}.")
-            told = [dtype] * len(arrays) if dtype is None or isinstance(dtype, str) else dtype
-            names = [name or array.dtype.name for name, array in zip(told, arrays, strict=True)]
-            if not set(names) <= {"float16", "bfloat16", "float32", "float64"}:
-                raise ArgumentError("op='adasum' is for floating-point arrays.")
 
     def _members(self, process_set: int) -> tuple[int, ...]:
         if process_set not in self._sets:

@@ -88,7 +88,7 @@ class Fusion:
         import numpy
 
         half = numbers.is_half(dtype)
-        kind = numpy.dtype("float32" if half else dtype)
+        kind = numpy.dtype(numbers.sum_type(dtype))
         buffer = self._next(kind)
         pieces: list[_Piece] = []
         filled, scales = 0, None

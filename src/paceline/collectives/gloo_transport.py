@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import re
 import secrets
 import select
@@ -127,7 +128,8 @@ class GlooTransport:
 
         row_bytes = result.nbytes // result.shape[0]
         most = max(rows)
-        whole = _bytes(result)
+        whole, ends = _bytes(result), itertools.accumulate(count * row_bytes for count in rows)
+        parts = [whole[end - count * row_bytes : end] for count, end in zip(rows, ends, strict=True)]
         if min(rows) == most:
             self._run("allgather", lambda g: g._allgather_base(self._tensor(whole), self._tensor(_bytes(array))))
         # Gloo gathers equal parts alone. Unequal ones are padded where that is little, else each rank sends its own.
@@ -136,27 +138,19 @@ class GlooTransport:
             padded[: array.nbytes] = _bytes(array)
             everything = numpy.empty((self.size, most * row_bytes), numpy.uint8)
             self._run("allgather", lambda g: g._allgather_base(self._tensor(_bytes(everything)), self._tensor(padded)))
-            start = 0
-            for rank, count in enumerate(rows):
-                whole[start : start + count * row_bytes] = everything[rank, : count * row_bytes]
-                start += count * row_bytes
+            for part, sent in zip(parts, everything, strict=True):
+                part[...] = sent[: part.size]
         else:
-            start = 0
-            for rank, count in enumerate(rows):
-                part = whole[start : start + count * row_bytes]
-                if rank == self.rank:
-                    part[...] = _bytes(array)
-                if count:
+            parts[self.rank][...] = _bytes(array)
+            for rank, part in enumerate(parts):
+                if part.size:
                     self.broadcast(part, rank)
-                start += count * row_bytes
 
     def broadcast(self, array: Any, root: int) -> None:
         self._run("broadcast", lambda group: group.broadcast(self._tensor(array), root))
 
     def alltoall(self, array: Any, sent: Sequence[int], result: Any, received: Sequence[int]) -> None:
-        row_bytes = array.itemsize
-        for length in array.shape[1:]:
-            row_bytes *= length
+        row_bytes = array.itemsize * math.prod(array.shape[1:])
         out = [count * row_bytes for count in sent]
         self._alltoall(_bytes(array)[: sum(out)], out, _bytes(result), [count * row_bytes for count in received])
 

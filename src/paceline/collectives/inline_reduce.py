@@ -28,23 +28,15 @@ def payload(task: CollectiveTask) -> bytes | None:
     dtype = request.dtypes[0]
     if not numbers.is_half(dtype) and request.prescale == 1.0:
         return bytes(array)
-    import numpy
-
-    scaled = numpy.empty(array.size, _type(dtype))
-    numbers.to_float32(array, scaled, dtype) if numbers.is_half(dtype) else numpy.copyto(scaled, array)
-    numbers.scale(scaled, request.prescale)
-    return bytes(scaled)
+    return bytes(numbers.summand(array, dtype, request.prescale))
 
 
 def fold(request: Request, payloads: Sequence[bytes]) -> bytes:
     """The ranks' payloads, reduced in the order of the ranks."""
     import numpy
 
-    kind = numpy.dtype(_type(request.dtypes[0]))
-    op = request.op
-    if op == "average":
-        # Of truth values, cut off: true where all of them are.
-        op = "min" if kind.kind == "b" else "sum"
+    dtype = request.dtypes[0]
+    kind, op = numpy.dtype(numbers.sum_type(dtype)), numbers.operation(request.op, dtype)
     arrays = [numpy.frombuffer(data, kind) for data in payloads]
     with numpy.errstate(all="ignore"):
         whole = arrays[0]
@@ -60,7 +52,7 @@ def unpack(task: CollectiveTask, data: bytes, size: int) -> Any:
     request = task.request
     dtype = request.dtypes[0]
     out = numpy.empty_like(task.arrays[0]) if task.outs[0] is None else task.outs[0]
-    divisor = size if request.op == "average" and dtype != "bool" else 1
+    divisor = numbers.divisor(request.op, dtype, size)
     target = out.reshape(-1)
     if numbers.is_half(dtype):
         reduced = numpy.frombuffer(bytearray(data), numpy.float32)
@@ -70,7 +62,3 @@ def unpack(task: CollectiveTask, data: bytes, size: int) -> Any:
         target[...] = numpy.frombuffer(data, target.dtype)
         numbers.scale(target, request.postscale, divisor)
     return out
-
-
-def _type(dtype: str) -> str:
-    return "float32" if numbers.is_half(dtype) else dtype

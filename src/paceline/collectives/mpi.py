@@ -6,13 +6,12 @@ mpi4py is loaded by the first call of `world`, never by an import of this module
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import queue
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -144,8 +143,13 @@ def _initialise() -> MPI.Intracomm:
     if MPI.Is_finalized():
         raise CollectivesError("MPI was finalised in this process, and can't be initialised again.")
     if not MPI.Is_initialized():
-        with _no_shared_memory_alone(), _with_home():
+        needed = _needed_variables(os.environ)
+        os.environ.update(needed)
+        try:
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        finally:
+            for name in needed:
+                del os.environ[name]
         atexit.register(_finalise, os.getpid())
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise CollectivesError(
@@ -157,32 +161,17 @@ def _initialise() -> MPI.Intracomm:
     return comm
 
 
-@contextlib.contextmanager
-def _no_shared_memory_alone() -> Iterator[None]:
-    """Without a launcher Open MPI 5 has nobody who removes its file in /dev/shm at the end; nor has it any use for it, or for
-    TCP, which would listen at every address of the machine."""
-    name = "OMPI_MCA_btl"
-    if name in os.environ or any(key in os.environ for key in _STARTED):
-        yield
-        return
-    os.environ[name] = "self"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
-@contextlib.contextmanager
-def _with_home() -> Iterator[None]:
-    """Open MPI aborts the process where HOME is not set, as it is not below many services."""
-    if "HOME" in os.environ:
-        yield
-        return
-    os.environ["HOME"] = processes.with_home(os.environ)["HOME"]
-    try:
-        yield
-    finally:
-        del os.environ["HOME"]
+def _needed_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """What Open MPI has to find in the environment while it is initialised, and does not."""
+    needed = {}
+    # Without a launcher Open MPI 5 has nobody who removes its file in /dev/shm at the end; nor has it any use for it, or for
+    # TCP, which would listen at every address of the machine.
+    if "OMPI_MCA_btl" not in environ and not any(name in environ for name in _STARTED):
+        needed["OMPI_MCA_btl"] = "self"
+    # It aborts the process where HOME is not set, as it is not below many services.
+    if "HOME" not in environ:
+        needed["HOME"] = processes.with_home(environ)["HOME"]
+    return needed
 
 
 def _finalise(pid: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array as arrays
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -146,10 +147,7 @@ class MpiTransport:
     @contextmanager
     def _row_type(self, array: Any) -> Iterator[Any]:
         """A datatype that holds one row: counts in rows pass 2 GiB where counts in bytes don't."""
-        row_bytes = array.itemsize
-        for length in array.shape[1:]:
-            row_bytes *= length
-        row = self._mpi.BYTE.Create_contiguous(row_bytes).Commit()
+        row = self._mpi.BYTE.Create_contiguous(array.itemsize * math.prod(array.shape[1:])).Commit()
         try:
             yield row
         finally:

@@ -18,13 +18,35 @@ def is_half(dtype: str) -> bool:
     return dtype in _HALVES
 
 
-def is_float(dtype: str) -> bool:
-    """True if scaling keeps to the type's own arithmetic: anything but integers and bool."""
-    return dtype.startswith(("float", "bfloat", "complex"))
+def sum_type(dtype: str) -> str:
+    """The type in which arrays of this type are added up."""
+    return "float32" if is_half(dtype) else dtype
+
+
+def operation(op: str, dtype: str) -> str:
+    """The operation that joins the ranks' arrays. An average of truth values, cut off, is true where all of them are."""
+    if op == "average":
+        return "min" if dtype == "bool" else "sum"
+    return op
+
+
+def divisor(op: str, dtype: str, size: int) -> int:
+    """What the joined array of `size` ranks is divided by."""
+    return size if op == "average" and dtype != "bool" else 1
+
+
+def summand(array: Any, dtype: str, factor: float) -> Any:
+    """A copy of the flat array, times `factor`, in the type in which it is added up."""
+    import numpy
+
+    made = numpy.empty(array.size, sum_type(dtype))
+    to_float32(array, made, dtype)
+    scale(made, factor)
+    return made
 
 
 def to_float32(source: Any, target: Any, dtype: str) -> None:
-    """Write a half-precision array into a float32 one."""
+    """Write a half-precision array into a float32 one; one of another type into one of that type."""
     import numpy
 
     if dtype == BFLOAT16:
@@ -37,7 +59,8 @@ def to_float32(source: Any, target: Any, dtype: str) -> None:
 
 
 def from_float32(source: Any, target: Any, dtype: str) -> None:
-    """Write a float32 array into a half-precision one, rounded to nearest, ties to even. `source` is used up."""
+    """Write a float32 array into a half-precision one, rounded to nearest, ties to even; one of another type into one of that
+    type. `source` is used up."""
     import numpy
 
     if dtype == BFLOAT16:

@@ -50,7 +50,7 @@ class Performer:
             request = agreement.request
             if request.kind == ALLREDUCE and request.op != "adasum":
                 for array, dtype in zip(task.arrays, request.dtypes, strict=True):
-                    divisor = self._divisor(request.op, dtype)
+                    divisor = numbers.divisor(request.op, dtype, self._size)
                     # False and True are the places in `limits`.
                     polled_bytes = limits[is_multiplied(request.prescale, request.postscale, divisor)]
                     if array.nbytes >= polled_bytes and not (polled_bytes and numbers.is_half(dtype)):
@@ -68,7 +68,7 @@ class Performer:
             dtypes = request.dtypes
             # A group of several types is done alone, for a fused buffer has one type.
             if request.kind == ALLREDUCE and request.op != "adasum" and dtypes.count(dtypes[0]) == len(dtypes):
-                fused.setdefault((_operation(request.op, dtypes[0]), dtypes[0]), []).append((task, agreement))
+                fused.setdefault((numbers.operation(request.op, dtypes[0]), dtypes[0]), []).append((task, agreement))
             else:
                 complete(task, self._one(task, agreement))
         for (op, dtype), members in fused.items():
@@ -92,7 +92,7 @@ class Performer:
             outs.append(out)
             source = array.reshape(-1)
             target = source if out is array else out.reshape(-1)
-            parts.append(Part(source, target, prescale, postscale, self._divisor(op, dtype)))
+            parts.append(Part(source, target, prescale, postscale, numbers.divisor(op, dtype, self._size)))
         return outs
 
     def _one(self, task: CollectiveTask, agreement: Agreement) -> Any:
@@ -123,25 +123,16 @@ class Performer:
             if request.op == "adasum":
                 self._adasum(part, dtype)
             else:
-                self._reducer.allreduce([part], _operation(request.op, dtype), dtype)
+                self._reducer.allreduce([part], numbers.operation(request.op, dtype), dtype)
         return _shaped(request, outs)
 
     def _adasum(self, part: Part, dtype: str) -> None:
-        import numpy
-
-        half = numbers.is_half(dtype)
         # A copy: Adasum computes in place, and the source is the script's.
-        array = numpy.empty(part.source.size, numpy.float32) if half else part.source.copy()
-        if half:
-            numbers.to_float32(part.source, array, dtype)
-        numbers.scale(array, part.prescale)
+        array = numbers.summand(part.source, dtype, part.prescale)
         if self._transport is not None:
             adasum(self._transport, array)
         numbers.scale(array, part.postscale)
-        if half:
-            numbers.from_float32(array, part.target, dtype)
-        else:
-            part.target[...] = array
+        numbers.from_float32(array, part.target, dtype)
 
     def _reducescatter(self, array: Any, dtype: str, request: Request) -> Any:
         import numpy
@@ -150,21 +141,11 @@ class Performer:
         width = array[:1].size if array.shape[0] else 0
         result = numpy.empty((rows[self._rank], *array.shape[1:]), array.dtype)
         if array.size:
-            divisor = self._divisor(request.op, dtype)
+            divisor = numbers.divisor(request.op, dtype, self._size)
             part = Part(array.reshape(-1), result.reshape(-1), request.prescale, request.postscale, divisor)
             counts = [count * width for count in rows]
-            self._reducer.reducescatter(part, counts, _operation(request.op, dtype), dtype)
+            self._reducer.reducescatter(part, counts, numbers.operation(request.op, dtype), dtype)
         return result
-
-    def _divisor(self, op: str, dtype: str) -> int:
-        return self._size if op == "average" and dtype != "bool" else 1
-
-
-def _operation(op: str, dtype: str) -> str:
-    """The operation that joins the ranks' arrays. An average of truth values, cut off, is true where all of them are."""
-    if op == "average":
-        return "min" if dtype == "bool" else "sum"
-    return op
 
 
 def _shaped(request: Request, results: list[Any]) -> Any:

@@ -12,6 +12,7 @@ import os
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
     from typing import Any
 
@@ -26,39 +27,31 @@ def answer_when_loaded(path: str) -> None:
 
 
 def _follow(module: ModuleType, path: str) -> None:
-    """Let `init_process_group` start the thread, and be on the board while it waits for other ranks."""
+    """Let what makes process groups start the thread, and be on the board while it waits for other ranks."""
     import functools
+    import itertools
 
     from paceline.collectives import step_hooks
 
     step_hooks.follow_collectives()
-    made: Any = module.init_process_group  # type: ignore[attr-defined,unused-ignore]
 
-    @functools.wraps(made)
-    def init_process_group(*given: Any, **options: Any) -> Any:
-        from paceline.collectives import board
-        from paceline.system.board import entry_text
+    def put_on_board(name: str, group: str, numbers: Iterator[int]) -> None:
+        made = getattr(module, name)
 
-        _start(path)
-        with board.under_way(entry_text("torch", "init_process_group", "", "", 0, "")):
-            return made(*given, **options)
+        @functools.wraps(made)
+        def call(*given: Any, **options: Any) -> Any:
+            from paceline.collectives import board
+            from paceline.system.board import entry_text
 
-    grouped: Any = module.new_group  # type: ignore[attr-defined,unused-ignore]
-    number = 0
+            _start(path)
+            with board.under_way(entry_text(group, name, "", "", 0, ""), next(numbers)):
+                return made(*given, **options)
 
-    @functools.wraps(grouped)
-    def new_group(*given: Any, **options: Any) -> Any:
-        from paceline.collectives import board
-        from paceline.system.board import entry_text
+        setattr(module, name, call)
 
-        # Each rank of the world has to call it, also one that will not be in the group.
-        nonlocal number
-        number += 1
-        with board.under_way(entry_text("torch's groups", "new_group", "", "", 0, ""), number):
-            return grouped(*given, **options)
-
-    setattr(module, "init_process_group", init_process_group)  # noqa: B010 - no attribute that mypy may know
-    setattr(module, "new_group", new_group)  # noqa: B010 - the same
+    put_on_board("init_process_group", "torch", itertools.repeat(0))
+    # Each rank of the world has to call it, also one that will not be in the group.
+    put_on_board("new_group", "torch's groups", itertools.count(1))
 
 
 _pipe: int | None = None

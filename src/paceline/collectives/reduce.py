@@ -73,9 +73,7 @@ class Reducer:
         half = numbers.is_half(dtype)
         source = part.source
         if half or part.prescale != 1.0:
-            source = numpy.empty(source.size, numpy.float32 if half else source.dtype)
-            numbers.to_float32(part.source, source, dtype) if half else numpy.copyto(source, part.source)
-            numbers.scale(source, part.prescale)
+            source = numbers.summand(source, dtype, part.prescale)
         target = numpy.empty(part.target.size, numpy.float32) if half else part.target
         if self._transport is not None:
             self._transport.reducescatter(source, target, counts, op)

@@ -22,7 +22,8 @@ from paceline.collectives.errors import CollectivesError
 from paceline.collectives.secret import run_secret, tag
 from paceline.collectives.signed_store import SignedStore
 
-_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+#: What torch's launchers set -> its name where horovodrun is the launcher.
+_VARIABLES = {"RANK": "HOROVOD_RANK", "WORLD_SIZE": "HOROVOD_SIZE", "MASTER_ADDR": "", "MASTER_PORT": ""}
 #: For all ranks to come, and for one operation that all of them have begun. As torch's own.
 _START_S, _OPERATION_S = 300.0, 1800.0
 
@@ -51,27 +52,24 @@ class Meeting:
 
     def said(self, name: str) -> SignedStore:
         """The store's part in which the ranks say something under this name."""
-        return SignedStore(self._part(name), f"{self.prefix}/{name}", self.where, self.key)
+        return SignedStore(self.raw_store(name), f"{self.prefix}/{name}", self.where, self.key)
 
     def store(self, name: str) -> Any:
         """The part of the store under this name, as torch's process groups take it: signed where there is a secret."""
-        return self._part(name) if self.key is None else self.said(name).for_torch()
+        return self.raw_store(name) if self.key is None else self.said(name).for_torch()
 
     def raw_store(self, name: str) -> Any:
         """The part of the store under this name, unsigned: for what works with torch's own kind of store alone."""
-        return self._part(name)
-
-    def link_key(self, nonce: bytes) -> bytes:
-        """A key that only the ranks know, made of the secret and of the nonce that the first of them has said. Without a secret
-        it is the nonce."""
-        return nonce if self.key is None else tag(self.key, "links", nonce)
-
-    def _part(self, name: str) -> Any:
         import torch.distributed as dist
 
         return getattr(dist, "PrefixStore")(  # noqa: B009 - torch's stubs don't have it
             f"{self.prefix}/{name}", self.root
         )
+
+    def link_key(self, nonce: bytes) -> bytes:
+        """A key that only the ranks know, made of the secret and of the nonce that the first of them has said. Without a secret
+        it is the nonce."""
+        return nonce if self.key is None else tag(self.key, "links", nonce)
 
     def part(self, name: str, members: Sequence[int]) -> Meeting:
         """The meeting of some of its ranks; called by those alone."""
@@ -187,7 +185,7 @@ def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
     Raises:
         CollectivesError: a variable is missing or no number.
     """
-    texts = [environ.get(name) or environ.get(f"HOROVOD_{other}", "") for name, other in _VARIABLE_PAIRS]
+    texts = [environ.get(name) or environ.get(other, "") for name, other in _VARIABLES.items()]
     rank, size, host, port = texts
     if rank.isdigit() and size.isdigit() and int(rank) < int(size) and host and port.isdigit():
         return int(rank), int(size), host, int(port)
@@ -196,9 +194,6 @@ def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
         f"collectives over Gloo need the variables {', '.join(_VARIABLES)}, which a run with "
         f"distributed_backend='gloo', horovodrun and torchrun set: {seen}. Start the script with one of them."
     )
-
-
-_VARIABLE_PAIRS = (("RANK", "RANK"), ("WORLD_SIZE", "SIZE"), ("MASTER_ADDR", ""), ("MASTER_PORT", ""))
 
 
 def _address(value: Any, rank: int) -> str:

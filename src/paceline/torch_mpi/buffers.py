@@ -87,6 +87,13 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
+def room(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory for a result that fills the tensor: its own where that holds its values one after the other. See `put`."""
+    if is_plain(tensor):
+        return tensor.detach()
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
 def put(result: torch.Tensor, into: torch.Tensor) -> None:
     """Copy a result to where the caller wants it, unless it lies there already."""
     if result.data_ptr() != into.data_ptr() or result.dtype != into.dtype or not is_plain(into):

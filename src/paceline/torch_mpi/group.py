@@ -153,12 +153,15 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MpiWork:
         return self._start(
-            calls.all_gather(_one(outputs, "all_gather"), _one(tensors, "all_gather"), self.size()), opts
+            calls.all_gather(calls.only(outputs, "all_gather"), calls.only(tensors, "all_gather"), self.size()), opts
         )
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MpiWork:
         """outputs: [rank][tensor]."""
-        each = [self._call_of(i, outputs, tensor) for i, tensor in enumerate(tensors)]
+        each = [
+            calls.all_gather([of_rank[index] for of_rank in outputs], tensor, self.size())
+            for index, tensor in enumerate(tensors)
+        ]
         return self._start(_together(each, outputs), opts)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MpiWork:
@@ -169,21 +172,21 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MpiWork:
         root = self._member((opts or GatherOptions()).rootRank, "gather")
-        into = _one(outputs, "gather") if self.rank() == root else []
+        into = calls.only(outputs, "gather") if self.rank() == root else []
         if self.rank() == root and len(into) != self.size():
             raise CollectivesError(f"gather got {len(into)} output tensors in a group of {self.size()} ranks.")
-        return self._start(calls.gather(into, _one(tensors, "gather"), root, self.size()), opts)
+        return self._start(calls.gather(into, calls.only(tensors, "gather"), root, self.size()), opts)
 
     def scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> MpiWork:
         root = self._member((opts or ScatterOptions()).rootRank, "scatter")
-        given = _one(tensors, "scatter") if self.rank() == root else []
+        given = calls.only(tensors, "scatter") if self.rank() == root else []
         if self.rank() == root and len(given) != self.size():
             raise CollectivesError(f"scatter got {len(given)} input tensors in a group of {self.size()} ranks.")
-        return self._start(calls.scatter(_one(outputs, "scatter"), given, root, self.size()), opts)
+        return self._start(calls.scatter(calls.only(outputs, "scatter"), given, root, self.size()), opts)
 
     def reduce_scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> MpiWork:
         opts = opts or ReduceScatterOptions()
-        output, given = _one(outputs, "reduce_scatter"), _one(tensors, "reduce_scatter")
+        output, given = calls.only(outputs, "reduce_scatter"), calls.only(tensors, "reduce_scatter")
         return self._start(calls.reduce_scatter(output, given, opts.reduceOp, self.size()), opts)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MpiWork:
@@ -244,9 +247,6 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def is_busy(self) -> bool:
         """True if anything is under way."""
         return self._lane.is_busy or self._messages.is_busy
-
-    def _call_of(self, index: int, outputs: list[list[Tensor]], tensor: Tensor) -> Call:
-        return calls.all_gather([of_rank[index] for of_rank in outputs], tensor, self.size())
 
     def _member(self, rank: int, what: str) -> int:
         """The rank again. Here and not by MPI, after whose error the group is of no more use."""
@@ -344,9 +344,3 @@ def _reducing(opts: Any, op: Any, timeout: Any, kind: type) -> Any:
 
 def _several(tensors: Any) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
-
-
-def _one(items: list[Any], what: str) -> Any:
-    if len(items) != 1:
-        raise CollectivesError(f"{what} takes one tensor on each rank, not {len(items)}.")
-    return items[0]

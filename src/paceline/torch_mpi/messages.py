@@ -40,9 +40,7 @@ class Messages:
     def receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> MpiWork:
         """source: None for a message of whichever rank comes first."""
         into = self._one(tensors, tag)
-        tensor = (
-            into.detach() if buffers.is_plain(into) else torch.empty_like(into, memory_format=torch.contiguous_format)
-        )
+        tensor = buffers.room(into)
         whom = "any rank" if source is None else f"rank {source} of the group"
         text = f"recv({tensor.dtype}, {tensor.numel()} elements, from {whom}, tag {tag})"
         request = self._lane.comm.Irecv(_bytes(tensor), MPI.ANY_SOURCE if source is None else source, tag)

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from paceline.compat.horovod._keras import arrays
 from paceline.compat.horovod._keras.state import build_optimizer, optimizer_variables
-from paceline.compat.horovod.common import basics, objects
-from paceline.compat.horovod.common.elastic import ObjectState, run_fn
+from paceline.compat.horovod.common import elastic
+from paceline.compat.horovod.common.elastic import VariablesState
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
 
 T = TypeVar("T")
@@ -28,10 +28,10 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
                 raise HorovodInternalError(str(error)) from error
             raise
 
-    return run_fn(translated, _reset)
+    return elastic.run(translated)
 
 
-class KerasState(ObjectState):
+class KerasState(VariablesState):
     """A model, its optimizer, and plain values, each an attribute.
 
     optimizer: the model's own, unless it is given. backend: for scripts that say it; it means nothing here.
@@ -51,38 +51,23 @@ class KerasState(ObjectState):
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         # Without variables there would be nothing to save, and the optimizer makes them no earlier than in its first step.
         build_optimizer(self.optimizer, model.trainable_variables)
-        super().__init__(lambda value: objects.broadcast_object(value, 0, "elastic_state"), basics.rank, **kwargs)
-        self._save_variables()
-
-    def save(self) -> None:
-        self._save_variables()
-        super().save()
-
-    def restore(self) -> None:
-        # strict, for a model that has got more variables since then can't go back.
-        for variable, array in zip(self._variables(), self._arrays, strict=True):
-            variable.assign(array)
-        super().restore()
-
-    def sync(self) -> None:
-        arrays.broadcast_variables(self._variables(), 0, "elastic_state")
-        self._save_variables()
-        super().sync()
-
-    def kept(self) -> dict[str, Any] | None:
-        return {**(super().kept() or {}), "variables": self._arrays}
-
-    def take_kept(self, kept: dict[str, Any]) -> None:
-        self._arrays = kept["variables"]
-        super().take_kept(kept)
+        super().__init__(**kwargs)
 
     def _variables(self) -> list[Any]:
         return [*self.model.weights, *optimizer_variables(self.optimizer)]
 
-    def _save_variables(self) -> None:
+    def _read(self) -> list[Any]:
         import numpy as np
 
-        self._arrays = [np.array(variable.numpy()) for variable in self._variables()]
+        return [np.array(variable.numpy()) for variable in self._variables()]
+
+    def _write(self, values: list[Any]) -> None:
+        # strict, for a model that has got more variables since then can't go back.
+        for variable, array in zip(self._variables(), values, strict=True):
+            variable.assign(array)
+
+    def _spread(self) -> None:
+        arrays.broadcast_variables(self._variables(), 0, "elastic_state")
 
 
 class CommitState:
@@ -166,8 +151,3 @@ class UpdateEpochState:
 def _is_from_a_graph(error: Exception) -> bool:
     """TensorFlow hands on what Python has raised within a graph as a text in an error of its own."""
     return type(error).__module__.startswith("tensorflow.") and HorovodInternalError.__name__ in str(error)
-
-
-def _reset() -> None:
-    basics.shutdown()
-    basics.init()

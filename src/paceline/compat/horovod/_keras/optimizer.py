@@ -9,8 +9,9 @@ from paceline.compat.horovod._keras import hooks, libraries
 from paceline.compat.horovod._keras.keras2 import DistributedKeras2, DistributedLegacy
 from paceline.compat.horovod._keras.keras3 import DistributedKeras3
 from paceline.compat.horovod._keras.reducing import Distribution
-from paceline.compat.horovod._keras.settings import KerasSettings, chosen_groups
-from paceline.compat.horovod.common.arguments import checked_layers
+from paceline.compat.horovod._keras.settings import KerasSettings
+from paceline.compat.horovod.common.arguments import checked_layers, chosen_groups
+from paceline.compat.horovod.common.compression import NoneCompressor
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
 
@@ -46,14 +47,14 @@ def DistributedOptimizer(  # noqa: N802
     """
     settings = KerasSettings(
         op=op,
-        compression=compression,
+        compression=compression or NoneCompressor,
         sparse_as_dense=sparse_as_dense,
-        predivide=float(gradient_predivide_factor),
+        gradient_predivide_factor=float(gradient_predivide_factor),
         passes=backward_passes_per_step,
         average_passes=average_aggregated_gradients,
         groups=chosen_groups(groups, num_groups),
         process_set=process_set,
-        scale_local=scale_local_gradients,
+        scale_local_gradients=scale_local_gradients,
         prefix=name or KerasSettings.prefix,
     )
     return distribute(optimizer, settings)
@@ -84,14 +85,14 @@ def PartialDistributedOptimizer(  # noqa: N802
     """
     settings = KerasSettings(
         op=op,
-        compression=compression,
+        compression=compression or NoneCompressor,
         sparse_as_dense=sparse_as_dense,
-        predivide=float(gradient_predivide_factor),
+        gradient_predivide_factor=float(gradient_predivide_factor),
         passes=backward_passes_per_step,
         average_passes=average_aggregated_gradients,
-        groups=chosen_groups(groups, 0),
+        groups=groups,
         process_set=process_set,
-        scale_local=scale_local_gradients,
+        scale_local_gradients=scale_local_gradients,
         prefix=name or KerasSettings.prefix,
         local_layers=checked_layers(local_layers, "trainable_weights"),
     )

@@ -31,7 +31,7 @@ class Distribution:
         local = self.settings.local_keys()
         shared = [index for index, variable in enumerate(variables) if key_of(variable) not in local]
         result = list(grads)
-        if self.settings.scale_local:
+        if self.settings.scale_local_gradients:
             for index in set(range(len(result))) - set(shared):
                 result[index] = None if grads[index] is None else self._side.divided(grads[index], size)
         if shared and self.settings.process_set.included():

@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import re
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.compat.horovod.common.arguments import check_groups, check_predivide
 from paceline.compat.horovod.common.ops import Average, Sum
-from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.compat.horovod.common.reduction import Reduction
 
 
 @dataclass(frozen=True, kw_only=True)
-class KerasSettings:
+class KerasSettings(Reduction):
     """The treatment of gradients between the backward pass and the update.
 
-    compression: None stands for `Compression.none`.
     passes: gradients of so many backward passes are added up, and averaged too with `average_passes`.
-    groups: a number of groups, lists of variables, or None.
     local_layers: layers whose gradients stay on their rank; local_variables: keys (`key_of`) of single variables.
     """
 
-    op: int = Average
-    compression: Any = None
-    sparse_as_dense: bool = False
-    predivide: float = 1.0
     passes: int = 1
     average_passes: bool = False
-    groups: Any = None
-    process_set: ProcessSet = global_process_set
-    scale_local: bool = True
-    prefix: str = "DistributedOptimizer"
     local_layers: tuple[Any, ...] = ()
     local_variables: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if self.op not in (Average, Sum):
             raise ValueError(f"op={self.op!r}: gradients can be reduced by op=hvd.Average or op=hvd.Sum in Keras.")
-        check_predivide(self.predivide, self.op)
+        super().__post_init__()
         if self.passes < 1:
             raise ValueError(f"backward_passes_per_step={self.passes}: it must be at least 1.")
 
@@ -62,18 +50,3 @@ def shared_name(place: int, variable: Any) -> str:
     """
     name = str(getattr(variable, "path", None) or variable.name).removesuffix(":0").rsplit("/", 1)[-1]
     return f"{place}.{re.sub(r'_[0-9]+$', '', name)}"
-
-
-def chosen_groups(groups: Any, num_groups: int) -> Any:
-    """`groups`, checked, or what its old name says.
-
-    Raises:
-        ValueError: a negative number, or something that is neither a number nor lists of variables.
-    """
-    if num_groups:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
-        groups = num_groups if groups is None else groups
-    if groups is None:
-        return None
-    check_groups(groups)
-    return [list(members) for members in groups] if isinstance(groups, (list, tuple)) else groups or None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -13,8 +13,9 @@ from paceline.compat.horovod.tensorflow.allreduce import allreduce
 from paceline.compat.horovod.tensorflow.broadcast import broadcast
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.gather import allgather
+from paceline.compat.horovod.tensorflow.names import Named
 from paceline.compat.horovod.tensorflow.reducescatter import reducescatter
-from paceline.compat.horovod.tensorflow.reduction import Accumulator, Reduction, reduce_gradients
+from paceline.compat.horovod.tensorflow.reduction import Accumulator, divided, reduce_gradients
 
 __all__ = [
     "Accumulator",
@@ -31,23 +32,14 @@ __all__ = [
 
 
 def reduce(grads: list[Any], variables: list[Any], settings: KerasSettings) -> list[Any]:
-    named = [_Named(shared_name(place, variable)) for place, variable in enumerate(variables)]
+    named = [Named(shared_name(place, variable)) for place, variable in enumerate(variables)]
     groups = settings.groups
-    if isinstance(groups, list):
+    if groups and not isinstance(groups, int):
         place_of = {key_of(variable): place for place, variable in enumerate(variables)}
         groups = [[named[place_of[key_of(v)]] for v in members if key_of(v) in place_of] for members in groups]
-    how = Reduction(
-        op=settings.op,
-        compression=settings.compression or Compression.none,
-        sparse_as_dense=settings.sparse_as_dense,
-        gradient_predivide_factor=settings.predivide,
-        groups=groups,
-        process_set=settings.process_set,
-        prefix=settings.prefix,
-    )
     # At the top: scopes have the names that Keras gives to optimizers, which differ between ranks as layers' do.
     with tf.name_scope(""):
-        return list(reduce_gradients(grads, named, how))
+        return list(reduce_gradients(grads, named, replace(settings, groups=groups)))
 
 
 def on_all_ranks(condition: Any, settings: KerasSettings) -> Any:
@@ -58,19 +50,6 @@ def on_all_ranks(condition: Any, settings: KerasSettings) -> Any:
     return tf.cast(held, tf.bool)
 
 
-def divided(grad: Any, number: int) -> Any:
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(grad.values / number, grad.indices, grad.dense_shape)
-    return grad / number
-
-
 def tensor(value: Any) -> Any:
     """The tensor of a number, an array, a tensor or a variable, as a collective takes it."""
     return tf.convert_to_tensor(value)
-
-
-@dataclass(frozen=True, eq=False)
-class _Named:
-    """Stands for a variable where only its name counts."""
-
-    path: str

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +10,9 @@ import torch
 from paceline.compat.horovod import torch as hvd
 from paceline.compat.horovod._keras.settings import KerasSettings, key_of, shared_name
 from paceline.compat.horovod.common import handles
-from paceline.compat.horovod.common.ops import Average, Max, Min, Sum
-from paceline.compat.horovod.common.process_sets import registered_ranks
+from paceline.compat.horovod.common.arguments import in_parts
+from paceline.compat.horovod.common.ops import Max, Min
+from paceline.compat.horovod.torch.allreduce import submit_allreduce
 
 Compression = hvd.Compression
 allreduce, allgather, broadcast, reducescatter = hvd.allreduce, hvd.allgather, hvd.broadcast, hvd.reducescatter
@@ -33,14 +33,14 @@ def reduce(grads: list[Any], variables: list[Any], settings: KerasSettings) -> l
     result: list[Any] = [found.get(index) for index in range(len(grads))]
     under_way = []
     for members in _groups(list(found), variables, settings.groups):
-        sent = [_compression(settings).compress(found[index].detach()) for index in members]
+        sent = [settings.compression.compress(found[index].detach()) for index in members]
         name = f"{settings.prefix}.{shared_name(members[0], variables[members[0]])}"
         tensors = [tensor for tensor, _ in sent]
-        handle = hvd.grouped_allreduce_async(tensors, name=name, **_how(settings))
+        handle = submit_allreduce(tensors, name, settings.how, grouped=True)
         under_way.append((members, sent, handle))
     for members, sent, handle in under_way:
         for index, (_, context), reduced in zip(members, sent, handles.synchronize(handle), strict=True):
-            result[index] = _compression(settings).decompress(reduced, context)
+            result[index] = settings.compression.decompress(reduced, context)
     return result
 
 
@@ -90,27 +90,12 @@ def _value(variable: Any) -> Any:
     return getattr(variable, "_value", variable).detach()
 
 
-def _compression(settings: KerasSettings) -> Any:
-    return settings.compression or Compression.none
-
-
-def _how(settings: KerasSettings) -> dict[str, Any]:
-    if settings.op == Average and settings.predivide != 1.0:
-        size = len(registered_ranks(settings.process_set))
-        # As Sum, with the division by the number of ranks in the factor after it.
-        scales = {"prescale_factor": 1 / settings.predivide, "postscale_factor": settings.predivide / size}
-        return {"op": Sum, "process_set": settings.process_set, **scales}
-    return {"op": settings.op, "process_set": settings.process_set}
-
-
-def _groups(indices: list[int], variables: list[Any], groups: Any) -> list[list[int]]:
+def _groups(indices: list[int], variables: list[Any], groups: Any) -> Sequence[Sequence[int]]:
     """The indices, in lists that are reduced as one each."""
-    if groups is None:
+    if not groups:
         return [[index] for index in indices]
     if isinstance(groups, int):
-        count = min(groups, len(indices))
-        cuts = [number * len(indices) // count for number in range(count + 1)] if count else []
-        return [indices[start:end] for start, end in itertools.pairwise(cuts)]
+        return in_parts(indices, groups)
     place = {key_of(variable): index for index, variable in enumerate(variables)}
     chosen = [[place[key_of(member)] for member in members if key_of(member) in place] for members in groups]
     lists = [[index for index in members if index in set(indices)] for members in chosen]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from paceline.compat.horovod.common.ops import ENGINE_NAMES, Average
-from paceline.compat.horovod.common.process_sets import ProcessSet
+from paceline.compat.horovod.common.ops import Average
 
 T = TypeVar("T")
 
@@ -23,19 +23,6 @@ def checked_group(tensors: Iterable[T]) -> list[T]:
     return given
 
 
-def engine_arguments(op: int, prescale: float, postscale: float, process_set: ProcessSet) -> dict[str, Any]:
-    """The arguments of the engine's reductions that say how to reduce.
-
-    A `process_set` that is none is refused by `handles.submit`, which gets it too.
-    """
-    return {
-        "op": ENGINE_NAMES[op],
-        "prescale": float(prescale),
-        "postscale": float(postscale),
-        "process_set": getattr(process_set, "process_set_id", None),
-    }
-
-
 def check_predivide(factor: float, op: int) -> None:
     """Refuse a `gradient_predivide_factor` that can't be applied.
 
@@ -48,8 +35,21 @@ def check_predivide(factor: float, op: int) -> None:
         raise ValueError(f"gradient_predivide_factor={factor}: it must be more than 0.")
 
 
-def check_groups(groups: Any) -> None:
-    """Refuse `groups` of gradients that are neither a number of groups nor lists of variables.
+def chosen_groups(groups: Any, num_groups: int) -> Any:
+    """`groups`, or what its old name says. Called by what the script calls."""
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
+    return groups if groups is not None else num_groups or None
+
+
+def in_parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
+    """The items in so many parts, as long as each other where that can be; each item alone if there are fewer."""
+    count = min(count, len(items))
+    return [items[part * len(items) // count : (part + 1) * len(items) // count] for part in range(count)]
+
+
+def check_groups(groups: Any, members: str = "variables") -> None:
+    """Refuse `groups` of gradients that are neither a number of groups nor lists of variables. members: what those are called.
 
     Raises:
         ValueError: the value, and the rule.
@@ -58,7 +58,7 @@ def check_groups(groups: Any) -> None:
     is_number = isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0
     is_lists = isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)
     if not is_number and not is_lists:
-        raise ValueError(f"groups={groups!r} should be a non-negative integer or a list of lists of variables.")
+        raise ValueError(f"groups={groups!r} should be a non-negative integer or a list of lists of {members}.")
 
 
 def checked_layers(local_layers: Any, weights: str) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.compat.horovod.common import handles
-from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set, registered_number
+from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,26 +28,14 @@ def broadcast_async_(
     array: Array, root_rank: int, name: str | None, process_set: ProcessSet = global_process_set
 ) -> int:
     """The handle of a broadcast into the array itself."""
-
-    def start(engine: Any, full: str) -> Any:
-        return engine.broadcast(full, array, root=root_rank, out=array, process_set=registered_number(process_set))
-
-    return handles.submit("broadcast", name, process_set, start, lambda _: array)
+    return handles.submit("broadcast", name, process_set, lambda _: array, array, {"root": root_rank, "out": array})
 
 
 def allgather_async(array: Array, name: str | None, process_set: ProcessSet = global_process_set) -> int:
     """The handle of the ranks' arrays, one below the other; their first dimensions may differ."""
-
-    def start(engine: Any, full: str) -> Any:
-        return engine.allgather(full, array, process_set=registered_number(process_set))
-
-    return handles.submit("allgather", name, process_set, start, lambda result: result)
+    return handles.submit("allgather", name, process_set, lambda result: result, array, {})
 
 
 def allreduce_async(array: Array, op: str, name: str | None, process_set: ProcessSet = global_process_set) -> int:
     """The handle of the ranks' arrays reduced, as a new array. op: the engine's name of the operation."""
-
-    def start(engine: Any, full: str) -> Any:
-        return engine.allreduce(full, array, op=op, process_set=registered_number(process_set))
-
-    return handles.submit("allreduce", name, process_set, start, lambda result: result)
+    return handles.submit("allreduce", name, process_set, lambda result: result, array, {"op": op})

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from paceline.collectives.errors import CollectivesError
-from paceline.compat.horovod.common import objects
+from paceline.compat.horovod.common import basics, objects
 from paceline.compat.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from paceline.compat.horovod.common.kept_commits import KeptCommits, base_of
 from paceline.system import elastic
@@ -151,6 +151,46 @@ class ObjectState(State):
             setattr(self, name, value)
 
 
+class VariablesState(ObjectState):
+    """Variables of a framework, and plain values. Subclasses say how variables are read, written and spread."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(from_first, basics.rank, **kwargs)
+        self._saved_variables = self._read()
+
+    def save(self) -> None:
+        self._saved_variables = self._read()
+        super().save()
+
+    def restore(self) -> None:
+        self._write(self._saved_variables)
+        super().restore()
+
+    def sync(self) -> None:
+        self._spread()
+        self._saved_variables = self._read()
+        super().sync()
+
+    def kept(self) -> dict[str, Any] | None:
+        return {**(super().kept() or {}), "variables": self._saved_variables}
+
+    def take_kept(self, kept: dict[str, Any]) -> None:
+        self._saved_variables = kept["variables"]
+        super().take_kept(kept)
+
+    def _read(self) -> list[Any]:
+        """Copies of the variables' values."""
+        raise NotImplementedError
+
+    def _write(self, values: list[Any]) -> None:
+        """Give the variables these values."""
+        raise NotImplementedError
+
+    def _spread(self) -> None:
+        """Give every rank's variables the first one's values."""
+        raise NotImplementedError
+
+
 class Listener(Protocol):
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None: ...
 
@@ -178,6 +218,17 @@ class NotificationManager:
 
 
 notification_manager = NotificationManager()
+
+
+def from_first(value: Any) -> Any:
+    """The first rank's value, on every rank."""
+    return objects.broadcast_object(value, name="elastic_state")
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Decorator: `func(state, ...)` starts from the first rank's state, and begins again at the last commit where a
+    collective has failed, in a graph too. The engine is started anew each time."""
+    return run_fn(func, _restart)
 
 
 def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[..., T]:
@@ -253,6 +304,11 @@ def _leave(state: State) -> None:
     # No rank leaves before all have written: the first one that leaves ends the others.
     objects.allgather_object(None, name="elastic_kept")
     raise SystemExit(elastic.EXIT_RESIZE)
+
+
+def _restart() -> None:
+    basics.shutdown()
+    basics.init()
 
 
 def _reset(reset: Callable[[], object], why: Exception | None) -> None:

@@ -13,10 +13,10 @@ from paceline.compat.horovod.common.exceptions import HorovodInternalError, tran
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, registry
 
 if TYPE_CHECKING:
-    from paceline.collectives import Engine, Handle
+    from paceline.collectives import Handle
 
 
-__all__ = ["clear", "poll", "submit", "synchronize", "translated", "waiting_at_once"]
+__all__ = ["clear", "poll", "submit", "submit_several", "synchronize", "translated", "waiting_at_once"]
 
 
 #: What was submitted: process set and name, the engine's handle, and what makes the script's result of the engine's, and
@@ -32,14 +32,17 @@ def submit(
     kind: str,
     name: str | None,
     process_set: ProcessSet,
-    start: Callable[[Engine, str], Handle],
     finish: Callable[[Any], Any],
+    given: Any,
+    how: dict[str, Any],
+    method: str | None = None,
 ) -> int:
-    """The handle of what `start(engine, full name)` submits; `finish` makes the script's result of the engine's.
+    """The handle of an operation of the engine's; `finish` makes the script's result of the engine's.
 
-    kind: "allreduce", ...; names of different kinds never meet.
+    kind: "allreduce", ...: the engine's method, unless `method` names another; names of different kinds never meet.
     name: without one the n-th of its kind in this process set meets the n-th of the other ranks. In the world they are
         counted from 0 again after each join: while some ranks have joined, the others may do more of them.
+    given: the array, or the list of them. how: what else the method takes beside the full name and the process set.
 
     Raises:
         ValueError: not initialised, not a member of the process set, or the name is in flight already.
@@ -58,7 +61,7 @@ def submit(
             f"{name!r}. Give each tensor a name of its own, or synchronize the first before the second."
         )
     try:
-        handle = start(registry.engine(), full)
+        handle = getattr(registry.engine(), method or kind)(full, given, process_set=number, **how)
     except CollectivesError as error:
         raise HorovodInternalError(str(error)) from error
     # `itertools.count` and dictionaries are changed in one step each, so threads that submit need no lock. If two
@@ -67,6 +70,23 @@ def submit(
     _in_flight[key] = handle
     _pending[made] = (key, handle, finish)
     return made
+
+
+def submit_several(
+    kind: str,
+    name: str | None,
+    process_set: ProcessSet,
+    finish: Callable[[list[Any]], Any],
+    arrays: list[Any],
+    how: dict[str, Any],
+    *,
+    grouped: bool,
+) -> int:
+    """`submit` for one array or, if `grouped`, for several as one operation; `finish` is given a list in both cases."""
+    if grouped:
+        return submit(f"grouped_{kind}", name, process_set, finish, arrays, how)
+    [array] = arrays
+    return submit(kind, name, process_set, lambda result: finish([result]), array, how)
 
 
 def _next_unnamed(kind: str, process_set: int) -> str:

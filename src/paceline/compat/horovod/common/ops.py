@@ -45,6 +45,20 @@ def is_power_of_two(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0
 
 
+def equal_splits(rows: int, size: int) -> list[int]:
+    """The rows for each rank, where none are given.
+
+    Raises:
+        ValueError: the ranks can't share them equally.
+    """
+    if rows % size:
+        raise ValueError(
+            f"alltoall without splits needs a first dimension that {size} ranks can share equally; it is {rows}. "
+            "Give splits."
+        )
+    return [rows // size] * size
+
+
 def check_splits(splits: Sequence[int], rows: int, size: int) -> None:
     """Refuse splits that can't be sent.
 

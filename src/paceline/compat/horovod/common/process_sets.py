@@ -94,12 +94,6 @@ def check_root(root_rank: int, process_set: ProcessSet) -> None:
         )
 
 
-def registered_number(process_set: ProcessSet) -> int:
-    """The engine's number of a set that `checked_members` has let through."""
-    assert process_set.process_set_id is not None
-    return process_set.process_set_id
-
-
 def check_adasum(process_set: ProcessSet) -> None:
     """Refuse what Adasum can't reduce over.
 
@@ -108,10 +102,10 @@ def check_adasum(process_set: ProcessSet) -> None:
     """
     if process_set is not global_process_set:
         raise NotImplementedError("Adasum reduces over all ranks: it can't be used with a process set.")
-    if not is_power_of_two(registry.world_size()):
+    size = registry.engine().size
+    if not is_power_of_two(size):
         raise NotImplementedError(
-            f"Adasum needs a number of ranks that is a power of 2, not {registry.world_size()}. "
-            "Start so many, or use op=hvd.Average."
+            f"Adasum needs a number of ranks that is a power of 2, not {size}. Start so many, or use op=hvd.Average."
         )
 
 
@@ -151,12 +145,6 @@ class _Registry:
         if self._engine is None:
             raise ValueError("Horovod has not been initialized; use hvd.init().")
         return self._engine
-
-    def world_size(self) -> int:
-        return self.engine().size
-
-    def ids(self) -> list[int]:
-        return sorted(self._sets)
 
     def add(self, process_set: ProcessSet) -> None:
         self._check_dynamic("added")

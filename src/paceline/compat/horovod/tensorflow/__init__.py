@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.compat.horovod._version import __version__
+from paceline.compat.horovod.common.util import _cache  # noqa: F401
 from paceline.compat.horovod.tensorflow import elastic, mpi_ops
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.functions import (
@@ -24,7 +25,6 @@ from paceline.compat.horovod.tensorflow.private_names import (
 )
 from paceline.compat.horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from paceline.compat.horovod.tensorflow.util import (
-    _cache,  # noqa: F401
     _executing_eagerly,  # noqa: F401
     _make_subgraph,  # noqa: F401
     refs_to_vars,  # noqa: F401

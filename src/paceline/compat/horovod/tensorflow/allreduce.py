@@ -8,13 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from paceline.compat.horovod.common.ops import resolve_op
-from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.compat.horovod.common.ops import Adasum, resolve_op
+from paceline.compat.horovod.common.process_sets import ProcessSet, check_adasum, global_process_set
+from paceline.compat.horovod.common.reduction import How
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.launch import Piece, run
 from paceline.compat.horovod.tensorflow.names import operation_name
 from paceline.compat.horovod.tensorflow.order import as_written
-from paceline.compat.horovod.tensorflow.pieces import How, reduce_piece, sparse_pieces
+from paceline.compat.horovod.tensorflow.pieces import reduce_piece, sparse_pieces
 
 
 @as_written
@@ -44,12 +45,9 @@ def allreduce(
         HorovodInternalError: ranks disagree on shape, type or operation (also a tf.errors.FailedPreconditionError), or one
             of them is gone (also a tf.errors.UnknownError); on every rank.
     """
-    how = How(op=resolve_op(op, average), prescale=prescale_factor, postscale=postscale_factor, process_set=process_set)
-    if isinstance(tensor, tf.IndexedSlices):
-        label = operation_name("Allreduce", name, tensor.values, ignore_name_scope)
-        return reduce_all([tensor], [label], how, compression)[0]
-    given = tf.convert_to_tensor(tensor)
-    label = operation_name("Allreduce", name, given, ignore_name_scope)
+    how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    [given] = _converted([tensor])
+    label = operation_name("Allreduce", name, _values(given), ignore_name_scope)
     return reduce_all([given], [label], how, compression)[0]
 
 
@@ -74,12 +72,11 @@ def grouped_allreduce(
     Raises:
         ValueError, NotImplementedError, HorovodInternalError: as `allreduce`.
     """
-    how = How(op=resolve_op(op, average), prescale=prescale_factor, postscale=postscale_factor, process_set=process_set)
-    given = [tensor if isinstance(tensor, tf.IndexedSlices) else tf.convert_to_tensor(tensor) for tensor in tensors]
+    how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+    given = _converted(tensors)
     if not given:
         return []
-    first = given[0].values if isinstance(given[0], tf.IndexedSlices) else given[0]
-    base = operation_name("GroupedAllreduce", name, first, ignore_name_scope)
+    base = operation_name("GroupedAllreduce", name, _values(given[0]), ignore_name_scope)
     labels = [None if base is None else f"{base}_{index + 1}of{len(given)}" for index in range(len(given))]
     members = [index for index, tensor in enumerate(given) if not isinstance(tensor, tf.IndexedSlices)]
     return reduce_all(given, labels, how, compression, groups=[(base, members)] if members else ())
@@ -98,6 +95,8 @@ def reduce_all(
     sparse: how sparse ones are reduced, where that is another way.
     groups: (name, places in `tensors`) of those that begin together; dense ones.
     """
+    if how.op == Adasum:
+        check_adasum(how.process_set)
     pieces: list[Piece] = []
     # What makes each tensor's result of those of all pieces, and what its compression has to know.
     finishes: dict[int, Callable[[list[list[Any]]], Any]] = {}
@@ -122,6 +121,14 @@ def reduce_all(
         pieces.append(reduce_piece([dense[index] for index in members], name, how, grouped=is_group))
     results = run(pieces)
     return [finishes[index](results) for index in range(len(tensors))]
+
+
+def _converted(tensors: Sequence[Any]) -> list[Any]:
+    return [tensor if isinstance(tensor, tf.IndexedSlices) else tf.convert_to_tensor(tensor) for tensor in tensors]
+
+
+def _values(tensor: Any) -> Any:
+    return tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
 
 
 def _dense(piece: int, place: int, compression: Any, ctx: Any, results: list[list[Any]]) -> Any:

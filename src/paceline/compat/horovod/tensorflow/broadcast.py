@@ -10,17 +10,13 @@ import tensorflow as tf
 from paceline.compat.horovod.common import basics, handles
 from paceline.compat.horovod.common.arrays import plain
 from paceline.compat.horovod.common.ops import Average
-from paceline.compat.horovod.common.process_sets import (
-    ProcessSet,
-    check_root,
-    global_process_set,
-    registered_number,
-)
+from paceline.compat.horovod.common.process_sets import ProcessSet, check_root, global_process_set
+from paceline.compat.horovod.common.reduction import How
 from paceline.compat.horovod.tensorflow.arrays import Array, empty
 from paceline.compat.horovod.tensorflow.launch import Piece, run
 from paceline.compat.horovod.tensorflow.names import operation_name, raw, unique_in_graph, variable_names
 from paceline.compat.horovod.tensorflow.order import as_written
-from paceline.compat.horovod.tensorflow.pieces import How, dense, gradient_name, reduce_piece
+from paceline.compat.horovod.tensorflow.pieces import dense, gradient_name, reduce_piece
 
 
 @as_written
@@ -84,12 +80,9 @@ def broadcast_piece(tensor: Any, root: int, name: str | None, process_set: Proce
     def submit(arrays: list[Array]) -> int:
         [array] = arrays
         out = empty(array.shape, array.dtype)
-
-        def start(engine: Any, full: str) -> Any:
-            number = registered_number(process_set)
-            return engine.broadcast(full, plain(array), root=root, out=plain(out), process_set=number)
-
-        return handles.submit("broadcast", name, process_set, start, lambda _: [out])
+        return handles.submit(
+            "broadcast", name, process_set, lambda _: [out], plain(array), {"root": root, "out": plain(out)}
+        )
 
     def backward(grads: Sequence[Any], _: Sequence[Any]) -> list[Any]:
         how = How(op=Average, process_set=process_set)

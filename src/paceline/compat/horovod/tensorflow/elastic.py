@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from paceline.compat.horovod.common import basics
-from paceline.compat.horovod.common.elastic import ObjectState, run_fn
+from paceline.compat.horovod.common.elastic import VariablesState, run
 from paceline.compat.horovod.tensorflow.functions import broadcast_object, broadcast_variables
 from paceline.compat.horovod.tensorflow.names import raw
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]  # noqa: F822 - made on use
 
-T = TypeVar("T")
 
-
-def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Decorator: `func(state, ...)` starts from the first rank's state, and begins again at the last commit where a
-    collective has failed, in a graph too. The engine is started anew each time."""
-
-    return run_fn(func, _reset)
-
-
-class TensorFlowState(ObjectState):
+class TensorFlowState(VariablesState):
     """Variables of TensorFlow, and plain values, each an attribute.
 
     variables: all global ones of a graph of TensorFlow 1, unless they are given. session: the one that they live in, for
@@ -36,35 +26,14 @@ class TensorFlowState(ObjectState):
         self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
         self.session = session
         self._assigns: Any = None
-        super().__init__(lambda value: broadcast_object(value, name="elastic_state"), basics.rank, **kwargs)
-        self._save_variables()
+        super().__init__(**kwargs)
 
-    def save(self) -> None:
-        self._save_variables()
-        super().save()
-
-    def restore(self) -> None:
-        self._write(self._values)
-        super().restore()
-
-    def sync(self) -> None:
+    def _spread(self) -> None:
         if self.session is None:
             broadcast_variables(self.variables, root_rank=0)
         # Only the session can read these variables, so their values are sent as an object.
         else:
             self._write(broadcast_object(self._read(), name="elastic_variables"))
-        self._save_variables()
-        super().sync()
-
-    def kept(self) -> dict[str, Any] | None:
-        return {**(super().kept() or {}), "variables": self._values}
-
-    def take_kept(self, kept: dict[str, Any]) -> None:
-        self._values = kept["variables"]
-        super().take_kept(kept)
-
-    def _save_variables(self) -> None:
-        self._values = self._read()
 
     def _read(self) -> list[Any]:
         if self.session is not None:
@@ -95,8 +64,3 @@ def __getattr__(name: str) -> Any:
 
         return KerasState
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _reset() -> None:
-    basics.shutdown()
-    basics.init()

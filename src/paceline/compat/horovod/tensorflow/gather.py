@@ -10,19 +10,14 @@ import tensorflow as tf
 
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.arrays import plain
-from paceline.compat.horovod.common.ops import check_splits
-from paceline.compat.horovod.common.process_sets import (
-    ProcessSet,
-    checked_members,
-    global_process_set,
-    registered_number,
-)
+from paceline.compat.horovod.common.ops import check_splits, equal_splits
+from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
 from paceline.compat.horovod.tensorflow.arrays import Array
 from paceline.compat.horovod.tensorflow.errors import HorovodInvalidArgumentError
 from paceline.compat.horovod.tensorflow.launch import Piece, run
 from paceline.compat.horovod.tensorflow.names import operation_name
 from paceline.compat.horovod.tensorflow.order import as_written
-from paceline.compat.horovod.tensorflow.pieces import dense, gather_piece, gradient_name
+from paceline.compat.horovod.tensorflow.pieces import dense, gather_piece, gradient_name, rows_shape
 
 
 @as_written
@@ -41,7 +36,7 @@ def allgather(
         ValueError: the tensor has no dimension.
     """
     given = tf.convert_to_tensor(tensor)
-    return run([gather_piece(given, operation_name("Allgather", name, given, ignore_name_scope), process_set)])[0][0]
+    return run([gather_piece([given], operation_name("Allgather", name, given, ignore_name_scope), process_set)])[0][0]
 
 
 @as_written
@@ -56,7 +51,7 @@ def grouped_allgather(
     if not given:
         return []
     full = operation_name("GroupedAllgather", name, given[0], ignore_name_scope)
-    return run([gather_piece(given, full, process_set)])[0]
+    return run([gather_piece(given, full, process_set, grouped=True)])[0]
 
 
 @as_written
@@ -92,18 +87,15 @@ def _alltoall_piece(tensor: Any, splits: Any, name: str | None, process_set: Pro
 
     def submit(arrays: list[Array]) -> int:
         array, size = arrays[0], len(checked_members(process_set))
-        counts = _equal(array.shape[0], size) if splits is None else [int(count) for count in arrays[1]]
+        counts = equal_splits(array.shape[0], size) if splits is None else [int(count) for count in arrays[1]]
         check_splits(counts, array.shape[0], size)
-
-        def start(engine: Any, full: str) -> Any:
-            return engine.alltoall(full, plain(array), splits=counts, process_set=registered_number(process_set))
 
         def finish(result: Any) -> list[Array]:
             rows, row_counts = result
             # The engine has a bfloat16 as its bits; here the rows get their type back.
             return [rows.view(array.dtype), np.array([int(count) for count in row_counts], np.int32)]
 
-        return handles.submit("alltoall", name, process_set, start, finish)
+        return handles.submit("alltoall", name, process_set, finish, plain(array), {"splits": counts})
 
     def backward(grads: Sequence[Any], results: Sequence[Any]) -> list[Any]:
         piece = _alltoall_piece(dense(grads[0]), results[1], gradient_name(name), process_set)
@@ -115,11 +107,10 @@ def _alltoall_piece(tensor: Any, splits: Any, name: str | None, process_set: Pro
         grad.set_shape(tensor.shape)
         return [grad] if splits is None else [grad, None]
 
-    rows_shape = tensor.shape if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
     return Piece(
         tensors=given,
         submit=submit,
-        results=[(tensor.dtype, rows_shape), (tf.int32, tf.TensorShape([None]))],
+        results=[(tensor.dtype, rows_shape(tensor)), (tf.int32, tf.TensorShape([None]))],
         backward=backward,
     )
 
@@ -133,12 +124,3 @@ def _splits_tensor(splits: Any) -> Any:
             f"{splits.shape}; or a list."
         )
     return splits
-
-
-def _equal(rows: int, size: int) -> list[int]:
-    if rows % size:
-        raise ValueError(
-            f"alltoall without splits needs a first dimension that {size} ranks can share equally; it is {rows}. "
-            "Give splits."
-        )
-    return [rows // size] * size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -50,6 +51,18 @@ def raw(variable: Any) -> Any:
 def key(variable: Any) -> int:
     """A key that tells variables apart; the same for one of Keras 3 and the one within it."""
     return id(raw(variable))
+
+
+@dataclass(frozen=True, eq=False)
+class Named:
+    """Stands for a variable where only its name counts."""
+
+    path: str
+
+
+def by_place(count: int) -> list[Named]:
+    """What stands for so many variables that the ranks know by their places."""
+    return [Named(f"gradient.{place}") for place in range(count)]
 
 
 def variable_names(variables: Sequence[Any]) -> list[str]:

@@ -6,12 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from paceline.compat.horovod.common.arguments import chosen_groups
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.gradient_aggregation import Accumulator
 from paceline.compat.horovod.tensorflow.names import key
-from paceline.compat.horovod.tensorflow.reduction import Reduction, reduce_gradients
+from paceline.compat.horovod.tensorflow.reduction import Reduction, distributed, reduce_gradients
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -50,8 +51,7 @@ def DistributedOptimizer(  # noqa: N802
             compression=compression,
             sparse_as_dense=sparse_as_dense,
             gradient_predivide_factor=float(gradient_predivide_factor),
-            num_groups=num_groups,
-            groups=groups,
+            groups=chosen_groups(groups, num_groups),
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
             prefix=name or f"Distributed{type(optimizer).__name__}",
@@ -77,13 +77,7 @@ def DistributedOptimizer(  # noqa: N802
 
 
 def _of_tensorflow_1(optimizer: Any, how: Reduction, accumulator: Accumulator) -> Any:
-    base: type[Any] = type(optimizer)
-    if issubclass(base, _Distributed1):
-        raise ValueError("this optimizer is distributed already; its gradients would be reduced twice.")
-    cls: Any = type(base.__name__, (_Distributed1, base), {"__module__": base.__module__})
-    # Without `__init__`: it takes the settings and slots of the one that was given.
-    made = cls.__new__(cls)
-    made.__dict__.update(vars(optimizer))
+    made = distributed(optimizer, _Distributed1, "optimizer")
     made._how, made._accumulator, made._local_variables = how, accumulator, {}
     return made
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from paceline.compat.horovod.common.ops import Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.compat.horovod.tensorflow.allreduce import allreduce, grouped_allreduce
-from paceline.compat.horovod.tensorflow.names import normalised
+from paceline.compat.horovod.tensorflow.names import by_place, normalised
 from paceline.compat.horovod.tensorflow.reduction import Reduction, reduce_gradients
 
 _normalize_name = normalised
@@ -91,17 +91,8 @@ def _make_allreduce_grads_fn(
 
     def reduced(grads: Sequence[Any], vars: Sequence[Any] | None = None, use_generic_names: bool = False) -> list[Any]:
         given = list(grads)
-        named = (
-            [PrivatePlace(index) for index in range(len(given))] if vars is None or use_generic_names else list(vars)
-        )
+        named = by_place(len(given)) if vars is None or use_generic_names else list(vars)
         with tf.name_scope(f"{name}_Allreduce"):
             return list(reduce_gradients(given, named, how))
 
     return reduced
-
-
-class PrivatePlace:
-    """Stands for a variable that is known by its place."""
-
-    def __init__(self, index: int) -> None:
-        self.path = f"gradient.{index}"

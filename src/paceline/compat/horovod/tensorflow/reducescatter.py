@@ -11,13 +11,14 @@ from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.arrays import plain
 from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
+from paceline.compat.horovod.common.reduction import How
 from paceline.compat.horovod.tensorflow.arrays import Array, told_dtype
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.errors import HorovodPreconditionError
 from paceline.compat.horovod.tensorflow.launch import Piece, run
 from paceline.compat.horovod.tensorflow.names import operation_name
 from paceline.compat.horovod.tensorflow.order import as_written
-from paceline.compat.horovod.tensorflow.pieces import How, dense, gather_piece, gradient_name
+from paceline.compat.horovod.tensorflow.pieces import dense, gather_piece, gradient_name, in_types_of, rows_shape
 
 
 @as_written
@@ -69,7 +70,7 @@ def grouped_reducescatter(
 def _how(op: int, prescale: float, postscale: float, process_set: ProcessSet) -> How:
     if op not in (Average, Sum):
         raise HorovodPreconditionError(message="Reducescatter currently only supports AVERAGE and SUM.")
-    return How(op=op, prescale=prescale, postscale=postscale, process_set=process_set)
+    return How(op, prescale, postscale, process_set)
 
 
 def _scattered(tensors: Sequence[Any], compression: Any, name: str | None, how: How, *, grouped: bool) -> list[Any]:
@@ -85,31 +86,18 @@ def _scatter_piece(tensors: Sequence[Any], name: str | None, how: How, *, groupe
         )
 
     def submit(arrays: list[Array]) -> int:
-        bits, dtypes = [plain(array) for array in arrays], [told_dtype(array) for array in arrays]
-
-        def start(engine: Any, full: str) -> Any:
-            if grouped:
-                return engine.grouped_reducescatter(full, bits, dtype=dtypes, **how.engine())
-            return engine.reducescatter(full, bits[0], dtype=dtypes[0], **how.engine())
-
-        def finish(results: Any) -> list[Array]:
-            found = results if grouped else [results]
-            return [result.view(array.dtype) for result, array in zip(found, arrays, strict=True)]
-
-        kind = "grouped_reducescatter" if grouped else "reducescatter"
-        return handles.submit(kind, name, how.process_set, start, finish)
+        bits, finish = [plain(array) for array in arrays], in_types_of(arrays)
+        told = {"dtype": [told_dtype(array) for array in arrays], **how.engine()}
+        return handles.submit_several("reducescatter", name, how.process_set, finish, bits, told, grouped=grouped)
 
     def backward(grads: Sequence[Any], _: Sequence[Any]) -> list[Any]:
         scale = how.prescale * how.postscale * (len(checked_members(how.process_set)) if how.op == Sum else 1)
         given = [dense(grad) if scale == 1 else dense(grad) * tf.cast(scale, grad.dtype) for grad in grads]
-        gathered = run([gather_piece(given, gradient_name(name), how.process_set)])[0]
+        gathered = run([gather_piece(given, gradient_name(name), how.process_set, grouped=True)])[0]
         for grad, tensor in zip(gathered, tensors, strict=True):
             if not tf.executing_eagerly():
                 grad.set_shape(tensor.shape)
         return gathered
 
-    kinds = [
-        (tensor.dtype, tensor.shape if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]]))
-        for tensor in tensors
-    ]
+    kinds = [(tensor.dtype, rows_shape(tensor)) for tensor in tensors]
     return Piece(tensors=tensors, submit=submit, results=kinds, backward=backward)

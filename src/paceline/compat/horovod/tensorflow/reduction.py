@@ -4,55 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
 import tensorflow as tf
 
-from paceline.compat.horovod.common.arguments import check_groups, check_predivide
-from paceline.compat.horovod.common.ops import ENGINE_NAMES, Average
-from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set, registered_ranks
+from paceline.compat.horovod.common.arguments import in_parts
+from paceline.compat.horovod.common.process_sets import registered_ranks
+from paceline.compat.horovod.common.reduction import How, Reduction
 from paceline.compat.horovod.tensorflow.allreduce import reduce_all
-from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.gradient_aggregation import Accumulator
 from paceline.compat.horovod.tensorflow.launch import ALONE_BYTES, bytes_of
 from paceline.compat.horovod.tensorflow.names import key, unique_in_graph, variable_names
 from paceline.compat.horovod.tensorflow.order import as_written
-from paceline.compat.horovod.tensorflow.pieces import How
 
-__all__ = ["Accumulator", "Reduction", "reduce_gradients"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reduction:
-    """The way in which gradients are reduced.
-
-    gradient_predivide_factor: averages are divided by this before the sum, and by the rest of the size after it.
-    num_groups: so many groups of gradients, each reduced as one; groups: the same number, or lists of variables.
-    sparse_as_dense: tf.IndexedSlices are made dense, and reduced as the others.
-    scale_local_gradients: gradients that stay on their rank are divided by the number of ranks.
-    prefix: begins the names under which gradients meet those of the other ranks.
-
-    Raises:
-        ValueError: what doesn't go together.
-    """
-
-    op: int = Average
-    compression: Any = Compression.none
-    sparse_as_dense: bool = False
-    gradient_predivide_factor: float = 1.0
-    num_groups: int = 0
-    groups: Any = None
-    process_set: ProcessSet = global_process_set
-    scale_local_gradients: bool = True
-    prefix: str
-
-    def __post_init__(self) -> None:
-        if self.op not in ENGINE_NAMES:
-            raise ValueError(f"op={self.op!r} is no operation of Horovod's. Give hvd.Average, hvd.Sum or hvd.Adasum.")
-        check_predivide(self.gradient_predivide_factor, self.op)
-        check_groups(self.num_groups if self.groups is None else self.groups)
+__all__ = ["Accumulator", "Reduction", "distributed", "divided", "reduce_gradients"]
 
 
 @as_written
@@ -78,7 +44,7 @@ def reduce_gradients(
     if how.scale_local_gradients:
         for i, grad in enumerate(given):
             if grad is not None and key(variables[i]) in own:
-                result[i] = _divided(grad, size)
+                result[i] = divided(grad, size)
     if how.sparse_as_dense:
         for i in shared:
             result[i] = tf.convert_to_tensor(given[i])
@@ -97,23 +63,38 @@ def reduce_gradients(
     groups += _small(sorted(left, key=names.__getitem__), result, variables, names)
     place = {i: number for number, i in enumerate(shared)}
     places = [(name, [place[i] for i in members]) for name, members in groups]
-    predivide = how.gradient_predivide_factor
-    plan = How(op=how.op, prescale=1.0 / predivide, postscale=predivide, process_set=how.process_set)
-    # The two factors cancel; rows that are gathered, not summed, have no use for them.
+    # Rows that are gathered, not summed, have no use for the factors, which cancel each other.
     sparse = How(op=how.op, process_set=how.process_set)
-    reduced = reduce_all([result[i] for i in shared], [names[i] for i in shared], plan, how.compression, places, sparse)
+    reduced = reduce_all(
+        [result[i] for i in shared], [names[i] for i in shared], how.how, how.compression, places, sparse
+    )
     for i, grad in zip(shared, reduced, strict=True):
         result[i] = grad
     return result
 
 
-def _groups(shared: list[int], grads: list[Any], variables: Sequence[Any], how: Reduction) -> list[list[int]]:
+def distributed(given: Any, mixin: type, what: str) -> Any:
+    """The tape or optimizer again, as an instance of a subclass of its own class, before which `mixin` comes.
+
+    Raises:
+        ValueError: it is one already.
+    """
+    base: type[Any] = type(given)
+    if issubclass(base, mixin):
+        raise ValueError(f"this {what} is distributed already; its gradients would be reduced twice.")
+    cls: Any = type(base.__name__, (mixin, base), {"__module__": base.__module__})
+    # Without `__init__`: it takes what the one that was given has recorded, or its settings and slots.
+    made = cls.__new__(cls)
+    made.__dict__.update(vars(given))
+    return made
+
+
+def _groups(shared: list[int], grads: list[Any], variables: Sequence[Any], how: Reduction) -> list[Sequence[int]]:
     """The places of the gradients of each group; what is sparse is in none."""
     dense = [i for i in shared if not isinstance(grads[i], tf.IndexedSlices)]
-    groups = how.num_groups if how.groups is None else how.groups
+    groups = how.groups or 0
     if isinstance(groups, int):
-        count = min(groups, len(dense))
-        return [dense[part * len(dense) // count : (part + 1) * len(dense) // count] for part in range(count)]
+        return in_parts(dense, groups)
     place = {key(variable): i for i, variable in enumerate(variables)}
     found, seen = [], set()
     for group in groups:
@@ -152,7 +133,8 @@ def _small(
     return found
 
 
-def _divided(grad: Any, number: int) -> Any:
+def divided(grad: Any, number: int) -> Any:
+    """The gradient, dense or sparse, divided by a number."""
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(grad.values / number, grad.indices, grad.dense_shape)
     return grad / number

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
-from paceline.compat.horovod.common.arguments import checked_layers
+from paceline.compat.horovod.common.arguments import checked_layers, chosen_groups
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.compat.horovod.tensorflow.compression import Compression
-from paceline.compat.horovod.tensorflow.names import key
-from paceline.compat.horovod.tensorflow.private_names import PrivatePlace
-from paceline.compat.horovod.tensorflow.reduction import Reduction, reduce_gradients
+from paceline.compat.horovod.tensorflow.names import by_place, key
+from paceline.compat.horovod.tensorflow.reduction import Reduction, distributed, reduce_gradients
 
 T = TypeVar("T", bound=tf.GradientTape)
 
@@ -47,8 +45,8 @@ def DistributedGradientTape(  # noqa: N802
         sparse_as_dense,
         op,
         gradient_predivide_factor,
-        num_groups,
-        groups,
+        0,
+        chosen_groups(groups, num_groups),
         process_set,
         None,
         scale_local_gradients,
@@ -78,25 +76,17 @@ def PartialDistributedGradientTape(  # noqa: N802
     """
     if not isinstance(gradtape, tf.GradientTape):
         raise ValueError(f"{gradtape!r} is not a tf.GradientTape.")
-    if num_groups != 0:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
     how = Reduction(
         op=op,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=float(gradient_predivide_factor),
-        num_groups=num_groups,
-        groups=groups,
+        groups=chosen_groups(groups, num_groups),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
         prefix="DistributedGradientTape",
     )
-    base: type[Any] = type(gradtape)
-    if issubclass(base, _Distributed):
-        raise ValueError("this tape is distributed already; its gradients would be reduced twice.")
-    cls: Any = type(base.__name__, (_Distributed, base), {"__module__": base.__module__})
-    made = cls.__new__(cls)
-    made.__dict__.update(vars(gradtape))
+    made = distributed(gradtape, _Distributed, "tape")
     made._how, made._local = how, {}
     made._layers = checked_layers(local_layers, "trainable_variables")
     return cast(T, made)
@@ -124,7 +114,7 @@ class _Distributed:
         grads = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         flat = tf.nest.flatten(sources)
         given = tf.nest.flatten(grads, expand_composites=False)
-        how_named: Sequence[Any] = [PrivatePlace(index) for index in range(len(flat))] if use_generic_names else flat
+        how_named: Sequence[Any] = by_place(len(flat)) if use_generic_names else flat
         reduced = self._reduced(given, flat, how_named)
         return tf.nest.pack_sequence_as(sources, reduced)
 

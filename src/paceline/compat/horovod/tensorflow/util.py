@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from paceline.compat.horovod.common.ops import is_power_of_two
-from paceline.compat.horovod.tensorflow.names import key
+from paceline.compat.horovod.common.util import _cache  # noqa: F401 - a name that libraries import
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
@@ -40,18 +39,9 @@ def vars_to_refs(variables: Any) -> Any:
     return variables.ref() if hasattr(variables, "ref") else variables.value.ref()
 
 
-def same_variable(one: Any, other: Any) -> bool:
-    """True if both are the same, one of Keras 3 and the one of TensorFlow within it included."""
-    return key(one) == key(other)
-
-
 def _executing_eagerly() -> bool:
     return bool(tf.executing_eagerly())
 
 
 def _make_subgraph(function: Callable[..., Any]) -> Any:
     return tf.function(function)
-
-
-def _cache(function: Callable[..., Any]) -> Callable[..., Any]:
-    return functools.lru_cache(maxsize=None)(function)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+from paceline.compat.horovod.common.reduction import How
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +34,15 @@ class HostTensor(NamedTuple):
 def differentiable(function: Any, *given: Any) -> Any:
     """`function.apply(*given)`, of an autograd function; torch doesn't say what types that has."""
     return function.apply(*given)
+
+
+def compressed(
+    function: Any, tensors: Sequence[torch.Tensor], compression: Any, name: str | None, how: How, *, grouped: bool
+) -> list[torch.Tensor]:
+    """The results of an autograd function (name, how, grouped, tensors) for these tensors, which travel compressed."""
+    sent = [compression.compress(tensor) for tensor in tensors]
+    results = differentiable(function, name, how, grouped, *[tensor for tensor, _ in sent])
+    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, sent, strict=True)]
 
 
 def stays_on_device(tensors: Sequence[torch.Tensor]) -> bool:
@@ -67,9 +79,29 @@ def host(tensor: torch.Tensor) -> HostTensor:
     return HostTensor(plain, array)
 
 
-def empty_like(tensor: torch.Tensor) -> HostTensor:
-    """New contiguous memory of this machine for a tensor of this shape and type."""
-    return host(torch.empty(tensor.shape, dtype=tensor.dtype))
+def through_host(tensor: torch.Tensor, in_place: bool) -> tuple[HostTensor, HostTensor]:
+    """What the engine reads a tensor from, and what it is to fill, which `filled` makes the result of."""
+    source = host(tensor)
+    # In place the engine writes to what it reads. Where `host` had to make a copy, `filled` brings the values back.
+    return source, source if in_place else host(torch.empty(source.tensor.shape, dtype=source.tensor.dtype))
+
+
+def filled(tensor: torch.Tensor, in_place: bool, out: HostTensor) -> torch.Tensor:
+    """The tensor itself, or a new one on its device, with what the engine has put into `out`."""
+    return write_back(tensor, out.tensor) if in_place else out.tensor.to(tensor.device)
+
+
+@dataclass(slots=True)
+class Filled:
+    """Makes a result by `filled`. An object, not a function with what it refers to, which is many: hundreds are in flight in a
+    step, and Python's garbage collector is called by their number."""
+
+    tensor: torch.Tensor
+    in_place: bool
+    out: HostTensor
+
+    def __call__(self, _: Any) -> torch.Tensor:
+        return filled(self.tensor, self.in_place, self.out)
 
 
 def from_array(array: np.ndarray[Any, Any], like: torch.Tensor) -> torch.Tensor:
@@ -79,6 +111,16 @@ def from_array(array: np.ndarray[Any, Any], like: torch.Tensor) -> torch.Tensor:
     if like.dtype == torch.bfloat16:
         made = made.view(torch.bfloat16)
     return made.to(like.device)
+
+
+def results_like(tensors: Sequence[torch.Tensor], grouped: bool) -> Callable[[list[Any]], Any]:
+    """What makes tensors of an operation's resulting arrays, each like what was given for it; one alone unless `grouped`."""
+
+    def finish(arrays: list[Any]) -> Any:
+        made = [from_array(array, tensor) for array, tensor in zip(arrays, tensors, strict=True)]
+        return made if grouped else made[0]
+
+    return finish
 
 
 def write_back(target: torch.Tensor, result: torch.Tensor) -> torch.Tensor:

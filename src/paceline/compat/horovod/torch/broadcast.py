@@ -8,14 +8,9 @@ import torch
 
 from paceline.compat.horovod.common import basics, handles
 from paceline.compat.horovod.common.ops import Average
-from paceline.compat.horovod.common.process_sets import (
-    ProcessSet,
-    check_root,
-    global_process_set,
-    registered_number,
-)
+from paceline.compat.horovod.common.process_sets import ProcessSet, check_root, global_process_set
 from paceline.compat.horovod.torch.allreduce import allreduce
-from paceline.compat.horovod.torch.arrays import differentiable, empty_like, host, write_back
+from paceline.compat.horovod.torch.arrays import Filled, differentiable, through_host
 
 
 def broadcast(
@@ -36,28 +31,28 @@ def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """The handle of a `broadcast`."""
-    return _submit(tensor, None, root_rank, name, process_set)
+    return _submit(tensor, root_rank, name, process_set)
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """The tensor itself, with the values of `root_rank`."""
-    return handles.synchronize(_submit(tensor, tensor, root_rank, name, process_set))  # type: ignore[no-any-return]
+    return handles.synchronize(_submit(tensor, root_rank, name, process_set, in_place=True))  # type: ignore[no-any-return]
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """The handle of a `broadcast_`."""
-    return _submit(tensor, tensor, root_rank, name, process_set)
+    return _submit(tensor, root_rank, name, process_set, in_place=True)
 
 
 class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
         ctx.root, ctx.process_set = root, process_set
-        return handles.synchronize(_submit(tensor, None, root, name, process_set))  # type: ignore[no-any-return]
+        return handles.synchronize(_submit(tensor, root, name, process_set))  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -67,21 +62,9 @@ class _Broadcast(torch.autograd.Function):
 
 
 def _submit(
-    tensor: torch.Tensor, target: torch.Tensor | None, root: int, name: str | None, process_set: ProcessSet
+    tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet, *, in_place: bool = False
 ) -> int:
     check_root(root, process_set)
-    source = host(tensor)
-    out = source if target is not None else empty_like(source.tensor)
-
-    def finish(_: Any) -> torch.Tensor:
-        return out.tensor.to(tensor.device) if target is None else write_back(target, out.tensor)
-
-    return handles.submit(
-        "broadcast",
-        name,
-        process_set,
-        lambda engine, full: engine.broadcast(
-            full, source.array, root=root, out=out.array, process_set=registered_number(process_set)
-        ),
-        finish,
-    )
+    source, out = through_host(tensor, in_place)
+    done = Filled(tensor, in_place, out)
+    return handles.submit("broadcast", name, process_set, done, source.array, {"root": root, "out": out.array})

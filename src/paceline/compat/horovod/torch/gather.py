@@ -9,15 +9,10 @@ import torch
 
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.arguments import checked_group
-from paceline.compat.horovod.common.ops import Average, check_splits
-from paceline.compat.horovod.common.process_sets import (
-    ProcessSet,
-    checked_members,
-    global_process_set,
-    registered_number,
-)
+from paceline.compat.horovod.common.ops import Average, check_splits, equal_splits
+from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
 from paceline.compat.horovod.torch.allreduce import allreduce
-from paceline.compat.horovod.torch.arrays import HostTensor, differentiable, from_array, host
+from paceline.compat.horovod.torch.arrays import HostTensor, differentiable, from_array, host, results_like
 
 
 def allgather(
@@ -31,23 +26,12 @@ def allgather(
     Raises:
         IndexError: the tensor has no dimension.
     """
-    return differentiable(_Allgather, tensor, name, process_set)  # type: ignore[no-any-return]
+    return differentiable(_Allgather, name, process_set, False, tensor)[0]  # type: ignore[no-any-return]
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """The handle of an `allgather`."""
-    source = _rows(tensor)
-
-    def finish(result: Any) -> torch.Tensor:
-        return from_array(result, tensor)
-
-    return handles.submit(
-        "allgather",
-        name,
-        process_set,
-        lambda engine, full: engine.allgather(full, source.array, process_set=registered_number(process_set)),
-        finish,
-    )
+    return _submit([tensor], name, process_set, grouped=False)
 
 
 def grouped_allgather(
@@ -58,28 +42,14 @@ def grouped_allgather(
     Raises:
         ValueError: the list is empty.
     """
-    return list(differentiable(_GroupedAllgather, name, process_set, *checked_group(tensors)))
+    return list(differentiable(_Allgather, name, process_set, True, *checked_group(tensors)))
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """The handle of a `grouped_allgather`."""
-    given = checked_group(tensors)
-    sources = [_rows(tensor) for tensor in given]
-
-    def finish(results: Any) -> list[torch.Tensor]:
-        return [from_array(result, tensor) for result, tensor in zip(results, given, strict=True)]
-
-    return handles.submit(
-        "grouped_allgather",
-        name,
-        process_set,
-        lambda engine, full: engine.grouped_allgather(
-            full, [source.array for source in sources], process_set=registered_number(process_set)
-        ),
-        finish,
-    )
+    return _submit(checked_group(tensors), name, process_set, grouped=True)
 
 
 def alltoall(
@@ -112,29 +82,21 @@ def alltoall_async(
 
 
 class _Allgather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
-        result: torch.Tensor = handles.synchronize(allgather_async(tensor, name, process_set))
-        # The number of rows only: the tensor itself is not needed for the gradient, and need not be kept for it.
-        ctx.rows, ctx.process_set = tensor.shape[0], process_set
-        return result
+    """Of one tensor, or of a group."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return _own_part(grads[0], ctx.rows, ctx.process_set), None, None
-
-
-class _GroupedAllgather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
-        result = handles.synchronize(grouped_allgather_async(tensors, name, process_set))
+    def forward(
+        ctx: Any, name: str | None, process_set: ProcessSet, grouped: bool, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        results = handles.synchronize(_submit(tensors, name, process_set, grouped=grouped))
+        # The number of rows only: the tensors themselves are not needed for the gradient, and need not be kept for it.
         ctx.rows, ctx.process_set = [tensor.shape[0] for tensor in tensors], process_set
-        return tuple(result)
+        return tuple(results) if grouped else (results,)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         parts = [_own_part(grad, rows, ctx.process_set) for grad, rows in zip(grads, ctx.rows, strict=True)]
-        return None, None, *parts
+        return None, None, None, *parts
 
 
 class _Alltoall(torch.autograd.Function):
@@ -156,6 +118,13 @@ class _Alltoall(torch.autograd.Function):
         return returned, None, None, None
 
 
+def _submit(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, *, grouped: bool) -> int:
+    arrays = [_rows(tensor).array for tensor in tensors]
+    return handles.submit_several(
+        "allgather", name, process_set, results_like(tensors, grouped), arrays, {}, grouped=grouped
+    )
+
+
 def _submit_alltoall(
     tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet, *, pair: bool
 ) -> int:
@@ -168,25 +137,12 @@ def _submit_alltoall(
         made = from_array(received, tensor)
         return (made, torch.tensor([int(count) for count in received_splits], dtype=torch.int32)) if pair else made
 
-    return handles.submit(
-        "alltoall",
-        name,
-        process_set,
-        lambda engine, full: engine.alltoall(
-            full, source.array, splits=counts, process_set=registered_number(process_set)
-        ),
-        finish,
-    )
+    return handles.submit("alltoall", name, process_set, finish, source.array, {"splits": counts})
 
 
 def _counts(splits: Any, rows: int, size: int) -> list[int]:
     if splits is None:
-        if rows % size:
-            raise ValueError(
-                f"alltoall without splits needs a first dimension that {size} ranks can share equally; it is {rows}. "
-                "Give splits."
-            )
-        return [rows // size] * size
+        return equal_splits(rows, size)
     if isinstance(splits, torch.Tensor):
         if splits.dtype != torch.int32 or splits.dim() != 1:
             raise ValueError(

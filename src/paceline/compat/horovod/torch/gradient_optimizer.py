@@ -6,7 +6,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.ops import Average, Sum
-from paceline.compat.horovod.common.process_sets import ProcessSet
-from paceline.compat.horovod.torch.allreduce import allreduce_async_, grouped_allreduce_async_
+from paceline.compat.horovod.common.reduction import Reduction
+from paceline.compat.horovod.torch.allreduce import submit_allreduce
 from paceline.compat.horovod.torch.sparse import sparse_allreduce_async
 
 Finish = Callable[[], None]
@@ -24,15 +23,8 @@ Finish = Callable[[], None]
 _HOOKS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-@dataclass(frozen=True, kw_only=True)
-class GradientReduction:
-    """The way in which gradients are reduced."""
-
-    compression: Any
-    op: int
-    predivide: float
-    sparse_as_dense: bool
-    process_set: ProcessSet
+class GradientReduction(Reduction):
+    """Reduces the gradients of parameters, alone or in groups."""
 
     def begin(self, p: torch.Tensor, name: str) -> Finish:
         """Submit the parameter's gradient; the function waits, and leaves the result in it."""
@@ -43,7 +35,7 @@ class GradientReduction:
         dense = grad.to_dense() if grad.is_sparse else grad
         sent, ctx = self.compression.compress(dense)
         # Reduced in place: where nothing is compressed, `sent` is the gradient itself.
-        handle = allreduce_async_(sent, name=name, **self._how())
+        handle = submit_allreduce([sent], name, self.how, in_place=True)
         return lambda: self._put(p, dense, handles.synchronize(handle), ctx)
 
     def begin_group(self, members: list[torch.Tensor], name: str) -> Finish:
@@ -57,7 +49,8 @@ class GradientReduction:
                 dense.append((p, p.grad.to_dense() if p.grad.is_sparse else p.grad))
         if dense:
             sent = [self.compression.compress(grad) for _, grad in dense]
-            handle = grouped_allreduce_async_([tensor for tensor, _ in sent], name=name, **self._how())
+            tensors = [tensor for tensor, _ in sent]
+            handle = submit_allreduce(tensors, name, self.how, grouped=True, in_place=True)
             finishes.append(lambda: self._put_all(dense, handles.synchronize(handle), [ctx for _, ctx in sent]))
 
         def finish_all() -> None:
@@ -65,13 +58,6 @@ class GradientReduction:
                 finish()
 
         return finish_all
-
-    def _how(self) -> dict[str, Any]:
-        how: dict[str, Any] = {"op": self.op, "process_set": self.process_set}
-        if self.op == Average and self.predivide != 1.0:
-            # The two cancel each other; the sum in between is smaller, so that float16 does not overflow.
-            how |= {"prescale_factor": 1.0 / self.predivide, "postscale_factor": self.predivide}
-        return how
 
     def _begin_sparse(self, p: torch.Tensor, grad: torch.Tensor, name: str) -> Finish:
         if self.op not in (Average, Sum):
@@ -159,7 +145,6 @@ class GradientOptimizer:
             waiting: set[int] = set()
             for p in self._trained:
                 if p not in self._submitted:
-                    self._ensure_gradient(p)
                     if (group := self._group_of.get(p)) is None:
                         self._submit(p)
                     else:
@@ -303,9 +288,7 @@ class GradientOptimizer:
                     self._submit_group(group)
 
     def _submit(self, p: torch.Tensor) -> None:
-        assert p.grad is not None
-        if p.grad.is_sparse:
-            self._sparse_axes[p] = p.grad.sparse_dim()
+        self._ensure_gradient(p)
         self._submitted.add(p)
         self._finishes.append(self._reduction.begin(p, self._parameter_names[p]))
 
@@ -313,8 +296,6 @@ class GradientOptimizer:
         name, members = self._groups[index]
         for p in members:
             self._ensure_gradient(p)
-            if p.grad is not None and p.grad.is_sparse:
-                self._sparse_axes[p] = p.grad.sparse_dim()
         self._submitted.update(members)
         self._finishes.append(self._reduction.begin_group(list(members), name))
 
@@ -323,6 +304,8 @@ class GradientOptimizer:
             # Others may have one, so this rank takes part with zeros, of the kind that the parameter had before.
             axes = self._sparse_axes.get(p)
             p.grad = torch.zeros_like(p) if axes is None else _empty_sparse(p, axes)
+        elif p.grad.is_sparse:
+            self._sparse_axes[p] = p.grad.sparse_dim()
 
     def _forget(self) -> None:
         self._finishes, self._submitted, self._touched = [], set(), False

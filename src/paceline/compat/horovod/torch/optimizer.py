@@ -7,14 +7,13 @@ step:      waits for all of them, then the wrapped optimizer's own step
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
 
 from paceline.compat.horovod.common import basics
-from paceline.compat.horovod.common.arguments import check_predivide
+from paceline.compat.horovod.common.arguments import chosen_groups
 from paceline.compat.horovod.common.ops import Adasum, Average, resolve_op
 from paceline.compat.horovod.common.process_sets import (
     ProcessSet,
@@ -66,11 +65,15 @@ def DistributedOptimizer(  # noqa: N802
     if not hasattr(compression, "compress"):
         raise ValueError(f"compression={_shown(compression)}: give hvd.Compression.none or hvd.Compression.fp16.")
     op = resolve_op(op, None)
-    check_predivide(gradient_predivide_factor, op)
+    reduction = GradientReduction(
+        compression=compression,
+        op=op,
+        gradient_predivide_factor=float(gradient_predivide_factor),
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
     check_passes(backward_passes_per_step)
-    if num_groups != 0:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
+    groups = chosen_groups(groups, num_groups)
 
     names = parameter_names(optimizer, named_parameters)
     base: type[Any] = GradientOptimizer
@@ -87,13 +90,6 @@ def DistributedOptimizer(  # noqa: N802
     made = cls.__new__(cls)
     # A scheduler may have put a `step` of the wrapped one there, which would go round this class.
     made.__dict__.update({key: value for key, value in vars(optimizer).items() if key not in ("step", "zero_grad")})
-    reduction = GradientReduction(
-        compression=compression,
-        op=op,
-        predivide=float(gradient_predivide_factor),
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-    )
     made._begin(
         reduction=reduction,
         names=names,

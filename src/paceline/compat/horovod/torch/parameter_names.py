@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from paceline.compat.horovod.common.arguments import check_groups, in_parts
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members
 from paceline.compat.horovod.torch.functions import broadcast_object
 
@@ -60,21 +61,14 @@ def in_groups(
     trained = {p: name for p, name in names.items() if p.requires_grad}
     if groups is None or groups == 0:
         return []
-    if isinstance(groups, int) and not isinstance(groups, bool):
-        if groups < 0:
-            raise ValueError(f"groups={groups} should be a non-negative integer or a list of lists of parameters.")
+    check_groups(groups, "parameters")
+    if isinstance(groups, int):
         by_name = {name: p for p, name in trained.items()}
         # Another rank may list its parameters in another order, and the members of a group meet by their place.
         order = broadcast_object(list(by_name), checked_members(process_set)[0], process_set=process_set)
-        count = min(groups, len(order))
-        lists = [
-            [by_name[name] for name in order[i * len(order) // count : (i + 1) * len(order) // count]]
-            for i in range(count)
-        ]
-    elif isinstance(groups, (list, tuple)) and all(isinstance(members, (list, tuple)) for members in groups):
-        lists = [list(members) for members in groups]
+        lists = [[by_name[name] for name in part] for part in in_parts(order, groups)]
     else:
-        raise ValueError(f"groups={groups!r} should be a non-negative integer or a list of lists of parameters.")
+        lists = [list(members) for members in groups]
     seen: set[int] = set()
     for members in lists:
         for p in members:

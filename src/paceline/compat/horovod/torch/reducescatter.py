@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from paceline.compat.horovod.common import handles
-from paceline.compat.horovod.common.arguments import checked_group, engine_arguments
+from paceline.compat.horovod.common.arguments import checked_group
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
 from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
-from paceline.compat.horovod.torch.arrays import differentiable, from_array, host
+from paceline.compat.horovod.common.reduction import How
+from paceline.compat.horovod.torch.arrays import compressed, host, results_like
 from paceline.compat.horovod.torch.compression import Compression
 from paceline.compat.horovod.torch.gather import allgather
 
@@ -33,9 +34,8 @@ def reducescatter(
     Raises:
         HorovodInternalError: `op` is neither Average nor Sum; the tensor has no dimension; or the ranks disagree.
     """
-    compressed, ctx = compression.compress(tensor)
-    reduced = differentiable(_Reducescatter, name, op, process_set, prescale_factor, postscale_factor, compressed)
-    return compression.decompress(reduced[0], ctx)  # type: ignore[no-any-return]
+    how = How(op, prescale_factor, postscale_factor, process_set)
+    return compressed(_Reducescatter, [tensor], compression, name, how, grouped=False)[0]
 
 
 def reducescatter_async(
@@ -47,7 +47,8 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """The handle of a `reducescatter`."""
-    return _submit([tensor], name, op, process_set, prescale_factor, postscale_factor, first=True)
+    how = How(op, prescale_factor, postscale_factor, process_set)
+    return _submit([tensor], name, how, grouped=False)
 
 
 def grouped_reducescatter(
@@ -64,10 +65,8 @@ def grouped_reducescatter(
     Raises:
         ValueError: the list is empty.
     """
-    compressed = [compression.compress(tensor) for tensor in checked_group(tensors)]
-    sent = [tensor for tensor, _ in compressed]
-    reduced = differentiable(_Reducescatter, name, op, process_set, prescale_factor, postscale_factor, *sent)
-    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, compressed, strict=True)]
+    how = How(op, prescale_factor, postscale_factor, process_set)
+    return compressed(_Reducescatter, checked_group(tensors), compression, name, how, grouped=True)
 
 
 def grouped_reducescatter_async(
@@ -79,55 +78,38 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """The handle of a `grouped_reducescatter`."""
-    return _submit(checked_group(tensors), name, op, process_set, prescale_factor, postscale_factor)
+    how = How(op, prescale_factor, postscale_factor, process_set)
+    return _submit(checked_group(tensors), name, how, grouped=True)
 
 
 class _Reducescatter(torch.autograd.Function):
+    """Of one tensor, or of a group."""
+
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, ...]:
-        how, tensors = given[:5], list(given[5:])
-        ctx.how = how[1:]
-        first = len(tensors) == 1
-        results = handles.synchronize(_submit(tensors, *how, first=first))
-        return (results,) if first else tuple(results)
+    def forward(
+        ctx: Any, name: str | None, how: How, grouped: bool, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.how = how
+        results = handles.synchronize(_submit(tensors, name, how, grouped=grouped))
+        return tuple(results) if grouped else (results,)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        op, process_set, pre, post = ctx.how
+        op, pre, post, process_set = ctx.how
         scale = pre * post * (len(checked_members(process_set)) if op == Sum else 1)
         # A new tensor: the one that was given belongs to autograd, and others may be reading it.
         gathered = [allgather(grad if scale == 1 else grad * scale, process_set=process_set) for grad in grads]
-        return *[None] * 5, *gathered
+        return None, None, None, *gathered
 
 
-def _submit(
-    tensors: list[torch.Tensor],
-    name: str | None,
-    op: int,
-    process_set: ProcessSet,
-    prescale: float,
-    postscale: float,
-    *,
-    first: bool = False,
-) -> int:
-    if op not in (Average, Sum):
+def _submit(tensors: Sequence[torch.Tensor], name: str | None, how: How, *, grouped: bool) -> int:
+    if how.op not in (Average, Sum):
         raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
     if any(tensor.dim() == 0 for tensor in tensors):
         raise HorovodInternalError(
             "Reducescatter of a rank-zero tensor: it has no rows to share; use tensor.reshape(1)."
         )
     sources = [host(tensor) for tensor in tensors]
-    how = engine_arguments(op, prescale, postscale, process_set)
-
-    def start(engine: Any, full: str) -> Any:
-        if first:
-            return engine.reducescatter(full, sources[0].array, dtype=sources[0].dtype, **how)
-        arrays, dtypes = [source.array for source in sources], [source.dtype for source in sources]
-        return engine.grouped_reducescatter(full, arrays, dtype=dtypes, **how)
-
-    def finish(results: Any) -> Any:
-        arrays = [results] if first else results
-        made = [from_array(array, tensor) for array, tensor in zip(arrays, tensors, strict=True)]
-        return made[0] if first else made
-
-    return handles.submit("reducescatter" if first else "grouped_reducescatter", name, process_set, start, finish)
+    arrays, finish = [source.array for source in sources], results_like(tensors, grouped)
+    told = {"dtype": [source.dtype for source in sources], **how.engine()}
+    return handles.submit_several("reducescatter", name, how.process_set, finish, arrays, told, grouped=grouped)

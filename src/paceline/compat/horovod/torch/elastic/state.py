@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from paceline.compat.horovod.common import basics
-from paceline.compat.horovod.common.elastic import Kept, ObjectState
+from paceline.compat.horovod.common.elastic import Kept, ObjectState, from_first
 from paceline.compat.horovod.torch.elastic.sampler import ElasticSampler
 from paceline.compat.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
@@ -29,7 +29,7 @@ class TorchState(ObjectState):
             # Past `__setattr__` below, which would save the value a second time.
             object.__setattr__(self, name, handler.value)
         plain = {name: value for name, value in given.items() if name not in self._handlers}
-        super().__init__(lambda value: broadcast_object(value, name="elastic_state"), basics.rank, **plain)
+        super().__init__(from_first, basics.rank, **plain)
 
     def save(self) -> None:
         for handler in self._handlers.values():
@@ -84,48 +84,44 @@ class StateHandler(Kept):
         self.save()
 
 
-class ModelStateHandler(StateHandler):
-    """A module's parameters and buffers."""
+class StateDictHandler(StateHandler):
+    """Handles what has a `state_dict`. Subclasses say how the first rank's is spread."""
 
     def save(self) -> None:
-        # A copy, for state_dict refers to the parameters themselves.
+        # A copy, for a module's state_dict refers to the parameters themselves.
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
         self.value.load_state_dict(self._saved)
 
     def sync(self) -> None:
-        broadcast_parameters(self.value.state_dict(), root_rank=0)
+        self._spread()
         # What all ranks have now is what they go back to after a failure.
         self.save()
 
+    def _spread(self) -> None:
+        raise NotImplementedError
 
-class OptimizerStateHandler(StateHandler):
+
+class ModelStateHandler(StateDictHandler):
+    """A module's parameters and buffers."""
+
+    def _spread(self) -> None:
+        broadcast_parameters(self.value.state_dict(), root_rank=0)
+
+
+class OptimizerStateHandler(StateDictHandler):
     """An optimizer's state and options."""
 
-    def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
-
-    def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
-
-    def sync(self) -> None:
+    def _spread(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
-        self.save()
 
 
-class SamplerStateHandler(StateHandler):
+class SamplerStateHandler(StateDictHandler):
     """Handles an ElasticSampler's progress."""
 
-    def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
-
-    def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
-
-    def sync(self) -> None:
+    def _spread(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), name="sampler_state"))
-        self.save()
 
     def reset(self) -> None:
         self.value.reset()
