@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from paceline.system.plain import known_fields
 
 RECORD_VERSION = 1
 #: The name of the file in a version's folder, and of the folder beside it.
@@ -72,17 +74,12 @@ class ModelRecord:
         Raises:
             KeyError, TypeError: it is none.
         """
-        files = tuple(ModelFile(**_known(ModelFile, file)) for file in data["files"])
+        files = tuple(ModelFile(**known_fields(ModelFile, file)) for file in data["files"])
         datasets = tuple(data.get("datasets") or ())
-        return cls(**{**_known(cls, data), "files": files, "datasets": datasets})
+        return cls(**{**known_fields(cls, data), "files": files, "datasets": datasets})
 
 
 def digest_of(files: Sequence[ModelFile]) -> str:
     """SHA-256 over the hashes and names of all files, in order of name, written as `sha256sum` writes them."""
     lines = (f"{file.sha256}  {file.name}\n" for file in sorted(files, key=lambda file: file.name))
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    names = {each.name for each in fields(cls)}
-    return {name: value for name, value in data.items() if name in names}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.job.job import Job
+from paceline.system.plain import known_fields, plain_fields
 
 #: The most steps of one pipeline. A guess, far above what people draw.
 MOST_STEPS = 1000
@@ -34,17 +35,11 @@ class StepSpec:
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return values | {
-            "job": self.job.to_json(),
-            "after": list(self.after),
-            "takes": {name: list(place) for name, place in self.takes.items()},
-            "warnings": list(self.warnings),
-        }
+        return plain_fields(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StepSpec:
-        values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        values = known_fields(cls, data)
         values["job"] = Job.from_json(data["job"])
         values["after"] = tuple(data.get("after") or ())
         values["takes"] = {name: (int(place[0]), str(place[1])) for name, place in (data.get("takes") or {}).items()}
@@ -68,16 +63,12 @@ class PipelineSpec:
     description: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return values | {
-            "steps": [step.to_json() for step in self.steps],
-            "outputs": {name: list(place) for name, place in self.outputs.items()},
-        }
+        return plain_fields(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PipelineSpec:
         """The spec that `to_json` wrote; fields of a newer version are left out."""
-        values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        values = known_fields(cls, data)
         values["steps"] = tuple(StepSpec.from_json(step) for step in data["steps"])
         values["outputs"] = {name: (int(p[0]), str(p[1])) for name, p in (data.get("outputs") or {}).items()}
         return cls(**values)

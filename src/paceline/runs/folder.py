@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import FileNameError
+from paceline.system.below import Below
 
 # `rank_0.jsonl` is of the first attempt, `rank_0.2.jsonl` of the second.
 _METRIC_LOG = re.compile(r"rank_(\d+)(?:\.(\d+))?\.jsonl", re.ASCII)
@@ -60,16 +61,6 @@ def metric_logs(directory: Path) -> dict[int, dict[int, Path]]:
     return {rank: dict(sorted(found[rank].items())) for rank in sorted(found)}
 
 
-class _Place:
-    """A name in a run's folder, as an attribute of `RunFolder`: its path."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, folder: RunFolder, kind: type[RunFolder]) -> Path:
-        return folder.path / self._name
-
-
 @dataclass(frozen=True)
 class RunFolder:
     """The file names of the run whose folder is `path`."""
@@ -81,28 +72,28 @@ class RunFolder:
         return self.path.name
 
     #: `run.json`: whole at all times; one writer, whoever holds `lock`.
-    record = _Place("run.json")
+    record = Below("run.json")
     #: Locked (flock) by whoever looks after the run; free means that nobody does.
-    lock = _Place("lock")
+    lock = Below("lock")
     #: One JSON line per change of state.
-    events = _Place("events.jsonl")
+    events = Below("events.jsonl")
     #: Variable -> value of the job's secrets, mode 0600: for the run's supervisor alone, gone once the run has ended.
-    secrets = _Place("secrets.json")
+    secrets = Below("secrets.json")
     #: Tags, properties and names: one JSON line per change, appended by anybody.
-    notes = _Place("notes.jsonl")
+    notes = Below("notes.jsonl")
     #: Exists once somebody has asked for the run's end; holds who and why.
-    cancel_request = _Place("cancel.json")
+    cancel_request = Below("cancel.json")
     #: A folder for each command that somebody runs beside a worker at the moment, for its owner alone.
-    exec_requests = _Place("exec")
+    exec_requests = Below("exec")
     #: Signs what such a command is told where that goes through a datastore; mode 0600, on the submitting machine alone.
-    exec_key = _Place("exec_key")
+    exec_key = Below("exec_key")
 
     def exec_output(self, attempt: int, name: str) -> Path:
         """The output of such a command, while somebody reads it."""
         return self.attempt(attempt) / f"exec_{name}.jsonl"
 
     #: Exists while somebody ends what a killed supervisor has left: the lock is held then, but the run is over.
-    closing = _Place("closing")
+    closing = Below("closing")
 
     def passing(self) -> list[Path]:
         """The paths that are there while files come from nodes, and that a killed supervisor may leave: files that are not whole
@@ -110,13 +101,13 @@ class RunFolder:
         return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
 
     #: Names the engine and its job that the run is, where its supervisor is inside that job.
-    engine = _Place("engine.json")
+    engine = Below("engine.json")
     #: Made when the engine was first found not to know the run's job any more, while the record is not final.
-    gone = _Place("gone")
+    gone = Below("gone")
     #: Kind and settings of the compute target, as they were when the run was submitted.
-    target = _Place("target.json")
+    target = Below("target.json")
     #: Bytes held back so that the last record can be written on a full disk.
-    ballast = _Place("ballast")
+    ballast = Below("ballast")
 
     @property
     def scratch(self) -> Path:
@@ -127,28 +118,28 @@ class RunFolder:
         return Path(top) / f"paceline-{self.run_id[-8:]}"
 
     #: Link to the workspace's snapshot.
-    snapshot = _Place("snapshot")
+    snapshot = Below("snapshot")
     #: Of a pipeline: links to the snapshots of its steps, so that they stay until the steps' runs have them.
-    sources = _Place("sources")
+    sources = Below("sources")
     #: The workers' working directory; in the end, only what the script left there.
-    work = _Place("work")
-    outputs = _Place("outputs")
+    work = Below("work")
+    outputs = Below("outputs")
     #: Uploaded files whose names lie neither under `outputs/` nor under `logs/`.
-    artifacts = _Place("artifacts")
+    artifacts = Below("artifacts")
     #: A folder for each output that is stored when the run ends; what could not be stored stays.
-    uploads = _Place("uploads")
+    uploads = Below("uploads")
     #: The run's files that nodes elsewhere have not sent, and why: one JSON line for each name.
-    left_out = _Place("left_out.jsonl")
+    left_out = Below("left_out.jsonl")
     #: The packages of the script's environment with the exact versions, where one was built.
-    environment = _Place("environment.json")
+    environment = Below("environment.json")
     #: The data that the run took from datastores, with fingerprints, and what it stored there.
-    data = _Place("data.json")
+    data = Below("data.json")
     #: Says where on this machine lies what the job names on the submitting one; not there where that is the same.
-    carried = _Place("carried.json")
+    carried = Below("carried.json")
     #: Output folders that wait to be stored on the submitting machine, with their files. Written on the others.
-    left = _Place("prepared/left.json")
+    left = Below("prepared/left.json")
     #: On the submitting machine: that there will be output folders to store here, and how far that is; gone then.
-    home = _Place("home.json")
+    home = Below("home.json")
 
     def prepare_log(self, node_rank: int) -> Path:
         """The log of what was installed and fetched on a node before the workers, and stored after them."""
@@ -166,8 +157,8 @@ class RunFolder:
         """A node's result of cleaning up: that it has nothing more of the run, or why not."""
         return self.path / "prepared" / f"cleaned_{node_rank}.json"
 
-    checkpoints = _Place("checkpoints")
-    metrics = _Place("metrics")
+    checkpoints = Below("checkpoints")
+    metrics = Below("metrics")
 
     def metric_log(self, rank: int, attempt: int = 1) -> Path:
         """A rank's metrics of one attempt: a worker of an earlier one that is cut off, and not dead yet, can't write there."""
@@ -182,9 +173,9 @@ class RunFolder:
         return self.metrics / f"load_{rank}.jsonl"
 
     #: Live logs of the current attempt, links into its folder, and the driver's log over all attempts.
-    logs = _Place("logs")
+    logs = Below("logs")
     #: The words of the supervisor and the launcher.
-    driver_log = _Place("logs/driver.log")
+    driver_log = Below("logs/driver.log")
 
     def live_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank}.log"

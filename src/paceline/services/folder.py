@@ -18,18 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.system.below import Below
+
 #: In the environment of all that a service's supervisor starts, with the service's folder.
 MARK = "PACELINE_SERVICE_DIR"
-
-
-class _Below:
-    """A path below the folder that has this attribute."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, folder: ServiceFolder | RevisionFolder, kind: type) -> Path:
-        return folder.path / self._name
 
 
 @dataclass(frozen=True)
@@ -39,18 +31,18 @@ class ServiceFolder:
     path: Path
     called: str | None = None
 
-    record = _Below("service.json")
-    events = _Below("events.jsonl")
-    wanted = _Below("wanted.json")
-    wanted_lock = _Below("wanted.lock")
-    lock = _Below("supervisor.lock")
-    keys = _Below("keys.json")
-    logs = _Below("logs")
-    log = _Below("logs/service.log")
-    old_log = _Below("logs/service.log.1")
-    revisions = _Below("revisions")
-    server = _Below("server")
-    server_config = _Below("server/config.json")
+    record = Below("service.json")
+    events = Below("events.jsonl")
+    wanted = Below("wanted.json")
+    wanted_lock = Below("wanted.lock")
+    lock = Below("supervisor.lock")
+    keys = Below("keys.json")
+    logs = Below("logs")
+    log = Below("logs/service.log")
+    old_log = Below("logs/service.log.1")
+    revisions = Below("revisions")
+    server = Below("server")
+    server_config = Below("server/config.json")
 
     @property
     def name(self) -> str:
@@ -70,10 +62,10 @@ class RevisionFolder:
 
     path: Path
 
-    description = _Below("revision.json")
-    source = _Below("source")
-    models = _Below("models")
-    prepared = _Below("prepared.json")
+    description = Below("revision.json")
+    source = Below("source")
+    models = Below("models")
+    prepared = Below("prepared.json")
 
     @property
     def number(self) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from paceline.services import states
+from paceline.system.plain import known_fields
 
 RECORD_VERSION = 1
 
@@ -27,8 +28,7 @@ class _Data:
         Raises:
             TypeError: something is missing.
         """
-        names = {each.name for each in fields(cls)}  # type: ignore[arg-type]
-        return cls(**{name: value for name, value in data.items() if name in names})
+        return cls(**known_fields(cls, data))
 
 
 @dataclass(frozen=True, kw_only=True)

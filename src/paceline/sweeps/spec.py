@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from paceline.errors import SweepError
@@ -14,6 +14,7 @@ from paceline.sweeps.policies.policies import policy_from_json
 from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Goal
+from paceline.system.plain import known_fields, plain_fields
 from paceline.targets.base import ALIKE_SPAN
 
 #: Engines that can look after a sweep.
@@ -139,22 +140,16 @@ class SweepSpec:
         return (self.goal, *(goal for _, goal in self.further))
 
     def to_json(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "further"}
+        values = plain_fields(self)
+        del values["further"]
         if self.further:
             values |= {"metric": list(self.metrics), "goal": list(self.goals)}
-        return values | {
-            "warm_start": list(self.warm_start),
-            "resumed": list(self.resumed),
-            "switches": list(self.switches),
-            "space": self.space.to_json(),
-            "stop": self.stop.to_json() if self.stop else None,
-            "points": [dict(point) for point in self.points],
-        }
+        return values
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SweepSpec:
         """The spec that `to_json` wrote; fields of a newer version are left out."""
-        values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        values = known_fields(cls, data)
         values["space"] = Space.from_json(data["space"])
         values["stop"] = policy_from_json(data["stop"]) if data.get("stop") else None
         values |= {name: tuple(data.get(name) or ()) for name in ("points", "warm_start", "resumed", "switches")}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.data.stores.names import clean_path
 from paceline.data.stores.record import StoreRecord
+from paceline.system.plain import known_fields
 
 #: Below a workspace, or below `paceline/` of a datastore.
 FOLDER = "carried"
@@ -43,7 +44,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
-        values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        values = known_fields(cls, data)
         values["places"] = {path: (tree, name) for path, (tree, name) in values.get("places", {}).items()}
         values["home"] = tuple(values.get("home", ()))
         return cls(**values)
