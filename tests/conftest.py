@@ -106,6 +106,8 @@ IS_PROOF = bool(os.environ.get("PACELINE_PROOF"))
 COLLECTED = pytest.StashKey[frozenset[str]]()
 
 
+# First, while nothing is left out by -k or -m.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from tests import crossed
     from tests.side_by_side import kept_durations, longest_first
