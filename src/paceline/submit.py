@@ -19,7 +19,7 @@ from typing import Any
 from paceline import snapshot
 from paceline.environments import sdk_packages
 from paceline.errors import DataError, EnvironmentSpecError, JobError, PacelineError, TargetError
-from paceline.job.data_reference import DataReference
+from paceline.job.data_reference import DataReference, Source
 from paceline.job.entry import entry_file
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
@@ -346,6 +346,18 @@ def _check(job: Job, workspace_dir: Path, described: configured.Configured, targ
         _check_conda(environment)
     for reference in job.inputs:
         _check_datastores(reference, workspace_dir)
+
+
+def in_places_of(job: Job, run_id: str, former: str) -> Job:
+    """The job of a run of this id: in the places of its outputs the id stands where `former` stood."""
+
+    def own(source: Source) -> Source:
+        return dataclasses.replace(source, path=source.path.replace(former, run_id))
+
+    inputs = [
+        dataclasses.replace(one, sources=tuple(map(own, one.sources))) if one.is_output else one for one in job.inputs
+    ]
+    return dataclasses.replace(job, inputs=tuple(inputs))
 
 
 def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
