@@ -107,7 +107,7 @@ def submit(
         if early:
             target.release(runs_dir / run_id)
         raise
-    record = _record(
+    record = first_record(
         job,
         source,
         taken,
@@ -170,7 +170,7 @@ def submit_alike(
     try:
         with contextlib.ExitStack() as starting:
             for run_id, its_job, trial in trials:
-                record = _record(
+                record = first_record(
                     dataclasses.replace(its_job, environment=environment),
                     source,
                     taken,
@@ -229,7 +229,7 @@ def submit_again(folder: RunFolder, values: Mapping[str, str]) -> None:
         raise
 
 
-def _record(
+def first_record(
     job: Job,
     source: SourceCopy,
     taken: snapshot.Snapshot,
@@ -237,14 +237,17 @@ def _record(
     run_id: str,
     experiment: str,
     parent_run_id: str | None,
-    trial: Mapping[str, Any] | None,
+    trial: Mapping[str, Any] | None = None,
     step: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
+    kind: str = "script",
+    sweep: Mapping[str, Any] | None = None,
 ) -> RunRecord:
-    """The first record of a new run."""
+    """The first record of a new run. sweep: what is tried, of one of kind "sweep"."""
     return RunRecord(
         run_id=run_id,
         experiment=experiment,
+        kind=kind,
         parent_run_id=parent_run_id,
         trial=trial,
         step=step,
@@ -256,6 +259,7 @@ def _record(
         # A rerun has that of the first run: the source folder may have changed since, or be gone.
         git=source.git or snapshot.git_state(source.directory),
         job=job,
+        sweep=sweep,
         owner=store.owner(),
         warnings=tuple(warnings),
     )
