@@ -8,7 +8,8 @@ import pytest
 
 from paceline.environments.environment import Environment
 from paceline.errors import JobError, LauncherError, SnapshotError, TargetError, WorkspaceError
-from paceline.submit import SourceCopy, check, submit
+from paceline.job.data_reference import DataReference, Source
+from paceline.submit import SourceCopy, check, in_places_of, submit
 from paceline.targets.configured import Configured, add
 from tests.helpers import make_job, write_program, write_tree
 
@@ -140,3 +141,11 @@ def test_a_supervisor_that_was_loaded_early_is_let_go_where_the_job_is_refused(t
     monkeypatch.setattr("paceline.targets.configured.Configured.make", lambda self: target)
     refused(tmp_path, make_job())
     assert target.told == ["load runs/digits", "check", "release runs/digits"]
+
+
+def test_an_output_is_in_a_place_of_the_trial_s_own_where_it_says_so() -> None:
+    places = {"own": "models/{run}", "one": "models"}
+    inputs = [DataReference(name=name, sources=(Source(path=path),), mode="upload") for name, path in places.items()]
+    inputs.append(DataReference(name="read", sources=(Source(path="/data/{run}"),)))
+    job = in_places_of(make_job(inputs=tuple(inputs)), "s_1_0", "{run}")
+    assert [one.sources[0].path for one in job.inputs] == ["models/s_1_0", "models", "/data/{run}"]

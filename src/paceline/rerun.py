@@ -8,13 +8,12 @@ from pathlib import Path
 
 from paceline.environments.environment import Environment
 from paceline.errors import RunStateError
-from paceline.job.data_reference import Source
 from paceline.job.job import Job
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import new_run_id
 from paceline.runs.record import RunRecord
-from paceline.submit import SourceCopy, submit
+from paceline.submit import SourceCopy, in_places_of, submit
 from paceline.system.files import read_json
 
 
@@ -64,15 +63,7 @@ def _with_own_places(job: Job, old: RunRecord, run_id: str) -> Job:
     """The job of a pipeline's step with its outputs at places of the new run's: those of the old one belong to its pipeline."""
     if old.step is None:
         return job
-    former = old.step.get("reused_from") or old.run_id
-
-    def own(source: Source) -> Source:
-        return dataclasses.replace(source, path=source.path.replace(former, run_id))
-
-    inputs = [
-        dataclasses.replace(one, sources=tuple(map(own, one.sources))) if one.is_output else one for one in job.inputs
-    ]
-    return dataclasses.replace(job, inputs=tuple(inputs))
+    return in_places_of(job, run_id, old.step.get("reused_from") or old.run_id)
 
 
 def _with_locked_environment(job: Job, folder: RunFolder) -> Job:

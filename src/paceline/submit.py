@@ -19,7 +19,7 @@ from typing import Any
 from paceline import snapshot
 from paceline.environments import sdk_packages
 from paceline.errors import DataError, EnvironmentSpecError, JobError, PacelineError, TargetError
-from paceline.job.data_reference import DataReference
+from paceline.job.data_reference import DataReference, Source
 from paceline.job.entry import entry_file
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
@@ -107,7 +107,7 @@ def submit(
         if early:
             target.release(runs_dir / run_id)
         raise
-    record = _record(
+    record = first_record(
         job,
         source,
         taken,
@@ -170,7 +170,7 @@ def submit_alike(
     try:
         with contextlib.ExitStack() as starting:
             for run_id, its_job, trial in trials:
-                record = _record(
+                record = first_record(
                     dataclasses.replace(its_job, environment=environment),
                     source,
                     taken,
@@ -229,7 +229,7 @@ def submit_again(folder: RunFolder, values: Mapping[str, str]) -> None:
         raise
 
 
-def _record(
+def first_record(
     job: Job,
     source: SourceCopy,
     taken: snapshot.Snapshot,
@@ -237,14 +237,17 @@ def _record(
     run_id: str,
     experiment: str,
     parent_run_id: str | None,
-    trial: Mapping[str, Any] | None,
+    trial: Mapping[str, Any] | None = None,
     step: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
+    kind: str = "script",
+    sweep: Mapping[str, Any] | None = None,
 ) -> RunRecord:
-    """The first record of a new run."""
+    """The first record of a new run. sweep: what is tried, of one of kind "sweep"."""
     return RunRecord(
         run_id=run_id,
         experiment=experiment,
+        kind=kind,
         parent_run_id=parent_run_id,
         trial=trial,
         step=step,
@@ -256,6 +259,7 @@ def _record(
         # A rerun has that of the first run: the source folder may have changed since, or be gone.
         git=source.git or snapshot.git_state(source.directory),
         job=job,
+        sweep=sweep,
         owner=store.owner(),
         warnings=tuple(warnings),
     )
@@ -344,6 +348,18 @@ def _check(job: Job, workspace_dir: Path, described: configured.Configured, targ
         _check_conda(environment)
     for reference in job.inputs:
         _check_datastores(reference, workspace_dir)
+
+
+def in_places_of(job: Job, run_id: str, former: str) -> Job:
+    """The job of a run of this id: in the places of its outputs the id stands where `former` stood."""
+
+    def own(source: Source) -> Source:
+        return dataclasses.replace(source, path=source.path.replace(former, run_id))
+
+    inputs = [
+        dataclasses.replace(one, sources=tuple(map(own, one.sources))) if one.is_output else one for one in job.inputs
+    ]
+    return dataclasses.replace(job, inputs=tuple(inputs))
 
 
 def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:

@@ -10,9 +10,8 @@ import pytest
 
 import paceline as pl
 from paceline.errors import JobError, SweepError
-from paceline.job.data_reference import DataReference, Source
 from paceline.job.job import Job
-from paceline.sweeps.points import as_switch, check_way, in_places_of, job_of, words
+from paceline.sweeps.points import as_switch, check_way, job_of, words
 from paceline.sweeps.space import Space
 
 NESTED = {"--lr": 0.1, "model.layers": 2, "model.kind": None, "sizes": [1, 2], "fast": True}
@@ -33,14 +32,6 @@ def test_switches_stand_alone() -> None:
     assert [as_switch(name) for name in ("amp", "--amp", "-a", "amp/no-amp")] == [
         *("--amp", "--amp", "-a", "--amp/--no-amp"),
     ]
-
-
-def test_an_output_is_in_a_place_of_the_trial_s_own_where_it_says_so() -> None:
-    places = {"own": "models/{run}", "one": "models"}
-    inputs = [DataReference(name=name, sources=(Source(path=path),), mode="upload") for name, path in places.items()]
-    inputs.append(DataReference(name="read", sources=(Source(path="/data/{run}"),)))
-    job = in_places_of(Job(entry_script="train.py", inputs=tuple(inputs)), "s_1_0")
-    assert [one.sources[0].path for one in job.inputs] == ["models/s_1_0", "models", "/data/{run}"]
 
 
 def test_values_are_words() -> None:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.common import warn
-from paceline.doctor.finding import counted
 from paceline.errors import TargetError
+from paceline.system.names import counted
 from paceline.targets import configured
 from paceline.targets.configured import Configured
 from paceline.targets.kinds import kind_names, kind_options, load_errors

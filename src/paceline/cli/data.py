@@ -14,9 +14,9 @@ import typer
 from paceline.cli import completing
 from paceline.cli.common import print_json, print_table, warn
 from paceline.cli.shared_options import Json
-from paceline.doctor.finding import counted
 from paceline.errors import DataError
 from paceline.runs.visible import visible
+from paceline.system.names import counted
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from paceline.cli.packages import environment_of
 from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON
 from paceline.cli.shared_options import Json
 from paceline.containers import KeptLayer, all_layers, prune_layers
-from paceline.doctor.finding import counted, size_text
+from paceline.doctor.finding import size_text
 from paceline.environments import registry
 from paceline.environments.built import Built
 from paceline.environments.environment import Environment
@@ -27,7 +27,7 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.pruning.environments import free_keys
 from paceline.runs.record import utc_text
 from paceline.runs.visible import visible, visible_line
-from paceline.system.names import some
+from paceline.system.names import counted, some
 from paceline.workspace import Workspace
 
 _KEY_SHOWN = 12

@@ -16,6 +16,7 @@ import typer
 from paceline.cli import completing
 from paceline.cli.common import folder_of
 from paceline.runs.execute import Beside
+from paceline.system.signals import handled
 
 _CHUNK = 1 << 15
 
@@ -46,7 +47,8 @@ def execute(
     with (
         Beside(folder, command, rank=rank, terminal=terminal, term=os.environ.get("TERM")) as beside,
         _raw(fd if terminal else None),
-        _ending_on_signals(),
+        # They end this as Ctrl-C does, so that the command is told.
+        handled(_end, signal.SIGTERM, signal.SIGHUP),
     ):
         if terminal:
             signal.signal(signal.SIGWINCH, lambda *_: resized.append(1))
@@ -108,17 +110,6 @@ def _raw(fd: int | None) -> Iterator[None]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-@contextlib.contextmanager
-def _ending_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this as Ctrl-C does, so that the command is told."""
-
-    def end(number: int, frame: object) -> None:
-        # An exception, so that the contexts above restore the terminal and tell the run.
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _end(number: int, frame: object) -> None:
+    # An exception, so that the contexts above restore the terminal and tell the run.
+    raise SystemExit(128 + number)

@@ -12,12 +12,11 @@ from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json, warn
 from paceline.cli.shared_options import Json, LatestRun
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
-from paceline.doctor.finding import counted
 from paceline.errors import RunNotFoundError, UserError
 from paceline.runs import downloads, read
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
-from paceline.system.names import some
+from paceline.system.names import counted, some
 
 
 def complete_file_name(ctx: typer.Context, incomplete: str) -> list[str]:

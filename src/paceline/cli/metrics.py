@@ -20,6 +20,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_text
 from paceline.runs.series import MetricSeries
 from paceline.runs.visible import visible
+from paceline.system.values import value_text
 
 #: Of a value that is no number, so many characters in a table.
 _LONGEST = 40
@@ -152,11 +153,7 @@ def _json(folder: RunFolder, found: Mapping[str, MetricSeries], *, whole: bool) 
 
 def _text(value: Any) -> str:
     """A value in a table: a number to six digits."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = value if isinstance(value, str) else json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+    text = value_text(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 

@@ -13,7 +13,6 @@ from paceline.cli.durations import duration_option
 from paceline.cli.shared_options import Json
 from paceline.data.transfer.cache import parse_size
 from paceline.data.transfer.progress import size_text
-from paceline.doctor.finding import counted
 from paceline.errors import PacelineError, RunNotFoundError, UserError
 from paceline.pruning import Pruned, Removed, Wish
 from paceline.pruning import prune as prune_workspace
@@ -21,7 +20,7 @@ from paceline.runs import read, removal, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.system.files import tree_size
-from paceline.system.names import some
+from paceline.system.names import counted, some
 from paceline.workspace import Workspace
 
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]

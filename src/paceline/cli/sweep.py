@@ -19,7 +19,6 @@ from paceline.cli.shared_options import Json
 from paceline.cli.summary import print_submitted, summary
 from paceline.cli.sweep_options import SWEEP, spec
 from paceline.controlling import following
-from paceline.doctor.finding import counted
 from paceline.errors import SweepError
 from paceline.job.job import Job
 from paceline.runs import read, states
@@ -38,6 +37,8 @@ from paceline.sweeps.policies.pausing import budget, pausing
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import SHOWN_PAUSED, Leg, Trial
+from paceline.system.names import counted
+from paceline.system.values import value_text
 from paceline.workspace import Workspace
 
 #: Points that --dry-run shows.
@@ -313,4 +314,4 @@ def _print_trials(trials: Sequence[Trial], sweep: SweepSpec) -> None:
 
 
 def _said(trial: Leg) -> list[str]:
-    return [visible(f"{name.lstrip('-')} {table.number(value)}") for name, value in trial.values.items()]
+    return [visible(f"{name.lstrip('-')} {value_text(value)}") for name, value in trial.values.items()]

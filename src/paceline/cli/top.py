@@ -22,6 +22,7 @@ from paceline.runs.follow import duration_text, hang_status
 from paceline.runs.pace import RunPace
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible
+from paceline.system.signals import handled
 
 _INTERVAL_S = 2.0
 _LEAST_S, _MOST_S = 0.5, 3600.0
@@ -90,19 +91,14 @@ def _screen(stream: IO[str]) -> Iterator[list[int]]:
     """A screen to draw on, and the signal that ends it, once there is one. What was there before comes back however it ends."""
     ended: list[int] = []
     # A handler: with the signal ignored, as below some shells, Ctrl-C would otherwise do nothing.
-    before = {
-        number: signal.signal(number, lambda number, frame: ended.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        stream.write(_ALTERNATE + _HIDE)
-        yield ended
-    finally:
-        with contextlib.suppress(OSError, ValueError):  # the terminal was closed
-            stream.write(_SHOW + _BACK)
-            stream.flush()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handled(lambda number, frame: ended.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        try:
+            stream.write(_ALTERNATE + _HIDE)
+            yield ended
+        finally:
+            with contextlib.suppress(OSError, ValueError):  # the terminal was closed
+                stream.write(_SHOW + _BACK)
+                stream.flush()
 
 
 def _told(folder: RunFolder, record: RunRecord) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import Any
 
 from paceline.doctor.asking import NoAnswerError, Patient
 from paceline.doctor.examination import Examination, skipped
-from paceline.doctor.finding import FAIL, OK, Finding, counted
+from paceline.doctor.finding import FAIL, OK, Finding
 from paceline.doctor.network import addresses_of, common_network, same_machine
+from paceline.system.names import counted
 
 #: Up to so many nodes, every one connects to every other; beyond, to the next and to the one across the ring.
 _ALL_PAIRS = 16

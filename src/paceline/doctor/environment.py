@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.doctor.examination import Examination
-from paceline.doctor.finding import FAIL, OK, SKIPPED, WARN, Finding, counted
+from paceline.doctor.finding import FAIL, OK, SKIPPED, WARN, Finding
 from paceline.doctor.machine import MODULES, differing_nodes
+from paceline.system.names import counted
 
 
 def check_environment(examination: Examination) -> Iterator[Finding]:

@@ -8,8 +8,9 @@ from typing import Any
 
 from paceline.doctor.asking import Patient
 from paceline.doctor.examination import FACTS_S, Examination
-from paceline.doctor.finding import FAIL, OK, SKIPPED, WARN, Finding, counted, size_text
+from paceline.doctor.finding import FAIL, OK, SKIPPED, WARN, Finding, size_text
 from paceline.remote.agent.boot import OLDEST
+from paceline.system.names import counted
 
 MODULES = ("torch", "mpi4py")
 #: folder -> (fails below, warns below), in bytes. Guesses: a snapshot with an environment layer fits the first.

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.controlling import canceling
+from paceline.controlling import canceling, ending
 from paceline.controlling.child import record_of
 from paceline.errors import PacelineError
 from paceline.pipelines.spec import PipelineSpec, child_id
 from paceline.pipelines.state import PipelineState, StepState
 from paceline.runs import states, store
-from paceline.runs.driver_log import say
-from paceline.runs.failure import EXIT_CANCELED, FailureReport
+from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import utc_now
-from paceline.system.files import read_json
 
 
 def wanted(pipeline: PipelineState) -> str | None:
@@ -30,15 +27,7 @@ def wanted(pipeline: PipelineState) -> str | None:
 
 def write(pipeline: PipelineState) -> None:
     """Write down the end of a pipeline none of whose steps runs any more."""
-    # A cancel goes before a failure: it is why the pipeline ended, however its steps did.
-    if pipeline.folder.cancel_request.exists():
-        by = (read_json(pipeline.folder.cancel_request) or {}).get("by", "unknown")
-        _close(pipeline, states.CANCELED, exit_code=EXIT_CANCELED, canceled_by=str(by))
-    elif pipeline.failed:
-        report = _report(pipeline)
-        _close(pipeline, states.FAILED, exit_code=report.exit_code, failure=report)
-    else:
-        _close(pipeline, states.COMPLETED, exit_code=0)
+    pipeline.record = ending.close(pipeline.folder, pipeline.record, _report(pipeline) if pipeline.failed else None)
 
 
 def give_up(folder: RunFolder, error: Exception) -> None:
@@ -88,9 +77,3 @@ def _report(pipeline: PipelineState) -> FailureReport:
         last_lines=record.failure.last_lines,
         see=f"paceline show {run_id}",
     )
-
-
-def _close(pipeline: PipelineState, status: str, **changes: object) -> None:
-    ended = {"ended_utc": utc_now(), "waiting_for": None}
-    pipeline.record = store.change(pipeline.folder, pipeline.record, status, **ended, **changes)
-    say(f"the pipeline is {pipeline.record.status}")

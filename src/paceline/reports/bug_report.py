@@ -11,13 +11,13 @@ import json
 import platform
 import re
 import sys
-from importlib import metadata
 from typing import Any
 
 from paceline.errors import LauncherError
 from paceline.launchers.mpi import find_open_mpi
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
+from paceline.system.installed import version_of
 
 #: Packages whose versions decide how a run goes.
 PACKAGES = (
@@ -64,13 +64,8 @@ def bug_report(folder: RunFolder | None, *, messages: bool = False) -> dict[str,
 
 def versions() -> dict[str, str]:
     """Name -> version of those of `PACKAGES` that are installed; nothing is imported."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            pass
-    return found
+    found = {name: version_of(name) for name in PACKAGES}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def text(found: dict[str, Any]) -> str:

@@ -19,9 +19,9 @@ from paceline.services.asked import RevisionSpec, check_workers
 from paceline.services.folder import ServiceFolder
 from paceline.services.listener import check_free
 from paceline.services.record import UP, Revision, ServiceRecord, Wanted
-from paceline.serving.config import is_loopback
 from paceline.system import locks
 from paceline.system.files import write_json
+from paceline.system.listening import is_loopback
 from paceline.targets import configured
 
 _PAUSE_S = 0.05

@@ -10,7 +10,7 @@ import socket
 import sys
 
 from paceline.errors import ServiceError
-from paceline.serving.front.listening import listen_at
+from paceline.system.listening import listen_at
 
 #: Connections that wait to be taken; the kernel's own limit (net.core.somaxconn) may be lower.
 _BACKLOG = 4096

@@ -6,7 +6,6 @@ Whoever starts the server writes the file. The server answers in a file of its o
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import json
 import re
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ServingError
+from paceline.system.listening import is_loopback
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -167,16 +167,6 @@ def read_config(path: Path) -> ServerConfig:
     except (OSError, ValueError) as error:
         raise ServingError(f"the configuration {str(path)!r} can't be read: {error}") from error
     return ServerConfig.from_json(value)
-
-
-def is_loopback(host: str) -> bool:
-    """True where nobody but this machine reaches the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_number(name: str, value: Any, least: int, kind: Any) -> None:

@@ -6,19 +6,17 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 
-from paceline.controlling import canceling
+from paceline.controlling import canceling, ending
 from paceline.runs import states, store
-from paceline.runs.driver_log import say
-from paceline.runs.failure import EXIT_CANCELED, FailureReport
+from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import parse_utc, utc_now
+from paceline.runs.record import parse_utc
 from paceline.sweeps import causes, continuing, results
 from paceline.sweeps.causes import Cause
 from paceline.sweeps.children import all_runs
 from paceline.sweeps.pictures import run as pictures
 from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Trial
-from paceline.system.files import read_json
 
 #: Completed trials without the primary metric, and none with it, that end a sweep.
 _WITHOUT_METRIC = 3
@@ -48,17 +46,10 @@ def write(sweep: SweepState) -> None:
     # Without a single value there is nothing to see.
     if any(trial.curve for trial in sweep.trials):
         pictures.run(sweep.folder)
+    # A sweep that has come to its time limit has not failed: it has done what it could in the time that it was given.
     failure = _failure(sweep)
-    # A cancel goes before a failure: it is why the sweep ended, however its trials did.
-    if sweep.folder.cancel_request.exists():
-        by = (read_json(sweep.folder.cancel_request) or {}).get("by", "unknown")
-        _close(sweep, states.CANCELED, exit_code=EXIT_CANCELED, canceled_by=str(by))
-    elif failure:
-        report = FailureReport(cause="trials", message=failure.text, see=failure.see)
-        _close(sweep, states.FAILED, exit_code=1, failure=report)
-    else:
-        # Also a sweep that has come to its time limit: it has done what it could in the time that it was given.
-        _close(sweep, states.COMPLETED, exit_code=0)
+    report = FailureReport(cause="trials", message=failure.text, see=failure.see) if failure else None
+    sweep.record = ending.close(sweep.folder, sweep.record, report)
 
 
 def give_up(folder: RunFolder, error: Exception) -> None:
@@ -70,13 +61,6 @@ def give_up(folder: RunFolder, error: Exception) -> None:
                 yield RunFolder(folder.path.parent / records[-1].run_id)
 
     canceling.give_up(folder, error, "trials", living)
-
-
-def _close(sweep: SweepState, status: str, **changes: object) -> None:
-    ended = {"ended_utc": utc_now(), "waiting_for": None}
-    sweep.record = store.change(sweep.folder, sweep.record, status, **ended, **changes)
-    # Not always what was asked for: a cancel may have been `Run.fail`.
-    say(f"the sweep is {sweep.record.status}")
 
 
 def _failure(sweep: SweepState) -> Cause | None:

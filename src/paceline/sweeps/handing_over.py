@@ -18,16 +18,16 @@ from paceline.job.job import Job
 from paceline.runs import removal, tags_and_properties
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
-from paceline.submit import SourceCopy, submit, submit_again, submit_alike
+from paceline.submit import SourceCopy, in_places_of, submit, submit_again, submit_alike
 from paceline.sweeps import continuing
-from paceline.sweeps.live.table import number as short
-from paceline.sweeps.points import in_places_of, job_of
+from paceline.sweeps.points import job_of
 from paceline.sweeps.policies.pausing import budget
 from paceline.sweeps.prior import prior_trials
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Next, Trial
 from paceline.system.files import read_json
+from paceline.system.values import value_text
 from paceline.targets.base import ALIKE_SPAN
 
 
@@ -162,7 +162,7 @@ class HandingOver:
         sweep.pending.clear()
         for trial in trials:
             sweep.add(trial)
-            said = ", ".join(f"{name.lstrip('-')}={short(value)}" for name, value in trial.values.items())
+            said = ", ".join(f"{name.lstrip('-')}={value_text(value)}" for name, value in trial.values.items())
             say(f"trial {trial.number} begins: {said}")
 
     def _go_on(self, following: Next) -> None:
@@ -207,7 +207,8 @@ class HandingOver:
         sweep = self._sweep
         spec = sweep.spec
         job = job_of(sweep.job, {**values, **budget(spec.stop, rung)}, spec.pass_as, self._snapshot, spec.switches)
-        return in_places_of(job, run_id)
+        # Or each trial would leave its outputs at the same place.
+        return in_places_of(job, run_id, "{run}")
 
     def _source(self) -> SourceCopy:
         record = self._sweep.record

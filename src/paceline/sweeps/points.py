@@ -55,19 +55,6 @@ def job_of(
     return dataclasses.replace(job, files={**job.files, pass_as: f"{text}\n"})
 
 
-def in_places_of(job: Job, run_id: str) -> Job:
-    """The job of a run of this id: `{run}` in the place of an output is its own, or each trial would leave the same."""
-    inputs = [
-        dataclasses.replace(
-            one, sources=tuple(dataclasses.replace(s, path=s.path.replace("{run}", run_id)) for s in one.sources)
-        )
-        if one.is_output
-        else one
-        for one in job.inputs
-    ]
-    return dataclasses.replace(job, inputs=tuple(inputs))
-
-
 def check_way(pass_as: object, space: Space) -> None:
     """
     Raises:

@@ -15,9 +15,18 @@ from paceline.job.job import Job
 from paceline.runs import controllers, read, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, new_run_id
-from paceline.runs.record import RunRecord, user_name, utc_now
-from paceline.snapshot import Progress, git_state
-from paceline.submit import SourceCopy, being_started, check, check_source, take_snapshot, values_of, warn_of_secrets
+from paceline.runs.record import utc_now
+from paceline.snapshot import Progress
+from paceline.submit import (
+    SourceCopy,
+    being_started,
+    check,
+    check_source,
+    first_record,
+    take_snapshot,
+    values_of,
+    warn_of_secrets,
+)
 from paceline.sweeps.children import count
 from paceline.sweeps.fit.fit import check_script
 from paceline.sweeps.points import ARGUMENTS, job_of
@@ -63,22 +72,17 @@ def submit_sweep(
     """
     known = checked(job, spec, source, workspace_dir, experiment, values)
     taken = take_snapshot(job, source, workspace_dir, progress, leave_out)
-    record = RunRecord(
+    record = first_record(
+        job,
+        source,
+        taken,
         run_id=run_id or new_run_id(experiment),
         experiment=experiment,
-        kind="sweep",
         parent_run_id=parent_run_id,
         step=step,
-        created_utc=utc_now(),
-        submitted_by=user_name(),
-        target=job.compute_target,
-        source_directory=str(source.directory),
-        snapshot_id=taken.id,
-        git=git_state(source.directory),
-        job=job,
+        warnings=warnings,
+        kind="sweep",
         sweep=known.spec.to_json(),
-        owner=store.owner(),
-        warnings=tuple(warnings),
     )
     # The lock is held from the folder's first moment: without it a reader would take the sweep for deserted.
     lock_fd = store.create(workspace_dir / "runs", record, known.secrets)

@@ -1,4 +1,4 @@
-"""Names: the rule for those that people give and that become names of files, and several of them in a sentence."""
+"""Names: the rule for those that people give and that become names of files; several of them, or their number, in a sentence."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def some(names: Sequence[str], most: int) -> str:
     """So many of the names at most, and how many there are beside: "a, b and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
+
+
+def counted(number: int, noun: str, none: str = "0") -> str:
+    """So many of something: "1 file", "3 files". none: what stands for 0, such as "no"."""
+    return f"{number or none} {noun}{'' if number == 1 else 's'}"

@@ -16,6 +16,7 @@ from paceline.errors import TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, node_sizes, port_count, preview_ports
 from paceline.remote.agent.gpus import devices
+from paceline.system.names import counted
 from paceline.system.processes import core_count
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
@@ -38,8 +39,8 @@ class LocalTarget:
         if job.use_gpu and workers > len(devices()):
             count = len(devices())
             raise TargetError(
-                f"use_gpu=True with {workers} workers, one GPU each, but target 'local' has {count or 'no'} "
-                f"GPU{'' if count == 1 else 's'}. "
+                f"use_gpu=True with {workers} workers, one GPU each, but target 'local' has "
+                f"{counted(count, 'GPU', 'no')}. "
                 f"{f'Ask for at most {count} workers' if count else 'Set use_gpu=False'}, or choose another target."
             )
 
@@ -124,4 +125,4 @@ def _waits_for(run_ids: list[str]) -> str:
     if not run_ids:
         return "other runs hold what it needs"
     shown = ", ".join(run_ids[:3]) + (", ..." if len(run_ids) > 3 else "")
-    return f"waits for {len(run_ids)} run{'s' if len(run_ids) > 1 else ''} ({shown})"
+    return f"waits for {counted(len(run_ids), 'run')} ({shown})"

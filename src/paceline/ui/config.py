@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.errors import UserError
+from paceline.system.listening import is_loopback
 
 #: P-A-C-E on a telephone's keys. The next ones are tried where it is taken and nobody asked for it.
 PORT = 7223
@@ -89,13 +89,3 @@ class UiConfig:
 def ports(asked: int | None) -> list[int]:
     """The ports to be tried, in this order; 0 takes a free one."""
     return [asked] if asked is not None else [*range(PORT, PORT + _TRIED), 0]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

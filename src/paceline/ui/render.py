@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from paceline.runs.follow import duration_text
 from paceline.runs.metrics import json_safe
 from paceline.runs.visible import visible
 from paceline.sweeps.pictures import page as pictures
+from paceline.system.values import value_text
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
@@ -89,7 +89,7 @@ def _templates() -> Environment:
         "sign": lambda status: _SIGNS.get(status, ("waiting", "…"))[1],
         "tone": lambda status: _SIGNS.get(status, ("waiting", "…"))[0],
         "json_text": lambda value: json.dumps(json_safe(value), indent=2, ensure_ascii=False),
-        "number": number_text,
+        "number": lambda value: "" if value is None else value_text(value),
         "urlpath": lambda name: quote(os.fsencode(str(name)), safe="/"),
         "lines": lambda text: str(text).splitlines(),
     }
@@ -111,14 +111,3 @@ def time_tag(utc: str | None) -> Markup:
         return Markup("")
     plain = str(utc)[:16].replace("T", " ")
     return Markup('<time datetime="{}">{} UTC</time>').format(str(utc), plain)
-
-
-def number_text(value: Any) -> str:
-    """A number as people read it; anything else as it is."""
-    if value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return json.dumps(value) if isinstance(value, (Mapping, list)) else str(value)
-    if isinstance(value, int):
-        return str(value)
-    return f"{value:.6g}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -21,6 +22,7 @@ import uvicorn
 from paceline.errors import UserError
 from paceline.runs.page_address import announce
 from paceline.system.files import make_own
+from paceline.system.listening import listen_at
 from paceline.ui.app import make_app
 from paceline.ui.config import UiConfig, ports
 from paceline.ui.token import Token
@@ -127,27 +129,18 @@ def _listen(config: UiConfig) -> socket.socket:
     tried = ports(config.port)
     for port in tried:
         try:
-            family, kind, _, _, address = socket.getaddrinfo(
-                config.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            made = socket.socket(family, kind)
+            return listen_at(config.host, port, 512)
         except OSError as error:
-            raise UserError(
-                f"--host {config.host!r} is no address of this machine: {error.strerror or error}."
-            ) from error
-        try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
-            made.listen(512)
-        except OSError as error:
-            made.close()
-            if port != tried[-1]:
-                continue
-            raise UserError(
-                f"can't listen at --host {config.host!r}, --port {port}: {error.strerror or error}. Take another port, or 0 for "
-                "a free one."
-            ) from error
-        return made
+            # Also an address of a kind that this machine has not, such as ::1 where there is no IPv6.
+            if isinstance(error, socket.gaierror) or error.errno == errno.EAFNOSUPPORT:
+                raise UserError(
+                    f"--host {config.host!r} is no address of this machine: {error.strerror or error}."
+                ) from error
+            if port == tried[-1]:
+                raise UserError(
+                    f"can't listen at --host {config.host!r}, --port {port}: {error.strerror or error}. Take another port, or 0 "
+                    "for a free one."
+                ) from error
     raise AssertionError("the last port is either taken or refused")
 
 

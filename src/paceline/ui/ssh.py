@@ -6,18 +6,19 @@ enter, so no port is taken there and no other user of the host can reach it; it 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 
 from paceline.errors import TargetError, UserError
+from paceline.system.listening import listen_at
 from paceline.ui.config import ports
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
@@ -126,11 +127,6 @@ def _free_port(port: int | None) -> int:
         UserError: the one that was asked for is taken.
     """
     for one in ports(port):
-        with socket.socket() as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                tried.bind(("127.0.0.1", one))
-                return int(tried.getsockname()[1])
-            except OSError:
-                continue
+        with contextlib.suppress(OSError), listen_at("127.0.0.1", one, 1) as tried:
+            return int(tried.getsockname()[1])
     raise UserError(f"--port {port} is taken on this machine. Take another, or 0 for a free one.")

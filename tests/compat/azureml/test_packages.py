@@ -19,7 +19,7 @@ def notes(monkeypatch):
     monkeypatch.delenv("PACELINE_AZUREML", raising=False)
     # What is installed on the machine of the test must not decide.
     there = {"numpy": "2.1.0", "tensorflow": "2.19.0", "torch": "2.13.0", "scikit-learn": "1.5.0"}
-    monkeypatch.setattr(packages, "_installed", there.get)
+    monkeypatch.setattr(packages, "version_of", there.get)
     return Notes()
 
 

@@ -6,7 +6,6 @@ Where the job goes on with something else than it has asked for, a sentence says
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import importlib.util
 import re
 import sys
@@ -21,6 +20,7 @@ from paceline.environments import sdk_packages
 from paceline.errors import PacelineError
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.environment_rules import NAME
+from paceline.system.installed import version_of
 
 #: conda's name -> pip's, of packages that are the same in kind in both.
 _PIP_OF = {
@@ -175,7 +175,7 @@ def _packages(dependencies: CondaDependencies, notes: Notes) -> tuple[list[str],
             continue
         elif name in _OF_MACHINE:
             left.append(name)
-        elif name in _PIP_OF or _installed(_PIP_OF.get(name, name)) is not None:
+        elif name in _PIP_OF or version_of(_PIP_OF.get(name, name)) is not None:
             moved.append(name)
             pip.append(_PIP_OF.get(name, name) + _pip_version(line))
         else:
@@ -207,7 +207,7 @@ def _without_old_pin(line: str, notes: Notes) -> str:
     if match is None or line.startswith(("-", ".", "/")) or "://" in line or sdk_packages.is_one(line):
         return line
     name, extras, rest = _SAME.get(match[1].lower(), match[1]), match[2] or "", match[3].strip()
-    there = _installed(name)
+    there = version_of(name)
     if there is None or not re.match(r"[=<>~!]", rest):
         return line if name == match[1] else name + line[match.end(1) :]
     if re.fullmatch(rf"==\s*{re.escape(there)}(\+.*)?", rest):
@@ -221,14 +221,6 @@ def _without_old_pin(line: str, notes: Notes) -> str:
         pass
     notes.add(f"{name} {there}, which is installed here, is used where the environment asks for {line}.")
     return name + extras
-
-
-def _installed(name: str) -> str | None:
-    try:
-        found: str = importlib.metadata.version(name)
-        return found
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _pip_version(line: str) -> str:

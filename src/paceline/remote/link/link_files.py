@@ -14,6 +14,7 @@ from paceline.remote.link.requests import Pending
 from paceline.remote.link.trees import entries, entries_of
 from paceline.remote.replica.apply import Replica
 from paceline.runs.folder import RunFolder
+from paceline.system.names import some
 
 
 class LinkFiles:
@@ -190,6 +191,5 @@ class LinkFiles:
     def _raise_trouble(self) -> None:
         if not self._trouble:
             return
-        names, error = sorted(self._trouble), next(iter(self._trouble.values()))
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        shown, error = some(sorted(self._trouble), 3), next(iter(self._trouble.values()))
         raise OSError(getattr(error, "errno", None) or errno.EINVAL, getattr(error, "strerror", str(error)), shown)

@@ -36,7 +36,7 @@ def main() -> int:
     if given.check:
         return check(given.port)
     key = os.environ.get("PACELINE_KEY", "")
-    from paceline.serving.config import is_loopback
+    from paceline.system.listening import is_loopback
 
     if not key and not given.no_key and not is_loopback(given.host):
         parser.error(

@@ -13,6 +13,7 @@ from pathlib import Path
 from paceline.environments.requirements import lines_of
 from paceline.errors import ServiceError
 from paceline.job.environment import EnvironmentSpec
+from paceline.system.installed import version_of
 
 #: What the server needs beside the standard library; uvicorn's own extras make it faster where they are installed.
 _SERVER = ("starlette", "uvicorn", "httptools", "uvloop")
@@ -127,19 +128,12 @@ def _closure(names: Iterable[str]) -> list[str]:
     todo = list(names)
     while todo:
         name = _name(todo.pop())
-        if name in seen or _installed(name) is None:
+        if name in seen or version_of(name) is None:
             continue
         seen[name] = None
         # Extras are not asked for.
         todo += [line for line in metadata.requires(name) or () if "extra ==" not in line]
     return list(seen)
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _public(line: str) -> str:

@@ -10,6 +10,7 @@ import sys
 
 from paceline.errors import ServingError
 from paceline.serving.config import ServerConfig
+from paceline.system.listening import listen_at
 
 _BACKLOG = 2048
 _SO_ATTACH_FILTER = 26
@@ -39,27 +40,6 @@ def listen(config: ServerConfig) -> socket.socket:
             f"can't listen at host={config.host!r}, port={config.port}: {error.strerror or error}. Take another port, or 0 for "
             "a free one."
         ) from error
-
-
-def listen_at(host: str, port: int, backlog: int) -> socket.socket:
-    """A socket that listens there. port: 0 for a free one. backlog: connections that wait to be taken.
-
-    Raises:
-        OSError: the port is taken or may not be, or the host is none of this machine's (socket.gaierror: it has no address).
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    made = socket.socket(family, kind, protocol)
-    try:
-        # Connections that have ended keep a port for a minute; without this a server could not come back for as long.
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(backlog)
-    except OSError:
-        made.close()
-        raise
-    return made
 
 
 def refuse_new(listener: socket.socket) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.runs import states
 from paceline.runs.follow import duration_text
@@ -14,6 +12,7 @@ from paceline.sweeps.live.board import Standing
 from paceline.sweeps.results import best_trial, best_trials, values_of
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import SHOWN_PAUSED, Trial
+from paceline.system.values import value_text
 
 #: Column of the states in `header` and `cells`.
 STATUS = 1
@@ -66,7 +65,7 @@ def lines(standing: Standing) -> tuple[str, ...]:
             numbers = [str(trial.number) for trial in best_trials(trials, spec)]
             found.append(f"Pareto front: trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}")
         else:
-            found.append(f"Best: trial {best.number}, {spec.metric} {number(best.best(spec.goal))}{_said(best)}")
+            found.append(f"Best: trial {best.number}, {spec.metric} {value_text(best.best(spec.goal))}{_said(best)}")
     found += [f"Warning: {text}" for text in record.warnings]
     if record.failure is not None:
         found.append(record.failure.message)
@@ -89,22 +88,13 @@ def cells(trial: Trial, names: Sequence[str], spec: SweepSpec) -> tuple[str, ...
     return (
         str(trial.number),
         trial.shown,
-        *map(number, values_of(trial, spec)),
+        *map(value_text, values_of(trial, spec)),
         str(len(trial.curve)),
         duration_text(took) if took is not None else "-",
-        *(number(trial.values.get(name)) for name in names),
+        *(value_text(trial.values.get(name)) for name in names),
     )
 
 
-def number(value: Any) -> str:
-    """A value as a table has it: six digits of a number, a dash for none, lists and mappings as JSON."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return json.dumps(value) if isinstance(value, (list, tuple, dict)) else str(value)
-
-
 def _said(trial: Trial) -> str:
-    values = ", ".join(f"{name.lstrip('-')} {number(value)}" for name, value in trial.values.items())
+    values = ", ".join(f"{name.lstrip('-')} {value_text(value)}" for name, value in trial.values.items())
     return f" with {values}" if values else ""

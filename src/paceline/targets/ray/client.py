@@ -8,7 +8,6 @@ wrong one (Ray 2.52 and later).
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import json
 import os
 import urllib.error
@@ -20,6 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from paceline.errors import EngineError, PacelineError, TargetError
+from paceline.system import listening
 from paceline.targets.ray.settings import RaySettings, token
 
 _TIMEOUT_S = 20.0
@@ -67,11 +67,7 @@ class RayNode:
 
 def is_loopback(address: str) -> bool:
     """True if an http:// or https:// address is this machine's own."""
-    host = urllib.parse.urlsplit(address).hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return listening.is_loopback(urllib.parse.urlsplit(address).hostname or "")
 
 
 class RayClient:

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.job.job import Job
 from paceline.job.plan import node_sizes
+from paceline.system.names import some
 from paceline.targets.ray.settings import RaySettings
 
 #: Ray counts in ten-thousandths.
@@ -74,9 +75,8 @@ def too_large(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str | No
     if demand.fits([node.total for node in nodes]):
         return None
     names = list(demand.bundles[0])
-    shown = [f"{node.name} ({amounts({name: node.total.get(name, 0.0) for name in names})})" for node in nodes[:8]]
-    more = f" and {len(nodes) - 8} more" if len(nodes) > 8 else ""
-    there = f"{', '.join(shown)}{more}" if nodes else "no node"
+    shown = [f"{node.name} ({amounts({name: node.total.get(name, 0.0) for name in names})})" for node in nodes]
+    there = some(shown, 8) or "no node"
     apart = ", on different nodes" if len(demand.bundles) > 1 else ""
     return f"the run needs {demand.text}{apart}; the cluster has {there}"
 

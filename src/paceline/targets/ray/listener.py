@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import json
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.system import listening
+
 _HELLO_S = 20.0
 _HELLO_BYTES = 1 << 16
-_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,25 +49,12 @@ class Reception:
         """Take nobody in any more, and close what no link has taken over. Harmless the second time."""
         with self._guard:
             self._closed = True
-        with contextlib.suppress(OSError):
-            # Closing alone does not wake a thread that waits in accept.
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        listening.close(self._listener)
         for taken in self.taken.values():
             taken.sock.close()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                if self._closed:
-                    return
-                # A connection that was broken off at once, or no descriptor left for the moment: others will come.
-                time.sleep(_AGAIN_S)
-                continue
-            # A thread for each: one that connects and says nothing holds up nobody else.
-            threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
+        listening.accept_each(self._listener, self._greet, lambda: self._closed)
 
     def _greet(self, sock: socket.socket) -> None:
         """Take a connection in if it brings the token; whatever else connects is shown the door."""

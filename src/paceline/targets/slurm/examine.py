@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.errors import EngineError, TargetError
 from paceline.remote.link import Link
+from paceline.system.names import counted
 from paceline.targets.slurm.allocation import Allocation, link_words
 from paceline.targets.slurm.scheduler import AwayError, CommandResult, Scheduler
 from paceline.targets.slurm.script import selecting_options
@@ -73,15 +74,12 @@ def _allocate(scheduler: Scheduler, node_count: int) -> str:
 def _why(done: CommandResult, node_count: int) -> str:
     if re.search(r"nodes are busy|not available now|timed out", done.stderr, re.IGNORECASE):
         return _busy(node_count)
-    return f"Slurm refuses {_count(node_count)}: {done.said}."
+    return f"Slurm refuses {counted(node_count, 'node')}: {done.said}."
 
 
 def _busy(node_count: int) -> str:
-    return f"Slurm has not given {_count(node_count)} within {_WAIT_S} s. Try again when some are free, or examine fewer nodes."
-
-
-def _count(nodes: int) -> str:
-    return f"{nodes} node{'s' if nodes > 1 else ''}"
+    asked = counted(node_count, "node")
+    return f"Slurm has not given {asked} within {_WAIT_S} s. Try again when some are free, or examine fewer nodes."
 
 
 def _open(scheduler: Scheduler, job_id: str, nodes: Sequence[str]) -> list[Any]:

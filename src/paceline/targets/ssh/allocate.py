@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import EngineError, TargetError
+from paceline.system.names import counted
 from paceline.targets.base import Waiting
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.members import HostMember, Opening
@@ -114,9 +115,7 @@ class Gathering:
                 return f"it is the same machine as {other.host.name} ({member.link.hello.host}), which a job gets once"
         has = len(member.link.hello.gpus)
         if has < self._demand.gpus:
-            return (
-                f"it has {has or 'no'} GPU{'' if has == 1 else 's'}, and the job asks for {self._demand.gpus} on each"
-            )
+            return f"it has {counted(has, 'GPU', 'no')}, and the job asks for {self._demand.gpus} on each"
         return None
 
     def _enough(self, waiting: Waiting) -> list[HostMember] | None:
@@ -255,8 +254,9 @@ def too_few(count: int, hosts: Sequence[SshHost], reasons: dict[SshHost, str]) -
     fit = len(hosts) - len(reasons)
     lines = [f"\n  {host.name}: {reasons[host]}" for host in hosts if host in reasons]
     are = "is" if fit == 1 else "are"
-    need = f"the job needs {count} host{'' if count == 1 else 's'}"
-    return f"{need}, and {fit or 'none'} of {len(hosts)} {are} to be had:{''.join(lines)}"
+    return (
+        f"the job needs {counted(count, 'host')}, and {fit or 'none'} of {len(hosts)} {are} to be had:{''.join(lines)}"
+    )
 
 
 def _waits_for(name: str, answer: dict[str, Any]) -> str:
@@ -266,4 +266,4 @@ def _waits_for(name: str, answer: dict[str, Any]) -> str:
     if not others:
         return f"waits for room on {name}"
     shown = ", ".join(str(other["run_id"]) for other in others[:3]) + (", ..." if len(others) > 3 else "")
-    return f"waits on {name} for {len(others)} run{'s' if len(others) > 1 else ''} ({shown})"
+    return f"waits on {name} for {counted(len(others), 'run')} ({shown})"

@@ -17,6 +17,7 @@ from paceline.job.sizes import range_text
 from paceline.remote.addresses import Machine, choose
 from paceline.system.files import read_json
 from paceline.system.library import library_dir
+from paceline.system.names import counted
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.lookout import Lookout
@@ -75,8 +76,8 @@ class SshTarget:
         least = job.least_nodes
         if least > len(hosts):
             raise TargetError(
-                f"node_count={range_text(least, job.node_count)}, but compute target {self.name!r} has {len(hosts)} "
-                f"host{'' if len(hosts) == 1 else 's'} ({_names(hosts)}). Ask for at most {len(hosts)}, or add hosts."
+                f"node_count={range_text(least, job.node_count)}, but compute target {self.name!r} has "
+                f"{counted(len(hosts), 'host')} ({_names(hosts)}). Ask for at most {len(hosts)}, or add hosts."
             )
         looks = self._looks = self._look(with_gpus=job.use_gpu, enough=least)
         reasons = {look.host: look.failure for look in looks if look.failure is not None}
@@ -84,10 +85,8 @@ class SshTarget:
         gpus = max(node_sizes(job)) if job.use_gpu else 0
         for look in looks:
             if look.failure is None and len(look.gpus) < gpus:
-                has = len(look.gpus)
-                reasons[look.host] = (
-                    f"it has {has or 'no'} GPU{'' if has == 1 else 's'}, and the job asks for {gpus}, one for each worker there"
-                )
+                has = counted(len(look.gpus), "GPU", "no")
+                reasons[look.host] = f"it has {has}, and the job asks for {gpus}, one for each worker there"
         if len(hosts) - len(reasons) < least:
             from paceline.targets.ssh.allocate import too_few
 

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from typing import Any
 
 from paceline.compat.azureml.parallel_run.sharing import Sharing
+from paceline.system.listening import accept_each
 
 _PAUSE_S = 0.1
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
@@ -27,7 +28,8 @@ class Listening:
         self._left = threading.Semaphore(0)
         if count:
             self._socket = socket.create_server(_address(), backlog=count)
-            threading.Thread(target=self._accept, daemon=True).start()
+            # A thread for each from there on: whoever connects and says nothing holds nobody up.
+            threading.Thread(target=accept_each, args=(self._socket, self._answer), daemon=True).start()
 
     def share(self, sharing: Sharing) -> None:
         """Begin to answer: the others may have connected long ago."""
@@ -39,13 +41,8 @@ class Listening:
         for _ in range(self._count):
             self._left.acquire()
 
-    def _accept(self) -> None:
-        while True:
-            accepted, _ = self._socket.accept()
-            # A thread for each from here on: whoever connects and says nothing holds nobody up.
-            threading.Thread(target=self._answer, args=(Connection(accepted.detach()),), daemon=True).start()
-
-    def _answer(self, link: Connection) -> None:
+    def _answer(self, accepted: socket.socket) -> None:
+        link = Connection(accepted.detach())
         number: int | None = None
         try:
             deliver_challenge(link, _secret())

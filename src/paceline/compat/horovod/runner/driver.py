@@ -13,9 +13,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -27,6 +26,7 @@ from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankEnd, RankOutcome, named, threads, variables, with_defaults
 from paceline.compat.horovod.runner.start import RanksJob, Started
 from paceline.system import processes
+from paceline.system.signals import handled
 
 #: After the first failure, how long others get to report theirs, which may have come earlier.
 _SETTLE_S = 0.25
@@ -88,7 +88,9 @@ class RanksDriver:
         try:
             # The listener before anything that connects to it; the handlers before anything is started, so that no signal
             # can end this process while something of the job runs.
-            with self._listener, _signals(self._on_signal), open(self._log_path, "wb") as log:
+            # SIGHUP as well: it comes when the terminal is closed, and would end this process before the ranks are asked to end.
+            signals = handled(self._on_signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            with self._listener, signals, open(self._log_path, "wb") as log:
                 self._start(log)
                 problem = self._gather()
                 # Where a signal has come by now, ranks that are up wait for their command; `_end` lets them go without one.
@@ -374,18 +376,3 @@ class RanksDriver:
             elif lines and problem is not None:
                 return "\n".join([problem, *(f"    {line}" for line in lines[-_LAUNCHER_LINES:])])
         return problem
-
-
-@contextlib.contextmanager
-def _signals(handler: Any) -> Iterator[None]:
-    """Have these signals handled while the block runs; elsewhere than in the main thread they can't be."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # SIGHUP as well: it comes when the terminal is closed, and would end this process before the ranks are asked to end.
-    before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

@@ -12,13 +12,13 @@ import queue
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
 from paceline.compat.horovod.runner import wire
+from paceline.system import listening
 
 _TICK_S = 0.1
 #: Pieces that wait to be printed, at most; then the ranks wait.
@@ -56,23 +56,10 @@ class RankListener:
         # First: threads that wait for room in `events` give up when they see it.
         self._closed = True
         for listener in self._listeners:
-            # Closing alone would leave the thread waiting.
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
+            listening.close(listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connected, _ = listener.accept()
-            except OSError:
-                if self._closed:
-                    return
-                # A connection that was broken off at once, or no descriptor left for the moment: others will come.
-                time.sleep(_TICK_S)
-                continue
-            # A thread each: one that connects and says nothing does not keep the others waiting.
-            threading.Thread(target=self._hear, args=(connected,), daemon=True).start()
+        listening.accept_each(listener, self._hear, lambda: self._closed)
 
     def _hear(self, connected: socket.socket) -> None:
         connection = wire.accept(connected, self.key)

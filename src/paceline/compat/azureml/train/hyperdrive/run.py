@@ -18,7 +18,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.sweeps import children
 from paceline.sweeps.spec import SweepSpec
-from paceline.sweeps.trial import Trial, is_better
+from paceline.sweeps.trial import Trial, cost, is_better
 
 __all__ = ["HyperDriveRun", "PrimaryMetricGoal"]
 
@@ -126,13 +126,8 @@ class HyperDriveRun(Run):
         return trial.best(self._spec.goal)
 
     def _sorted(self, trials: list[Trial]) -> list[Trial]:
-        sign = -1 if self._spec.goal == "maximize" else 1
-
-        def key(trial: Trial) -> tuple[bool, float]:
-            best = self._best(trial)
-            return (best is None, sign * best if best is not None else 0.0)
-
-        return sorted(trials, key=key)
+        goal = self._spec.goal
+        return sorted(trials, key=lambda trial: cost(trial.best(goal), goal))
 
 
 def best_child_metric(run: Run, name: str | None = None) -> dict[str, Any]:

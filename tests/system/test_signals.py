@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from paceline.system.signals import handled
+
+
+def test_signals_are_handled_while_the_block_runs_however_it_ends():
+    before, heard = signal.getsignal(signal.SIGHUP), []
+    with pytest.raises(RuntimeError), handled(lambda number, frame: heard.append(number), signal.SIGHUP):  # noqa: PT012
+        os.kill(os.getpid(), signal.SIGHUP)
+        raise RuntimeError
+    assert heard == [signal.SIGHUP]
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_elsewhere_than_in_the_main_thread_the_block_runs_without_them():
+    ran = threading.Event()
+
+    def run() -> None:
+        with handled(lambda number, frame: None, signal.SIGHUP):
+            ran.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert ran.is_set()
