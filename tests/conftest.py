@@ -142,6 +142,10 @@ def pytest_make_collect_report(
     return report
 
 
+#: Python's own threshold, (700, 10, 10), made a fourth of what small tests compute the looking for garbage.
+GC_THRESHOLD = (10_000, 50, 1_000)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     # All that is collected stays: it is not looked at for garbage meanwhile, and collections of garbage pass it over later, in
@@ -153,6 +157,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*GC_THRESHOLD)
 
 
 @pytest.hookimpl(optionalhook=True)

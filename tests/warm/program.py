@@ -140,6 +140,8 @@ if __name__ == "__main__":
     # What is loaded stays: children's collections pass it over, which would touch, and so copy, all its pages.
     gc.collect()
     gc.freeze()
+    # As in pytest's processes (tests/conftest.py): a fourth of what a world of ranks computed was the looking for garbage.
+    gc.set_threshold(10_000, 50, 1_000)
     told = serve(sys.argv[1])
     # Each process has its own, unless it asks for a seed.
     if numpy := sys.modules.get("numpy"):
