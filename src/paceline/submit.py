@@ -338,7 +338,7 @@ def _check(job: Job, workspace_dir: Path, described: configured.Configured, targ
             check_shm_size(environment.shm_size)
         if is_here:
             find_engine()
-    # Else the interpreter is one of the nodes', and only they can say whether it is there.
+    # Elsewhere the interpreter is one of the nodes', and only they can say whether it is there.
     elif is_here and environment.python is not None:
         _check_python(environment.python)
     # Python leaves it empty where another program has embedded it.

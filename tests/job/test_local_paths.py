@@ -56,3 +56,15 @@ def test_a_line_for_pip_and_uv_has_no_blank_in_its_path():
         found = local_path(text)
         assert found is not None
         assert found.line() == line
+
+
+def test_the_working_directory_is_asked_for_only_where_nothing_lies_in_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "folder" / "pkg").mkdir(parents=True)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    # That there is no working directory any more was an error, though the package is where it was said to be.
+    found = local_path("./pkg", tmp_path / "folder")
+    assert found is not None
+    assert found.path == tmp_path / "folder" / "pkg"

@@ -104,5 +104,9 @@ def _looks_like_a_path(text: str) -> bool:
 
 
 def _absolute(path: Path, folder: Path | None) -> Path:
-    there, here = Path(os.path.abspath((folder or Path.cwd()) / path)), Path(os.path.abspath(path))
-    return here if here.exists() and not there.exists() else there
+    there = Path(os.path.abspath((folder or Path.cwd()) / path))
+    if folder is None or there.exists():
+        return there
+    # Only now: the working directory may be gone, or closed to this user, and nothing is looked for there before.
+    here = Path(os.path.abspath(path))
+    return here if here.exists() else there

@@ -26,6 +26,9 @@ def _names(kind: Any) -> frozenset[str]:
 
 
 def _plain(value: Any) -> Any:
+    # First, for most values are such: a pipeline's record has those of up to a thousand steps.
+    if value is None or isinstance(value, (str, int, float)):
+        return value
     if hasattr(value, "to_json"):
         return value.to_json()
     if isinstance(value, Mapping):

@@ -196,6 +196,18 @@ def test_links_of_a_local_folder_are_followed_but_never_in_a_circle(workspace, t
     assert [info.path for info in store.files()] == ["linked/where/b", "own/a"]
 
 
+def test_a_link_to_data_that_can_not_be_had_is_an_error_and_one_that_leads_nowhere_is_none(workspace, tmp_path):
+    write_tree(tmp_path, {"files/a": "1"})
+    for name, target in {"nowhere": tmp_path / "no", "itself": "itself", "through a file": "a/b"}.items():
+        (tmp_path / "files" / name).symlink_to(target)
+    store = Datastore.register(workspace, "lab", tmp_path / "files")
+    assert [info.path for info in store.files()] == ["a"]
+    # Any error but those will do: a folder that is closed to this user would be none to root.
+    (tmp_path / "files" / "refused").symlink_to("x" * 300)
+    with pytest.raises(TransferError, match="File name too long"):
+        store.files()
+
+
 def test_a_local_folder_that_can_not_be_read_is_an_error(workspace, tmp_path):
     store = Datastore.register(workspace, "lab", tmp_path / "gone")
     with pytest.raises(DataError, match="there is nothing at 'x'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -165,6 +166,17 @@ def _local(store: Store, base: str) -> Iterator[_Entry]:
     for name, entry, is_file in walk_files(top):
         if is_file:
             yield _local_entry(f"{base}/{name}" if base else name, entry.stat())
+        elif entry.is_symlink():
+            _check_leads_nowhere(entry)
+
+
+def _check_leads_nowhere(link: os.DirEntry[str]) -> None:
+    """Raise what the system says of a link to what is there and can't be had: no data may be left out without a word."""
+    try:
+        link.stat()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
 
 
 def _local_entry(path: str, found: os.stat_result) -> _Entry:
