@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -165,6 +166,21 @@ def _local(store: Store, base: str) -> Iterator[_Entry]:
     for name, entry, is_file in walk_files(top):
         if is_file:
             yield _local_entry(f"{base}/{name}" if base else name, entry.stat())
+        else:
+            _check_seen(entry)
+
+
+def _check_seen(entry: os.DirEntry[str]) -> None:
+    """Nothing for what is no file: a pipe, a link that leads nowhere or to itself.
+
+    Raises:
+        OSError: this can't be seen, as behind a link into a folder of somebody else's; there may be a file.
+    """
+    try:
+        entry.stat()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
 
 
 def _local_entry(path: str, found: os.stat_result) -> _Entry:
