@@ -348,10 +348,13 @@ class AwayServer:
         """Add to the service's log what its server has printed since."""
         if not record.attempts:
             return
-        if served.log is None:
-            served.log = GrowingLog(served.folder.rank_log(record.attempts[-1].number, 0))
-        sys.stdout.write(served.log.new())
-        sys.stdout.flush()
+        path = served.folder.rank_log(record.attempts[-1].number, 0)
+        if served.log is None or served.log.path != path:  # each attempt has a log of its own
+            served.log = GrowingLog(path)
+        # On a full disk the log lacks what would stand here, and the service goes on.
+        with contextlib.suppress(OSError):
+            sys.stdout.write(served.log.new())
+            sys.stdout.flush()
 
     def _forwarded(self, node: str, port: int) -> tuple[subprocess.Popen[bytes], str]:
         target: Any = configured.read(self._folder.workspace_dir, self._target).make()

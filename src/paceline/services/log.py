@@ -58,12 +58,12 @@ class GrowingLog:
     """A log that is read as it grows, from the byte `at` on; from its beginning once it was cut."""
 
     def __init__(self, path: Path, at: int = 0) -> None:
-        self._path, self._at = path, at
+        self.path, self._at = path, at
 
     def new(self, *, whole_lines: bool = True) -> str:
         """What has come since the last look. whole_lines: a line without its end is left for the next one."""
         try:
-            with open(self._path, "rb") as file:
+            with open(self.path, "rb") as file:
                 if os.fstat(file.fileno()).st_size < self._at:
                     self._at = 0
                 file.seek(self._at)

@@ -182,6 +182,19 @@ def test_an_empty_store_is_an_empty_list(workspace, s3, bucket):
     assert s3_store(workspace, s3.url, bucket).files() == []
 
 
+def test_a_link_whose_end_can_t_be_seen_is_an_error(workspace, tmp_path):
+    """It counted as no file: a run would have begun without what lies behind a link that it may not follow."""
+    (tmp_path / "files").mkdir()
+    # Root may follow all links but such.
+    (tmp_path / "files/hidden").symlink_to("x" * 300)
+    store = Datastore.register(workspace, "lab", tmp_path / "files")
+    with pytest.raises(TransferError, match="too long"):
+        store.files()
+    (tmp_path / "files/hidden").unlink()
+    (tmp_path / "files/itself").symlink_to("itself")
+    assert store.files() == []
+
+
 def test_links_of_a_local_folder_are_followed_but_never_in_a_circle(workspace, tmp_path):
     write_tree(tmp_path, {"files/own/a": "1", "else/where/b": "2"})
     (tmp_path / "files/linked").symlink_to(tmp_path / "else")

@@ -166,14 +166,18 @@ def _local(store: Store, base: str) -> Iterator[_Entry]:
     for name, entry, is_file in walk_files(top):
         if is_file:
             yield _local_entry(f"{base}/{name}" if base else name, entry.stat())
-        elif entry.is_symlink():
-            _check_leads_nowhere(entry)
+        else:
+            _check_seen(entry)
 
 
-def _check_leads_nowhere(link: os.DirEntry[str]) -> None:
-    """Raise what the system says of a link to what is there and can't be had: no data may be left out without a word."""
+def _check_seen(entry: os.DirEntry[str]) -> None:
+    """Nothing for what is no file: a pipe, a link that leads nowhere or to itself.
+
+    Raises:
+        OSError: this can't be seen, as behind a link into a folder of somebody else's; there may be a file.
+    """
     try:
-        link.stat()
+        entry.stat()
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise

@@ -34,6 +34,15 @@ def test_what_names_no_package_replaces_nothing():
     assert [*made.pip_packages] == [*given[1:4], "numpy", "Torch == 2"]
 
 
+def test_conda_s_own_packages_that_begin_with_an_underscore_have_names():
+    """`conda env export` lists them; the one that was to go stayed."""
+    made = CondaDependencies()
+    for line in ("_libgcc_mutex=0.1=main", "conda-forge::_openmp_mutex=4.5", "_libgcc_mutex=0.2"):
+        made.add_conda_package(line)
+    made.remove_conda_package("_openmp_mutex")
+    assert [line for line in made.conda_packages if "mutex" in line] == ["_libgcc_mutex=0.2"]
+
+
 def test_every_line_of_a_requirements_file_counts(tmp_path):
     """A second `--find-links` took the place of the first, and of a package with two markers only the last was left."""
     file = tmp_path / "requirements.txt"

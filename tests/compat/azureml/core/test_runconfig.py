@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pytest
 
 from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
@@ -49,6 +51,18 @@ def test_what_a_file_leaves_out_or_leaves_empty_is_as_usual(tmp_path):
     dependencies = found.environment.python.conda_dependencies
     assert dependencies is not None
     assert list(dependencies.pip_packages) == ["einops"]
+
+
+def test_names_and_variables_are_texts_whatever_they_look_like(tmp_path):
+    """A name such as 2020 was a number, which ended the submission; variables that were no dict could not be saved."""
+    file = tmp_path / "old.runconfig"
+    file.write_text("environment:\n  name: 2020\n  environmentVariables: {EPOCHS: 3, FAST: true}\n")
+    environment = RunConfiguration.load(str(file)).environment
+    assert (environment.name, environment.environment_variables) == ("2020", {"EPOCHS": "3", "FAST": "True"})
+    config = RunConfiguration("train.py")
+    config.environment.environment_variables = MappingProxyType({"A": "1"})  # type: ignore[assignment]
+    config.save(str(tmp_path), "cpu")
+    assert RunConfiguration.load(str(tmp_path), "cpu").environment.environment_variables == {"A": "1"}
 
 
 def test_a_file_that_is_no_yaml_is_the_user_s_error(tmp_path):

@@ -17,8 +17,8 @@ __all__ = ["CondaDependencies"]
 
 #: What a file is that names no version of Python: that of this interpreter is used in any case.
 _PYTHON = "3.10.18"
-#: `numpy`, `conda-forge::numpy=1.2`, `torch[x]>=1; python_version<"3"`; neither a path, nor a URL, nor an option.
-_NAME = re.compile(r"^(?:[\w.-]+::)?([A-Za-z0-9][\w.-]*)\s*(?:\[[^]]*\]\s*)?(?:$|[=<>!~;@#\s])")
+#: `numpy`, `conda-forge::_libgcc_mutex=0.1`, `torch[x]>=1; python_version<"3"`; neither a path, nor a URL, nor an option.
+_NAME = re.compile(r"^(?:[\w.-]+::)?([A-Za-z0-9_][\w.-]*)\s*(?:\[[^]]*\]\s*)?(?:$|[=<>!~;@#\s])")
 
 
 class CondaDependencies:

@@ -5,6 +5,7 @@ https://learn.microsoft.com/python/api/azureml-core/azureml.core.runconfig.runco
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +249,9 @@ class RunConfiguration(Strict):
         data: dict[str, Any] = {}
         for name in _SAVED:
             there, here, last = _place(name, data, self)
-            there[camel_case(last)] = getattr(here, last)
+            value = getattr(here, last)
+            # YAML's writer knows no other mapping, such as os.environ.
+            there[camel_case(last)] = dict(value) if isinstance(value, Mapping) else value
         dependencies = self.environment.python.conda_dependencies
         data["environment"]["python"]["condaDependenciesFile"] = "conda_dependencies.yml" if dependencies else None
         return data
@@ -311,9 +314,14 @@ def _loaded(data: dict[str, Any], folder: Path) -> RunConfiguration:
         # An empty value stands for the usual one, but for numbers: there may be no parameter server.
         if (value := there.get(camel_case(last))) or value == 0:
             setattr(here, last, value)
+    # YAML reads `2020` and `yes` as what they look like.
+    environment = config.environment
+    environment.name = str(environment.name)
+    variables = environment.environment_variables or {}
+    environment.environment_variables = {str(key): str(value) for key, value in variables.items()}
     if file := data["environment"]["python"].get("condaDependenciesFile"):
         # The SDK has it relative to the project's folder or to the file's own.
         places = [folder / file, folder.parent / file, folder / Path(file).name]
         found = next((place for place in places if place.is_file()), places[0])
-        config.environment.python.conda_dependencies = CondaDependencies(str(found))
+        environment.python.conda_dependencies = CondaDependencies(str(found))
     return config
