@@ -126,12 +126,13 @@ class Pipelined:
         self._programs.refresh()
         micros = with_rows(micros)
         traced = self._programs.trace(micros[0], self._module.training)
+        # Before the parts run: one of them may change a tensor that the model keeps for itself, which is in the number.
+        tag = traced.digest % TAGS
         losses: list[Tensor] = []
         for first in range(0, len(micros), self._task.at_once):
             some = micros[first : first + self._task.at_once]
             self._begin(some, self._task.weighted_loss)
             losses += [loss for _, loss in run(self._world.layout.schedule, self._stages, len(some), self._messages)]
-        tag = traced.digest % TAGS
         # One message tells two things: the loss, which the last stage alone has, and if all stages are parts of one
         # graph. The sum of n numbers and the sum of their squares tell that: n * (sum of squares) is the square of the
         # sum only if all are equal.
