@@ -53,6 +53,35 @@ def test_microbatches_of_one_process_are_accumulation() -> None:
         assert torch.allclose(many.buffers[key].double(), value.double(), atol=1e-14), key
 
 
+def test_a_block_that_is_computed_again_may_call_its_arguments_what_it_likes() -> None:
+    class Block(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Any, *, kind: float, block: float) -> Any:
+            return self.linear(x) * kind + block
+
+    class Model(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Block() for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = layer(x, kind=2.0, block=1.0)
+            return x
+
+    x, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    losses = []
+    for again in (None, "blocks"):
+        torch.manual_seed(0)
+        model = Model()
+        par = paceline.parallelize(model, equality.adamw(model), loss=F.cross_entropy, recompute=again)
+        losses.append([float(par.step((x, y))) for _ in range(2)])
+    assert losses[0] == losses[1]
+
+
 def test_the_optimizer_stays_the_same_object() -> None:
     model = models.Mlp()
     opt = equality.adamw(model)

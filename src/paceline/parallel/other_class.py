@@ -14,7 +14,7 @@ def give_forward(module: Any, mark: type, forward_of: Callable[..., Any]) -> Non
     """Let the module have another forward, by a subclass of its class under the same name.
 
     mark: mixed in, so that it is known again. forward_of: called with the former class, the module, and what the module is
-        called with.
+        called with, which may have any names: its own two go by position alone.
     """
     kind: Any = type(module)
     module.__class__ = _subclass(kind, mark, forward_of)
@@ -23,7 +23,7 @@ def give_forward(module: Any, mark: type, forward_of: Callable[..., Any]) -> Non
 @cache
 def _subclass(kind: type, mark: type, forward_of: Callable[..., Any]) -> type:
     # One for all modules of a class: code that goes by the class of a block, as the search for alike ones, sees one class.
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return forward_of(kind, self, *args, **kwargs)
 
     made = type(kind.__name__, (mark, kind), {"forward": forward, "__module__": kind.__module__})

@@ -154,9 +154,13 @@ def tensors_at(value: Any) -> list[tuple[Path, Tensor]]:
 
 
 def sampled(tensor: Tensor, count: int) -> Tensor:
-    """At least so many numbers of the tensor, spread over all of it, if it has as many; a complex one is two real ones."""
+    """At least so many numbers of the tensor, spread over all of it, if it has as many."""
     flat = tensor.detach().reshape(-1)
-    flat = flat[:: max(len(flat) // count, 1)]
+    return flat[:: max(len(flat) // count, 1)]
+
+
+def in_reals(flat: Tensor) -> Tensor:
+    """These numbers; complex ones as two real ones each."""
     return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
 
 

@@ -66,7 +66,7 @@ def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _computed_again(kind: Any, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _computed_again(kind: Any, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     # A block within a block that is computed again would be computed three times.
     if not torch.is_grad_enabled():
         return kind.forward(block, *args, **kwargs)

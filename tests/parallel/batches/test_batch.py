@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -73,3 +74,39 @@ def test_a_batch_of_another_form_asks_for_split(batch: Callable[[], Any], words:
     with pytest.raises(ParallelError, match=words) as refused:
         default_split(batch())
     assert "split=" in str(refused.value)
+
+
+def test_a_target_that_is_not_weighed_is_not_made_for_it() -> None:
+    from paceline.parallel.batches.microbatches import cut
+    from paceline.parallel.mesh import build, start
+    from paceline.parallel.strategy import Layout
+    from paceline.parallel.task import Task
+
+    made = 0
+
+    @dataclass
+    class Target:
+        of_row: Any
+
+        def __post_init__(self) -> None:
+            nonlocal made
+            made += 1
+
+    def count(loss_weight: Callable[[Any], float] | None) -> int:
+        nonlocal made
+        task = Task(
+            model=torch.nn.Linear(2, 2),
+            loss=lambda output, target: output.mean(),
+            loss_weight=loss_weight,
+            split=default_split,
+            microbatches=2,
+            precision=None,
+            seed=0,
+        )
+        batch = torch.zeros(4, 2), Target(torch.zeros(4))
+        made = 0
+        cut(batch, task, build(start(), Layout()))
+        return made
+
+    # Where it is weighed, once more for each microbatch.
+    assert count(lambda target: 1.0) == count(None) + 2

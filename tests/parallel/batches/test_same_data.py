@@ -86,6 +86,12 @@ def test_samples_are_alike_as_two_machines_may_read_them(other: Callable[[Any], 
     assert are_alike(summarise((x, torch.tensor(3))), summarise((other(x), torch.tensor(3)))) is same
 
 
+def test_as_many_complex_numbers_are_compared_as_real_ones() -> None:
+    x = torch.arange(64.0)
+    other = torch.where(x > 40, -x, x)
+    assert not are_alike(summarise(x + 0j), summarise(other + 0j))
+
+
 def test_counts_have_to_be_equal() -> None:
     x = torch.arange(1000)
     assert not are_alike(summarise(x), summarise(torch.where(x == 900, 901, x)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
+
 from paceline.parallel import strategy
 
 
@@ -41,3 +43,17 @@ def test_the_weights_of_what_was_measured_can_go() -> None:
     gc.collect()
     # Attention keeps its output for its backward pass; the graph held itself by it, and with it the weights before it.
     assert [name for name, ref in weights.items() if ref() is not None] == []
+
+
+def test_the_time_is_taken_without_a_gpu_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from paceline.parallel.pipeline.costs import now
+
+    waited: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(True))
+    for is_used in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda used=is_used: used)
+        assert now() <= now()
+        assert bool(waited) is is_used

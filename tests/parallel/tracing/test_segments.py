@@ -20,9 +20,9 @@ torch, models, parts = late("torch"), late("tests.parallel.models"), late("tests
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
     """What loads torch is imported before the first test: collecting the tests loads none."""
-    global Boundaries, Mark, split, stage_module
+    global Boundaries, Mark, joined, split, stage_module
     from paceline.parallel.tracing.boundaries import Boundaries, Mark
-    from paceline.parallel.tracing.segments import split, stage_module
+    from paceline.parallel.tracing.segments import joined, split, stage_module
 
 
 def cut(model: nn.Module, names: list[str], *args: Tensor) -> tuple:  # type: ignore[type-arg]
@@ -54,6 +54,23 @@ def test_the_order_of_parameters_is_the_models_whatever_the_order_of_names() -> 
         tuple(dict(stage_module(model, own, nn.Module).named_parameters())) for own in (names, names[::-1], set(names))
     }
     assert len(orders) == 1
+
+
+def test_stages_that_use_a_module_and_a_tensor_of_it_are_joined_with_the_whole_module() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+            self.head = nn.Linear(2, 5)
+
+    model = Tied().eval()
+    # As where the first looks up rows in the weight of the head, which the second calls.
+    held = [frozenset({"head.weight", "blocks.0"}), frozenset({"blocks.1", "head"})]
+    for names in (held, held[::-1]):
+        both = joined(model, [(stage_module(model, own, nn.Module), own) for own in names])
+        assert list(dict(both.named_parameters())) == list(dict(model.named_parameters()))
+        assert both.head is model.head
+        assert not any(part.training for part in both.modules())
 
 
 def test_modes_reach_the_blocks_of_a_stage() -> None:

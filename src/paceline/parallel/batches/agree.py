@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.parallel.errors import ParallelError, by_value, named_ranks
 from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
-from paceline.parallel.pytree import sampled, tensors_in
+from paceline.parallel.pytree import in_reals, sampled, tensors_in
 
 #: So many numbers of each tensor are looked at, spread over all of it.
 SAMPLED = 2048
@@ -90,7 +90,7 @@ def fingerprint(batch: Any) -> int:
     """A number of 32 bits from the shapes and a sample of the values of all tensors."""
     found = b""
     for tensor in tensors_in(batch):
-        flat = sampled(tensor, SAMPLED)
+        flat = in_reals(sampled(tensor, SAMPLED))
         # A sum of doubles: the same numbers in the same order have the same sum on all ranks, to the bit.
         places = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
         value = float((flat.double().nan_to_num() * places).sum()) if len(flat) else 0.0

@@ -89,11 +89,11 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
             )
     # Padding is the first row, whose weight is 0.
     pieces = [parts.take(span.start, span.stop) if span else parts.take(0, 1) for span in ranges]
-    weights = [
-        weigh(task.loss_weight, unwrap(piece.target), len(span)) for piece, span in zip(pieces, ranges, strict=True)
-    ]
-    total = float(global_rows)
+    weights, total = [float(len(span)) for span in ranges], float(global_rows)
     if task.loss_weight is not None:
+        weights = [
+            weigh(task.loss_weight, unwrap(piece.target), len(span)) for piece, span in zip(pieces, ranges, strict=True)
+        ]
         # The weights of all replicas together: a mean of the replicas' means would count a row of a short replica for
         # more.
         total = sum_number(sum(weights), world.replica_group, world.device)

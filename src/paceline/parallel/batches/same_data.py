@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from paceline.parallel.errors import ParallelError, named_ranks
 from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
-from paceline.parallel.pytree import sampled, tensors_in
+from paceline.parallel.pytree import in_reals, sampled, tensors_in
 from paceline.parallel.randomness import generators
 from paceline.parallel.tracing.others import generators_kept
 
@@ -119,7 +119,7 @@ def summarise(sample: Any) -> Summary:
     """Shapes and some numbers of all tensors in `sample`."""
     found = []
     for tensor in tensors_in(sample):
-        flat = sampled(tensor, SAMPLED)[:SAMPLED]
+        flat = in_reals(sampled(tensor, SAMPLED)[:SAMPLED])
         exact = not flat.is_floating_point() and flat.dtype != torch.uint8
         found.append((list(tensor.shape), exact, flat.double().nan_to_num().tolist()))
     return found

@@ -19,7 +19,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -305,13 +305,15 @@ def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
 
 def on_all(action: Callable[[], _T]) -> _T:
     """The action's result; where it fails on a rank, the error of the first such one is raised on all."""
-    result, failed = None, None
     try:
         result = action()
     except Exception as error:
-        failed = error
-    raise_agreed(failed)
-    return cast("_T", result)
+        # Within this clause, and not noted for after it: an error that this frame keeps would keep the frame, and with it what
+        # was read, until Python looks for such circles.
+        raise_agreed(error)
+        raise
+    raise_agreed(None)
+    return result
 
 
 def raise_agreed(error: Exception | None) -> None:

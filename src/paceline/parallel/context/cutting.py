@@ -158,6 +158,6 @@ class InParts:
     """Mixed into the class of a block that computes a part of a sequence."""
 
 
-def _in_parts(kind: Any, block: Any, *args: Any, **kwargs: Any) -> Any:
+def _in_parts(kind: Any, block: Any, /, *args: Any, **kwargs: Any) -> Any:
     with attending_to_all(block._paceline_list.places):
         return kind.forward(block, *args, **kwargs)

@@ -121,7 +121,7 @@ class _Held(SharedByCopies):
         self.group, self.first, self.own = group, first, own
 
 
-def _summed(kind: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _summed(kind: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     group = self._paceline_group.group
     args, kwargs, copied = _copied((args, kwargs), group)
     with _same_numbers_after(self.training):

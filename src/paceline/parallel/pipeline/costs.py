@@ -209,6 +209,7 @@ def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
 
 def now() -> float:
     """The time in seconds once a GPU has done all that it was given."""
-    if torch.cuda.is_available():
+    # A GPU that this process has not used has nothing to do, and to ask it would take memory on it.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     return time.perf_counter()

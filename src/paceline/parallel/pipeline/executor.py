@@ -33,7 +33,7 @@ from paceline.parallel.replicas import normalization, shard
 from paceline.parallel.replicas.shard_used import Used
 from paceline.parallel.task import Task
 from paceline.parallel.ties import first_names, owner_of
-from paceline.parallel.tracing.segments import stage_module, take_over
+from paceline.parallel.tracing.segments import joined, stage_module
 
 #: Sums of so many different numbers, and of their squares, are exact in float64.
 TAGS = 2**20
@@ -87,10 +87,9 @@ class Pipelined:
         self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
         self._module: nn.Module = self._modules[0]
         if len(self._modules) > 1:
-            self._module = stage_module(task.model, (), nn.Module)
             # Of the stages, and not of the model, whose parameters FullyShard has left as they were.
-            for index, module in zip(self._own, self._modules, strict=True):
-                take_over(self._module, module, plan.uses[index])
+            held = [plan.uses[index] for index in self._own]
+            self._module = joined(task.model, zip(self._modules, held, strict=True))
         self.program = 0
         self._trained = {name: param.requires_grad for name, param in self.named_parameters().items()}
         self._messages = StageMessages(self._group, world.device)
@@ -127,12 +126,13 @@ class Pipelined:
         self._programs.refresh()
         micros = with_rows(micros)
         traced = self._programs.trace(micros[0], self._module.training)
+        # Before the parts run: one of them may change a tensor that the model keeps for itself, which is in the number.
+        tag = traced.digest % TAGS
         losses: list[Tensor] = []
         for first in range(0, len(micros), self._task.at_once):
             some = micros[first : first + self._task.at_once]
             self._begin(some, self._task.weighted_loss)
             losses += [loss for _, loss in run(self._world.layout.schedule, self._stages, len(some), self._messages)]
-        tag = traced.digest % TAGS
         # One message tells two things: the loss, which the last stage alone has, and if all stages are parts of one
         # graph. The sum of n numbers and the sum of their squares tell that: n * (sum of squares) is the square of the
         # sum only if all are equal.

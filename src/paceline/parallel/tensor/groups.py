@@ -152,11 +152,14 @@ def _sources(node: Any, made: Mapping[Any, str]) -> set[str]:
     """The layers whose outputs lead to `node`; empty if a parameter of anything else does too."""
     if node in made:
         return {made[node]}
-    reached = set(_reached([node], made))
-    # Of all nodes only those where a parameter's gradient gathers have a `variable`.
-    if any(hasattr(other, "variable") for other in reached - made.keys()):
-        return set()
-    return {made[other] for other in reached & made.keys()}
+    found: set[str] = set()
+    for other in _reached([node], made):
+        if other in made:
+            found.add(made[other])
+        elif hasattr(other, "variable"):
+            # Of all nodes only those where a parameter's gradient gathers have a `variable`.
+            return set()
+    return found
 
 
 def _reached(roots: Iterable[Any], ends: Container[Any] = ()) -> Iterator[Any]:

@@ -67,21 +67,25 @@ def split(boundaries: Boundaries, places: Sequence[int]) -> tuple[Segment, ...]:
 
 def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) -> _Module:
     """A module with these modules, parameters and buffers of `model`, the same objects, under their own names."""
-    top = kind()
+    return _filled(kind(), model, [(model, frozenset(names))])
+
+
+def joined(model: nn.Module, stages: Iterable[tuple[nn.Module, frozenset[str]]]) -> nn.Module:
+    """A module with what several stages of the model hold, the same objects. stages: each with the names that it holds."""
+    return _filled(nn.Module(), model, list(stages))
+
+
+def _filled(top: _Module, model: nn.Module, held: Sequence[tuple[nn.Module, frozenset[str]]]) -> _Module:
+    """Put into the module what has these names in those that they come with."""
     top.training = model.training
-    take_over(top, model, names)
-    return top
-
-
-def take_over(top: nn.Module, model: nn.Module, names: Iterable[str]) -> None:
-    """Put these of the model's modules, parameters and buffers into another module too, that do not lie there yet."""
     # The model's order, on every rank: gradients are summed over the replicas in the order of these parameters, and
     # messages are matched by it. Modules come first: a parameter that lies in one of them is there then.
     ordered = [name for name, _ in model.named_modules(remove_duplicate=False)]
-    wanted = frozenset(names)
     for name in [*ordered, *(name for name, _ in all_names(model))]:
-        if name in wanted and not _has(top, name):
-            _put(top, model, name)
+        for source, names in held:
+            if name in names and not _has(top, name):
+                _put(top, source, name)
+    return top
 
 
 def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
