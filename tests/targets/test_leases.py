@@ -16,6 +16,7 @@ import pytest
 from paceline.remote.call import answer_in
 from paceline.targets import leases
 from paceline.targets.ssh.probe import host_program
+from tests.helpers import old_python, write_program
 
 Ask = Callable[..., dict[str, Any]]
 
@@ -265,3 +266,16 @@ def test_an_old_python_can_read_the_program() -> None:
     import ast
 
     ast.parse(host_program("look", {}), feature_version=(3, 6))
+
+
+@pytest.mark.skipif(old_python() is None, reason="needs a Python 3.6, to stand for that of a host")
+def test_an_old_python_runs_it_with_the_texts_that_stand_above_it(tmp_path: Path) -> None:
+    # Two of its texts are modules of this Python's program as well, where words of a later one do no harm.
+    write_program(tmp_path / "bin" / "nvidia-smi", "#!/bin/sh\necho 0\necho 1\n")
+    environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "PACELINE_LEASES": str(tmp_path / "leases")}
+    program = host_program("look", {"with_gpus": True})
+    words = [str(old_python()), "-W", "error", "-"]
+    done = subprocess.run(words, input=program, capture_output=True, check=False, env=environment)
+    found = answer_in(done.stdout)
+    assert found is not None, done.stderr
+    assert (found["gpus"], found["python"][1:3]) == (["0", "1"], [3, 6])

@@ -52,7 +52,7 @@ def test_a_default_list_is_not_shared_between_targets():
         ({"partition": "x", "share": float("inf")}, "share=inf is not a finite number"),
         ({"partition": "x", "share": float("nan")}, "share=nan is not a finite number"),
         ({"partition": "x", "requeue": 1}, "requeue=1 is not true or false"),
-        ({"partition": "x", "extra": "a"}, "extra='a' is not a list of texts"),
+        ({"partition": "x", "extra": "a"}, "extra='a' is not a list of texts, such as [\"extra1\", \"extra2\"]"),
         ({"partition": "x", "extra": ["a", 1]}, "is not a list of texts"),
         ({"partition": "x", "mode": "quick"}, "mode='quick' is not one of fast, slow"),
         ({"partition": "x\n#SBATCH --uid=0"}, "has a line break or control character"),

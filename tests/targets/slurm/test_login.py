@@ -23,7 +23,7 @@ from paceline.targets.slurm.login import Login, There
 from paceline.targets.slurm.passage import LoginPassage
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.settings import SlurmSettings
-from tests.helpers import make_job, make_run, wait_until, write_program, write_tree
+from tests.helpers import make_job, make_run, old_python, wait_until, write_program, write_tree
 from tests.targets.answering import answering
 
 #: Says something first, as the shells of many login hosts do.
@@ -43,12 +43,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_program(tmp_path / "bin" / "ssh", SSH.format(home="'" + str(folder) + "'"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     return folder
-
-
-def old_python() -> str | None:
-    """A Python as old as those of login hosts, where there is one."""
-    places = [*Path.home().glob(".pyenv/versions/3.6.*/bin/python3"), Path("/usr/bin/python3.6")]
-    return next((str(path) for path in places if path.exists()), None)
 
 
 def make_login(**settings: object) -> Login:

@@ -78,7 +78,8 @@ def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: l
             notes.append(why_not(str(error)))
     if left:
         # Where py-spy was refused it said so at once.
-        found |= {str(rank): counted for rank, counted in _by_signals(folder, left, seconds, rate).items()}
+        for rank, counted in _by_signals(folder, left, seconds, rate).items():
+            found[str(rank)] = counted
     return found
 
 
@@ -201,7 +202,11 @@ def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: f
 
 def _sample(workers: dict[int, Worker], counted: dict[int, StackCounts]) -> list[int]:
     """One sample of each worker's main thread, and of those of the processes that it has forked; who has answered."""
-    asked = {rank: dump for rank, one in workers.items() if one.pid and (dump := _asked(one, one.pid)) is not None}
+    asked = {}
+    for rank, worker in workers.items():
+        dump = _asked(worker, worker.pid) if worker.pid else None
+        if dump is not None:
+            asked[rank] = dump
     _wait_for(list(asked.values()))
     for rank, dump in asked.items():
         worker = workers[rank]

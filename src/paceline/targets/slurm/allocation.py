@@ -50,18 +50,8 @@ _FOR_SRUN = frozenset(
         *("OVERCOMMIT", "CPU_BIND", "HINT", "EXPORT_ENV", "MPI_TYPE", "UNBUFFEREDIO", "LABELIO", "STDINMODE"),
         *("STDOUTMODE", "STDERRMODE", "WAIT", "KILL_BAD_EXIT", "TIMELIMIT", "TASK_PROLOG", "TASK_EPILOG", "PROLOG"),
         *("EPILOG", "IMMEDIATE", "OPEN_MODE", "WORKING_DIR", "REMOTE_CWD", "DEPENDENCY", "CONSTRAINT", "NODELIST"),
-        *(
-            "NNODES",
-            "JOB_NAME",
-            "THREADS",
-            "CORE_SPEC",
-            "PARTITION",
-            "ACCOUNT",
-            "QOS",
-            "SIGNAL",
-            "MULTI_PROG",
-            "NETWORK",
-        ),
+        *("NNODES", "JOB_NAME", "THREADS", "CORE_SPEC", "PARTITION", "ACCOUNT", "QOS", "SIGNAL", "MULTI_PROG"),
+        "NETWORK",
     )
 )
 #: The command line of an agent, `bootstrap_words` that first forget what the environment tells of the agent's own step.
