@@ -97,6 +97,14 @@ def test_a_shells_command_is_run_and_forwarded():
     assert safe_shell_exec.execute("kill -9 $$", stdout=out) == 128 + signal.SIGKILL
 
 
+def test_a_shells_command_ends_where_the_caller_blocks_signals():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    try:
+        assert safe_shell_exec.execute("exit 3") == 3
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def test_an_event_ends_the_command_and_what_it_has_started():
     out, event = io.StringIO(), threading.Event()
     done: list[int] = []

@@ -9,6 +9,7 @@ from paceline.compat.horovod._keras.libraries import KERAS_3, backend_of
 from paceline.compat.horovod._keras.optimizer import distribute
 from paceline.compat.horovod._keras.reducing import side_of
 from paceline.compat.horovod._keras.settings import KerasSettings
+from paceline.compat.horovod.common.compression import NoneCompressor
 
 
 def loader_for(library: Any) -> Callable[..., Any]:
@@ -40,7 +41,7 @@ def loader_for(library: Any) -> Callable[..., Any]:
         model = library.models.load_model(filepath, custom_objects=names or None)
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
-            distribute(optimizer, KerasSettings(compression=compression), in_place=True)
+            distribute(optimizer, KerasSettings(compression=compression or NoneCompressor), in_place=True)
             # The file says how the model was compiled, perhaps for XLA, whose programs can't call a collective.
             if getattr(model, "jit_compile", None):
                 model.jit_compile = False

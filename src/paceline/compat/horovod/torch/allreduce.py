@@ -22,8 +22,9 @@ from paceline.compat.horovod.torch.arrays import (
     compressed,
     differentiable,
     filled,
+    host,
+    room,
     stays_on_device,
-    through_host,
 )
 from paceline.compat.horovod.torch.compression import Compression
 
@@ -191,11 +192,12 @@ def submit_allreduce(
     elif stays_on_device(tensors) and len(checked_members(how.process_set)) > 1:
         return _submit_on_device(tensors, name, how, grouped=grouped, in_place=in_place)
     if not grouped:
-        source, out = through_host(tensors[0], in_place)
+        source = host(tensors[0])
+        out = source if in_place else room(source)
         told = {"out": out.array, "dtype": source.dtype, **how.engine()}
         return handles.submit("allreduce", name, how.process_set, Filled(tensors[0], in_place, out), source.array, told)
-    pairs = [through_host(tensor, in_place) for tensor in tensors]
-    sources, outs = [source for source, _ in pairs], [out for _, out in pairs]
+    sources = [host(tensor) for tensor in tensors]
+    outs = sources if in_place else [room(source) for source in sources]
 
     def finish(_: Any) -> list[torch.Tensor]:
         return [filled(tensor, in_place, out) for tensor, out in zip(tensors, outs, strict=True)]

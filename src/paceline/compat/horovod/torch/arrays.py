@@ -79,15 +79,16 @@ def host(tensor: torch.Tensor) -> HostTensor:
     return HostTensor(plain, array)
 
 
-def through_host(tensor: torch.Tensor, in_place: bool) -> tuple[HostTensor, HostTensor]:
-    """What the engine reads a tensor from, and what it is to fill, which `filled` makes the result of."""
-    source = host(tensor)
-    # In place the engine writes to what it reads. Where `host` had to make a copy, `filled` brings the values back.
-    return source, source if in_place else host(torch.empty(source.tensor.shape, dtype=source.tensor.dtype))
+def room(source: HostTensor) -> HostTensor:
+    """New contiguous memory of this machine for a result of the same shape and type."""
+    return host(torch.empty(source.tensor.shape, dtype=source.tensor.dtype))
 
 
 def filled(tensor: torch.Tensor, in_place: bool, out: HostTensor) -> torch.Tensor:
-    """The tensor itself, or a new one on its device, with what the engine has put into `out`."""
+    """The tensor itself, or a new one on its device, with what the engine has put into `out`.
+
+    In place, that is what the engine has read too; where `host` had to make a copy, the values are brought back.
+    """
     return write_back(tensor, out.tensor) if in_place else out.tensor.to(tensor.device)
 
 

@@ -10,7 +10,7 @@ from paceline.compat.horovod.common import basics, handles
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, check_root, global_process_set
 from paceline.compat.horovod.torch.allreduce import allreduce
-from paceline.compat.horovod.torch.arrays import Filled, differentiable, through_host
+from paceline.compat.horovod.torch.arrays import Filled, differentiable, host, room
 
 
 def broadcast(
@@ -65,6 +65,7 @@ def _submit(
     tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet, *, in_place: bool = False
 ) -> int:
     check_root(root, process_set)
-    source, out = through_host(tensor, in_place)
+    source = host(tensor)
+    out = source if in_place else room(source)
     done = Filled(tensor, in_place, out)
     return handles.submit("broadcast", name, process_set, done, source.array, {"root": root, "out": out.array})

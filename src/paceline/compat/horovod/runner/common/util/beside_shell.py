@@ -20,6 +20,8 @@ def main(grace_s: float, argv: "list[str]") -> int:
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    # A thread that blocks signals hands that on to what it starts.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     # A group of its own, so that one signal reaches all that the command has started and that has stayed in the group.
     command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
     # The input ends, by the kernel's hand, even where whoever held its other end was killed.
