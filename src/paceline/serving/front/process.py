@@ -110,7 +110,8 @@ class ModelProcess(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        return self.state == READY and not self.in_hand
+        # The socket of one that was killed may be closed a moment before that is told here.
+        return self.state == READY and not self.in_hand and not self._transport.is_closing()
 
     def retire(self, reason: str) -> None:
         """End it as soon as it has nothing in hand."""
