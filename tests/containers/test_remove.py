@@ -22,6 +22,24 @@ def test_a_runs_containers_are_removed_and_no_others(tmp_path):
     assert "rm --force --volumes --time=0 aaa bbb" in asked
 
 
+def test_a_runtime_that_still_knows_a_container_is_asked_again(tmp_path):
+    # Story: on a busy machine a killed container's state stayed below /run, since the runtime could not delete it at once.
+    runtime = fakes.program(
+        tmp_path,
+        "runtime",
+        """\
+        case "$1" in
+          delete) echo "$3" >> "$0.asked";;
+          state) test "$(grep -c "$2" "$0.asked")" -lt 2 && echo '{}' || exit 1;;
+        esac
+        """,
+    )
+    told = f'  *inspect*) echo "{runtime}";;\nesac\n'
+    program = fakes.program(tmp_path, "podman", FAKE.replace("esac\n", told))
+    assert remove(ContainerEngine(kind="podman", path=str(program), version="4"), "r_1") == 2
+    assert (tmp_path / "runtime.asked").read_text().split() == ["aaa", "aaa", "bbb", "bbb"]
+
+
 def test_docker_is_looked_at_twice_for_it_may_be_at_work_still(tmp_path):
     late = FAKE.replace("test -e", '[ "$(wc -l < "$0.asked")" -lt 2 ] && exit 0\ntest -e', 1)
     program = fakes.program(tmp_path, "docker", late)

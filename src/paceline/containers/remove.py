@@ -43,8 +43,17 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
         # For those that podman forgets without telling the runtime; of all others the runtime has nothing left to delete.
         for runtime in runtimes:
             for container in found:
-                _output([*runtime, "delete", "--force", container])
+                _delete(runtime, container)
     return len(removed)
+
+
+def _delete(runtime: Sequence[str], container: str) -> None:
+    """Have the runtime forget the container; again where it still knows it, for what was killed of it may not be gone yet."""
+    for _ in range(_TRIES):
+        _output([*runtime, "delete", "--force", container])
+        if not _output([*runtime, "state", container]):
+            return
+        time.sleep(_LOOK_S)
 
 
 def _containers(engine: ContainerEngine, run_id: str) -> list[str]:
