@@ -427,7 +427,8 @@ def test_a_container_killed_while_it_is_made_leaves_nothing(runs):
         containers.remove(runs.engine, launch.run_id)
         assert runs.machine.containers() == []
         assert processes.with_variable("PACELINE_RUN_DIR", str(launch.run_dir)) == []
-    assert runs.machine.left_by_runtime() == []
+    # What podman itself has begun to clean up may take it a moment longer on a busy machine.
+    wait_until(lambda: not runs.machine.left_by_runtime(), "the runtime has forgotten them", 30)
 
 
 # --- refusals, before anything starts
