@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.errors import EngineError, LauncherError
+from paceline.system import processes
 
 #: Names the engine to use: a program on PATH, or a path.
 ENGINE_VARIABLE = "PACELINE_CONTAINER_ENGINE"
@@ -144,16 +145,7 @@ def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:
         subprocess.TimeoutExpired: the program did not end in time.
     """
     try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ANSWER_S,
-            check=False,
-            env=dict(variables),
-        )
+        done = processes.said_by(argv, timeout_s=_ANSWER_S, environment=variables)
     except OSError as error:
         return -1, error.strerror or str(error)
     # `_last_line` is what callers look at: of a failure the words on standard error, of a success the answer.

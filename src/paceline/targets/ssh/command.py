@@ -23,6 +23,7 @@ from pathlib import Path
 
 from paceline.errors import TargetError
 from paceline.remote.silence import SILENCE_S
+from paceline.system import processes
 from paceline.targets.ssh.hosts import SshHost
 
 #: How long a connection that nobody uses stays, for the next command of the same person; and one that had to be asked for.
@@ -159,9 +160,7 @@ class Ssh:
 @functools.lru_cache(maxsize=1024)
 def _resolve(argv: tuple[str, ...]) -> Mapping[str, str]:
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False, errors="replace"
-        )
+        done = processes.said_by(argv, timeout_s=10)
     except (OSError, subprocess.TimeoutExpired):
         return {}
     pairs = [line.partition(" ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
