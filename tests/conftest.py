@@ -80,6 +80,9 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    # pytest, and the interpreter in the end, collect garbage some five times more: with torch or TensorFlow loaded, seconds.
+    gc.collect()
+    gc.freeze()
     if shared := config.stash.get(SHARED, None):
         shared.close()
 
@@ -147,11 +150,14 @@ GC_THRESHOLD = (10_000, 50, 1_000)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    from tests.side_by_side import compile_own_share
+
     # All that is collected stays: it is not looked at for garbage meanwhile, and collections of garbage pass it over later, in
     # this process and in those that it forks.
     gc.disable()
     try:
+        compile_own_share(session.config)
         return (yield)
     finally:
         gc.enable()

@@ -8,6 +8,8 @@ same name: each lab takes free ones. Two folders whose tests start the same prog
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,6 +76,24 @@ def longest_first(items: Iterable[pytest.Item], durations: Mapping[str, float]) 
         return -durations.get(unit, _UNKNOWN_S), first[unit]
 
     return sorted(items, key=key)
+
+
+def compile_own_share(config: pytest.Config) -> None:
+    """Import, in one of several processes, its share of the test modules, before it collects all of them.
+
+    In a new clone nothing is compiled yet, and pytest compiles more than Python does. The processes collect the same modules in
+    the same order, so each would compile every one of them. This way each finds what the others have compiled.
+    """
+    if (worker := getattr(config, "workerinput", None)) is None:
+        return
+    root = config.rootpath
+    named = [root / arg.partition("::")[0] for arg in config.args]
+    files = sorted(file for path in named for file in ([path] if path.is_file() else path.rglob("test_*.py")))
+    number = int(worker["workerid"].removeprefix("gw"))
+    for file in files[number :: worker["workercount"]]:
+        # Whatever it is, the module fails again when it is collected, where it is reported.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
 
 
 def kept_durations() -> dict[str, float]:
