@@ -89,7 +89,7 @@ def forking_variables(kind: str = EXAMPLES, also: str | None = None) -> dict[str
     }
 
 
-def fork_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the scripts of all that this test starts be forks."""
-    for name, value in forking_variables().items():
+def fork_scripts(monkeypatch: pytest.MonkeyPatch, kind: str = EXAMPLES) -> None:
+    """Let the scripts of all that this test starts be forks. kind: of the program that forks them."""
+    for name, value in forking_variables(kind).items():
         monkeypatch.setenv(name, value)
