@@ -124,7 +124,11 @@ def take_the_kernel_from_what_is_loaded(folder: Path, monkeypatch: pytest.Monkey
     """Start kernels as a script, which is forked, and not as a module: four kernels would load all that they use."""
     found = find_spec("ipykernel_launcher")
     assert found is not None
-    spec = {"argv": [sys.executable, found.origin, "-f", "{connection_file}"], "display_name": "Python 3", "language": "python"}
+    spec = {
+        "argv": [sys.executable, found.origin, "-f", "{connection_file}"],
+        "display_name": "Python 3",
+        "language": "python",
+    }
     write_tree(folder, {"jupyter/kernels/python3/kernel.json": json.dumps(spec)})
     monkeypatch.setenv("JUPYTER_PATH", str(folder / "jupyter"))
 

@@ -89,7 +89,14 @@ def forking_variables(kind: str = EXAMPLES, also: str | None = None) -> dict[str
     }
 
 
-def fork_scripts(monkeypatch: pytest.MonkeyPatch, kind: str = EXAMPLES) -> None:
-    """Let the scripts of all that this test starts be forks. kind: of the program that forks them."""
-    for name, value in forking_variables(kind).items():
+def fork_scripts(monkeypatch: pytest.MonkeyPatch, kind: str = EXAMPLES, *, also_in_environments: bool = False) -> None:
+    """Let the scripts of all that this test starts be forks.
+
+    kind: of the program that forks them. also_in_environments: the workers, too, of runs in environments that Paceline makes of
+    this Python, where those hold nothing that the program has loaded.
+    """
+    variables = forking_variables(kind)
+    if variables and also_in_environments:
+        variables["FORKED_WORKERS"] = program(0, kind).path
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
