@@ -19,8 +19,8 @@ from tests.warm import fork_scripts
 #: Read before a fixture takes the variable away.
 _REQUIRED = bool(os.environ.get("PACELINE_REQUIRE_ENGINES"))
 
-#: Example -> what it has -> what it has in a checkout: commands come as far with less to train on. That the examples learn, others
-#: see: `make demo`, tests/parallel/test_examples.py.
+#: Example -> what it has -> what it has in a checkout: commands come as far with less to train on. That the examples learn,
+#: `make demo` and tests/parallel/test_examples.py see.
 SMALLER = {
     "digits/train.py": {"test_size=0.2": "train_size=160, test_size=100"},
     "many_nodes/train.py": {

@@ -79,7 +79,7 @@ def test_the_notebook_runs_from_top_to_end_and_prints_what_it_says(
             assert_prints_what_it_says(block.text)
 
 
-#: What the model in parts is trained with -> with what here: five steps in place of thirty. Its seven workers print the same lines.
+#: What the model in parts is trained with -> with what here: five steps in place of thirty. Its workers print the same lines.
 SHORTER = {'"--epochs", type=int, default=2': '"--epochs", type=int, default=1', "[:1440]": "[:480]"}
 
 

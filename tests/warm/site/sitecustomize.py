@@ -30,5 +30,17 @@ def _hand_over_script():
     hand_over(socket, words, hides=True, frees=False)
 
 
+def _hand_over_command():
+    """A command of Paceline's command line, which takes longer to load than most commands take."""
+    (python, _, socket), words = os.environ.get("FORKED_COMMANDS", "").partition(os.pathsep), sys.orig_argv[1:]
+    if python != sys.executable or not words or os.path.basename(words[0]) != "paceline":
+        return
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    from hand_over import hand_over
+
+    hand_over(socket, words, hides=True, frees=False)
+
+
 _hand_over_script()
+_hand_over_command()
 _hand_over_worker()
