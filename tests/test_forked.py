@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import Cli
 from tests.engines.conftest import require_module
 from tests.helpers import wait_until
 from tests.warm import fork_scripts
-from tests.warm.ways import VARIABLE
+from tests.warm.ways import COMMANDS, VARIABLE
 
 
 @pytest.fixture(autouse=True)
@@ -137,3 +138,16 @@ def test_output_is_kept_back_or_not_as_by_itself(options: tuple[str, ...], tmp_p
     without = {name: value for name, value in os.environ.items() if name != VARIABLE}
     by_itself = start(tmp_path / "a.py", script, options=options, env=without)
     assert process.communicate(timeout=60) == by_itself.communicate(timeout=60)
+
+
+def test_a_command_is_a_fork_with_the_command_line_loaded_and_answers_as_by_itself(tmp_path: Path) -> None:
+    def run(*words: str, **more: str) -> tuple[int, str, str]:
+        given = {name: value for name, value in os.environ.items() if name != COMMANDS} | more
+        done = subprocess.run(Cli.argv(*words), cwd=tmp_path, env=given, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    forking = {COMMANDS: os.environ[COMMANDS]}
+    for words in (["list", "--json"], ["show", "nosuch"], ["--help"]):
+        assert run(*words, **forking) == run(*words)
+    # What a program writes down of each module that it imports, a fork does not.
+    assert run("list", PYTHONPROFILEIMPORTTIME="1", **forking)[2].count("paceline.cli") == 0

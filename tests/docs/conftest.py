@@ -19,6 +19,18 @@ from tests.warm import fork_scripts
 #: Read before a fixture takes the variable away.
 _REQUIRED = bool(os.environ.get("PACELINE_REQUIRE_ENGINES"))
 
+#: Example -> what it has -> what it has in a checkout: commands come as far with less to train on. That the examples learn,
+#: `make demo` and tests/parallel/test_examples.py see.
+SMALLER = {
+    "digits/train.py": {"test_size=0.2": "train_size=160, test_size=100"},
+    "many_nodes/train.py": {
+        '"--width", type=int, default=128': '"--width", type=int, default=32',
+        '"--depth", type=int, default=4': '"--depth", type=int, default=1',
+    },
+    "parallel/chars_parallel.py": {"default=640": "default=64"},
+    "parts/train.py": {"default=300": "default=50"},
+}
+
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -26,14 +38,16 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lacking({"torch", "sklearn", "matplotlib", "mpi4py", "Open MPI"})
     copy = tmp_path / "checkout"
     shutil.copytree(ROOT / "examples", copy / "examples", ignore=shutil.ignore_patterns("__pycache__", "outputs"))
-    # That it learns, tests/parallel/test_examples.py sees; a quarter of it takes the command as far.
-    chars = copy / "examples" / "parallel" / "chars_parallel.py"
-    text = chars.read_text()
-    assert "default=640" in text
-    chars.write_text(text.replace("default=640", "default=160"))
+    for name, changes in SMALLER.items():
+        path = copy / "examples" / name
+        text = path.read_text()
+        for large, small in changes.items():
+            assert large in text, f"{name} has no {large}"
+            text = text.replace(large, small)
+        path.write_text(text)
     monkeypatch.chdir(copy)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    fork_scripts(monkeypatch)
+    fork_scripts(monkeypatch, also_in_environments=True)
     return copy
 
 

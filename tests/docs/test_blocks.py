@@ -22,7 +22,7 @@ from tests.docs.reader import Reader, Scene
 from tests.docs.scenes import SCENES
 from tests.docs.test_translations import TRANSLATIONS
 from tests.helpers import write_tree
-from tests.warm import fork_scripts
+from tests.warm import EXAMPLES, TENSORFLOW, fork_scripts
 
 #: Pages, or folders of pages -> the test that runs their blocks in this one's place.
 ELSEWHERE = {
@@ -46,10 +46,11 @@ by_name = {"ids": lambda page: str(page.relative_to(ROOT))}
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", READ, **by_name)
 def test_the_blocks_of_a_page_work(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking(needs_of(page))
+    needs = needs_of(page)
+    lacking(needs)
     scene = Scene(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    fork_scripts(monkeypatch)
+    fork_scripts(monkeypatch, TENSORFLOW if "tensorflow" in needs else EXAMPLES)
     if page.stem in SCENES:
         SCENES[page.stem](scene, monkeypatch)
     reader = Reader(page, scene)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pkgutil
 import re
 import shlex
@@ -29,6 +30,7 @@ from paceline.runs.failure import CAUSES, FailureReport
 from paceline.runs.record import Attempt
 from paceline.targets.base import Target
 from paceline.worker import ranks
+from tests.cli.conftest import Cli
 from tests.docs.pages import (
     DOCS,
     PAGES,
@@ -47,6 +49,7 @@ from tests.docs.printed import assert_printed
 from tests.engines import hosts
 from tests.engines.conftest import require_engine
 from tests.helpers import make_job, make_launch, make_record, make_run
+from tests.warm import run_command
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -353,9 +356,7 @@ def finished(tmp_path: Path) -> Path:
 
 def paceline(*words: str) -> Any:
     """The JSON that the command line answers."""
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", *words], capture_output=True, text=True, check=False, timeout=180
-    )
+    done = run_command(*Cli.argv(*words), environment=os.environ, folder=Path.cwd(), timeout_s=180)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

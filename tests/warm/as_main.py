@@ -38,8 +38,12 @@ def run(told: dict[str, Any]) -> None:
     sys.executable = told["python"]
     sys.argv = words
     sys.orig_argv = [sys.executable, *words]
-    path = os.environ.get("PYTHONPATH")
-    sys.path[:1] = [os.path.dirname(os.path.realpath(words[0])), *(path.split(os.pathsep) if path else ())]
+    own = os.path.dirname(os.path.realpath(words[0]))
+    if told["path"] is not None:
+        sys.path[:] = [own, *told["path"]]
+    else:
+        path = os.environ.get("PYTHONPATH")
+        sys.path[:1] = [own, *(path.split(os.pathsep) if path else ())]
     # The folder for temporary files is the child's own, by its variables.
     tempfile.tempdir = None
     main = ModuleType("__main__")

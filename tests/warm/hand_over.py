@@ -10,22 +10,23 @@ import signal
 import sys
 
 
-def ask(path, words, environment, folder, fds, *, python=sys.executable, hides=False, frees=True):
+def ask(socket, words, environment, folder, fds, *, python=sys.executable, path=None, hides=False, frees=True):
     """The connection over which the program at this socket tells the pid of a process that runs this script, and its end.
 
     fds: number that a descriptor has for the script -> descriptor here. python: what the script finds as `sys.executable`.
+    path: where it looks for modules, behind its own folder, if not where the program does.
     hides: for the script nothing is loaded until it imports it. frees: it ends as the interpreter does, to the last; without
     it, what is loaded is not freed, which takes a processor 0.15 s for torch.
     """
     umask = os.umask(0)
     os.umask(umask)
     told = {"words": list(words), "environment": dict(environment), "folder": str(folder), "fds": list(fds)}
-    told.update(umask=umask, python=python, hides=hides, frees=frees)
+    told.update(umask=umask, python=python, path=path, hides=hides, frees=frees)
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     # By a file, for a packet has a largest size.
     file = os.memfd_create("told")
     try:
-        connection.connect(path)
+        connection.connect(socket)
         with open(file, "wb", closefd=False) as writer:
             marshal.dump(told, writer)
         given = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (file, *fds.values()))
@@ -38,7 +39,7 @@ def ask(path, words, environment, folder, fds, *, python=sys.executable, hides=F
     return connection
 
 
-def hand_over(path, words, *, send=os.kill, **options):
+def hand_over(socket, words, *, send=os.kill, **options):
     """Have the script run in this process's place, with its descriptors, and end as it does; it ends with this process.
 
     send: for the signals that this process has; `os.killpg` where what the script has started is to have them too.
@@ -57,7 +58,7 @@ def hand_over(path, words, *, send=os.kill, **options):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, pass_on)
     fds = {fd: fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd)}
-    connection = ask(path, words, os.environ, os.getcwd(), fds, **options)
+    connection = ask(socket, words, os.environ, os.getcwd(), fds, **options)
     child = int(connection.recv(64) or 0)
     for number in early:
         pass_on(number)

@@ -52,12 +52,14 @@ KINDS = {
     ),
     OLDER_KERAS: Kind(("tensorflow", "tf_keras", "sklearn.datasets"), {"TF_USE_LEGACY_KERAS": "1"} | _QUIET),
     NUMPY: Kind(("numpy",), programs=2, is_shared=False),
+    # Without torch.utils.tensorboard: it would load TensorFlow, which takes five seconds, and twice the time for each fork.
     EXAMPLES: Kind(
         (
-            *("numpy", *_TORCH, "torch.utils.data.distributed", "torch.utils.tensorboard", "accelerate"),
+            *("numpy", *_TORCH, "torch.utils.data.distributed", "accelerate"),
             *("sklearn.datasets", "sklearn.linear_model", "sklearn.model_selection", "matplotlib.pyplot"),
+            # What runs the cells of a notebook.
+            "ipykernel.ipkernel",
         ),
-        _QUIET,
     ),
     COMMAND_LINE: Kind(
         (

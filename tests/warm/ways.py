@@ -18,6 +18,8 @@ from tests.warm.programs import program
 _HERE = Path(__file__).parent
 #: Where site/sitecustomize.py finds the program: the interpreter that it is a stand-in for, and its socket.
 VARIABLE = "FORKED_SCRIPTS"
+#: The same for commands of Paceline's command line.
+COMMANDS = "FORKED_COMMANDS"
 
 
 def run_alone(
@@ -89,7 +91,16 @@ def forking_variables(kind: str = EXAMPLES, also: str | None = None) -> dict[str
     }
 
 
-def fork_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the scripts of all that this test starts be forks."""
-    for name, value in forking_variables().items():
+def fork_scripts(monkeypatch: pytest.MonkeyPatch, kind: str = EXAMPLES, *, also_in_environments: bool = False) -> None:
+    """Let the scripts of all that this test starts be forks, and the commands of Paceline's command line.
+
+    kind: of the program that forks them. also_in_environments: the workers, too, of runs in environments that Paceline makes of
+    this Python, where those hold nothing that the program has loaded.
+    """
+    variables = forking_variables(kind)
+    if variables:
+        variables[COMMANDS] = f"{sys.executable}{os.pathsep}{program(0, COMMAND_LINE).path}"
+    if variables and also_in_environments:
+        variables["FORKED_WORKERS"] = program(0, kind).path
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -6,17 +6,17 @@ import sys
 
 
 def _hand_over_worker():
-    """A run's worker, in whatever environment it is to run: for those that hold nothing of their own."""
-    path, words = os.environ.get("FORKED_WORKERS"), sys.orig_argv[1:]
-    if path and words and words[0].endswith("paceline/worker/__main__.py"):
+    """A run's worker, in whatever environment it is to run: for those whose own packages are none of what is loaded."""
+    socket, words = os.environ.get("FORKED_WORKERS"), sys.orig_argv[1:]
+    if socket and words and words[0].endswith("paceline/worker/__main__.py"):
         sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         from hand_over import hand_over
 
-        hand_over(path, words, python=sys.executable, hides=True, frees=False, send=os.killpg)
+        hand_over(socket, words, python=sys.executable, hides=True, frees=False, send=os.killpg, path=list(sys.path))
 
 
 def _hand_over_script():
-    (python, _, path), words = os.environ.get("FORKED_SCRIPTS", "").partition(os.pathsep), sys.orig_argv[1:]
+    (python, _, socket), words = os.environ.get("FORKED_SCRIPTS", "").partition(os.pathsep), sys.orig_argv[1:]
     is_unbuffered = words[:1] == ["-u"]
     words = words[is_unbuffered:]
     is_script = bool(words) and (words[0].endswith(".py") or os.path.basename(words[0]) == "torchrun")
@@ -27,8 +27,20 @@ def _hand_over_script():
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     from hand_over import hand_over
 
-    hand_over(path, words, hides=True, frees=False)
+    hand_over(socket, words, hides=True, frees=False)
 
 
-_hand_over_worker()
+def _hand_over_command():
+    """A command of Paceline's command line, which takes longer to load than most commands take."""
+    (python, _, socket), words = os.environ.get("FORKED_COMMANDS", "").partition(os.pathsep), sys.orig_argv[1:]
+    if python != sys.executable or not words or os.path.basename(words[0]) != "paceline":
+        return
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    from hand_over import hand_over
+
+    hand_over(socket, words, hides=True, frees=False)
+
+
 _hand_over_script()
+_hand_over_command()
+_hand_over_worker()
