@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from paceline.environments import pip_settings
@@ -124,8 +128,26 @@ def test_a_configuration_that_pip_can_not_read_is_left_to_pip(monkeypatch, tmp_p
 
 def test_where_nothing_is_configured_pip_is_not_asked(monkeypatch, tmp_path):
     monkeypatch.setattr(pip_settings.os.path, "exists", lambda path: False)
-    monkeypatch.setattr("subprocess.run", None)
+    monkeypatch.setattr(pip_settings.processes, "said_by", None)
     assert pip_settings.read({"HOME": str(tmp_path)}) == PipSettings()
+
+
+def test_variables_alone_are_read_as_pip_reads_them_without_asking_it(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    for name, value in {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": "https://a/simple",
+        "PIP_EXTRA_INDEX_URL": "https://b\nhttps://c",
+        "PIP_DEFAULT_TIMEOUT": "20",
+        "PIP_NO_INDEX": "",
+    }.items():
+        monkeypatch.setenv(name, value)
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    monkeypatch.setattr(pip_settings.processes, "said_by", None)
+    values = pip_settings.read(os.environ).values
+    assert values == parse(listed.stdout)
+    assert values["extra-index-url"] == ["https://b", "https://c"]
 
 
 def test_what_would_put_packages_elsewhere_is_not_handed_on(monkeypatch):

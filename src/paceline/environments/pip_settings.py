@@ -23,7 +23,7 @@ _WITHOUT_EFFECT = frozenset(
         *("log", "no-clean", "no-color", "no-compile", "no-input", "no-python-version-warning", "no-warn-conflicts"),
         *("progress-bar", "no-warn-script-location", "quiet", "require-virtualenv", "root-user-action", "src"),
         *("user", "verbose", "debug", "resume-retries", "upgrade-strategy", "version", "editable", "use-pep517"),
-        *("dry-run", "report"),
+        *("dry-run", "report", "help"),
         # Those would put packages elsewhere; both uv and pip are told where to.
         *("target", "prefix", "root", "python"),
     }
@@ -159,9 +159,10 @@ class PipSettings:
 
 
 def read(environment: Mapping[str, str]) -> PipSettings:
-    """The settings of `pip install`, by the pip of the interpreter that runs this. Takes some 0.3 s."""
-    if not _may_be_configured(environment):
-        return PipSettings()
+    """The settings of `pip install`, by the pip of the interpreter that runs this."""
+    # pip takes 0.3 s to answer. Of files only pip knows which count and how they are read; variables can be read here.
+    if not _has_files(environment):
+        return PipSettings(values=_merged({":env:": _variables(environment)}))
     words = [sys.executable, "-m", "pip", "config", "list"]
     done = processes.said_by(words, timeout_s=60, environment=environment, cwd="/")
     if done.returncode != 0:
@@ -186,7 +187,22 @@ def parse(listed: str) -> dict[str, list[str]]:
         values = str(value).split()
         if values:
             sections[section][name.replace("_", "-")] = values
-    merged = sections["global"] | sections["install"] | sections[":env:"]
+    return _merged(sections)
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, list[str]]:
+    """Setting -> values of the variables: pip takes `PIP_INDEX_URL` for `index-url`, and an empty one for none."""
+    return {
+        name[len("PIP_") :].lower().replace("_", "-"): values
+        for name, value in environment.items()
+        if name.startswith("PIP_") and (values := value.split())
+    }
+
+
+def _merged(sections: Mapping[str, Mapping[str, list[str]]]) -> dict[str, list[str]]:
+    merged: dict[str, list[str]] = {}
+    for section in ("global", "install", ":env:"):
+        merged |= sections.get(section, {})
     if "timeout" not in merged and "default-timeout" in merged:
         merged["timeout"] = merged.pop("default-timeout")
     merged.pop("default-timeout", None)
@@ -194,10 +210,11 @@ def parse(listed: str) -> dict[str, list[str]]:
     return merged
 
 
-def _may_be_configured(environment: Mapping[str, str]) -> bool:
-    """Return True where there is anything that pip would read; looking is cheaper than asking pip."""
-    if any(name.startswith("PIP_") for name in environment):
-        return True
+def _has_files(environment: Mapping[str, str]) -> bool:
+    """Return True where there is a file that pip would read; looking is cheaper than asking pip."""
+    if named := environment.get("PIP_CONFIG_FILE"):
+        # Where it names the null device, pip reads no file at all: https://pip.pypa.io/en/stable/topics/configuration/.
+        return named != os.devnull
     home = os.path.expanduser("~")
     folders = [
         *(os.path.join(each, "pip") for each in (environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")),
