@@ -42,6 +42,17 @@ def test_descendants_are_children_and_their_children():
             end(grandchild, child, process.pid)
 
 
+def test_a_process_without_a_child_reads_no_table():
+    """A machine may have thousands of processes, and a run's end asks four times."""
+    code = """
+import os
+from paceline.system import processes
+processes._table = None
+print(processes.descendants(os.getpid()), processes.kill_descendants(os.getpid()))
+"""
+    assert run_python(code) == "[] 0\n"
+
+
 def test_another_run_s_supervisor_is_no_descendant_and_nothing_below_it():
     code = """
 import os, subprocess, time

@@ -1,4 +1,6 @@
-"""The face of a package whose names are loaded when they are first asked for, so that to import the package loads little."""
+"""Loading what is needed when it is first asked for: the names of a package, so that to import it loads little; a module of
+Python's own that others import and seldom use.
+"""
 
 from __future__ import annotations
 
@@ -28,3 +30,19 @@ def face(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[str], ob
         return value
 
     return __getattr__
+
+
+def later(name: str) -> None:
+    """Let `import name` load nothing until something of the module is asked for. Does nothing where it is loaded already."""
+    from types import ModuleType
+
+    class Later(ModuleType):
+        def __getattr__(self, wanted: str) -> object:
+            from importlib import import_module
+
+            # Who has imported it keeps this object, and gets each name by it; later imports find the module itself.
+            if sys.modules.get(name) is self:
+                del sys.modules[name]
+            return getattr(import_module(name), wanted)
+
+    sys.modules.setdefault(name, Later(name))
