@@ -39,8 +39,9 @@ def fits(case: Case, strategy: object, size: int) -> bool:
 
 
 def parallel(model: nn.Module, strategy: object, case: Case, given: Any = None, **options: Any) -> Any:
-    """The model, spread; with SGD and four microbatches unless said otherwise."""
-    settings: dict[str, Any] = {"loss": case.loss, "loss_weight": case.loss_weight, "microbatches": 4} | options
+    """The model, spread; with SGD, four microbatches and no comparison unless said otherwise."""
+    settings: dict[str, Any] = {"loss": case.loss, "loss_weight": case.loss_weight, "microbatches": 4, "check": "off"}
+    settings |= options
     sample = batches(case, next(model.parameters()).dtype, (8,)) if given is None else given
     return paceline.parallelize(model, sgd(model), sample, strategy=strategy, **settings)
 

@@ -25,13 +25,13 @@ FLOAT64 = 1e-10
 
 def check_steps_are_those_of_one_process(ranks: Ranks, sizes: Any = (2, 4)) -> None:
     case = SHALLOW["transformer_tied"]
-    options: dict[str, Any] = {"rows": (8, 7, 5), "clip_norm": 0.5, "microbatches": 2}
+    options: dict[str, Any] = {"rows": (7, 5), "clip_norm": 0.5, "microbatches": 2}
     one = alone(case, **options)
     layouts: list[Any] = [ContextParallel()]
     if ranks.size == 4:
         more = [DataParallel(2) @ ContextParallel(2), FullyShard(2) @ ContextParallel(2)]
-        # Replicas whose sequences are in parts are in the checks of transformers.
-        layouts += ranks.cells(more[1:], more)
+        # By itself it is there on two; replicas whose sequences are in parts are in the checks of transformers.
+        layouts = ranks.cells(more[1:], [*layouts, *more])
     for layout in layouts:
         many = together(case, layout, check="first", recompute="blocks" if layout is layouts[-1] else None, **options)
         assert_equal(one, many, loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64, buffer=FLOAT64)

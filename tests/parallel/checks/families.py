@@ -47,7 +47,7 @@ def check_gpt2_is_cut_by_heads_and_equals_one_process(ranks: Ranks) -> None:
 SHORT = {
     "data": ("gemma2", "lora", "bert-own-loss"),
     "shard": ("gpt2-checkpointed", "t5"),
-    "pipe": ("mixtral-router-loss", "qwen2"),
+    "pipe": ("mixtral-router-loss",),
     # GPT-2 has a check of its own.
     "tensor": ("llama",),
     # Whisper is there on four workers below, and blocks that are computed again are in the checks of `context`.

@@ -16,7 +16,7 @@ SIZES = (2, 4)
 
 #: Layout -> the kinds of `make test`, the others being those of `make proof` alone.
 SHORT = {
-    "data": ("keeps-state", "loss-reads-aux", "lookup-sparse", "python-random"),
+    "data": ("keeps-state", "loss-reads-aux", "lookup-sparse", "own-loss-dict", "python-random"),
     "shard": (
         "gru",
         "loss-reads-all-parameters",
@@ -43,7 +43,6 @@ SHORT = {
         ),
         *("weight-norm-old", "own-loss-dataclass"),
     ),
-    "data@pipe": ("own-loss-dict",),
     "shard@pipe": ("loss-reads-numbers",),
     "data@tensor": ("own-loss-sum",),
     "context": ("transformer", "tower", "conv-batch"),

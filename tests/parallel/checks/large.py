@@ -81,7 +81,7 @@ def check_from_nothing_and_from_safetensors(ranks: Ranks) -> None:
         if microbatches not in plain:
             plain[microbatches] = alone(case, model=initialise(hollow(case), 7), rows=(8, 8), microbatches=microbatches)
         assert_equal(plain[microbatches], outcome, **EXACT)
-        assert "equal to the plain model" in par.explain()
+        assert "equal to the plain model" in par.compared
         folder = ranks.folder / str(strategy)
         par.save_safetensors(folder)
         saved = par.full_state_dict()
@@ -96,6 +96,7 @@ def check_from_nothing_and_from_safetensors(ranks: Ranks) -> None:
             strategy=strategy,
             microbatches=microbatches,
             weights=folder,
+            check="off",
         )
         for name, value in again.full_state_dict().items():
             assert torch.equal(value, saved[name]), (strategy, name)
@@ -173,7 +174,7 @@ def check_computed_again_and_in_parts(ranks: Ranks) -> None:
             if case.name == "cnn_batch" and "TensorParallel" in str(strategy):
                 continue
             options = {"microbatches": 2, "accumulate": 2, "recompute": "blocks", "rows": (8, 9)}
-            options["check"] = "first" if ranks.size == 2 else "off"
+            options["check"] = "first" if ranks.size == 2 and case.name == "transformer_tied" else "off"
             many = together(case, strategy, **options)
             limits = EXACT | {"parameter": 1e-9}
             assert_equal(expected, many, **limits)

@@ -253,6 +253,33 @@ _ON_FOUR = (
     "attribute of a block",
 )
 
+#: Numbers that one model can read all of: in `make test` the loop changes one of them before each step. The others, and in
+#: `make proof` each of these too, have a model of their own.
+_NUMBERS = (
+    *("attribute", "attribute of the class", "attribute that is not there at first", "config's attribute"),
+    *("list in a dict of a config", "config that is replaced", "namespace", "global number", "global dict"),
+    *("global class", "tensor that is changed in place", "array"),
+)
+
+
+_ALL = "numbers, one after the other"
+
+
+def _all_numbers() -> tuple[Callable[[], nn.Module], Callable[[Any, int], None]]:
+    parts = [FOLLOWED[name] for name in _NUMBERS]
+
+    def change(model: Any, step: int) -> None:
+        for _, one in parts if step == 0 else parts[step - 1 : step]:
+            one(model, min(step, 1))
+
+    def between(self: Any, x: Tensor) -> Tensor:
+        for make, _ in parts:
+            x = make.between(self, x)  # type: ignore[attr-defined]
+        return x
+
+    return chain(between=between), change
+
+
 #: What a pipeline can't follow -> (how the model is made, part of what is said).
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "numpy's random numbers": (
@@ -287,7 +314,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
 }
 
-STEPS = 4
+STEPS = 3
 
 
 def _made(make: Callable[[], nn.Module]) -> nn.Module:
@@ -298,15 +325,15 @@ def _made(make: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
-def _batches() -> list[tuple[Tensor, Tensor]]:
+def _batches(steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
     torch.manual_seed(4)
-    return [(torch.randn(8, 8, dtype=torch.float64), torch.randint(0, 3, (8,))) for _ in range(STEPS)]
+    return [(torch.randn(8, 8, dtype=torch.float64), torch.randint(0, 3, (8,))) for _ in range(steps)]
 
 
-def _alone(make: Callable[[], nn.Module], change: Callable[[Any, int], None]) -> nn.Module:
+def _alone(make: Callable[[], nn.Module], change: Callable[[Any, int], None], steps: int = STEPS) -> nn.Module:
     model = _made(make)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step, (x, y) in enumerate(_batches()):
+    for step, (x, y) in enumerate(_batches(steps)):
         change(model, step)
         optimizer.zero_grad()
         for x_part, y_part in zip(x.chunk(2), y.chunk(2), strict=True):
@@ -316,12 +343,17 @@ def _alone(make: Callable[[], nn.Module], change: Callable[[Any, int], None]) ->
 
 
 def _together(
-    make: Callable[[], nn.Module], change: Callable[[Any, int], None], strategy: Any, **options: Any
+    make: Callable[[], nn.Module],
+    change: Callable[[Any, int], None],
+    strategy: Any,
+    *,
+    steps: int = STEPS,
+    **options: Any,
 ) -> tuple[Any, nn.Module]:
     model = _made(make)
     change(model, 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    given = _batches()
+    given = _batches(steps)
     par = paceline.parallelize(
         model, optimizer, given, loss=F.cross_entropy, strategy=strategy, microbatches=2, find_unused=True, **options
     )
@@ -350,12 +382,15 @@ def check_what_the_loop_changes_is_followed(ranks: Ranks) -> None:
     cut = PipelineParallel(2, cut=["blocks.2"])
     pipelines = [cut] if ranks.size == 2 else [DataParallel(2) @ cut]
     # How a change is noticed does not depend on the number of workers; on four, replicas have to agree about it besides.
-    chosen = FOLLOWED if ranks.size == 2 else {name: FOLLOWED[name] for name in _ON_FOUR}
-    compared = ranks.cells(list(_ON_FOUR), list(FOLLOWED))
+    chosen = dict(FOLLOWED) if ranks.size == 2 else {name: FOLLOWED[name] for name in _ON_FOUR}
+    if not ranks.is_whole:
+        chosen = {name: one for name, one in chosen.items() if name not in _NUMBERS} | {_ALL: _all_numbers()}
+    compared = ranks.cells([_ALL, *_ON_FOUR], list(FOLLOWED))
     for name, (make, change) in chosen.items():
-        one = _alone(make, change)
+        steps = 1 + len(_NUMBERS) if name == _ALL else STEPS
+        one = _alone(make, change, steps)
         for strategy in pipelines:
-            par, _ = _together(make, change, strategy, check="off")
+            par, _ = _together(make, change, strategy, steps=steps, check="off")
             _assert_same(name, strategy, one, par)
             # The comparison with the plain model sees the same values, after the changes as well.
             if name in compared:
@@ -416,8 +451,7 @@ def check_stages_and_replicas_that_read_other_values_are_told(ranks: Ranks, size
     covering: list[Callable[[int], bool]] = [lambda rank: rank >= 2, lambda rank: rank % 2 == 1]
     for is_other in ranks.cells(covering, [*covering, lambda rank: rank == 1]):
         par, model = _together(make, change, DataParallel(2) @ PipelineParallel(2, cut=["blocks.2"]), check="off")
-        for batch in uneven:
-            par.step(batch)
+        par.step(uneven[0])
         model.temperature = 2.0 if is_other(ranks.rank) else 1.0
 
         def train(par: Any = par) -> None:

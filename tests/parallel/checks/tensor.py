@@ -43,7 +43,7 @@ def check_loss_and_gradients_are_those_of_one_process(ranks: Any) -> None:
 
 def check_five_steps_of_adamw_are_those_of_one_process(ranks: Any) -> None:
     # In one piece: microbatches are added up in the check above.
-    options: dict[str, Any] = {"rows": (8, 8, 7, 8, 5), "clip_norm": 0.05}
+    few: dict[str, Any] = {"rows": (8, 7, 5), "clip_norm": 0.05}
     whole = [(case, layouts(ranks)) for case in on(ranks.size, SHALLOW)]
     covering = whole
     if ranks.size == 4:
@@ -53,14 +53,17 @@ def check_five_steps_of_adamw_are_those_of_one_process(ranks: Any) -> None:
             (SHALLOW["long_skip"], [alone_]),
         ]
     for case, several in ranks.cells(covering, whole):
+        # Five where rounding is most likely to grow: on two, for more workers compute the same.
+        is_first = ranks.size == 2 and case.name in RISKIEST
+        options = few | {"rows": (8, 8, 7, 8, 5)} if is_first or ranks.is_whole else few
         one = alone(case, **options)
         for layout in several:
-            many = together(case, layout, check="first" if ranks.size == 2 else "off", **options)
+            many = together(case, layout, check="first" if is_first else "off", **options)
             assert_equal(one, many, loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64, buffer=FLOAT64)
 
 
 def check_each_rank_holds_its_part_alone(ranks: Any) -> None:
-    par, _ = trained(CASES["transformer_untied"], TensorParallel())
+    par, _ = trained(SHALLOW["transformer_untied"], TensorParallel())
     sizes = {name: tensor.size for name, tensor in local_sizes(par).items()}
     assert sizes["blocks.0.up.weight"] * ranks.size == 16 * 64
     assert sizes["blocks.0.q.weight"] * ranks.size == 16 * 16
@@ -74,11 +77,11 @@ def check_each_rank_holds_its_part_alone(ranks: Any) -> None:
 
 
 def check_explain_says_what_was_cut(ranks: Any) -> None:
-    par, _ = trained(CASES["transformer_untied"], TensorParallel())
+    par, _ = trained(SHALLOW["transformer_untied"], TensorParallel())
     text = par.explain()
-    assert "colwise: blocks.{0..3}.up" in text, text
-    assert "rowwise: blocks.{0..3}.down" in text, text
-    assert f"blocks.{{0..3}}.heads is divided by {ranks.size} on each rank" in text, text
+    assert "colwise: blocks.{0..1}.up" in text, text
+    assert "rowwise: blocks.{0..1}.down" in text, text
+    assert f"blocks.{{0..1}}.heads is divided by {ranks.size} on each rank" in text, text
 
 
 class Size:
@@ -94,14 +97,16 @@ def local_sizes(par: Any) -> dict[str, Size]:
 def trained(case: Case, strategy: Any, steps: int = 1, **options: Any) -> tuple[Any, list[float]]:
     model = made(case, torch.float64)
     given = batches(case, torch.float64, (8,) * steps)
+    options = {"check": "off"} | options
     par = paceline.parallelize(model, adamw(model), given, loss=case.loss, strategy=strategy, **options)
     return par, [float(par.step(batch)) for batch in given]
 
 
 def check_dropout_is_the_same_on_all_tensor_ranks(ranks: Any) -> None:
     """Facts #11: ranks with streams of their own would go apart, and every loss would look well."""
-    case = Case(name="dropout", make=lambda: Transformer(tied=True, dropout=0.3), batch=plain_tokens, loss=token_loss)
-    par, losses = trained(case, TensorParallel(), steps=3)
+    make = lambda: Transformer(tied=True, depth=2, dropout=0.3)  # noqa: E731
+    case = Case(name="dropout", make=make, batch=plain_tokens, loss=token_loss)
+    par, losses = trained(case, TensorParallel(), steps=2)
     with torch.no_grad():
         first = float(token_loss(made(case, torch.float64).eval()(plain(case)[0]), plain(case)[1]))
     assert abs(losses[0] - first) > 1e-4, "nothing was dropped"
@@ -182,7 +187,7 @@ def check_a_module_that_differs_is_named(ranks: Any) -> None:
 
 def check_a_table_of_names_gives_the_same_numbers(ranks: Any) -> None:
     """Also where it is odd: a part of an attention, rows without columns, an embedding by its width."""
-    case, options = CASES["transformer_untied"], {"rows": (8, 8)}
+    case, options = SHALLOW["transformer_untied"], {"rows": (8, 8)}
     one = alone(case, **options)
     tables: list[dict[str, str]] = [
         {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"},
@@ -200,7 +205,7 @@ def check_a_table_of_names_gives_the_same_numbers(ranks: Any) -> None:
 
 
 def check_evaluation_and_the_whole_state_are_those_of_one_process(ranks: Any) -> None:
-    case = CASES["transformer_tied"]
+    case = SHALLOW["transformer_tied"]
     par, _ = trained(case, TensorParallel(), steps=2, loss_weight=case.loss_weight)
     given = batches(case, torch.float64, (8, 3), seed=11)
     found = par.evaluate(given, token_loss, weight=case.loss_weight)
@@ -263,7 +268,7 @@ class AtLeast(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = CASES["transformer_untied"].make()
+        self.inner = SHALLOW["transformer_untied"].make()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         assert len(tokens) >= 4

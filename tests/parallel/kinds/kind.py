@@ -24,11 +24,11 @@ from paceline.parallel import (
     PipelineParallel,
     TensorParallel,
 )
+from tests.parallel.equality import of_first_rank
 
-STEPS = 3
 ROWS = 8
 MICROBATCHES = 2
-#: Of losses, parameters and buffers after three steps of AdamW, in float64.
+#: Of losses, parameters and buffers after the steps of AdamW, in float64.
 EQUAL = 1e-9
 
 #: Name of a layout -> workers, the layout. The first ones are those of every kind.
@@ -56,6 +56,7 @@ class Kind:
 
     batch: rows -> a global batch, as a loader gives it. loss: None takes the model's own. loss_of: a model -> its loss.
     refused: part of a layout's name -> what the sentence says with which it is refused. limit: by how far numbers may differ.
+    steps: the second one begins with what the first has made of parameters and of the optimizer's state.
     """
 
     make: Callable[[], nn.Module]
@@ -68,6 +69,7 @@ class Kind:
     refused: Mapping[str, str | None] = field(default_factory=dict)
     limit: float = EQUAL
     dtype: torch.dtype | None = torch.float64
+    steps: int = 2
 
     def refusal(self, layout: str) -> str | None:
         """What the sentence says with which this layout refuses it; None: it trains it."""
@@ -114,7 +116,7 @@ def with_loss(kind: Kind, model: nn.Module) -> Kind:
 
 def batches(kind: Kind, seed: int = 7) -> list[Any]:
     torch.manual_seed(seed)
-    return [cast(kind.batch(ROWS), kind.dtype) for _ in range(STEPS)]
+    return [cast(kind.batch(ROWS), kind.dtype) for _ in range(kind.steps)]
 
 
 def optimizer_of(kind: Kind, model: nn.Module) -> torch.optim.Optimizer:
@@ -123,7 +125,11 @@ def optimizer_of(kind: Kind, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def alone(kind: Kind) -> Trained:
-    """A plain loop that accumulates over the microbatches; no code of ours."""
+    """A plain loop in one process that accumulates over the microbatches; no code of ours. Called on all ranks."""
+    return of_first_rank(lambda: _alone(kind))
+
+
+def _alone(kind: Kind) -> Trained:
     model = made(kind)
     kind = with_loss(kind, model)
     optimizer = optimizer_of(kind, model)

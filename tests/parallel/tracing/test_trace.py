@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -366,6 +367,29 @@ def test_a_buffer_that_is_replaced_is_refused(x: Tensor) -> None:
 
     with pytest.raises(ParallelError, match=r"something new in the place of 'shift'.*copy_"):
         parts.traced(Model(), x)
+
+
+def test_a_graph_with_the_calls_of_an_earlier_one_is_made_once(x: Tensor) -> None:
+    """Story: every graph was made twice, to see whether a second call does the same, also where its calls were those of an
+    earlier graph; so each number of rows took twice as long as it had to."""
+    # An iterator's place is nothing that a graph is known to read.
+    runs = itertools.count(1)
+
+    class Model(own.Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            run, h = next(runs), self.a(x)
+            # With one row each call is another one than the last.
+            return self.c(h) if len(x) == 1 and run % 2 else self.b(h)
+
+    tracer = Tracer(Model(), {""}.__contains__)
+    first = tracer.trace((x,), {})
+    assert next(runs) == 3
+    assert tracer.trace((x[:2],), {}).calls() == first.calls()
+    assert next(runs) == 5
+    next(runs)
+    # Of a graph that is new a second call is still looked at.
+    with pytest.raises(ParallelError, match="a second call with the same shapes does something else"):
+        tracer.trace((x[:1],), {})
 
 
 def test_a_number_that_is_counted_is_refused_outside_of_blocks(x: Tensor) -> None:

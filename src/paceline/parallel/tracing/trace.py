@@ -45,6 +45,8 @@ from paceline.torch_private import VALUE_NEEDED, FakeTensorMode
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parents[1])
+#: A tracer remembers the calls of so many graphs.
+_REMEMBERED = 64
 
 
 @dataclass(kw_only=True, eq=False)
@@ -126,6 +128,8 @@ class Tracer:
         self._mirror = AttributeMirror(model, self._fake)
         self._names = names_by_module(self._fake)
         self._ran: Ran = {}
+        #: The calls of graphs that came out the same in two runs.
+        self._repeated: set[tuple[Hashable, ...]] = set()
         self._changed = ""
 
     def forget(self) -> None:
@@ -275,12 +279,17 @@ class Tracer:
                 f"{cannot}: {shown(line)}: it changes {read.text}, which it reads, and a "
                 "stage would not do so again. Do it inside a block, or in the loop, before step()."
             )
-        if (line := traced.difference(record(_nothing))) is not None:
+        calls = tuple(traced.calls())
+        # Often a graph for another mode, or another number of rows, has the same calls as an earlier one: then both are two
+        # runs of the same.
+        if calls not in self._repeated and (line := traced.difference(record(_nothing))) is not None:
             raise ParallelError(
                 f"{cannot}: {shown(line)}: a second call with the same shapes does something else there, and a stage would "
                 "repeat what the first one did. Has it to do with time, with a file, with random numbers that are not torch's, "
                 "or with what an earlier call has left? Do that inside a block."
             )
+        if len(self._repeated) < _REMEMBERED:
+            self._repeated.add(calls)
         return self._settled(traced)
 
     def _settled(self, traced: Traced) -> Traced:
