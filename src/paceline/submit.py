@@ -337,7 +337,7 @@ def _check(job: Job, workspace_dir: Path, described: configured.Configured, targ
         if environment.shm_size is not None:
             check_shm_size(environment.shm_size)
         if is_here:
-            find_engine()
+            find_engine(to_start=False)
     # Elsewhere the interpreter is one of the nodes', and only they can say whether it is there.
     elif is_here and environment.python is not None:
         _check_python(environment.python)

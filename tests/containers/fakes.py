@@ -10,10 +10,12 @@ PODMAN = """\
 case "$1" in
   --version) echo "podman version 4.3.1";;
   info) echo "false false";;
+  version) echo "unknown false";;
+  ps) ;;
 esac
 """
 ROOTLESS_PODMAN = PODMAN.replace("false false", "true false")
-REMOTE_PODMAN = PODMAN.replace("false false", "false true")
+REMOTE_PODMAN = PODMAN.replace("false false", "false true").replace("unknown false", "unknown true")
 BROKEN_PODMAN = """\
 case "$1" in
   --version) echo "podman version 4.3.1";;

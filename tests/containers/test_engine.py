@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.containers import ContainerEngine, find_engine
+from paceline.containers.engine import is_rootless
 from paceline.errors import EngineError, LauncherError
 from tests.containers import fakes
 
@@ -61,6 +62,30 @@ def test_what_does_not_answer_is_passed_over_and_named(bin_dir, name, text, reas
         find(bin_dir)
     fakes.program(bin_dir, "apptainer", fakes.APPTAINER)
     assert find(bin_dir).kind == "apptainer"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (fakes.BROKEN_PODMAN, r"podman does not work: Error: runtime 'crun' is not there"),
+        (
+            fakes.PODMAN.replace("ps) ;;", "ps) exit 125;;"),
+            r"podman does not work: `podman ps` ended with exit code 125",
+        ),
+        (fakes.REMOTE_PODMAN, r"podman serves another machine"),
+    ],
+)
+def test_one_that_is_to_start_nothing_is_the_same_one_and_is_not_asked_for_all_that_it_knows(bin_dir, text, reason):
+    fakes.program(bin_dir, "podman", fakes.ROOTLESS_PODMAN.replace("info)", "info) touch $0.asked;"))
+    found = find_engine({"PATH": f"{bin_dir}:/bin"}, to_start=False)
+    assert (found.kind, found.version, found.is_rootless) == ("podman", "4.3.1", None)
+    assert not (bin_dir / "podman.asked").exists()
+    assert is_rootless(found)
+    assert (bin_dir / "podman.asked").exists()
+
+    fakes.program(bin_dir, "podman", text)
+    with pytest.raises(LauncherError, match=reason):
+        find_engine({"PATH": f"{bin_dir}:/nowhere"}, to_start=False)
 
 
 def test_without_any_the_message_says_what_was_looked_for_and_what_to_install(bin_dir):

@@ -2,6 +2,12 @@
 
 The hosts see this machine's files except /tmp and a test's `tmp_path`, of which each has its own. So a workspace below
 `RayLab.folder` is shared with the cluster, and one below a `tmp_path` is not.
+
+A run on Ray on two nodes starts five processes that load Ray, of which four fifths of its time are what it imports. So on each
+host a program that has loaded that (`tests.warm`) forks them, once the cluster has had a job: the first run meets Ray's processes
+as they are anywhere.
+
+    raylet ── python ~~ asks ~~> program ── ray::JobSupervisor ── sh ── python ~~ asks ~~> program ── driver
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,7 +28,7 @@ from typing import Any
 from paceline.targets import configured
 from tests.engines.hosts import Hosts
 from tests.engines.hosts import missing as hosts_missing
-from tests.helpers import wait_until
+from tests.helpers import wait_until, write_program
 
 TOKEN = "paceline-test-" + "7" * 40
 #: Where a test's environment has the token.
@@ -37,9 +44,57 @@ _FRUGAL = {
     "RAY_event_stats": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_num_workers_soft_limit": "0",
+    "RAY_prestart_worker_first_driver": "0",
     "RAY_idle_worker_killing_time_threshold_ms": "600000",
     "REPORTER_UPDATE_INTERVAL_MS": "60000",
 }
+#: `ray start`, by this machine's own Python.
+_START = Path(__file__).with_name("ray_start.py")
+_WARM = Path(__file__).parents[1] / "warm"
+#: Where a host's program listens: a folder that is empty when the host has started.
+_SOCKET = "/dev/shm/for-ray"
+#: What Ray's workers, its supervisors of jobs and Paceline's drivers load, but for Ray itself, which reads as it is loaded whose
+#: worker it is.
+_LOADED = (
+    *(
+        "asyncio",
+        "concurrent.futures.thread",
+        "logging.handlers",
+        "multiprocessing.connection",
+        "pdb",
+        "tarfile",
+        "sysconfig",
+    ),
+    *("google.protobuf.internal.builder", "google.protobuf.json_format", "google.protobuf.timestamp_pb2"),
+    *(
+        "aiohttp",
+        "click",
+        "colorful",
+        "filelock",
+        "jsonschema",
+        "msgpack",
+        "packaging.version",
+        "psutil",
+        "pydantic",
+        "requests",
+    ),
+    *("tqdm", "uvloop", "wcwidth", "yaml"),
+)
+#: Ray's Python: the interpreter of the tests, but for the scripts that the host's program runs, if there is one.
+_PYTHON = """\
+#!/bin/bash
+case $1 in
+*/ray/_private/workers/setup_worker.py | */ray/_private/workers/default_worker.py | */paceline/targets/ray/driver.py)
+    [ ! -S {socket} ] || exec {real} -IS -c {asks} "$0" "$@" ;;
+esac
+exec -a "$0" {real} "$@"
+"""
+_ASKS = """\
+import sys
+sys.path.insert(0, {here!r})
+from hand_over import hand_over
+hand_over({socket!r}, sys.argv[2:], python=sys.argv[1], frees=False)
+"""
 
 
 def missing() -> str | None:
@@ -67,12 +122,15 @@ class RayLab:
         self.head = ""
         self.nodes: tuple[str, ...] = ()
         self._lost: list[str] = []
+        #: Host -> the program there that has loaded what Ray imports.
+        self._programs: dict[str, subprocess.Popen[bytes]] = {}
 
     def up(self) -> RayLab:
         self.hosts.up(3)
         self.head, *nodes = self.hosts.names
         self.nodes = tuple(nodes)
         try:
+            self._make_python()
             self._start_head()
             # At once: most of a start is waiting.
             starting = [self._start_node(name) for name in self.nodes]
@@ -87,6 +145,9 @@ class RayLab:
     def down(self) -> None:
         """End the hosts, and with them all that runs on them."""
         self.hosts.down()
+        for program in self._programs.values():
+            program.communicate()
+        self._programs.clear()
 
     @property
     def address(self) -> str:
@@ -136,6 +197,9 @@ class RayLab:
         """The cluster, once those that were lost are back."""
         lost, self._lost = self._lost, []
         self.revive(*lost)
+        if self._programs or self.ask("/api/jobs/"):
+            for name in self.hosts.names:
+                self._start_program(name)
         return self
 
     def revive(self, *names: str) -> None:
@@ -148,9 +212,10 @@ class RayLab:
 
     def left(self) -> dict[str, list[str]]:
         """Host -> command lines of what is none of Ray's own; `{}` once the runs have left nothing."""
-        found = {}
+        found, environment = {}, str(self._python.parents[1])
         for name in self.hosts.up_now:
-            lines = [line for line in self.hosts.processes(name).values() if "paceline" in line]
+            lines = [line.replace(environment, "") for line in self.hosts.processes(name).values()]
+            lines = [line for line in lines if "paceline" in line]
             if lines:
                 found[name] = lines
         return found
@@ -169,26 +234,61 @@ class RayLab:
         try:
             _finish(name, started)
         except AssertionError:
-            self.hosts.run(name, [sys.executable, "-m", "ray.scripts.scripts", "stop", "--force"])
+            self.hosts.run(name, [str(self._python), str(_START), "stop", "--force"])
             _finish(name, self._start_node(name))
 
+    @property
+    def _python(self) -> Path:
+        return self.folder / "environment" / "bin" / Path(sys.executable).name
+
+    def _make_python(self) -> None:
+        """An environment of the same packages as the tests' own, with the Python that asks a program."""
+        self._python.parent.mkdir(parents=True)
+        for name in ("pyvenv.cfg", "lib"):
+            (self._python.parents[1] / name).symlink_to(Path(sys.prefix) / name)
+        asks = shlex.quote(_ASKS.format(here=str(_WARM), socket=_SOCKET))
+        write_program(self._python, _PYTHON.format(real=shlex.quote(sys.executable), asks=asks, socket=_SOCKET))
+
+    def _start_program(self, name: str) -> None:
+        """Start a host's program, if it has none, and wait until it takes scripts."""
+        if ended := self._programs.get(name):
+            if ended.poll() is None:
+                return
+            ended.communicate()
+        # The parent of a job's supervisor, in whose command line Paceline finds Ray's Python and the host's address.
+        (raylet,) = [pid for pid, line in self.hosts.processes(name).items() if "/raylet/raylet " in line]
+        words = Path(f"/proc/{raylet}/cmdline").read_text().split("\0")
+        told = [
+            word.split()[0] for word in words if word.startswith(("--python_worker_command=", "--node_ip_address="))
+        ]
+        self._programs[name] = self.hosts.popen(
+            name,
+            [sys.executable, str(_WARM / "program.py"), _SOCKET, *_LOADED, *told],
+            stdin=subprocess.PIPE,
+            env=self._environment(name),
+        )
+        self.hosts.run(name, ["bash", "-c", f"until [ -S {_SOCKET} ]; do sleep 0.05; done"])
+
     def _ray(self, name: str, words: list[str]) -> subprocess.Popen[str]:
+        common = ["--num-cpus", str(_CPUS), "--object-store-memory", "80000000", "--disable-usage-stats"]
+        common += ["--include-log-monitor", "false"]
+        return self.hosts.popen(
+            name,
+            [str(self._python), str(_START), "start", *words, *common],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self._environment(name),
+        )
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """That of Ray on this host."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "PACELINE_", "PYTEST"))}
         environment = {**kept, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_LAB_HOST": name}
         # Each host has a /tmp of its own; what TMPDIR names, all of them may see.
         environment["TMPDIR"] = "/tmp"
         environment |= {f"RAY_health_check_{key}_ms": value for key, value in _HEALTH.items()}
-        environment |= {"RAY_health_check_failure_threshold": "3", **_FRUGAL}
-        common = ["--num-cpus", str(_CPUS), "--object-store-memory", "80000000", "--disable-usage-stats"]
-        common += ["--include-log-monitor", "false"]
-        return self.hosts.popen(
-            name,
-            [sys.executable, "-m", "ray.scripts.scripts", "start", *words, *common],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
+        return environment | {"RAY_health_check_failure_threshold": "3", **_FRUGAL}
 
 
 def _finish(name: str, started: subprocess.Popen[str]) -> None:

@@ -35,13 +35,14 @@ class ContainerEngine:
     """A container engine that has answered.
 
     kind: "podman", "docker", "apptainer" or "singularity", by what it says of itself, whatever its file is called.
-    path: its client. is_rootless: its containers' root is the user who runs it, not the machine's.
+    path: its client. is_rootless: its containers' root is the user who runs it, not the machine's; None where podman was
+    not asked.
     """
 
     kind: str
     path: str
     version: str
-    is_rootless: bool = False
+    is_rootless: bool | None = False
 
     @property
     def keeps_containers(self) -> bool:
@@ -59,10 +60,11 @@ class ContainerEngine:
         return f"{self.kind} {self.version}{' (rootless)' if self.is_rootless else ''}"
 
 
-def find_engine(environment: Mapping[str, str] | None = None) -> ContainerEngine:
+def find_engine(environment: Mapping[str, str] | None = None, *, to_start: bool = True) -> ContainerEngine:
     """The engine that `PACELINE_CONTAINER_ENGINE` names, else the first of podman, docker and apptainer that answers.
 
-    environment: None is this process's own.
+    environment: None is this process's own. to_start: whether it is to start containers, for which podman has to say whether it
+    is rootless. It takes that for a part of all that it knows, and looks up the packages of its programs, for 0.2 s.
 
     Raises:
         LauncherError: there is none that works; the message says what was found, why it does not do, and what to install.
@@ -79,7 +81,7 @@ def find_engine(environment: Mapping[str, str] | None = None) -> ContainerEngine
         try:
             # Absolute, since a run's processes are started in other folders, where a relative entry of PATH would lead
             # elsewhere.
-            found = _ask(os.path.abspath(path), variables)
+            found = _ask(os.path.abspath(path), variables, to_start)
         except subprocess.TimeoutExpired as error:
             is_silent = True
             found = f"`{shlex.join(error.cmd[:2])}` gave no answer in {_ANSWER_S:g} s"
@@ -102,7 +104,7 @@ def find_engine(environment: Mapping[str, str] | None = None) -> ContainerEngine
     )
 
 
-def _ask(path: str, variables: Mapping[str, str]) -> ContainerEngine | str:
+def _ask(path: str, variables: Mapping[str, str], to_start: bool) -> ContainerEngine | str:
     """The engine at this path, or why it does not do."""
     code, text = _output([path, "--version"], variables)
     itself = _NAMES_ITSELF.search(text)
@@ -110,22 +112,44 @@ def _ask(path: str, variables: Mapping[str, str]) -> ContainerEngine | str:
         return f"{path} is no container engine that is known here ({_first_line(text) or f'exit code {code}'})"
     kind, version = itself[1].lower(), itself[2]
     if kind == "podman":
-        return _podman(path, version, variables)
+        return _podman(path, version, variables, to_start)
     if kind == "docker":
         return _docker(path, version, variables)
     # Apptainer runs everything as the user who calls it, so there is nothing more to ask it.
     return ContainerEngine(kind=kind, path=path, version=version, is_rootless=True)
 
 
-def _podman(path: str, version: str, variables: Mapping[str, str]) -> ContainerEngine | str:
-    code, text = _output([path, "info", "--format", "{{.Host.Security.Rootless}} {{.Host.ServiceIsRemote}}"], variables)
+def _podman(path: str, version: str, variables: Mapping[str, str], to_start: bool) -> ContainerEngine | str:
+    if to_start:
+        verb, told = "info", ["--format", "{{.Host.Security.Rootless}} {{.Host.ServiceIsRemote}}"]
+    else:
+        # Only of another machine's podman there is a server to tell of.
+        verb, told = "version", ["--format", "unknown {{if .Server}}true{{else}}false{{end}}"]
+    code, text = _output([path, verb, *told], variables)
     words = text.split()
+    if code == 0 and len(words) >= 2 and words[-1] == "false" and not to_start:
+        # Which version it is, podman knows even where it can't do anything.
+        verb = "ps"
+        code, said = _output([path, verb, "--quiet"], variables)
+        text = said if code != 0 else text
     if code != 0 or len(words) < 2:
-        return f"{path} does not work: {_last_line(text) or f'`podman info` ended with exit code {code}'}"
+        return f"{path} does not work: {_last_line(text) or f'`podman {verb}` ended with exit code {code}'}"
     if words[-1] == "true":
         # The client of a `podman machine`, as on macOS, or one that is told of a remote host.
         return f"{path} serves another machine, where this one's folders are not"
-    return ContainerEngine(kind="podman", path=path, version=version, is_rootless=words[-2] == "true")
+    is_rootless = words[-2] == "true" if to_start else None
+    return ContainerEngine(kind="podman", path=path, version=version, is_rootless=is_rootless)
+
+
+def is_rootless(engine: ContainerEngine) -> bool:
+    """As the engine's own; podman is asked where it has not been. False where it gives no answer."""
+    if engine.is_rootless is None:
+        try:
+            found = _podman(engine.path, engine.version, os.environ, to_start=True)
+        except subprocess.TimeoutExpired:
+            return False
+        return isinstance(found, ContainerEngine) and bool(found.is_rootless)
+    return engine.is_rootless
 
 
 def _docker(path: str, version: str, variables: Mapping[str, str]) -> ContainerEngine | str:

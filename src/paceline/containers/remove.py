@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from paceline.containers.command import RUN_LABEL
-from paceline.containers.engine import ContainerEngine
+from paceline.containers.engine import ContainerEngine, is_rootless
 
 # A daemon that hangs must not keep a run from ending.
 _CALL_S = 60.0
@@ -79,7 +79,7 @@ def _runtimes(engine: ContainerEngine, containers: Sequence[str]) -> list[list[s
         return []
     shown = _output([engine.path, "container", "inspect", "--format", "{{.OCIRuntime}}", *containers])
     # A rootless podman's runtime keeps its state in the user's own namespace, which `unshare` enters.
-    inside = [engine.path, "unshare"] if engine.is_rootless else []
+    inside = [engine.path, "unshare"] if shown and is_rootless(engine) else []
     return [[*inside, runtime] for runtime in dict.fromkeys(shown.split())]
 
 

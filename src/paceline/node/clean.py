@@ -25,5 +25,5 @@ def remove_containers(job: Job, folder: RunFolder) -> dict[str, Any]:
         from paceline.containers import find_engine, remove
 
         # Twice in a run's life, so that it need not be long.
-        remove(find_engine(), folder.run_id, settle_s=0.25)
+        remove(find_engine(to_start=False), folder.run_id, settle_s=0.25)
     return {}

@@ -19,6 +19,6 @@ def remove_containers(job: Job | None, run_id: str, *, all_ended: bool = False) 
     from paceline.containers import SETTLE_S, find_engine, remove
 
     try:
-        remove(find_engine(), run_id, settle_s=0.0 if all_ended else SETTLE_S)
+        remove(find_engine(to_start=False), run_id, settle_s=0.0 if all_ended else SETTLE_S)
     except (LauncherError, EngineError):
         return  # whoever took the engine away took its containers with it; one that is stuck ends none

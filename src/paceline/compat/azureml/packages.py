@@ -131,7 +131,7 @@ def _image(environment: Environment, notes: Notes, *, use_docker: bool) -> str |
     from paceline.containers import find_engine
 
     try:
-        find_engine()
+        find_engine(to_start=False)
     except PacelineError:
         notes.add(f"The image {image} is not used: no container engine (podman, docker) answers here.")
         return None
