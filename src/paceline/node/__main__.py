@@ -9,11 +9,15 @@ Says on standard output what it does, live; leaves its result, or why there is n
 from __future__ import annotations
 
 import errno
+import gc
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    # What is loaded stays until the end: the collector would look at all of it again and again (`main` starts it).
+    gc.disable()
 
 from paceline.errors import (
     EngineError,
@@ -34,6 +38,8 @@ from paceline.system.files import write_json
 
 
 def main(argv: list[str]) -> int:
+    gc.freeze()
+    gc.enable()
     verb, folder, node_rank = argv[0], RunFolder(Path(argv[1])), int(argv[2])
     record = store.stored(folder)
     assert record.job is not None, "only submitted runs have nodes"
@@ -73,6 +79,8 @@ def _failure(error: Exception) -> dict[str, str]:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" ({error.filename!r})" if error.filename else ""
         return {"cause": "disk", "message": f"The disk is full{where}. Free some space and submit again."}
+    import traceback  # of what every node loads, nothing else wants it
+
     traceback.print_exc()
     return {
         "cause": "internal",

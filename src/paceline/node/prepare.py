@@ -7,15 +7,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.containers.command import Mount
 from paceline.job.data_reference import DataReference
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
 from paceline.job.plan import NodeSetup, places
-from paceline.launchers.mpi import find_open_mpi
-from paceline.node.container import prepare_container
 from paceline.node.output import Bar, say
 from paceline.node.store_outputs import check_outputs
 from paceline.remote.staging.stage_in import Arrived, as_here
@@ -23,6 +20,9 @@ from paceline.runs import work_dir
 from paceline.runs.folder import RunFolder
 from paceline.runs.input_links import link_inputs
 from paceline.system.files import write_json
+
+if TYPE_CHECKING:
+    from paceline.containers import Mount
 
 
 def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False) -> dict[str, Any]:
@@ -42,9 +42,13 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
         inputs[reference.name] = str(path)
         found.append(told)
     if job.environment.docker_image:
+        from paceline.node.container import prepare_container
+
         mounts = _mounts(job.inputs, inputs, folder, came)
         built = prepare_container(job.environment, folder, mounts, came)
     if job.launcher == "mpi" and "open_mpi" not in built:
+        from paceline.launchers.mpi import find_open_mpi
+
         # The supervisor may be on another machine, with another Open MPI or none.
         # After the environment: the wheel of Open MPI may be among its packages.
         mpi = find_open_mpi(built["python"])
@@ -65,6 +69,7 @@ def _mounts(
     """The mounts that containers need for a run's data: its folders, and those that links in them lead to."""
     if all(reference.is_output for reference in references):
         return []  # they lie in the run's folder
+    from paceline.containers import Mount
     from paceline.data.stores.filesystem import place_of
 
     mounts = []

@@ -24,18 +24,24 @@ is named.
 Written in the words of Python 3.6, so that one that is too old can say so.
 """
 
-# ruff: noqa: UP006, UP031, UP035, UP045
+# ruff: noqa: UP031
 
 import contextlib
 import errno
 import fcntl
 import json
 import os
-import socket
 import stat
 import sys
 import time
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+
+TYPE_CHECKING = False  # typing's own takes its time to load
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from typing import Any
+
+    Ticket = dict[str, Any]
 
 if "devices" not in globals():  # there the texts of these modules stand above this one
     from paceline.remote.agent.gpus import devices
@@ -47,8 +53,6 @@ _PREFIX = "paceline-leases-"
 _GUARD_S = 8.0
 #: No ticket is longer, and nobody has more.
 _TICKET_BYTES, _TICKETS = 1 << 16, 1000
-
-Ticket = Dict[str, Any]
 
 
 class LeasesError(OSError):
@@ -70,15 +74,15 @@ class Queue:
     def __init__(
         self,
         own: str,
-        folders: Callable[[], Sequence[Tuple[Optional[int], str]]],
-        locked: Callable[[], ContextManager[None]],
-        is_alive: Callable[[Ticket], bool],
-        free_ports: Optional[Callable[[int, Any], Sequence[int]]] = None,
+        folders: "Callable[[], Sequence[tuple[int | None, str]]]",
+        locked: "Callable[[], AbstractContextManager[None]]",
+        is_alive: "Callable[[Ticket], bool]",
+        free_ports: "Callable[[int, Any], Sequence[int]] | None" = None,
     ) -> None:
         self.own, self.locked = own, locked
         self._folders, self._is_alive, self._free_ports = folders, is_alive, free_ports
 
-    def tickets(self) -> List[Ticket]:
+    def tickets(self) -> "list[Ticket]":
         """All tickets that count, in order. Of this user's files, those that do not count are removed."""
         found = []
         for path, ticket, is_mine in self.files():
@@ -88,7 +92,7 @@ class Queue:
                 forget(path)
         return sorted(found, key=lambda ticket: (ticket["key"], ticket["uid"]))
 
-    def files(self) -> Iterator[Tuple[str, Optional[Ticket], bool]]:
+    def files(self) -> "Iterator[tuple[str, Ticket | None, bool]]":
         """(path, the ticket in it or None for what is none, whether it is this user's) of each file, whether it counts or not."""
         for uid, folder in self._folders():
             is_mine = uid is None or uid == os.geteuid()
@@ -105,8 +109,13 @@ class Queue:
                     yield path, None, is_mine
 
     def grant(
-        self, ticket: Ticket, others: Sequence[Ticket], all_cores: int, all_gpus: Sequence[str], at_once: bool = False
-    ) -> Dict[str, Any]:
+        self,
+        ticket: "Ticket",
+        others: "Sequence[Ticket]",
+        all_cores: int,
+        all_gpus: "Sequence[str]",
+        at_once: bool = False,
+    ) -> "dict[str, Any]":
         """Serve the run if it is its turn and there is room: {"granted": what it holds}; else those in its way, {"ahead":
         tickets, "holders": tickets}.
 
@@ -124,8 +133,8 @@ class Queue:
         return {"granted": ticket["granted"]}
 
     def _fit(
-        self, ticket: Ticket, holders: List[Ticket], all_cores: int, all_gpus: Sequence[str]
-    ) -> Optional[Dict[str, Any]]:
+        self, ticket: "Ticket", holders: "list[Ticket]", all_cores: int, all_gpus: "Sequence[str]"
+    ) -> "dict[str, Any] | None":
         """A share of the machine for the run, beside these; None where there is no room."""
         granted = fit(ticket, holders, all_cores, all_gpus)
         if granted is not None and self._free_ports is not None:
@@ -135,11 +144,11 @@ class Queue:
         return granted
 
     @staticmethod
-    def taken(what: str, holders: Sequence[Ticket]) -> Any:
+    def taken(what: str, holders: "Sequence[Ticket]") -> "Any":
         """The set of all "gpus" or "ports" that these tickets hold."""
         return {each for item in holders if item["granted"] for each in item["granted"].get(what, ())}
 
-    def write(self, ticket: Ticket) -> None:
+    def write(self, ticket: "Ticket") -> None:
         """Put the ticket in its file: all of it or nothing, for everybody to read; in a folder where nobody else can write."""
         path = os.path.join(self.own, ticket["key"] + ".ticket")
         # A new file of a random name: nothing that lies there is followed or written to.
@@ -156,14 +165,16 @@ class Queue:
         forget(os.path.join(self.own, key + ".ticket"))
 
 
-def has_room(ticket: Ticket, others: Sequence[Ticket], all_cores: int, all_gpus: Sequence[str]) -> bool:
+def has_room(ticket: "Ticket", others: "Sequence[Ticket]", all_cores: int, all_gpus: "Sequence[str]") -> bool:
     """True if a run could be given what its ticket asks for now, ports left out, whatever it holds. Nothing is written."""
     holders = [other for other in others if other["granted"] is not None]
     # Somebody who waits would be served first.
     return len(holders) == len(others) and fit(ticket, holders, all_cores, all_gpus) is not None
 
 
-def fit(ticket: Ticket, holders: Sequence[Ticket], all_cores: int, all_gpus: Sequence[str]) -> Optional[Dict[str, Any]]:
+def fit(
+    ticket: "Ticket", holders: "Sequence[Ticket]", all_cores: int, all_gpus: "Sequence[str]"
+) -> "dict[str, Any] | None":
     """The GPUs of a run, {"gpus": [...]}, beside these; None where there is no room for it."""
     used = sum(int(item["cores"]) for item in holders)
     free = free_gpus(ticket, holders, all_gpus)
@@ -173,7 +184,7 @@ def fit(ticket: Ticket, holders: Sequence[Ticket], all_cores: int, all_gpus: Seq
     return {"gpus": free[: ticket["gpu_count"]]}
 
 
-def free_gpus(ticket: Ticket, holders: Sequence[Ticket], all_gpus: Sequence[str]) -> List[str]:
+def free_gpus(ticket: "Ticket", holders: "Sequence[Ticket]", all_gpus: "Sequence[str]") -> "list[str]":
     """Those with room for the run's share. First the ones that are shared already, so that whole ones stay free."""
     used = dict.fromkeys(all_gpus, 0.0)
     for item in holders:
@@ -184,7 +195,7 @@ def free_gpus(ticket: Ticket, holders: Sequence[Ticket], all_gpus: Sequence[str]
     return sorted(free, key=lambda gpu: -round(used[gpu], 6))
 
 
-def answer(verb: str, given: Dict[str, Any]) -> Dict[str, Any]:
+def answer(verb: str, given: "dict[str, Any]") -> "dict[str, Any]":
     """The result of "look", "take" or "give_back", or {"error": why there is none}; with the Python that did it."""
     try:
         found = {"look": look, "take": take, "give_back": give_back}[verb](given)
@@ -193,9 +204,9 @@ def answer(verb: str, given: Dict[str, Any]) -> Dict[str, Any]:
     return dict(found, python=[sys.executable, *sys.version_info[:3]])
 
 
-def look(given: Dict[str, Any]) -> Dict[str, Any]:
+def look(given: "dict[str, Any]") -> "dict[str, Any]":
     """Look at what the machine has, and who holds or waits for some of it. GPUs only where `with_gpus`: asking takes a while."""
-    answer: Dict[str, Any] = {"host": socket.gethostname(), "cores": core_count(), "boot_id": boot_id()}
+    answer: dict[str, Any] = {"host": os.uname().nodename, "cores": core_count(), "boot_id": boot_id()}
     if given.get("with_gpus"):
         answer["gpus"] = list(devices())
     answer["tickets"] = []
@@ -206,7 +217,7 @@ def look(given: Dict[str, Any]) -> Dict[str, Any]:
     return answer
 
 
-def take(given: Dict[str, Any]) -> Dict[str, Any]:
+def take(given: "dict[str, Any]") -> "dict[str, Any]":
     """The run's lease {"granted": {"gpus": [...]}} if it is its turn and there is room; else who is in the way.
 
     given: a ticket's `key`, `run_id`, `cores` and `gpu_count`, the `pid` of the run's agent, and `all_cores` and `all_gpus` of
@@ -228,7 +239,7 @@ def take(given: Dict[str, Any]) -> Dict[str, Any]:
         return queue.grant(mine, others, *offered)
 
 
-def give_back(given: Dict[str, Any]) -> Dict[str, Any]:
+def give_back(given: "dict[str, Any]") -> "dict[str, Any]":
     """Remove the run's ticket."""
     with locked():
         host_queue().remove(given["key"])
@@ -238,11 +249,11 @@ def give_back(given: Dict[str, Any]) -> Dict[str, Any]:
 def host_queue() -> Queue:
     """The queue of this host, which all of its users share."""
     # Several machines may share a /tmp, as hosts that boot without a disk do.
-    own = os.path.join(parent_dir(), "%s%d" % (_PREFIX, os.geteuid()), socket.gethostname())
+    own = os.path.join(parent_dir(), "%s%d" % (_PREFIX, os.geteuid()), os.uname().nodename)
     return Queue(own, user_folders, locked, is_alive)
 
 
-def is_alive(ticket: Ticket) -> bool:
+def is_alive(ticket: "Ticket") -> bool:
     """True if the agent that the ticket names still runs, and is its owner's."""
     pid = ticket.get("pid")
     if not isinstance(pid, int) or not 0 < pid < 1 << 31 or ticket.get("boot_id") != boot_id():
@@ -272,7 +283,7 @@ def start_time(pid: int) -> str:
     return "" if state in "ZX" else others[18]
 
 
-def process_owner(pid: int) -> Optional[int]:
+def process_owner(pid: int) -> "int | None":
     """The number of the user whose the process is; None where that can't be seen."""
     try:
         with open("/proc/%d/status" % pid) as file:
@@ -290,7 +301,7 @@ def forget(path: str) -> None:
         os.unlink(path)
 
 
-def read(path: str, uid: Optional[int]) -> Optional[Ticket]:
+def read(path: str, uid: "int | None") -> "Ticket | None":
     """A ticket of this user's, anybody's for None; None for anything else."""
     try:
         # O_NONBLOCK: opening a FIFO that somebody has put there would wait for a writer.
@@ -318,7 +329,7 @@ def read(path: str, uid: Optional[int]) -> Optional[Ticket]:
     return dict(value, uid=uid, user=user_name(status.st_uid), run_id=str(value.get("run_id")), granted=granted)
 
 
-def share_of(ticket: Ticket) -> float:
+def share_of(ticket: "Ticket") -> float:
     """The part of each of its GPUs that a run takes. Another user's ticket may say anything: all of it then."""
     share = ticket.get("gpu_share", 1.0)
     return float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else 1.0
@@ -328,7 +339,7 @@ def parent_dir() -> str:
     return os.environ.get("PACELINE_LEASES") or _PARENT
 
 
-def user_folders() -> List[Any]:
+def user_folders() -> "list[Any]":
     """(number of the user, their tickets' folder) of all users who have one, and whose own it is."""
     parent, found = parent_dir(), []
     try:
@@ -340,7 +351,7 @@ def user_folders() -> List[Any]:
         if not name.startswith(_PREFIX) or not number.isdigit():
             continue
         outer = os.path.join(parent, name)
-        inner = os.path.join(outer, socket.gethostname())
+        inner = os.path.join(outer, os.uname().nodename)
         # The outer one too: who could write there could put another folder in the place of the inner one.
         if is_own_folder(outer, int(number)) and is_own_folder(inner, int(number)):
             found.append((int(number), inner))
@@ -357,14 +368,14 @@ def is_own_folder(path: str, uid: int) -> bool:
 
 
 @contextlib.contextmanager
-def locked() -> Iterator[None]:
+def locked() -> "Iterator[None]":
     """While it lasts, nobody else reads or changes tickets.
 
     Raises:
         LeasesError: a folder is not as it has to be, or somebody holds the guard for longer than anybody needs it.
     """
     check_parent()
-    fd = take_guard(os.path.join(parent_dir(), "%s%s.guard" % (_PREFIX, socket.gethostname())))
+    fd = take_guard(os.path.join(parent_dir(), "%s%s.guard" % (_PREFIX, os.uname().nodename)))
     try:
         yield
     # Closing gives the lock back. The file stays: removing it would leave two locks of one name.
@@ -437,7 +448,7 @@ def take_guard(path: str) -> int:
         time.sleep(0.02)
 
 
-def open_guard(path: str) -> Optional[int]:
+def open_guard(path: str) -> "int | None":
     """The file, made where it is not there; None where another user has just made it, or does not let others read it."""
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

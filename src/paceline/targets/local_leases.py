@@ -15,7 +15,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError, TargetError
 from paceline.remote.agent import machine
@@ -23,7 +23,10 @@ from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.system import locks
 from paceline.system.files import make_own
-from paceline.targets.leases import Queue, Ticket, has_room
+from paceline.targets.leases import Queue, has_room
+
+if TYPE_CHECKING:
+    from paceline.targets.leases import Ticket
 
 #: Where the tickets lie, in place of the user's state folder.
 LEASES_VARIABLE = "PACELINE_LEASES"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -85,7 +84,6 @@ def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         _here.name = host.name
         with leases.locked():
             pass
-    monkeypatch.setattr(socket, "gethostname", lambda: "nobody asks this")
     monkeypatch.setattr(allocate, "_POLL_S", 0.001)
     monkeypatch.setattr(allocate, "_SLOWEST_POLL_S", 0.002)
     monkeypatch.setattr(allocate, "_LOOK_AROUND_S", 0.02)

@@ -5,8 +5,6 @@ standard library alone, and annotations in quotes.
 """
 
 import os
-import shutil
-import subprocess
 
 #: Says by hand which devices there are ("0,1", or "" for none), where `nvidia-smi` does not tell.
 GPUS_VARIABLE = "PACELINE_GPUS"
@@ -21,6 +19,10 @@ def devices() -> "tuple[str, ...]":
     for name in (GPUS_VARIABLE, "CUDA_VISIBLE_DEVICES"):
         if name in os.environ:
             return tuple(part.strip() for part in os.environ[name].split(",") if part.strip() not in ("", "-1"))
+    # Loaded here, where they are needed at last: most hosts are asked for no GPUs.
+    import shutil
+    import subprocess
+
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
