@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+from tests.conftest import GC_THRESHOLD
 from tests.docs.pages import DOCS, blocks
 
 if sys.version_info >= (3, 11):
@@ -34,6 +35,8 @@ def run_in_environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[...
     # All that this interpreter has, with its own .pth files.
     seen = [path for path in sys.path if Path(path).is_dir() and path != str(Path(__file__).parents[2])]
     lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]
+    # As in pytest's own processes.
+    lines.append(f"import gc; gc.set_threshold(*{GC_THRESHOLD})\n")
     (packages / "seen.pth").write_text("".join(lines) + f"{Path(paceline.__file__).parents[1]}\n")
     (packages / "nice_target.py").write_text(TARGET)
     (packages / "faulty_targets.py").write_text(FAULTS.read_text())
@@ -49,7 +52,9 @@ def run_in_environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[...
 
     def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         argv = [str(folder / "bin" / "python"), *words]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        # Of pytest's plugins that are installed here, the one that the page's command needs.
+        plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **plugins}
         return subprocess.run(
             argv, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
