@@ -12,6 +12,7 @@ from typing import Any
 from paceline.runs.folder import RunFolder
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
+from paceline.system.library import library_dir
 from tests.helpers import make_run, write_tree
 
 SCRIPT = """
@@ -55,6 +56,12 @@ def sweep_on_disk(tmp_path: Path, script: str = "", space: Any = None, **values:
         yield folder
     finally:
         os.close(fd)
+
+
+def hide_matplotlib(workspace_dir: Path) -> None:
+    """Let the processes of this workspace's sweeps find no matplotlib, so that their ends draw no PNG."""
+    # Python runs this at each start. The folder is where these processes take Paceline from, and comes before all others.
+    write_tree(library_dir(workspace_dir), {"sitecustomize.py": "import sys\nsys.modules['matplotlib'] = None\n"})
 
 
 def until(true: Callable[[], Any]) -> None:

@@ -138,7 +138,7 @@ def test_a_controller_that_is_killed_promotes_where_it_was(sweep: Any) -> None:
     def is_over() -> bool:
         record = run.record()
         pid = record.owner["pid"]
-        if len(killed) < 8 and pid not in {os.getpid(), *killed} and not record.is_terminal:
+        if len(killed) < 5 and pid not in {os.getpid(), *killed} and not record.is_terminal:
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
         return bool(record.is_terminal)

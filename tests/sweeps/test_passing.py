@@ -10,6 +10,7 @@ import pytest
 import paceline as pl
 from paceline.errors import SweepError
 from tests.helpers import write_tree
+from tests.sweeps.helpers import hide_matplotlib
 
 #: Reads the values as it is told to by its one word, and logs what they come to.
 SCRIPT = """
@@ -30,19 +31,25 @@ paceline.Run.get_context().log("score", x + layers)
 """
 
 
-@pytest.mark.parametrize("way", ["environment", "cfg/parameters.json", "assignments"])
-def test_a_script_gets_its_values_in_the_way_that_is_asked_for(way: str, tmp_path: Path, monkeypatch: Any) -> None:
+# Two trials at a time where each writes a file: neither may find the other's.
+@pytest.mark.parametrize(
+    ("way", "xs"), [("environment", [0.5]), ("cfg/parameters.json", [0.5, 1.5]), ("assignments", [0.5])]
+)
+def test_a_script_gets_its_values_in_the_way_that_is_asked_for(
+    way: str, xs: list[float], tmp_path: Path, monkeypatch: Any
+) -> None:
+    hide_matplotlib(tmp_path / ".paceline")
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
     own = '{"model": {"width": 7}, "x": 99}'
     write_tree(tmp_path / "source", {"train.py": SCRIPT, "cfg/parameters.json": own})
     word = "file" if way.endswith(".json") else way
     estimator = pl.Estimator(tmp_path / "source", entry_script="train.py", arguments=[word])
-    space = {"--x": pl.choice(0.5, 1.5), "model": {"layers": pl.choice(10)}, "kind": None}
+    space = {"--x": pl.choice(*xs), "model": {"layers": pl.choice(10)}, "kind": None}
     sweep = pl.Sweep(estimator, space, metric="score", sampler="grid", concurrent=2, pass_as=way)
     experiment = pl.Experiment(pl.Workspace(tmp_path / ".paceline"), "tuned")
     run = experiment.submit(sweep)
     run.wait_for_completion()
-    assert [row["score"] for row in run.trial_rows()] == [10.5, 11.5]
+    assert [row["score"] for row in run.trial_rows()] == [10 + x for x in xs]
     # What the script did not change of the job's files does not stay behind.
     assert not (run.best_child().folder.work).exists()
 

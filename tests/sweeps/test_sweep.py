@@ -27,7 +27,8 @@ from tests.sweeps.made import add_trial, make_sweep
 
 
 def test_a_sweep_tries_points_and_knows_the_best(submit: Any, capsys: Any) -> None:
-    run = submit({"x": pl.choice(1, 2, 3), "--kind": "b"}, sampler="grid", arguments=("--x", "9"), concurrent=3)
+    space = {"x": pl.choice(1, 2, 3), "--kind": "b"}
+    run = submit(space, sampler="grid", arguments=("--x", "9"), concurrent=3, with_png=True)
     run.wait_for_completion(show_output=True)
     assert "trial 2 is Completed: score 3.02" in capsys.readouterr().out
     rows = run.trial_rows()
@@ -81,13 +82,13 @@ def test_what_is_far_behind_is_stopped_and_says_why(submit: Any) -> None:
 
 
 def test_a_controller_that_is_killed_goes_on_where_it_was(submit: Any) -> None:
-    run = submit({"x": pl.uniform(0, 1)}, trials=8, concurrent=2, arguments=("--pause", "0.1"))
+    run = submit({"x": pl.uniform(0, 1)}, trials=5, concurrent=2, arguments=("--pause", "0.1"))
     killed: set[int] = set()
 
     def is_over() -> bool:
         record = run.record()
         pid = record.owner["pid"]
-        if len(killed) < 6 and pid not in {os.getpid(), *killed} and not record.is_terminal:
+        if len(killed) < 4 and pid not in {os.getpid(), *killed} and not record.is_terminal:
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
         return bool(record.is_terminal)
@@ -96,7 +97,7 @@ def test_a_controller_that_is_killed_goes_on_where_it_was(submit: Any) -> None:
     assert len(killed) >= 2
     rows = run.trial_rows()
     assert [(row["trial"], row["status"], row["intervals"]) for row in rows] == [
-        (number, states.COMPLETED, 3) for number in range(8)
+        (number, states.COMPLETED, 3) for number in range(5)
     ]
     # What an unbroken sweep proposes.
     space, spec = run.spec.space, run.spec
@@ -104,7 +105,7 @@ def test_a_controller_that_is_killed_goes_on_where_it_was(submit: Any) -> None:
 
     sampler = RandomSampler(space, spec.seed)
     assert [row["x"] for row in rows] == [
-        space.values(proposal.chosen)["x"] for n in range(8) if (proposal := sampler.propose(n, ()))
+        space.values(proposal.chosen)["x"] for n in range(5) if (proposal := sampler.propose(n, ()))
     ]
     assert all(len(pl.Run(run.experiment, row["run_id"]).record().attempts) == 1 for row in rows)
     assert not list(run.folder.path.parent.glob(".new-*"))
@@ -158,7 +159,7 @@ def test_a_sweep_that_no_controller_can_be_had_for_ends_its_trials(tmp_path: Pat
 
 def test_several_metrics_have_a_front(submit: Any) -> None:
     run = submit(
-        {"x": pl.choice(1, 2, 3), "cost": pl.choice(5, 9)},
+        {"x": pl.choice(1, 2), "cost": pl.choice(5, 9)},
         metric=["score", "cost"],
         goal=["maximize", "minimize"],
         sampler="grid",
@@ -166,13 +167,13 @@ def test_several_metrics_have_a_front(submit: Any) -> None:
     )
     run.wait_for_completion()
     assert [(row["x"], row["cost"], row["front"]) for row in run.trial_rows()] == [
-        *((1, 5, False), (1, 9, False), (2, 5, False), (2, 9, False), (3, 5, True), (3, 9, False)),
+        *((1, 5, False), (1, 9, False), (2, 5, True), (2, 9, False)),
     ]
-    assert [child.id for child in run.best_children()] == [f"{run.id}_4"]
+    assert [child.id for child in run.best_children()] == [f"{run.id}_2"]
     with pytest.raises(SweepError, match=r"has 2 metrics, and no trial is the best in all. Take best_children\(\)"):
         run.best_child()
     assert (run.folder.outputs / "trials.csv").read_text().startswith("trial,run_id,status,score,cost,front,")
-    assert "trial 4 is Completed: score 3.02, cost 5, on the Pareto front of 1" in run.folder.driver_log.read_text()
+    assert "trial 2 is Completed: score 2.02, cost 5, on the Pareto front of 1" in run.folder.driver_log.read_text()
 
 
 def test_a_sweep_knows_the_results_of_another_one(submit: Any, tmp_path: Path) -> None:
@@ -196,18 +197,18 @@ def test_a_sweep_knows_the_results_of_another_one(submit: Any, tmp_path: Path) -
 
 def test_two_sweeps_in_one_workspace_do_not_meet(submit: Any) -> None:
     one = submit({"x": pl.choice(1, 2)}, sampler="grid", concurrent=2)
-    other = submit({"x": pl.choice(3, 4)}, sampler="grid", concurrent=2)
-    for run, values in ((other, [3, 4]), (one, [1, 2])):
+    other = submit({"x": pl.choice(3)}, sampler="grid", concurrent=2)
+    for run, values in ((other, [3]), (one, [1, 2])):
         run.wait_for_completion()
         assert [row["x"] for row in run.trial_rows()] == values
         assert {child.parent.id for child in run.get_children()} == {run.id}
 
 
 def test_failing_trials_end_a_sweep_with_their_common_cause(submit: Any) -> None:
-    run = submit({"x": pl.uniform(0, 1)}, trials=50, concurrent=2, max_failures=3, arguments=("--fail",))
+    run = submit({"x": pl.uniform(0, 1)}, trials=50, concurrent=2, max_failures=2, arguments=("--fail",))
     with pytest.raises(pl.errors.RunFailedError, match="failed with the same error: ValueError: no luck with this one"):
         run.wait_for_completion()
-    assert 3 <= len(run.trial_rows()) <= 5
+    assert 2 <= len(run.trial_rows()) <= 4
 
 
 def test_a_metric_that_never_comes_is_told_with_the_names_that_have(submit: Any) -> None:
