@@ -8,6 +8,9 @@ seconds in each process.
     sharing.py      with several processes of pytest, all ask the same programs
     hand_over.py    a Python hands its script over: it passes signals on, waits, and ends as the script does
 
+    supervising.py  has loaded what a supervisor loads, and forks them
+    supervisors.py  starts it, and asks it in the place of `subprocess.Popen` (tests/conftest.py)
+
 Ways in:
 
     program(rank).start(...)        a rank, or any script
