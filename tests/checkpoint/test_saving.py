@@ -14,6 +14,7 @@ from paceline.checkpoint import files
 from paceline.errors import CheckpointError, UserError
 from tests.collectives.gloo_world import free_port
 from tests.late import late
+from tests.warm import program
 
 np = late("numpy")
 
@@ -168,6 +169,8 @@ for step in range(1, 100_000):
     dist.all_reduce(torch.ones(1))
     if step == 3 and rank == 0:
         print("ready", flush=True)
+    if rank == 0:
+        time.sleep(0.01)  # in which rank 1 waits for it
     checkpoint.save({"rank": rank, "step": step}, step, every=50_000, parts=parts, folder=sys.argv[1])
 """
 
@@ -178,17 +181,15 @@ def test_ranks_that_are_asked_to_end_leave_one_checkpoint_and_nobody_waits(tmp_p
     modes = ("whole", "parts")
     ranks = [rank for mode in modes for rank in start_ranks(tmp_path, mode)]
     try:
-        for process in ranks[::2]:
-            assert process.stdout.readline() == b"ready\n"
+        for _, output in ranks[::2]:
+            assert output.readline() == b"ready\n"
         # All are asked at once: one that is gone before another is asked would end that one by an error.
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
-            for process in ranks:
-                process.send_signal(number)
-        assert [process.wait(120) for process in ranks] == [-signal.SIGTERM] * 4
+            for process, _ in ranks:
+                process.send(number)
+        assert [process.wait(120) for process, _ in ranks] == [-signal.SIGTERM] * 4
     finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
+        end(ranks)
     for mode, count in zip(modes, (1, 2), strict=True):
         [(step, members)] = files.whole(files.parts_in(tmp_path / mode)).items()
         found = checkpoint.Checkpoint(step, tuple(tmp_path / mode / part.name for part in members))
@@ -214,22 +215,21 @@ def test_a_rank_that_is_asked_in_a_collective_ends_with_the_one_that_never_comes
     (tmp_path / "program.py").write_text(WAITS)
     ranks = start_ranks(tmp_path, "whole")
     try:
-        for process in ranks:
+        for _, output in ranks:
             for _ in range(3):
-                assert process.stdout.readline() == b"ready\n"
+                assert output.readline() == b"ready\n"
         # By then rank 1 is in the next collective; one that is not there yet ends in the same way.
         time.sleep(0.5)
-        for process in reversed(ranks):
-            process.send_signal(signal.SIGTERM)
-        assert [process.wait(120) for process in ranks] == [-signal.SIGTERM] * 2
+        for process, _ in reversed(ranks):
+            process.send(signal.SIGTERM)
+        assert [process.wait(120) for process, _ in ranks] == [-signal.SIGTERM] * 2
     finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
+        end(ranks)
     assert steps(tmp_path / "whole") == [3]
 
 
 def start_ranks(folder, mode):
+    """Two ranks that have torch loaded, each with what it prints."""
     shared = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
@@ -237,11 +237,20 @@ def start_ranks(folder, mode):
         "GLOO_SOCKET_IFNAME": "lo",
     }
     return [
-        subprocess.Popen(
-            [sys.executable, "program.py", mode, mode],
-            cwd=folder,
-            env={**os.environ, **shared, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-        )
-        for rank in range(2)
+        start_rank(folder, mode, {**os.environ, **shared, "RANK": str(rank), "OMP_NUM_THREADS": "1"}) for rank in (0, 1)
     ]
+
+
+def start_rank(folder, mode, environment):
+    read, write = os.pipe()
+    output = os.fdopen(read, "rb")
+    # The program's own errors are this process's.
+    process = program().start([str(folder / "program.py"), mode, mode], environment, write, folder, errors=2)
+    os.close(write)
+    return process, output
+
+
+def end(ranks):
+    for process, output in ranks:
+        process.kill()
+        output.close()

@@ -8,6 +8,9 @@ seconds in each process.
     sharing.py      with several processes of pytest, all ask the same programs
     hand_over.py    a Python hands its script over: it passes signals on, waits, and ends as the script does
 
+    supervising.py  has loaded what a supervisor loads, and forks them
+    supervisors.py  starts it, and asks it in the place of `subprocess.Popen` (tests/conftest.py)
+
 Ways in:
 
     program(rank).start(...)        a rank, or any script
@@ -17,7 +20,7 @@ Ways in:
     ways.fork_scripts               every `python train.py` that a test starts (site/sitecustomize.py)
 """
 
-from tests.warm.kinds import EXAMPLES, KERAS_ON_TORCH, NUMPY, OLDER_KERAS, PLAIN_TORCH, TENSORFLOW, TORCH
+from tests.warm.kinds import EXAMPLES, KERAS_ON_TORCH, NUMPY, OLDER_KERAS, TENSORFLOW, TORCH
 from tests.warm.programs import Process, close_all, program
 from tests.warm.python import forking_in_environments, submitting_with, warm_python
 from tests.warm.ways import below_mpirun, fork_scripts, forking_variables, run_alone, run_command
@@ -27,7 +30,6 @@ __all__ = [
     "KERAS_ON_TORCH",
     "NUMPY",
     "OLDER_KERAS",
-    "PLAIN_TORCH",
     "TENSORFLOW",
     "TORCH",
     "Process",

@@ -18,8 +18,6 @@ class Kind(NamedTuple):
 
 
 TORCH = "torch"
-#: For what looks at which of torch's modules a script has loaded itself.
-PLAIN_TORCH = "torch and no more"
 KERAS_ON_TORCH = "keras on torch"
 TENSORFLOW = "tensorflow"
 OLDER_KERAS = "tf_keras"
@@ -40,7 +38,6 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 #: It loads Keras 3 with itself, unless it is to take tf_keras.
 KINDS = {
     TORCH: Kind(_TORCH, programs=2),
-    PLAIN_TORCH: Kind(("torch", "torch._dynamo")),
     # One is enough: what may depend on an order in Paceline's code for Keras runs with TensorFlow as well.
     KERAS_ON_TORCH: Kind(
         ("torch", "torch.distributed", "torch._dynamo", "keras", "sklearn.datasets"), {"KERAS_BACKEND": "torch"}

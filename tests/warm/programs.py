@@ -46,18 +46,29 @@ class Process:
             subprocess.TimeoutExpired: it has not ended by then.
         """
         while self._code is None:
-            self._connection.settimeout(timeout_s)
-            try:
-                told = self._connection.recv(64)
-            except (TimeoutError, BlockingIOError):
-                raise subprocess.TimeoutExpired("a forked script", timeout_s or 0.0) from None
-            assert told, "the program that started it has ended"
-            if self._pid is None:
-                self._pid = int(told)
-            else:
-                self._code = int(told)
-                self._connection.close()
+            self._hear(timeout_s)
         return self._code
+
+    def send(self, number: int) -> None:
+        """Send it this signal, if it has not ended."""
+        while self._pid is None:
+            self._hear(60)
+        if not self.has_ended:
+            os.kill(self._pid, number)
+
+    def _hear(self, timeout_s: float | None) -> None:
+        """Take in its pid, or its end, whichever is told next."""
+        self._connection.settimeout(timeout_s)
+        try:
+            told = self._connection.recv(64)
+        except (TimeoutError, BlockingIOError):
+            raise subprocess.TimeoutExpired("a forked script", timeout_s or 0.0) from None
+        assert told, "the program that started it has ended"
+        if self._pid is None:
+            self._pid = int(told)
+        else:
+            self._code = int(told)
+            self._connection.close()
 
     def kill(self) -> None:
         """End it, if it has not ended, and wait until it has. Harmless the second time."""

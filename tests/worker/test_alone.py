@@ -13,7 +13,7 @@ import pytest
 import paceline
 from paceline.worker import alone
 from tests.engines.conftest import require_module
-from tests.warm import PLAIN_TORCH, TENSORFLOW, run_alone
+from tests.warm import TENSORFLOW, TORCH, run_alone
 
 SOURCE = Path(paceline.__file__).parent.parent
 MAIN = SOURCE / "paceline/worker/__main__.py"
@@ -59,8 +59,9 @@ def noted(tmp_path: Path, script: str, world_size: int = 2, **variables: str) ->
         **{"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
         **variables,
     }
-    kind = TENSORFLOW if script == KERAS else PLAIN_TORCH
-    done = run_alone(str(MAIN), "--", "train.py", loaded=kind, environment=environment)
+    kind = TENSORFLOW if script == KERAS else TORCH
+    # It has loaded what it imports, and no more.
+    done = run_alone(str(MAIN), "--", "train.py", loaded=kind, environment=environment, hides=True)
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text()) if path.exists() else None
 

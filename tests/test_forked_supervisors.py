@@ -1,0 +1,44 @@
+"""Supervisors that are forked for the tests are those that are started, for all who look at them."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from paceline.runs import states
+from paceline.system import detached, processes
+from tests.engines.lab import Lab, wait_for_end, wait_for_status
+from tests.helpers import wait_until
+from tests.warm.supervisors import Forked
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's /proc")
+
+
+@pytest.fixture
+def lab(tmp_path):
+    return Lab(tmp_path)
+
+
+def test_a_forked_supervisor_shows_as_one_that_was_started(lab):
+    """By its command line and its variables the library knows a supervisor, and finds the processes of a run."""
+    run = lab.submit("import time; time.sleep(600)")
+    started = detached.started[-1]
+    assert isinstance(started, Forked)
+    wait_for_status(run, states.RUNNING)
+    command, variables = processes.command_of(started.pid), processes.environment_of(started.pid)
+    assert command[:4] == [sys.executable, "-m", "paceline.supervisor", str(run.folder.path)]
+    assert (variables[processes.SUPERVISOR_VARIABLE], variables.get("ROOM")) == (run.id, None)
+    assert {**os.environ, **variables} == variables
+    assert os.getsid(started.pid) == started.pid, "Ctrl-C does not reach it"
+    run.cancel()
+    assert wait_for_end(run) == states.CANCELED
+    wait_until(lambda: started.poll() is not None, "it has ended")
+
+
+@pytest.mark.parametrize("name", ["PYTHONWARNINGS", "LD_PRELOAD", "LC_ALL"])
+def test_one_that_would_be_another_with_such_a_variable_is_started(lab, monkeypatch, name):
+    monkeypatch.setenv(name, "C" if name == "LC_ALL" else "")
+    run = lab.complete("print(1)")
+    assert not isinstance(detached.started[-1], Forked), run.id

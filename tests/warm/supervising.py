@@ -1,0 +1,107 @@
+"""Has loaded what a supervisor loads, and forks for each that is asked for at its socket (`supervisors.py`). It ends when its
+standard input does.
+
+    ROOM=... supervising.py SOCKET ROOM      ROOM: as long as the longest that a fork has for variables, and as a command line
+
+What is asked for comes as a file and descriptors; the answer is the pid. A fork shows in /proc under the command line and the
+variables of a supervisor that was started, for by these the library finds supervisors and the processes of runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import marshal
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+sys.path.pop(0)
+
+import paceline.launchers.processes
+import paceline.targets.this_machine  # noqa: F401 - as all here, it is there to be loaded
+from paceline.supervisor.__main__ import main
+
+
+def serve(path: str) -> dict[str, object]:
+    """Fork until standard input ends. Returns in each child, with what it was told."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Under its name only when it listens: whoever sees it may connect.
+    listener.bind(f"{path}~")
+    listener.listen(64)
+    os.rename(f"{path}~", path)
+    # Nobody waits for a child, as nobody waits for a supervisor whose program has ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while 0 not in select.select([0, listener], [], [])[0]:
+        connection, _ = listener.accept()
+        _, fds, _, _ = socket.recv_fds(connection, 16, 253)
+        if fds and not (pid := os.fork()):
+            with os.fdopen(fds[0], "rb") as file:
+                file.seek(0)
+                told: dict[str, object] = marshal.load(file)
+            put(fds[1:], told["fds"])
+            # They are closed, and would close what is open under their numbers now.
+            listener.detach()
+            connection.detach()
+            return told
+        for fd in fds:
+            os.close(fd)
+        if fds:
+            connection.send(str(pid).encode())
+        connection.close()
+    os._exit(0)
+
+
+def put(fds: list[int], numbers: list[int]) -> None:
+    """Give the descriptors the numbers that they have where they come from; nothing else is left open."""
+    free = max(*fds, *numbers) + 1
+    moved = [os.dup2(fd, free + place) for place, fd in enumerate(fds)]
+    os.closerange(0, free)
+    for fd, number in zip(moved, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+
+
+def show(words: list[str], environment: dict[str, str]) -> None:
+    """Put the command line and the variables where /proc reads them."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    words_from, words_to, variables_from, variables_to = map(int, fields[45:49])
+    # Else what C has kept of the old ones would point into the new.
+    os.environ.clear()
+    for texts, start, end in (
+        (words, words_from, words_to),
+        ([f"{name}={value}" for name, value in environment.items()], variables_from, variables_to),
+    ):
+        block = b"".join(os.fsencode(text) + b"\0" for text in texts)
+        assert len(block) < end - start, "the room for it is too small"
+        ctypes.memset(start, 0, end - start)
+        ctypes.memmove(start, block, len(block))
+    os.environ.update(environment)
+
+
+if __name__ == "__main__":
+    gc.collect()
+    gc.freeze()
+    told = serve(sys.argv[1])
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    show(told["words"], told["environment"])
+    time.tzset()
+    os.chdir(told["folder"])
+    os.umask(told["umask"])
+    sys.argv = told["words"][2:]
+    # As `python -m` has it, which looks in the current folder first.
+    sys.path[:0] = [told["folder"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    try:
+        code = main(sys.argv[1:])
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # At once: the interpreter would free all that is loaded, and so copy it first.
+    os._exit(code)

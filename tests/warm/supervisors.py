@@ -1,0 +1,145 @@
+"""Supervisors that are forked from a program which has loaded what they load: that takes a processor 0.02 s in place of 0.1 s,
+and the tests start more than a thousand.
+
+Those that show how a supervisor is started, and that any of its processes may be killed, start it as users do (`STARTED`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from paceline.system import detached, processes
+
+_PROGRAM = Path(__file__).with_name("supervising.py")
+_LIBRARY = Path(detached.__file__).parents[1]
+#: Bytes for the command line and for the variables of what is forked, which the program has to have at its own start.
+_WORDS, _VARIABLES = 4_000, 24_000
+#: With others of these, what the program has loaded would be other, or would behave in another way.
+_ALIKE = ("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE")
+#: Folders and files of tests whose supervisors are started in the ordinary way.
+STARTED = (
+    "tests/chaos/",
+    "tests/engines/local/test_conformance.py",
+    "tests/supervisor/",
+    "tests/system/test_detached.py",
+    "tests/targets/test_supervisors.py",
+)
+
+
+class Forked:
+    """What `detached.start` returns of a process, as far as it is asked for."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """None while it runs, else 0: how it has ended nobody is told."""
+        if self.returncode is None and not processes.is_alive(self.pid):
+            self.returncode = 0
+        return self.returncode
+
+
+class Supervisors:
+    """The program that they are forked from, started when it is first needed; it ends with this process."""
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        # Now, for the test that starts the first may have set others.
+        self._alike = {name: os.environ.get(name) for name in _ALIKE}
+        self._kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", *_ALIKE)}
+
+    def popen(self, words: Sequence[str], *, env: Mapping[str, str], **options: Any) -> Any:
+        """In the place of `subprocess.Popen`, as `paceline.system.detached` calls it."""
+        if not self._can(words, env):
+            return subprocess.Popen(words, env=env, **options)
+        return Forked(self._ask(words, env, **options))
+
+    def _can(self, words: Sequence[str], environment: Mapping[str, str]) -> bool:
+        """Whether a fork would do the same."""
+        if words[:3] != [sys.executable, "-m", "paceline.supervisor"]:
+            return False
+        if not os.path.samefile(os.path.join(environment["PYTHONPATH"], "paceline"), _LIBRARY):
+            return False
+        if any(name.startswith(("PYTHON", "LD_")) and name != "PYTHONPATH" for name in environment):
+            return False
+        if _room(words) >= _WORDS or _room(map("=".join, environment.items())) >= _VARIABLES:
+            return False
+        self._begin()
+        return all(environment.get(name) == value for name, value in self._alike.items())
+
+    def _begin(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        # Not in a test's folder: the path of a socket may have 107 bytes.
+        self._folder = tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
+        self._process = subprocess.Popen(
+            [sys.executable, str(_PROGRAM), self._socket, " " * _WORDS],
+            env={**self._kept, "ROOM": " " * _VARIABLES},
+            stdin=subprocess.PIPE,
+            cwd="/",
+        )
+        while not os.path.exists(self._socket):
+            assert self._process.poll() is None, "the program that forks supervisors has ended"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.01)
+
+    @property
+    def _socket(self) -> str:
+        assert self._folder is not None
+        return os.path.join(self._folder.name, "socket")
+
+    def _ask(self, words: Sequence[str], environment: Mapping[str, str], **options: Any) -> int:
+        umask = os.umask(0)
+        os.umask(umask)
+        told = {"words": list(words), "environment": dict(environment), "folder": str(options["cwd"]), "umask": umask}
+        with (
+            open(os.devnull, "r+b") as nothing,
+            os.fdopen(os.memfd_create("told"), "wb") as file,
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection,
+        ):
+            given = {0: options["stdin"], 1: options["stdout"], 2: options["stderr"]}
+            fds = {number: nothing.fileno() if fd == subprocess.DEVNULL else fd for number, fd in given.items()}
+            fds |= {fd: fd for fd in options["pass_fds"]}
+            marshal.dump(told | {"fds": list(fds)}, file)
+            file.flush()
+            connection.connect(self._socket)
+            socket.send_fds(connection, [b"start"], [file.fileno(), *fds.values()])
+            return int(connection.recv(64))
+
+    def close(self) -> None:
+        """End the program."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait()
+            self._process = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+def _room(texts: Iterable[str]) -> int:
+    """The bytes that they take in a process."""
+    return sum(len(os.fsencode(text)) + 1 for text in texts)
+
+
+@contextlib.contextmanager
+def forking(supervisors: Supervisors) -> Iterator[None]:
+    """Supervisors that this process starts meanwhile are forked, where a fork does the same."""
+    module = SimpleNamespace(Popen=supervisors.popen, DEVNULL=subprocess.DEVNULL)
+    with mock.patch.object(detached, "subprocess", module):
+        yield
