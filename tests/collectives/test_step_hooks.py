@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from paceline.system import step_clock
 from tests.helpers import run_python
+from tests.ranks import clean_environment
+from tests.warm import TORCH, run_alone
 
 #: One rank of Gloo: DataLoader, DistributedDataParallel, an optimizer, a collective of the script's own.
 TRAINS = """
@@ -40,7 +42,10 @@ dist.destroy_process_group()
 
 
 def test_steps_data_and_others_are_counted(tmp_path):
-    run_python(TRAINS, environment={"PACELINE_WATCH_DIR": str(tmp_path), "RANK": "0", "OMP_NUM_THREADS": "1"})
+    (tmp_path / "script.py").write_text(TRAINS)
+    environment = clean_environment() | {"PACELINE_WATCH_DIR": str(tmp_path), "RANK": "0"}
+    done = run_alone(str(tmp_path / "script.py"), loaded=TORCH, environment=environment, hides=True)
+    assert done.returncode == 0, done.stderr
     found = step_clock.read(str(tmp_path / "steps_0"))
     assert found.steps in (3, 4)
     # Sleeping takes no less.

@@ -11,11 +11,11 @@ from tests.ranks import clean_environment
 from tests.warm import TORCH, run_alone
 
 
-def run_with_torch(folder: Path, code: str) -> str:
-    """What a process that has torch loaded, and nothing of ours, prints when it runs this."""
+def run_with_torch(folder: Path, code: str, **options: bool) -> str:
+    """What a process that has torch loaded, and nothing of ours, prints when it runs this. options: see `run_alone`."""
     script = folder / "script.py"
     script.write_text(code)
-    done = run_alone(str(script), loaded=TORCH, environment=clean_environment())
+    done = run_alone(str(script), loaded=TORCH, environment=clean_environment(), **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -34,7 +34,7 @@ print(len([finder for finder in sys.meta_path if type(finder).__name__ == "_Find
     assert run_python(code).split("\n")[:2] == ["['paceline']", "1"]
 
 
-def test_it_is_installed_as_soon_as_torch_distributed_is_there() -> None:
+def test_it_is_installed_as_soon_as_torch_distributed_is_there(tmp_path: Path) -> None:
     require_engine("torch", importlib.util.find_spec("torch"))
     code = """
 import sys
@@ -49,7 +49,7 @@ print(type(dist.__spec__.loader).__name__, type(dist.__loader__).__name__)
 print([finder for finder in sys.meta_path if type(finder).__name__ == "_Finder" and "paceline" in type(finder).__module__])
 print("mpi4py" in sys.modules)
 """
-    lines = run_python(code).splitlines()
+    lines = run_with_torch(tmp_path, code, hides=True).splitlines()
     assert lines == ["True True", "SourceFileLoader SourceFileLoader", "[]", "False"]
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.engines.conftest import require_engine
 from tests.ranks import MPI
-from tests.warm import below_mpirun
+from tests.warm import TORCH, below_mpirun, run_alone
 
 ROOT = Path(__file__).parents[2]
 MPIRUN = Path(sys.executable).parent / "mpirun"
@@ -35,7 +35,7 @@ def need_mpi() -> None:
 def mpirun(
     ranks: int, *command: object, cwd: Path, timeout_s: float = 240, is_fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """What this Python, started on so many ranks, has printed and returned. is_fresh: without having torch loaded already."""
+    """What this Python, started on so many ranks, has printed and returned. is_fresh: torch is there when they import it."""
     words = [str(word) for word in command]
     environment = {
         **os.environ,
@@ -49,7 +49,7 @@ def mpirun(
             *options,
             "-n",
             str(ranks),
-            *([sys.executable, *words] if is_fresh else below_mpirun(ranks, *words)),
+            *below_mpirun(ranks, *words, hides=is_fresh),
         ],
         cwd=cwd,
         env=environment,
@@ -199,14 +199,9 @@ mpi.abandon()
 def test_outside_mpirun_the_world_is_one_process(tmp_path: Path) -> None:
     need_mpi()
     script = SETUP + "dist.init_process_group('mpi'); dist.barrier(); print(dist.get_world_size(), dist.get_backend())"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )
+    (tmp_path / "script.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = run_alone("script.py", loaded=TORCH, environment=environment, folder=tmp_path, hides=True)
     assert done.stdout.split() == ["1", "mpi"], done.stderr
 
 

@@ -1,6 +1,6 @@
 """Has a script run by a program that has its libraries loaded. Little is imported: it runs in the place of every such script.
 
-As a program: `hand_over.py SOCKETS SCRIPT ...`, for a rank of mpirun or horovodrun, with a socket for each rank.
+As a program: `hand_over.py [--hides] SOCKETS SCRIPT ...`, for a rank of mpirun or horovodrun, with a socket for each rank.
 """
 
 import _socket
@@ -80,4 +80,6 @@ def _is_open(fd):
 
 if __name__ == "__main__":
     rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["HOROVOD_RANK"]
-    hand_over(sys.argv[1].split(os.pathsep)[int(rank)], sys.argv[2:])
+    is_hidden = sys.argv[1] == "--hides"
+    sockets, *script = sys.argv[1 + is_hidden :]
+    hand_over(sockets.split(os.pathsep)[int(rank)], script, hides=is_hidden)

@@ -64,15 +64,15 @@ def run_command(
     return run_alone(*words, loaded=COMMAND_LINE, environment=environment, **options)
 
 
-def below_mpirun(ranks: int, *words: str, kind: str = TORCH, also: str | None = None) -> list[str]:
+def below_mpirun(ranks: int, *words: str, kind: str = TORCH, also: str | None = None, hides: bool = False) -> list[str]:
     """The words by which mpirun, or horovodrun, starts a rank that runs a script with torch, or what the kind says, loaded.
 
-    Without it they would be `python *words`.
+    Without it they would be `python *words`. hides: for the script nothing is loaded until it imports it.
     """
     started = [program(rank, kind, also) for rank in range(ranks)]
     sockets = os.pathsep.join(one.path for one in started)
     # Without the packages: it uses none.
-    return [sys.executable, "-S", str(_HERE / "hand_over.py"), sockets, *words]
+    return [sys.executable, "-S", str(_HERE / "hand_over.py"), *(["--hides"] if hides else []), sockets, *words]
 
 
 def forking_variables(kind: str = EXAMPLES, also: str | None = None) -> dict[str, str]:

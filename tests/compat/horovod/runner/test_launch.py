@@ -19,6 +19,7 @@ from paceline.system import processes
 from tests.engines.conftest import require_engine
 from tests.engines.lab import WHEEL, find_mpirun
 from tests.helpers import wait_until, write_program
+from tests.warm import TORCH, forking_variables
 
 HOROVODRUN = [sys.executable, "-m", "paceline.compat.horovod.runner.launch"]
 
@@ -135,6 +136,12 @@ def test_any_program_can_be_run(transport):
 # --- the name `horovod`
 
 
+def run_forked(*words: object) -> subprocess.CompletedProcess[str]:
+    """The same, where the Pythons that ranks start are forked from one that has torch loaded, which they find when they import
+    it."""
+    return run(*words, env=os.environ | forking_variables(TORCH))
+
+
 def test_horovod_works_in_a_script(tmp_path):
     require_engine("torch and the Open MPI of the wheel", find_mpirun(WHEEL))
     path = script(
@@ -142,7 +149,7 @@ def test_horovod_works_in_a_script(tmp_path):
         "import horovod.torch as hvd, torch\nhvd.init()\n"
         "print(hvd.rank(), hvd.size(), hvd.allreduce(torch.ones(1) * hvd.rank(), op=hvd.Sum).item())\n",
     )
-    done = run("-np", 2, "python", path)
+    done = run_forked("-np", 2, "python", path)
     assert [lines(done, rank) for rank in range(2)] == [["0 2 1.0"], ["1 2 1.0"]], done.stderr
 
 
@@ -219,8 +226,7 @@ def run_left_by_rank_1(tmp_path, exit_code):
     """The end of two ranks, of which one waits for the other in a collective."""
     require_engine("torch and the Open MPI of the wheel", find_mpirun(WHEEL))
     text = "import horovod.torch as hvd, torch\nhvd.init()\nif rank == 1: sys.exit(%d)\nhvd.allreduce(torch.ones(1))\n"
-    # Not with torch loaded already: what a rank has raised tells which failed first, and is seen of scripts that `python` runs.
-    return run("-np", 2, "python", script(tmp_path, text % exit_code))
+    return run_forked("-np", 2, "python", script(tmp_path, text % exit_code))
 
 
 def test_a_rank_in_a_collective_does_not_hide_the_one_that_failed(tmp_path):
