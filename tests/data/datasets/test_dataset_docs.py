@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib.util import find_spec
 
 import pytest
@@ -11,11 +12,15 @@ from paceline.workspace import Workspace
 from tests.docs.pages import DOCS, blocks
 from tests.engines.conftest import require_engine
 from tests.helpers import run_python, write_tree
+from tests.warm import TENSORFLOW, TORCH, run_alone
 
 PROGRAMS = [block.text for block in blocks(DOCS / "partitions.md", "python")]
 
 #: Library -> what a program that needs it has in it.
 NEEDED = {"torch": "import torch", "tensorflow": "tensorflow_dataset", "pandas": "to_pandas_dataframe"}
+
+#: Library -> what loads it once for all tests.
+WARM = {"torch": TORCH, "tensorflow": TENSORFLOW}
 
 #: Each program by itself, in one Python: to load TensorFlow takes longer than all of them.
 RUNNER = """
@@ -36,7 +41,13 @@ def test_the_programs_with_a_library_run(tmp_path, library):
     assert programs_of(library)
     write_tree(Workspace.from_config().path / "data", {"people/a.csv": "age,name\n1,a\n2,b\n3,c\n4,d\n5,e\n"})
     environment = {"PACELINE_DATA_CACHE": str(tmp_path / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    run_python(RUNNER, json.dumps(programs_of(library)), environment=environment)
+    if library in WARM:
+        (tmp_path / "runner.py").write_text(RUNNER)
+        words = (str(tmp_path / "runner.py"), json.dumps(programs_of(library)))
+        done = run_alone(*words, loaded=WARM[library], environment={**os.environ, **environment}, frees=False)
+        assert done.returncode == 0, done.stderr
+    else:
+        run_python(RUNNER, json.dumps(programs_of(library)), environment=environment)
 
 
 def test_there_is_no_other_program():

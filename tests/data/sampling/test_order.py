@@ -110,7 +110,7 @@ def test_seed_and_epoch_each_give_another_order():
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
 def test_every_order_of_a_handful_of_samples_comes_equally_often(length):
     count = math.factorial(length)
-    seen = Counter(tuple(GlobalOrder(length, seed)) for seed in range(50 * count))
+    seen = Counter(tuple(GlobalOrder(length, seed)) for seed in range(25 * count))
     _is_uniform([seen[order] for order in itertools.permutations(range(length))])
 
 
@@ -120,7 +120,7 @@ def test_all_720_orders_of_6_samples_come():
 
 @pytest.mark.parametrize("length", [17, 256, 257, 1000])
 def test_a_sample_is_at_every_position_equally_often(length):
-    orders = np.stack([np.asarray(GlobalOrder(length, seed)[:]) for seed in range(2000)])
+    orders = np.stack([np.asarray(GlobalOrder(length, seed)[:]) for seed in range(1000)])
     for position in (0, 1, length // 2, length - 1):
         _is_uniform(np.bincount(orders[:, position], minlength=length))
 

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.data import partition, split_by_size
@@ -14,6 +14,7 @@ from paceline.errors import DataError, RunContextError
 FILES = st.dictionaries(st.text(max_size=8), st.integers(0, 1 << 40), max_size=40)
 
 
+@settings(max_examples=40)
 @given(FILES, st.integers(1, 12), st.randoms(use_true_random=False))
 def test_every_file_is_in_one_part_and_parts_differ_by_no_more_than_the_largest_file(files, parts, rng):
     sizes = list(files.items())

@@ -161,17 +161,14 @@ def test_a_server_that_is_killed_in_mid_download_is_one_error_and_the_next_run_g
         assert nothing_is_kept(cache)
     finally:
         server.kill()
-    proxy.spoil = lambda answer: None
-    server = S3(port_of(server.url))
-    try:
-        server.bucket(bucket, {"x.bin": body})
-        told: list[int] = []
-        fetched = take(store.path().as_download(), progress=lambda done, *_: told.append(done))
-        assert (fetched.path / "x.bin").read_bytes() == body
-        assert fetched.fetched_bytes < len(body), "what had come was kept"
-        assert told[-1] == len(body), "and counted"
-    finally:
-        server.kill()
+    # The store is served again, with the same object.
+    s3_once.bucket(bucket, {"x.bin": body})
+    proxy.upstream, proxy.spoil = s3_once.port, lambda answer: None
+    told: list[int] = []
+    fetched = take(store.path().as_download(), progress=lambda done, *_: told.append(done))
+    assert (fetched.path / "x.bin").read_bytes() == body
+    assert fetched.fetched_bytes < len(body), "what had come was kept"
+    assert told[-1] == len(body), "and counted"
 
 
 def test_an_answer_of_500_is_tried_again(workspace, s3, bucket, proxied, take):
