@@ -22,6 +22,7 @@ _AS_ON_TWO = {
     *("stages.check_a_cut_by_hand_is_taken", "stages.check_cuts_that_can_not_be_made_are_refused_on_every_rank"),
     *("stages.check_what_runs_is_what_is_drawn", "tensor.check_loss_and_gradients_are_those_of_one_process"),
     "stages.check_dropout_is_reproducible_and_each_stage_has_its_own",
+    "stages.check_1f1b_keeps_the_activations_of_as_many_microbatches_as_stages_are_left",
     "stages.check_each_worker_holds_its_part_of_the_model_alone",
     *("tensor.check_a_table_of_names_gives_the_same_numbers", "tensor.check_explain_says_what_was_cut"),
     *("tensor.check_a_module_that_differs_is_named", "tensor.check_torchs_own_encoder_is_cut_too"),

@@ -272,12 +272,13 @@ def _all_numbers() -> tuple[Callable[[], nn.Module], Callable[[Any, int], None]]
         for _, one in parts if step == 0 else parts[step - 1 : step]:
             one(model, min(step, 1))
 
-    def between(self: Any, x: Tensor) -> Tensor:
+    def through(self: Any, x: Tensor) -> Tensor:
+        x = Chain.through(self, x)
         for make, _ in parts:
             x = make.between(self, x)  # type: ignore[attr-defined]
         return x
 
-    return chain(between=between), change
+    return chain(through=through), change
 
 
 #: What a pipeline can't follow -> (how the model is made, part of what is said).
