@@ -100,15 +100,11 @@ def trained_alone(make, xs, ys, passes, size):
 
 
 def start_alike(hvd, make, x):
-    """A model with the same weights on all ranks, sent by the first: the others made it from another seed."""
+    """A model with the same weights on all ranks, sent by the first, whose seed is the one that `trained_alone` takes: the others
+    made it from another seed."""
     keras.utils.set_random_seed(5 + hvd.rank())
     model = make()
     model(x)
-    keras.utils.set_random_seed(5)
-    start = make()
-    start(x)
-    if hvd.rank() == 0:
-        model.set_weights(start.get_weights())
     hvd.broadcast_variables(model.variables, root_rank=0)
     return model
 
@@ -116,9 +112,15 @@ def start_alike(hvd, make, x):
 def compare(hvd, make, data, every=(), *, by_tape=False):
     """Train with every number of passes by the optimizer, and by the tape, as one process does."""
     size, rank = hvd.size(), hvd.rank()
+    xs, ys = data(6 * size, 4)
+    ends = {}
     for passes in (*every, *([None] if by_tape else ())):
-        xs, ys = data(6 * size, 4)
-        expected = trained_alone(make, xs, ys, passes or 1, size)
+        if (held := passes or 1) not in ends:
+            # By the first rank for all. The others make a model too: Keras numbers layers, and gradients meet by their names.
+            ends[held] = hvd.broadcast_object(
+                trained_alone(make, xs, ys, held, size) if rank == 0 else make() and None, 0
+            )
+        expected = ends[held]
         own = list(zip(xs[rank::size], ys[rank::size], strict=True))
         model, optimizer = start_alike(hvd, make, xs[0]), keras.optimizers.SGD(0.05, momentum=0.9)
         if passes is None:
