@@ -8,8 +8,11 @@ from tests.compat.horovod.keras.conftest import checks
 
 #: Three ranks where a process starts soonest: on torch.
 PLACES = [("keras-tensorflow", 2), ("keras-torch", 1), ("keras-torch", 3), ("tf_keras", 2)]
-#: What is the same code with TensorFlow as with torch, where TensorFlow compiles a graph for seconds.
+#: What is the same code with TensorFlow as with torch, where TensorFlow compiles a graph for seconds. The checks `graphs` have
+#: the digits and the rows of an embedding in one pass and in two, `tensorflow/test_on_ranks.py` has the tied embedding.
 _AS_WITH_TORCH = {
+    *("training.check_digits_equal_one_process", "training.check_digits_in_two_passes_equal_one"),
+    "training.check_a_tied_transformer_in_two_passes_equals_one",
     *("training.check_digits_equal_one_process_with_adam", "training.check_digits_in_three_passes_equal_one"),
     *("training.check_a_tied_transformer_equals_one_process", "training.check_a_schedule_goes_on_by_steps"),
     *(
@@ -37,15 +40,14 @@ _AS_WITH_BOTH = {
     *("callbacks.check_metrics_are_averages_for_the_callbacks_after_it", "keras3.check_it_trains_eagerly"),
     "callbacks.check_the_ranks_are_equal_before_the_first_batch",
     "elastic.check_32_restoring_brings_back_weights_and_the_optimizers_state",
-    "training.check_a_tied_transformer_in_two_passes_equals_one",
     "callbacks.check_a_model_without_an_input_shape_is_equal_after_the_first_batch",
+    "keras3.check_clipping_acts_on_the_average_of_its_own_accumulation",
 }
 
 #: What Keras 3 shows with TensorFlow, or with torch, of code that is the same for tf_keras.
 _AS_WITH_EITHER = {
     *("graphs.check_several_steps_in_one_call", "graphs.check_a_loop_of_the_scripts_own_in_a_graph"),
-    *("training.check_digits_in_two_passes_equal_one", "callbacks.check_all_callbacks_together_train"),
-    *("graphs.check_rows_of_an_embedding", "training.check_digits_equal_one_process"),
+    *("graphs.check_rows_of_an_embedding", "callbacks.check_all_callbacks_together_train"),
     # Three passes of the kind before are kept.
     "keras2.check_an_optimizer_of_the_kind_before_in_two_passes_equals_one",
     *(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.compat.horovod.keras.checks.training import digits, digits_model, loss_of
+from tests.compat.horovod.keras.checks.training import digits, digits_model, fit, loss_of
 
 
 def line(keras, optimizer, **compiled):
@@ -34,13 +34,13 @@ def check_the_ranks_are_equal_before_the_first_batch(hvd, keras):
     x = np.arange(8, dtype="float32").reshape(-1, 1)
     # A second `fit` with the same callback leaves the weights alone.
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(root), Look()]
-    model.fit(x, x, batch_size=4, shuffle=False, verbose=0, callbacks=callbacks)
+    fit(keras, model, x, x, rows=4, callbacks=callbacks)
     assert first[0] == [root + 1.0, root + 5.0]
     everyone = seen_by_all(hvd, [w.item() for w in model.get_weights()] + [float(opt.learning_rate.numpy())], "equal")
     assert (everyone == everyone[0]).all()
     assert float(opt.learning_rate.numpy()) == pytest.approx(0.1 * (root + 1))
     model.set_weights([np.full((1, 1), hvd.rank() + 1.0), np.full((1,), 0.0)])
-    model.fit(x, x, batch_size=8, verbose=0, callbacks=callbacks)
+    fit(keras, model, x, x, rows=8, callbacks=callbacks)
     assert first[-1] == [hvd.rank() + 1.0, 0.0]
 
 
@@ -49,7 +49,7 @@ def check_a_model_without_an_input_shape_is_equal_after_the_first_batch(hvd, ker
     model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(1)])
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), loss="mse")
     x = np.ones((4, 2), "float32")
-    model.fit(x, x[:, :1], batch_size=2, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    fit(keras, model, x, x[:, :1], rows=2, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     everyone = seen_by_all(hvd, np.concatenate([w.ravel() for w in model.get_weights()]), "unbuilt")
     assert (everyone == everyone[0]).all()
 
@@ -73,7 +73,7 @@ def check_different_models_are_an_error_not_a_hang(hvd, keras):
     model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
     x = np.ones((2, 1), "float32")
     with pytest.raises(ValueError, match="Build the same model"):
-        model.fit(x, x, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        fit(keras, model, x, x, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
 
 def check_metrics_are_averages_for_the_callbacks_after_it(hvd, keras):
@@ -121,7 +121,7 @@ def rates(hvd, keras, callback, epochs, *, steps=4, optimizer=None):
             found.append(float(opt.learning_rate.numpy()))
 
     x = np.zeros((steps, 1), "float32")
-    history = model.fit(x, x, batch_size=1, epochs=epochs, verbose=0, callbacks=[callback, Look()]).history
+    history = fit(keras, model, x, x, rows=1, epochs=epochs, callbacks=[callback, Look()]).history
     return np.array(found).reshape(epochs, steps), history["lr"]
 
 
@@ -156,7 +156,7 @@ def check_momentum_is_corrected_as_the_rate_is(hvd, keras):
             0.1, lambda epoch: 4.0**epoch, momentum_correction=corrected
         )
         x = np.ones((2, 1), "float32")
-        model.fit(x, x, batch_size=1, epochs=2, verbose=0, callbacks=[callback])
+        fit(keras, model, x, x, rows=1, epochs=2, callbacks=[callback])
         v, w = 0.0, 0.0
         for rate, ratio in ((0.1, 1), (0.1, 1), (0.4, 4 if corrected else 1), (0.4, 1)):
             v = 0.9 * v * ratio + rate
@@ -180,14 +180,14 @@ def check_the_best_model_is_saved_by_the_first_rank_alone(hvd, keras):
     model = line(keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
     x = np.ones((2, 1), "float32")
     callback = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=f"best_{hvd.rank()}.keras")
-    model.fit(x, x, epochs=2, verbose=0, callbacks=[callback])
+    fit(keras, model, x, x, epochs=2, callbacks=[callback])
     import os
 
     assert os.path.exists(f"best_{hvd.rank()}.keras") == (hvd.rank() == 0)
     if hvd.rank() == 0:
         assert keras.models.load_model("best_0.keras").count_params() == 2
     with pytest.raises(ValueError, match=r"filepath='best\.keras'"):
-        model.fit(x, x, verbose=0, callbacks=[hvd.callbacks.BestModelCheckpoint(monitor="loss")])
+        fit(keras, model, x, x, callbacks=[hvd.callbacks.BestModelCheckpoint(monitor="loss")])
 
 
 def check_all_callbacks_together_train(hvd, keras):

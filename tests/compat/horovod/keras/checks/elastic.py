@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.compat.horovod.keras.checks.training import fit
+
 
 def linear(keras, value=0.0, built=True):
     model = keras.Sequential([*([keras.Input((1,))] if built else []), keras.layers.Dense(1, use_bias=False)])
@@ -28,7 +30,7 @@ def check_32_another_process_takes_what_was_kept(hvd, keras):
         return hvd.elastic.KerasState(model, batch=int(value), epoch=0)
 
     state = made(3.0)
-    state.model.fit(np.ones((2, 1)), np.ones((2, 1)), batch_size=1, verbose=0)
+    fit(keras, state.model, np.ones((2, 1), "float32"), np.ones((2, 1), "float32"), rows=1)
     state.save()
     told, arrays = taken_apart(state.kept())
     other = made(1.0)
@@ -58,11 +60,12 @@ def check_32_a_failure_goes_back_to_the_commit_and_starts_from_rank_0(hvd, keras
     @hvd.elastic.run
     def train(state):
         x = np.ones((4 - state.batch, 1), "float32")
-        state.model.fit(
+        fit(
+            keras,
+            state.model,
             x,
             x,
-            batch_size=1,
-            verbose=0,
+            rows=1,
             callbacks=[
                 hvd.elastic.CommitStateCallback(state, batches_per_commit=1),
                 Fail(),
@@ -99,7 +102,7 @@ def check_32_a_failed_collective_within_fit_is_a_failure(hvd, keras):
         if len(tries) > 1:
             state.tries = 1
         x = np.ones((2, 1), "float32")
-        state.model.fit(x, x, verbose=0, callbacks=[Disturb()])
+        fit(keras, state.model, x, x, callbacks=[Disturb()])
 
     train(state)
     assert len(tries) == (2 if hvd.size() > 1 else 1)
@@ -111,10 +114,10 @@ def check_32_restoring_brings_back_weights_and_the_optimizers_state(hvd, keras):
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.5)), loss="mse")
     x = np.ones((2, 1), "float32")
     state = hvd.elastic.KerasState(model, values=[1])
-    model.fit(x, x * 3, verbose=0)
+    fit(keras, model, x, x * 3)
     state.commit()
     weights, values = model.get_weights(), optimizer_values(model.optimizer)
-    model.fit(x, x * 9, epochs=2, verbose=0)
+    fit(keras, model, x, x * 9, epochs=2)
     state.values = [2]
     model.optimizer.learning_rate = 0.125
     assert not np.array_equal(model.get_weights()[0], weights[0])
@@ -155,13 +158,14 @@ def check_epochs_and_batches_are_counted_on(hvd, keras):
         model = linear(keras)
         model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
         x = np.ones((4, 1), "float32")
-        model.fit(
+        fit(
+            keras,
+            model,
             x,
             x,
-            batch_size=1,
+            rows=1,
             initial_epoch=first,
             epochs=first + 2,
-            verbose=0,
             callbacks=[
                 hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
                 hvd.elastic.UpdateBatchStateCallback(state),

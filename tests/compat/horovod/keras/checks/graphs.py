@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.compat.horovod.keras.checks.training import agree, compare, digits, digits_model, loss_of, pair, share
+from tests.compat.horovod.keras.checks.training import (
+    agree,
+    compare,
+    digits,
+    digits_model,
+    fit,
+    loss_of,
+    share,
+    start_and_end,
+)
 
 
 def check_several_steps_in_one_call(hvd, keras):
@@ -20,15 +29,9 @@ def check_several_steps_in_one_call(hvd, keras):
 def check_a_loop_of_the_scripts_own_in_a_graph(hvd, keras):
     x, y = digits()
     for passes in (1, 2):
-        alone, model = pair(keras, digits_model)
-        plain = keras.optimizers.Adam(0.01)
-        # Not built before: its variables are made while the graph is.
-        opt = hvd.DistributedOptimizer(
-            keras.optimizers.Adam(0.01), backward_passes_per_step=passes, average_aggregated_gradients=True
-        )
+        rows = 8 * passes * hvd.size()
 
         def step_of(own, optimizer):
-            @tf.function
             def step(x, y):
                 with tf.GradientTape() as tape:
                     loss = loss_of(keras)(y, own(x, training=True))
@@ -38,15 +41,22 @@ def check_a_loop_of_the_scripts_own_in_a_graph(hvd, keras):
 
             return step
 
-        # The one that is compared with runs without a graph.
-        one, all_together = step_of(model, opt), step_of(alone, plain).python_function
-        for number in range(3):
-            rows = 8 * passes * hvd.size()
-            all_together(x[number * rows : (number + 1) * rows], y[number * rows : (number + 1) * rows])
+        # Without a graph, which takes longer to make.
+        def train(alone, rows=rows, step_of=step_of):
+            all_together = step_of(alone, keras.optimizers.Adam(0.01))
+            for start in range(0, 3 * rows, rows):
+                all_together(x[start : start + rows], y[start : start + rows])
+
+        model, expected = start_and_end(hvd, keras, digits_model, train)
+        # Not built before: its variables are made while the graph is.
+        opt = hvd.DistributedOptimizer(
+            keras.optimizers.Adam(0.01), backward_passes_per_step=passes, average_aggregated_gradients=True
+        )
+        one = tf.function(step_of(model, opt))
         mine = share(hvd, x, 3, 8, passes), share(hvd, y, 3, 8, passes)
         for start in range(0, len(mine[0]), 8):
             one(mine[0][start : start + 8], mine[1][start : start + 8])
-        agree(model, alone, 1e-4)
+        agree(model, expected, 1e-4)
 
 
 def check_two_optimizers_in_one_graph_are_not_mixed_up(hvd, keras):
@@ -79,7 +89,7 @@ def check_rows_of_an_embedding(hvd, keras):
         opt = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **how)
         model.compile(optimizer=opt, loss=lambda y, p: -tf.reduce_sum(p))
         rows = np.array([[hvd.rank(), 4]] * 2, "int32")
-        model.fit(rows, np.zeros((2, 1), "float32"), batch_size=1, verbose=0)
+        fit(keras, model, rows, np.zeros((2, 1), "float32"), rows=1)
         table = model.get_weights()[0].ravel()
         expected = np.zeros(5)
         for rank in range(hvd.size()):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.compat.horovod.keras.checks.training import compare, digits, digits_model, loss_of
+from tests.compat.horovod.keras.checks.training import compare, digits, digits_model, fit, loss_of
 
 
 def check_it_is_the_one_of_tensorflow(hvd, keras):
@@ -102,7 +102,7 @@ def check_momentum_of_the_kind_before_is_corrected(hvd, keras):
     model.compile(optimizer=opt, loss=lambda y, p: -p * y)
     x = np.ones((2, 1), "float32")
     callback = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 4.0**epoch)
-    model.fit(x, x, batch_size=1, epochs=2, verbose=0, callbacks=[callback])
+    fit(keras, model, x, x, rows=1, epochs=2, callbacks=[callback])
     v, w = 0.0, 0.0
     for rate, ratio in ((0.1, 1), (0.1, 1), (0.4, 4), (0.4, 1)):
         v = 0.9 * v * ratio + rate
@@ -136,7 +136,7 @@ def check_files_of_the_kind_before(hvd, keras):
     model = digits_model(keras)
     model.compile(optimizer=opt, loss=loss_of(keras))
     x, y = digits()
-    model.fit(x[:8], y[:8], verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    fit(keras, model, x[:8], y[:8], callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     name = f"before_{hvd.rank()}.h5"
     with pytest.warns(UserWarning, match="HDF5"):
         model.save(name)

@@ -14,9 +14,10 @@ from tests.compat.horovod.keras.checks.training import (
     compare,
     digits,
     digits_model,
+    fit,
     loss_of,
-    pair,
     share,
+    start_and_end,
     train_alone,
 )
 
@@ -43,26 +44,37 @@ def submissions():
         handles.submit = original
 
 
-def check_its_own_accumulation_sends_the_sums_alone(hvd, keras):
-    def optimizer(steps=None, **clipping):
+def its_own_accumulation_equals_one_process(hvd, keras, **clipping):
+    """Sent are the sums alone."""
+
+    def optimizer(steps=None):
         return keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=steps, **clipping)
 
     x, y = digits()
-    for clipping in ({}, {"global_clipnorm": 0.05}):
-        alone, model = pair(keras, digits_model)
-        rows, passes, steps = 4, 3, 2
-        count = steps * rows * passes * hvd.size()
-        train_alone(keras, alone, optimizer(**clipping), x[:count], y[:count], rows * passes * hvd.size())
-        opt = hvd.DistributedOptimizer(optimizer(passes, **clipping))
-        model.compile(optimizer=opt, loss=loss_of(keras))
-        mine = share(hvd, x, steps, rows, passes), share(hvd, y, steps, rows, passes)
-        with submissions() as names:
-            model.fit(*mine, batch_size=rows, shuffle=False, verbose=0)
-        agree(model, alone)
-        kernels = [name for name in names if ".0.kernel" in name]
-        assert len(kernels) == (steps if hvd.size() > 1 else 0), names
+    rows, passes, steps = 4, 3, 2
+    together = rows * passes * hvd.size()
+
+    def train(alone):
+        train_alone(keras, alone, optimizer(), x[: steps * together], y[: steps * together], together)
+
+    model, expected = start_and_end(hvd, keras, digits_model, train)
+    model.compile(optimizer=hvd.DistributedOptimizer(optimizer(passes)), loss=loss_of(keras))
+    mine = share(hvd, x, steps, rows, passes), share(hvd, y, steps, rows, passes)
+    with submissions() as names:
+        fit(keras, model, *mine, rows)
+    agree(model, expected)
+    kernels = [name for name in names if ".0.kernel" in name]
+    assert len(kernels) == (steps if hvd.size() > 1 else 0), names
+
+
+def check_its_own_accumulation_sends_the_sums_alone(hvd, keras):
+    its_own_accumulation_equals_one_process(hvd, keras)
     with pytest.raises(ValueError, match="give one of them"):
-        hvd.DistributedOptimizer(optimizer(2), backward_passes_per_step=2)
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), backward_passes_per_step=2)
+
+
+def check_clipping_acts_on_the_average_of_its_own_accumulation(hvd, keras):
+    its_own_accumulation_equals_one_process(hvd, keras, global_clipnorm=0.05)
 
 
 def check_apply_and_apply_gradients_average_once(hvd, keras):
@@ -94,7 +106,7 @@ def check_a_rank_that_made_other_models_before_has_the_same_names(hvd, keras):
         keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model = single(keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     one = np.ones((1, 1), "float32")
-    model.fit(one, one * (hvd.rank() + 1), verbose=0)
+    fit(keras, model, one, one * (hvd.rank() + 1))
     assert model.get_weights()[0].item() == pytest.approx(0.1 * np.mean([r + 1 for r in range(hvd.size())]))
 
 
@@ -138,7 +150,7 @@ def check_mixed_float16_trains(hvd, keras):
         assert type(model.optimizer).__name__ == "LossScaleOptimizer"
         x, y = digits()
         mine = slice(hvd.rank(), 64 * hvd.size(), hvd.size())
-        model.fit(x[mine], y[mine], verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        fit(keras, model, x[mine], y[mine], rows=32, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
         everyone = np.array(hvd.allgather(np.concatenate([w.ravel() for w in model.get_weights()])[None]))
         assert np.ptp(everyone, axis=0).max() == 0
         assert np.isfinite(everyone).all()
@@ -189,7 +201,7 @@ def check_partly_local_layers(hvd, keras):
         model = keras.Sequential([keras.Input((1,)), local, shared])
         model.compile(optimizer=opt, loss=product)
         one = np.ones((1, 1), "float32")
-        model.fit(one, one * (hvd.rank() + 1), verbose=0)
+        fit(keras, model, one, one * (hvd.rank() + 1))
         own, together = (weight.item() for weight in model.get_weights())
         assert own == pytest.approx(1 + (hvd.rank() + 1) / (hvd.size() if scaled else 1))
         assert together == pytest.approx(1 + np.mean([r + 1 for r in range(hvd.size())]))

@@ -7,12 +7,14 @@ import copy
 import numpy as np
 import pytest
 
+from tests.compat.horovod.keras.checks.training import fit
+
 
 def trained(hvd, keras, optimizer, file):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2), keras.layers.Dense(1)])
     model.compile(optimizer=optimizer, loss="mse")
     x = np.linspace(0, 1, 4, dtype="float32").reshape(-1, 1)
-    model.fit(x, x, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    fit(keras, model, x, x, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     name = f"{file}_{hvd.rank()}.keras"
     model.save(name)
     return model, name
@@ -51,7 +53,7 @@ def check_a_loaded_model_averages_again_and_has_its_state(hvd, keras):
             for variable in again.optimizer.variables:
                 variable.assign(np.zeros_like(variable.numpy()))
             again.optimizer.learning_rate = 0.1
-        again.fit(x, x, verbose=0)
+        fit(keras, again, x, x)
         everyone = hvd.allgather(np.concatenate([w.ravel() for w in again.get_weights()])[None])
         assert np.ptp(np.array(everyone), axis=0).max() == 0
 
@@ -62,7 +64,7 @@ def check_one_rank_may_load_what_the_others_build(hvd, keras):
     if hvd.rank() == 0:
         model = hvd.load_model(name)
     x = np.full((2, 1), hvd.rank() + 1.0, "float32")
-    model.fit(x, x, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    fit(keras, model, x, x, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     everyone = hvd.allgather(np.concatenate([w.ravel() for w in model.get_weights()])[None])
     assert np.ptp(np.array(everyone), axis=0).max() == 0
 
