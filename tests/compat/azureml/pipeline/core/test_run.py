@@ -41,6 +41,7 @@ from paceline.compat.azureml.train.hyperdrive import (
 )
 from paceline.compat.azureml.widgets import RunDetails
 from tests.helpers import write_tree
+from tests.sweeps.helpers import hide_matplotlib
 
 
 @pytest.fixture
@@ -93,6 +94,7 @@ def test_a_pipeline_from_its_submission_to_what_it_has_left(ws, source, leases, 
 
 
 def test_a_failed_step_and_a_sweep_among_steps_that_take_its_best(ws, source, leases):
+    hide_matplotlib(ws.path)
     (source / "tune.py").write_text(
         "import os, sys; from azureml.core import Run; Run.get_context().log('score', int(sys.argv[2]))\n"
         "os.makedirs('outputs/model'); open('outputs/model/weights', 'w').write(sys.argv[2])"

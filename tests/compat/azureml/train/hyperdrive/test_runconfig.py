@@ -31,6 +31,7 @@ from paceline.compat.azureml.train.hyperdrive import (
     uniform,
 )
 from tests.helpers import wait_until
+from tests.sweeps.helpers import hide_matplotlib
 
 SPACE = {"--lr": loguniform(-6, -1), "batch": choice(16, 32)}
 
@@ -128,6 +129,7 @@ else:
 
 
 def test_a_sweep_of_an_estimator(ws):
+    hide_matplotlib(ws.path)
     Path("src").mkdir()
     Path("src/train.py").write_text(SCRIPT)
     estimator = Estimator(
