@@ -842,7 +842,7 @@ KINDS: dict[str, Kind] = {
     ),
     # It computes in bfloat16 by itself, and in float64 it is equal.
     "muon": Kind(make=Tower, batch=vectors, optimizer=muon, limit=1e-3, steps=3),
-    "muon-wide": Kind(make=Tower, batch=vectors, optimizer=wide_muon, steps=3),
+    "muon-wide": Kind(make=Tower, batch=vectors, optimizer=wide_muon),
     "sum": Kind(
         make=Tower,
         batch=vectors,
