@@ -48,8 +48,8 @@ def test_a_command_s_end_is_told_at_once(link, tmp_path):
 
 
 def test_a_command_that_takes_too_long_is_killed(link, tmp_path):
-    with pytest.raises(LinkError, match=r"node-0: no answer to .*sh -c .* within 0\.2 s"):
-        link.run(["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 600"], timeout_s=0.2)
+    with pytest.raises(LinkError, match=r"node-0: no answer to .*sh -c .* within 2 s"):
+        link.run(["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 600"], timeout_s=2)
     pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: not link.is_alive(pid), "its end")
 
