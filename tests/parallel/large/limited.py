@@ -47,8 +47,6 @@ def main(folder: str, strategy: str, width: str, blocks: str, limit_mib: str, we
             strategy=getattr(paceline.parallel, strategy)(),
             microbatches=4 if strategy == "PipelineParallel" else 1,
             weights=weights,
-            # For it a worker holds a second copy of the model, or there is no room and it is left out.
-            check="off",
         )
 
     # What torch loads on first use belongs to the program, not to the model.
