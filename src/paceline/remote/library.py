@@ -30,9 +30,7 @@ def library_digest(library_dir: Path) -> str:
 
 @functools.cache
 def _digest(library_dir: Path) -> str:
-    # A workspace's folder holds a link to the package (`paceline.system.library`); into an installation nothing is written.
-    is_ours = (library_dir / "paceline").is_symlink()
-    found = boot.known_digest(str(library_dir)) if is_ours else boot.digest(str(library_dir / "paceline"))
+    found = boot.digest_in(str(library_dir))
     assert found, f"no library in {library_dir}"
     return found
 

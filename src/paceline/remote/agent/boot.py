@@ -22,11 +22,11 @@ import time
 
 TYPE_CHECKING = False  # typing's own takes its time to load
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional, Tuple  # noqa: UP035
+    from typing import Any, Dict, Iterator, Optional, Tuple  # noqa: UP035
 
 OLDEST = (3, 10)
 
-#: Beside the package: what `files_in` told of it when its hash was last made, and the hash.
+#: Beside the package: what `state_of` told of it when its hash was last made, and the hash.
 _KNOWN = ".paceline-digest"
 #: A file written so shortly ago may be written again without a trace: file systems count time in steps, of 2 s at most.
 _STEADY_S = 3.0
@@ -54,12 +54,8 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
         # Made first: once the folder is there, and ours, no other user can put anything at its place.
         check_owner(top)
         for folder in (settings["shared"], mine):
-            if folder and found is None:
-                package = os.path.join(folder, "paceline")
-                # A workspace has a link to the package. Into an installation nothing is written.
-                is_ours = folder == mine or os.path.islink(package)
-                if (known_digest(folder) if is_ours else digest(package)) == settings["digest"]:
-                    found = folder
+            if folder and found is None and digest_in(folder, is_ours=folder == mine) == settings["digest"]:
+                found = folder
         if found is None:
             os.makedirs(os.path.join(top, "lib"), exist_ok=True)
             say(wanted=True)
@@ -76,19 +72,26 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
     be_agent(0, link, {**settings["agent"], "library": found, "folder": top})
 
 
+def digest_in(folder: str, is_ours: bool = False) -> "Optional[str]":  # noqa: UP045
+    """The `digest` of the package in a folder. It is kept (`known_digest`) in a folder of our own, and in a workspace's, which
+    has a link to the package. Beside an installation nothing is written."""
+    package = os.path.join(folder, "paceline")
+    return known_digest(folder) if is_ours or os.path.islink(package) else digest(package)
+
+
 def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
     """The `digest` of the package in a folder of our own. A file beside it keeps it, and it is made again only when the package's
     files are no longer as they were: to read a thousand files takes ten times as long as to look at them."""
     package, path = os.path.join(folder, "paceline"), os.path.join(folder, _KNOWN)
     try:
         # Looked at before they are read: what is written between the two is then seen as a change.
-        now, (files, changed) = time.time(), files_in(package)
+        now, (files, changed) = time.time(), state_of(package)
     except OSError:
         return digest(package)
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             told, _, kept = file.read().partition("\n")
-        if kept == files:
+        if files and kept == files:
             return told
     except (OSError, ValueError):
         pass
@@ -107,26 +110,25 @@ def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
     return found
 
 
-def files_in(package: str) -> "Tuple[str, float]":  # noqa: UP006
+def state_of(package: str) -> "Tuple[str, float]":  # noqa: UP006
     """A line for each file of a package, which is another one when the file has been changed; and when the last of them was."""
     lines, last = [], 0.0
-
-    def add(folder: str) -> None:
-        nonlocal last
-        with os.scandir(folder) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-        for entry in found:
-            if entry.is_dir():
-                if entry.name != "__pycache__":
-                    add(entry.path)
-            elif not entry.name.endswith((".pyc", ".pyo")):
-                about = entry.stat()
-                # Nobody can set the time of a change, as whoever copies files may set that of their contents.
-                lines.append(f"{entry.path[len(package) :]!r} {about.st_size} {about.st_ino} {about.st_ctime_ns}")
-                last = max(last, about.st_ctime)
-
-    add(package)
+    for path in files_of(package):
+        about = os.stat(path)
+        # Nobody can set the time of a change, as whoever copies files may set that of their contents.
+        lines.append(f"{path[len(package) :]!r} {about.st_size} {about.st_ino} {about.st_ctime_ns}")
+        last = max(last, about.st_ctime)
     return "\n".join(lines), last
+
+
+def files_of(package: str) -> "Iterator[str]":
+    """The path of each file of a package, without what Python makes of them."""
+    for directory, folders, files in os.walk(package):
+        # Sorted, for os.walk gives the names in the order of the disk, and the same library has to have the same hash.
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(files):
+            if not name.endswith((".pyc", ".pyo")):
+                yield os.path.join(directory, name)
 
 
 def digest(package: str) -> "Optional[str]":  # noqa: UP045
@@ -137,15 +139,10 @@ def digest(package: str) -> "Optional[str]":  # noqa: UP045
 
     total = hashlib.sha256()
     try:
-        for directory, folders, files in os.walk(package):
-            # Sorted, for os.walk gives the names in the order of the disk, and the same library has to have the same hash.
-            folders[:] = sorted(name for name in folders if name != "__pycache__")
-            for name in sorted(files):
-                if not name.endswith((".pyc", ".pyo")):
-                    path = os.path.join(directory, name)
-                    with open(path, "rb") as file:
-                        content = hashlib.sha256(file.read()).hexdigest()
-                    total.update(f"{os.path.relpath(path, package)}\0{content}\0".encode())
+        for path in files_of(package):
+            with open(path, "rb") as file:
+                content = hashlib.sha256(file.read()).hexdigest()
+            total.update(f"{os.path.relpath(path, package)}\0{content}\0".encode())
     except OSError:
         return None
     return total.hexdigest()[:20]
