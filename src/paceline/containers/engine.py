@@ -121,23 +121,21 @@ def _ask(path: str, variables: Mapping[str, str], to_start: bool) -> ContainerEn
 
 def _podman(path: str, version: str, variables: Mapping[str, str], to_start: bool) -> ContainerEngine | str:
     if to_start:
-        verb, told = "info", ["--format", "{{.Host.Security.Rootless}} {{.Host.ServiceIsRemote}}"]
+        questions = [["info", "--format", "{{.Host.Security.Rootless}} {{.Host.ServiceIsRemote}}"]]
     else:
-        # Only of another machine's podman there is a server to tell of.
-        verb, told = "version", ["--format", "unknown {{if .Server}}true{{else}}false{{end}}"]
-    code, text = _output([path, verb, *told], variables)
-    words = text.split()
-    if code == 0 and len(words) >= 2 and words[-1] == "false" and not to_start:
-        # Which version it is, podman knows even where it can't do anything.
-        verb = "ps"
-        code, said = _output([path, verb, "--quiet"], variables)
-        text = said if code != 0 else text
-    if code != 0 or len(words) < 2:
-        return f"{path} does not work: {_last_line(text) or f'`podman {verb}` ended with exit code {code}'}"
-    if words[-1] == "true":
+        # Its version podman knows even where it can't do anything. Only of another machine's there is a server to tell of.
+        questions = [["ps", "--quiet"], ["version", "--format", "unknown {{if .Server}}true{{else}}false{{end}}"]]
+    for question in questions:
+        code, text = _output([path, *question], variables)
+        if code != 0:
+            break
+    answer = text.split()
+    if code != 0 or len(answer) < 2:
+        return f"{path} does not work: {_last_line(text) or f'`podman {question[0]}` ended with exit code {code}'}"
+    if answer[-1] == "true":
         # The client of a `podman machine`, as on macOS, or one that is told of a remote host.
         return f"{path} serves another machine, where this one's folders are not"
-    is_rootless = words[-2] == "true" if to_start else None
+    is_rootless = {"true": True, "false": False}.get(answer[-2])
     return ContainerEngine(kind="podman", path=path, version=version, is_rootless=is_rootless)
 
 
