@@ -6,6 +6,7 @@ seconds in each process.
       as_main.py    the child runs the script as the interpreter would
     programs.py     starts such programs, and asks them for processes
     sharing.py      with several processes of pytest, all ask the same programs
+    asked.py        how such a program is asked
     hand_over.py    a Python hands its script over: it passes signals on, waits, and ends as the script does
 
     supervising.py  has loaded what a supervisor loads, and forks them

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import marshal
 import os
 import select
 import signal
@@ -24,17 +23,14 @@ from typing import Any
 
 # From this folder, for the package would load what only those need who ask.
 from as_main import run
+from asked import listening, take, taken_over
 from hiding import Hiding
 
 
 def serve(path: str) -> dict[str, Any]:
     """Take scripts until standard input ends. Returns in each child, with what it was told."""
     running: dict[int, tuple[int, socket.socket]] = {}  # descriptor of the process -> pid, connection
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Under its name only when it listens: whoever sees it may connect.
-    listener.bind(f"{path}~")
-    listener.listen(64)
-    os.rename(f"{path}~", path)
+    listener = listening(path)
     try:
         while True:
             asked = {connection.fileno(): pid for pid, connection in running.values()}
@@ -63,11 +59,7 @@ def serve(path: str) -> dict[str, Any]:
                     # Those of the parent are none of its.
                     running.clear()
                     os.setpgid(0, 0)
-                    with os.fdopen(fds[0], "rb") as file:
-                        file.seek(0)
-                        told: dict[str, Any] = marshal.load(file)
-                    put(fds[1:], told["fds"])
-                    return told
+                    return taken_over(fds)
                 # Whichever of both is first: whoever hears of it may signal the group.
                 with contextlib.suppress(OSError):
                     os.setpgid(pid, pid)
@@ -83,15 +75,6 @@ def serve(path: str) -> dict[str, Any]:
     os._exit(0)
 
 
-def take(connection: socket.socket) -> list[int]:
-    """What is told, as a file, and the script's descriptors; nothing where whoever connected was killed before it asked, as
-    mpirun kills the ranks that are left."""
-    try:
-        return socket.recv_fds(connection, 64, 253)[1]
-    except ConnectionError:
-        return []
-
-
 def tell(connection: socket.socket, number: int) -> None:
     # Nobody hears it where whoever has started it is gone.
     with contextlib.suppress(OSError):
@@ -103,16 +86,6 @@ def kill(pid: int) -> None:
     for end in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             end(pid, signal.SIGKILL)
-
-
-def put(fds: list[int], numbers: list[int]) -> None:
-    """Give the descriptors the numbers that they have where they come from; nothing else is left open."""
-    free = max(*fds, *numbers) + 1
-    moved = [os.dup2(fd, free + place) for place, fd in enumerate(fds)]
-    os.closerange(0, free)
-    for fd, number in zip(moved, numbers, strict=True):
-        os.dup2(fd, number)
-        os.close(fd)
 
 
 def leave() -> None:
@@ -130,7 +103,7 @@ if __name__ == "__main__":
         leave()
     # A child has the folder of its script in this place, and no more modules of these names than another process.
     sys.path[0] = str(Path(__file__).parents[2])
-    del sys.modules["as_main"], sys.modules["hiding"]
+    del sys.modules["as_main"], sys.modules["asked"], sys.modules["hiding"]
     hiding = Hiding()
     with warnings.catch_warnings():
         # As for a script: the filters are those of the interpreter, and the script sets its own.

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,14 +114,22 @@ class Program:
 
 
 class OwnProgram(Program):
-    """One that has loaded what its kind says, for this process alone. also: modules that it loads besides."""
+    """One for this process alone.
 
-    def __init__(self, kind: str = TORCH, *also: str) -> None:
+    start: the path of its socket -> its command, and with which options of `subprocess` it is started.
+    """
+
+    def __init__(self, start: Callable[[str], tuple[list[str], dict[str, Any]]]) -> None:
         # Not in a test's folder: the path of a socket may have 107 bytes.
         self._folder = tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
         super().__init__(os.path.join(self._folder.name, "socket"))
-        command, options = _started_with(self.socket, kind, *also)
+        command, options = start(self.socket)
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
+
+    @classmethod
+    def of(cls, kind: str, *also: str) -> OwnProgram:
+        """One that has loaded what its kind says. also: modules that it loads besides."""
+        return cls(lambda socket: _started_with(socket, kind, *also))
 
     @property
     def has_ended(self) -> bool:
@@ -179,7 +187,7 @@ def program(rank: int = 0, kind: str = TORCH, also: str | None = None) -> Progra
         if place not in _started:
             modules = [also] if also else []
             is_shared = sharing.folder and KINDS[kind].is_shared
-            _started[place] = _of_all(place, *modules) if is_shared else OwnProgram(kind, *modules)
+            _started[place] = _of_all(place, *modules) if is_shared else OwnProgram.of(kind, *modules)
         return _started[place]
 
 

@@ -20,6 +20,7 @@ from unittest import mock
 from tests.helpers import write_program
 from tests.warm.kinds import TORCH
 from tests.warm.programs import OwnProgram, program
+from tests.warm.ways import WORKERS
 
 #: Little is imported: it runs for every worker, and for every program that looks at its Python.
 _PYTHON = """\
@@ -51,7 +52,9 @@ def warm_python(folder: Path, *more: str, kind: str = TORCH) -> Iterator[Path]:
         if not other.name.startswith("python"):
             (place / "bin" / other.name).symlink_to(other)
     # With more modules it is for this one alone.
-    with contextlib.closing(OwnProgram(kind, *more)) if more else contextlib.nullcontext(program(0, kind)) as started:
+    with (
+        contextlib.closing(OwnProgram.of(kind, *more)) if more else contextlib.nullcontext(program(0, kind)) as started
+    ):
         here = str(Path(__file__).parent)
         (place / "program").symlink_to(started.path)
         write_program(python, _PYTHON.format(real=str(real), path=started.path, python=str(python), here=here))
@@ -65,7 +68,7 @@ def forking_in_environments(python: Path) -> dict[str, str]:
     package of their own."""
     return {
         "PYTHONPATH": str(Path(__file__).parent / "site"),
-        "FORKED_WORKERS": str((python.parents[1] / "program").readlink()),
+        WORKERS: str((python.parents[1] / "program").readlink()),
     }
 
 

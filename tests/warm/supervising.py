@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import marshal
 import os
 import select
 import signal
-import socket
 import sys
 import time
+from typing import Any
+
+# From this folder, where a supervisor looks for nothing.
+from asked import listening, take, taken_over
 
 sys.path.pop(0)
 
@@ -26,23 +28,16 @@ import paceline.targets.this_machine  # noqa: F401 - as all here, it is there to
 from paceline.supervisor.__main__ import main
 
 
-def serve(path: str) -> dict[str, object]:
+def serve(path: str) -> dict[str, Any]:
     """Fork until standard input ends. Returns in each child, with what it was told."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Under its name only when it listens: whoever sees it may connect.
-    listener.bind(f"{path}~")
-    listener.listen(64)
-    os.rename(f"{path}~", path)
+    listener = listening(path)
     # Nobody waits for a child, as nobody waits for a supervisor whose program has ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while 0 not in select.select([0, listener], [], [])[0]:
         connection, _ = listener.accept()
-        _, fds, _, _ = socket.recv_fds(connection, 16, 253)
+        fds = take(connection)
         if fds and not (pid := os.fork()):
-            with os.fdopen(fds[0], "rb") as file:
-                file.seek(0)
-                told: dict[str, object] = marshal.load(file)
-            put(fds[1:], told["fds"])
+            told = taken_over(fds)
             # They are closed, and would close what is open under their numbers now.
             listener.detach()
             connection.detach()
@@ -53,16 +48,6 @@ def serve(path: str) -> dict[str, object]:
             connection.send(str(pid).encode())
         connection.close()
     os._exit(0)
-
-
-def put(fds: list[int], numbers: list[int]) -> None:
-    """Give the descriptors the numbers that they have where they come from; nothing else is left open."""
-    free = max(*fds, *numbers) + 1
-    moved = [os.dup2(fd, free + place) for place, fd in enumerate(fds)]
-    os.closerange(0, free)
-    for fd, number in zip(moved, numbers, strict=True):
-        os.dup2(fd, number)
-        os.close(fd)
 
 
 def show(words: list[str], environment: dict[str, str]) -> None:
@@ -84,6 +69,7 @@ def show(words: list[str], environment: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
+    del sys.modules["asked"]
     gc.collect()
     gc.freeze()
     told = serve(sys.argv[1])

@@ -7,12 +7,9 @@ Those that show how a supervisor is started, and that any of its processes may b
 from __future__ import annotations
 
 import contextlib
-import marshal
 import os
-import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +17,8 @@ from typing import Any
 from unittest import mock
 
 from paceline.system import detached, processes
+from tests.warm.hand_over import ask
+from tests.warm.programs import OwnProgram
 
 _PROGRAM = Path(__file__).with_name("supervising.py")
 _LIBRARY = Path(detached.__file__).parents[1]
@@ -55,8 +54,7 @@ class Supervisors:
     """The program that they are forked from, started when it is first needed; it ends with this process."""
 
     def __init__(self) -> None:
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._program: OwnProgram | None = None
         # Now, for the test that starts the first may have set others.
         self._alike = {name: os.environ.get(name) for name in _ALIKE}
         self._kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", *_ALIKE)}
@@ -81,55 +79,29 @@ class Supervisors:
         return all(environment.get(name) == value for name, value in self._alike.items())
 
     def _begin(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            return
-        self.close()
-        # Not in a test's folder: the path of a socket may have 107 bytes.
-        self._folder = tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
-        self._process = subprocess.Popen(
-            [sys.executable, str(_PROGRAM), self._socket, " " * _WORDS],
-            env={**self._kept, "ROOM": " " * _VARIABLES},
-            stdin=subprocess.PIPE,
-            cwd="/",
-        )
-        while not os.path.exists(self._socket):
-            assert self._process.poll() is None, "the program that forks supervisors has ended"
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.01)
+        if self._program is None or self._program.has_ended:
+            self.close()
+            self._program = OwnProgram(self._start)
 
-    @property
-    def _socket(self) -> str:
-        assert self._folder is not None
-        return os.path.join(self._folder.name, "socket")
+    def _start(self, socket: str) -> tuple[list[str], dict[str, Any]]:
+        command = [sys.executable, str(_PROGRAM), socket, " " * _WORDS]
+        return command, {"env": {**self._kept, "ROOM": " " * _VARIABLES}, "cwd": "/"}
 
     def _ask(self, words: Sequence[str], environment: Mapping[str, str], **options: Any) -> int:
-        umask = os.umask(0)
-        os.umask(umask)
-        told = {"words": list(words), "environment": dict(environment), "folder": str(options["cwd"]), "umask": umask}
-        with (
-            open(os.devnull, "r+b") as nothing,
-            os.fdopen(os.memfd_create("told"), "wb") as file,
-            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection,
-        ):
-            given = {0: options["stdin"], 1: options["stdout"], 2: options["stderr"]}
+        assert self._program is not None
+        given = {0: options["stdin"], 1: options["stdout"], 2: options["stderr"]}
+        with open(os.devnull, "r+b") as nothing:
             fds = {number: nothing.fileno() if fd == subprocess.DEVNULL else fd for number, fd in given.items()}
             fds |= {fd: fd for fd in options["pass_fds"]}
-            marshal.dump(told | {"fds": list(fds)}, file)
-            file.flush()
-            connection.connect(self._socket)
-            socket.send_fds(connection, [b"start"], [file.fileno(), *fds.values()])
+            connection = ask(self._program.path, words, environment, options["cwd"], fds)
+        with contextlib.closing(connection):
             return int(connection.recv(64))
 
     def close(self) -> None:
         """End the program."""
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process.wait()
-            self._process = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        if self._program is not None:
+            self._program.close()
+            self._program = None
 
 
 def _room(texts: Iterable[str]) -> int:

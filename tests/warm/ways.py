@@ -20,6 +20,8 @@ _HERE = Path(__file__).parent
 VARIABLE = "FORKED_SCRIPTS"
 #: The same for commands of Paceline's command line.
 COMMANDS = "FORKED_COMMANDS"
+#: And for workers, of which it needs the socket alone.
+WORKERS = "FORKED_WORKERS"
 
 
 def run_alone(
@@ -101,6 +103,6 @@ def fork_scripts(monkeypatch: pytest.MonkeyPatch, kind: str = EXAMPLES, *, also_
     if variables:
         variables[COMMANDS] = f"{sys.executable}{os.pathsep}{program(0, COMMAND_LINE).path}"
     if variables and also_in_environments:
-        variables["FORKED_WORKERS"] = program(0, kind).path
+        variables[WORKERS] = program(0, kind).path
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -5,14 +5,19 @@ import os
 import sys
 
 
+def _hand_over(socket, words, **how):
+    """Have it run by the program at this socket, in this process's place."""
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    from hand_over import hand_over
+
+    hand_over(socket, words, hides=True, frees=False, **how)
+
+
 def _hand_over_worker():
     """A run's worker, in whatever environment it is to run: for those whose own packages are none of what is loaded."""
     socket, words = os.environ.get("FORKED_WORKERS"), sys.orig_argv[1:]
     if socket and words and words[0].endswith("paceline/worker/__main__.py"):
-        sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        from hand_over import hand_over
-
-        hand_over(socket, words, python=sys.executable, hides=True, frees=False, send=os.killpg, path=list(sys.path))
+        _hand_over(socket, words, python=sys.executable, send=os.killpg, path=list(sys.path))
 
 
 def _hand_over_script():
@@ -24,10 +29,7 @@ def _hand_over_script():
         return
     if is_unbuffered:
         os.environ["PYTHONUNBUFFERED"] = "1"
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    from hand_over import hand_over
-
-    hand_over(socket, words, hides=True, frees=False)
+    _hand_over(socket, words)
 
 
 def _hand_over_command():
@@ -35,10 +37,7 @@ def _hand_over_command():
     (python, _, socket), words = os.environ.get("FORKED_COMMANDS", "").partition(os.pathsep), sys.orig_argv[1:]
     if python != sys.executable or not words or os.path.basename(words[0]) != "paceline":
         return
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    from hand_over import hand_over
-
-    hand_over(socket, words, hides=True, frees=False)
+    _hand_over(socket, words)
 
 
 _hand_over_script()
