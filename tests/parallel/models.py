@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -147,6 +148,12 @@ def tokens(rows: int) -> tuple[Tensor, Tensor]:
 def plain_tokens(rows: int) -> tuple[Tensor, Tensor]:
     drawn = torch.randint(0, VOCABULARY, (rows, 9))
     return drawn[:, :-1], drawn[:, 1:].clone()
+
+
+def dropping(dropout: float, depth: int = 2) -> Case:
+    """A transformer that drops so much of what passes, at random."""
+    make = partial(Transformer, tied=True, depth=depth, dropout=dropout)
+    return Case(name="dropout", make=make, batch=plain_tokens, loss=token_loss)
 
 
 CASES = {

@@ -15,7 +15,7 @@ from paceline.parallel.pipeline.ties import StageTies
 from paceline.parallel.pipeline.timeline import in_flight, order
 from paceline.parallel.task import Task
 from tests.parallel.equality import alone, assert_equal, batches, made, together
-from tests.parallel.models import CASES, SHALLOW, Case, Transformer, plain_tokens, token_loss, vectors
+from tests.parallel.models import CASES, SHALLOW, Case, Transformer, dropping, plain_tokens, token_loss, vectors
 from tests.parallel.pipelines import (
     EXACT,
     assert_different,
@@ -40,8 +40,7 @@ def check_thawing_after_the_cut_is_refused(ranks: Ranks, sizes: tuple[int, ...] 
 
 
 def check_evaluation_is_without_dropout_and_keeps_buffers(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
-    make = lambda: Transformer(tied=True, depth=2, dropout=0.5)  # noqa: E731
-    case = Case(name="dropout", make=make, batch=plain_tokens, loss=token_loss)
+    case = dropping(0.5)
     one = made(case, torch.float64).eval()
     given = batches(case, torch.float64, (8, 7, 1))
     rows = sum(len(y) for _, y in given)
@@ -98,8 +97,7 @@ def check_a_model_given_in_evaluation_mode_stays_in_it(ranks: Ranks, sizes: tupl
 
 
 def check_dropout_is_reproducible_and_each_stage_has_its_own(ranks: Ranks) -> None:
-    make = lambda: Transformer(tied=True, depth=ranks.size, dropout=0.5)  # noqa: E731
-    case = Case(name="dropout", make=make, batch=plain_tokens, loss=token_loss)
+    case = dropping(0.5, depth=ranks.size)
     given = batches(case, torch.float64, (8, 8))
 
     # Cut by hand: where the times are measured two cuts may differ, and so a stage may get a layer without dropout.

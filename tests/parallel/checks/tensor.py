@@ -15,7 +15,7 @@ from paceline.parallel.reduce import local
 from paceline.parallel.tensor import cutting as tensor
 from paceline.parallel.tensor.check import Reference
 from tests.parallel.equality import adamw, alone, assert_equal, batches, made, sgd, together, whole
-from tests.parallel.models import CASES, RISKIEST, SHALLOW, Case, Transformer, on, plain_tokens, token_loss
+from tests.parallel.models import CASES, RISKIEST, SHALLOW, Case, dropping, on, plain_tokens, token_loss
 
 SIZES = (2, 4)
 
@@ -104,8 +104,7 @@ def trained(case: Case, strategy: Any, steps: int = 1, **options: Any) -> tuple[
 
 def check_dropout_is_the_same_on_all_tensor_ranks(ranks: Any) -> None:
     """Facts #11: ranks with streams of their own would go apart, and every loss would look well."""
-    make = lambda: Transformer(tied=True, depth=2, dropout=0.3)  # noqa: E731
-    case = Case(name="dropout", make=make, batch=plain_tokens, loss=token_loss)
+    case = dropping(0.3)
     par, losses = trained(case, TensorParallel(), steps=2)
     with torch.no_grad():
         first = float(token_loss(made(case, torch.float64).eval()(plain(case)[0]), plain(case)[1]))

@@ -116,10 +116,12 @@ def compare(hvd, make, data, every=(), *, by_tape=False):
     ends = {}
     for passes in (*every, *([None] if by_tape else ())):
         if (held := passes or 1) not in ends:
-            # By the first rank for all. The others make a model too: Keras numbers layers, and gradients meet by their names.
-            ends[held] = hvd.broadcast_object(
-                trained_alone(make, xs, ys, held, size) if rank == 0 else make() and None, 0
-            )
+            # By the first rank for all.
+            end = trained_alone(make, xs, ys, held, size) if rank == 0 else None
+            if rank != 0:
+                # The others make a model too: Keras numbers layers, and gradients meet by their names.
+                make()
+            ends[held] = hvd.broadcast_object(end, 0)
         expected = ends[held]
         own = list(zip(xs[rank::size], ys[rank::size], strict=True))
         model, optimizer = start_alike(hvd, make, xs[0]), keras.optimizers.SGD(0.05, momentum=0.9)
