@@ -51,6 +51,7 @@ _FRUGAL = {
 #: `ray start`, by this machine's own Python.
 _START = Path(__file__).with_name("ray_start.py")
 _WARM = Path(__file__).parents[1] / "warm"
+_CLONE = Path(__file__).parents[2]
 #: Where a host's program listens: a folder that is empty when the host has started.
 _SOCKET = "/dev/shm/for-ray"
 #: What Ray's workers, its supervisors of jobs and Paceline's drivers load, but for Ray itself, which reads as it is loaded whose
@@ -212,9 +213,12 @@ class RayLab:
 
     def left(self) -> dict[str, list[str]]:
         """Host -> command lines of what is none of Ray's own; `{}` once the runs have left nothing."""
-        found, environment = {}, str(self._python.parents[1])
+        found = {}
+        # What Ray's own processes name, in whatever folder the clone lies: its name alone may be the library's.
         for name in self.hosts.up_now:
-            lines = [line.replace(environment, "") for line in self.hosts.processes(name).values()]
+            lines = list(self.hosts.processes(name).values())
+            for folder in (self._python.parents[1], sys.prefix, _CLONE):
+                lines = [line.replace(str(folder), "") for line in lines]
             lines = [line for line in lines if "paceline" in line]
             if lines:
                 found[name] = lines
