@@ -46,6 +46,27 @@ def test_two_settings_that_contradict_each_other_are_refused():
         world.choice({"HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_CONTROLLER": "mpi"})
 
 
+def test_a_world_of_mpi_that_has_lost_a_rank_is_not_joined_again():
+    pytest.importorskip("mpi4py")
+    code = (
+        "from paceline.collectives import CollectivesError, mpi, world\n"
+        "joined = world.join({'HOROVOD_CONTROLLER': 'mpi'})\n"
+        "mpi.abandon()\n"
+        "for lost in ([], [1]):\n"
+        "    joined.lost_ranks.update(lost)\n"
+        "    try: world.join({'HOROVOD_CONTROLLER': 'mpi'})\n"
+        "    except CollectivesError as error: print(type(error).__name__, str(error))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=clean_environment()
+    )
+    again = ", and MPI can't go on in this process{}. Let the run be restarted (max_restarts)."
+    assert done.stdout.splitlines() == [
+        "CollectivesError communication has failed before" + again.format(""),
+        "LostRankError rank 1 was lost" + again.format(" without it"),
+    ], done.stderr
+
+
 def test_a_world_of_one_leaves_no_file_in_shared_memory():
     # Story: each process that used MPI without a launcher left a file of 16 MiB in /dev/shm, for ever.
     pytest.importorskip("mpi4py")

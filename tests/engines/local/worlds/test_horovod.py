@@ -90,7 +90,9 @@ def test_a_killed_rank_of_an_elastic_script_is_named_not_the_one_that_lost_it(la
     assert run.failure is not None
     assert (run.failure.cause, run.failure.rank, run.failure.signal) == ("killed", 1, "SIGKILL")
     [(victim, what)] = run.failure.victims
-    assert (victim, "rank 1 was lost, and MPI can't go on" in what) == (0, True)
+    assert victim == 0
+    # It has a quarter of a second to come to that: on a busy machine it is asked to end before.
+    assert "rank 1 was lost, and MPI can't go on" in what or what == "was ended by Paceline because of it."
 
 
 def test_a_restarted_elastic_script_goes_on_from_its_last_commit(lab: Lab) -> None:
