@@ -12,7 +12,7 @@ import pytest
 
 from paceline.system import processes
 from tests.engines.conftest import require_engine
-from tests.helpers import wait_until
+from tests.helpers import start_python, wait_until
 from tests.warm import NUMPY, close_all, program, programs, sharing
 from tests.warm.kinds import KINDS
 
@@ -36,6 +36,23 @@ def test_whoever_is_killed_before_it_asks_does_not_end_it(tmp_path: Path) -> Non
         connection.connect(started.path)
     assert code_of_a_script(tmp_path) == 7
     assert program(0, NUMPY) is started
+
+
+def test_what_it_runs_ends_where_the_group_of_whoever_has_started_it_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    code = (
+        "import os, sys\n"
+        "from tests.warm import NUMPY, program\n"
+        "print(program(0, NUMPY).process.pid, flush=True)\n"
+        "program(0, NUMPY).start(sys.argv[1:], os.environ, 1).wait(600)\n"
+    )
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    asks = start_python(code, tmp_path / "script.py", environment=environment, start_new_session=True)
+    assert asks.stdout is not None
+    pids = [int(asks.stdout.readline()) for _ in range(2)]
+    os.killpg(asks.pid, signal.SIGTERM)
+    wait_until(lambda: not any(map(processes.is_alive, pids)), "both have ended")
+    asks.communicate()
 
 
 def test_one_that_was_killed_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

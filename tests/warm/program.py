@@ -101,6 +101,8 @@ if __name__ == "__main__":
     if sys.argv[-1] == "--apart":
         sys.argv.pop()
         leave()
+    # A signal for the group of whoever has started it, as `timeout` sends one, would end it before it has ended its children.
+    os.setsid()
     # A child has the folder of its script in this place, and no more modules of these names than another process.
     sys.path[0] = str(Path(__file__).parents[2])
     del sys.modules["as_main"], sys.modules["asked"], sys.modules["hiding"]
