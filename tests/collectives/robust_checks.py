@@ -96,7 +96,11 @@ def survivors_meet_again(port: str) -> None:
     engine = collectives.start()
     array = numpy.ones(1 << 20, numpy.float32)
     engine.allreduce("first", array).wait(20)
+    # A sum that has ended here may not have ended on the others.
+    Path(f"has_summed_{engine.rank}").touch()
     if engine.rank == 0:
+        while len(list(Path.cwd().glob("has_summed_*"))) < engine.size:
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(collectives.ShutDownError):
         engine.allreduce("second", array).wait(60)
