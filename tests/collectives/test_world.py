@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from paceline.collectives import ArgumentError, world
+from tests.helpers import run_python
 from tests.ranks import clean_environment
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
@@ -57,14 +58,11 @@ def test_a_world_of_mpi_that_has_lost_a_rank_is_not_joined_again():
         "    try: world.join({'HOROVOD_CONTROLLER': 'mpi'})\n"
         "    except CollectivesError as error: print(type(error).__name__, str(error))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=clean_environment()
-    )
     again = ", and MPI can't go on in this process{}. Let the run be restarted (max_restarts)."
-    assert done.stdout.splitlines() == [
+    assert run_python(code).splitlines() == [
         "CollectivesError communication has failed before" + again.format(""),
         "LostRankError rank 1 was lost" + again.format(" without it"),
-    ], done.stderr
+    ]
 
 
 def test_a_world_of_one_leaves_no_file_in_shared_memory():

@@ -214,11 +214,12 @@ class RayLab:
     def left(self) -> dict[str, list[str]]:
         """Host -> command lines of what is none of Ray's own; `{}` once the runs have left nothing."""
         found = {}
-        # What Ray's own processes name, in whatever folder the clone lies: its name alone may be the library's.
+        # Ray's own processes name them too, and a clone or an environment may be called as the library is.
+        folders = [str(folder) for folder in (self._python.parents[1], sys.prefix, _CLONE)]
         for name in self.hosts.up_now:
             lines = list(self.hosts.processes(name).values())
-            for folder in (self._python.parents[1], sys.prefix, _CLONE):
-                lines = [line.replace(str(folder), "") for line in lines]
+            for folder in folders:
+                lines = [line.replace(folder, "") for line in lines]
             lines = [line for line in lines if "paceline" in line]
             if lines:
                 found[name] = lines
