@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from paceline.runs import states
 from paceline.system import detached, processes
-from tests.engines.lab import Lab, wait_for_end, wait_for_status
+from tests.engines.lab import Lab, log_text, wait_for_end, wait_for_status
 from tests.helpers import wait_until
 from tests.warm.supervisors import Forked
 
@@ -42,3 +43,17 @@ def test_one_that_would_be_another_with_such_a_variable_is_started(lab, monkeypa
     monkeypatch.setenv(name, "C" if name == "LC_ALL" else "")
     run = lab.complete("print(1)")
     assert not isinstance(detached.started[-1], Forked), run.id
+
+
+def test_the_workers_of_another_python_run_on_that_one(lab, monkeypatch, tmp_path):
+    """They had the Python of the first supervisor, so that torch was loaded by each worker that was to be forked with it."""
+    pythons = [sys.executable, str(tmp_path / "environment" / "bin" / "python")]
+    Path(pythons[1]).parent.mkdir(parents=True)
+    for name in ("pyvenv.cfg", "lib"):
+        (tmp_path / "environment" / name).symlink_to(Path(sys.prefix) / name)
+    Path(pythons[1]).symlink_to(pythons[0])
+    for python in pythons:
+        monkeypatch.setattr(sys, "executable", python)
+        run = lab.complete("import sys; print(sys.executable)")
+        assert isinstance(detached.started[-1], Forked)
+        assert log_text(run).splitlines()[-1] == python

@@ -51,10 +51,11 @@ class Forked:
 
 
 class Supervisors:
-    """The program that they are forked from, started when it is first needed; it ends with this process."""
+    """The programs that they are forked from, each started when it is first needed; they end with this process."""
 
     def __init__(self) -> None:
-        self._program: OwnProgram | None = None
+        #: Of each Python that supervises: its workers run on the same one (`tests.warm.python`).
+        self._programs: dict[str, OwnProgram] = {}
         # Now, for the test that starts the first may have set others.
         self._alike = {name: os.environ.get(name) for name in _ALIKE}
         self._kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", *_ALIKE)}
@@ -75,33 +76,34 @@ class Supervisors:
             return False
         if _room(words) >= _WORDS or _room(map("=".join, environment.items())) >= _VARIABLES:
             return False
-        self._begin()
         return all(environment.get(name) == value for name, value in self._alike.items())
 
-    def _begin(self) -> None:
-        if self._program is None or self._program.has_ended:
-            self.close()
-            self._program = OwnProgram(self._start)
+    def _program(self, python: str) -> OwnProgram:
+        found = self._programs.get(python)
+        if found is None or found.has_ended:
+            if found is not None:
+                found.close()
+            found = self._programs[python] = OwnProgram(self._start)
+        return found
 
     def _start(self, socket: str) -> tuple[list[str], dict[str, Any]]:
         command = [sys.executable, str(_PROGRAM), socket, " " * _WORDS]
         return command, {"env": {**self._kept, "ROOM": " " * _VARIABLES}, "cwd": "/"}
 
     def _ask(self, words: Sequence[str], environment: Mapping[str, str], **options: Any) -> int:
-        assert self._program is not None
         given = {0: options["stdin"], 1: options["stdout"], 2: options["stderr"]}
         with open(os.devnull, "r+b") as nothing:
             fds = {number: nothing.fileno() if fd == subprocess.DEVNULL else fd for number, fd in given.items()}
             fds |= {fd: fd for fd in options["pass_fds"]}
-            connection = ask(self._program.path, words, environment, options["cwd"], fds)
+            connection = ask(self._program(words[0]).path, words, environment, options["cwd"], fds)
         with contextlib.closing(connection):
             return int(connection.recv(64))
 
     def close(self) -> None:
-        """End the program."""
-        if self._program is not None:
-            self._program.close()
-            self._program = None
+        """End the programs."""
+        for program in self._programs.values():
+            program.close()
+        self._programs.clear()
 
 
 def _room(texts: Iterable[str]) -> int:
