@@ -128,7 +128,8 @@ def slurm_cluster() -> Iterator[SlurmLab]:
         yield found
 
 
-@pytest.fixture(scope="session")
+# Not until all tests end: a cluster at which nobody looks takes a processor 3.5 s a minute.
+@pytest.fixture(scope="package")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
     """A Ray cluster of a head and two nodes."""
     why = ray_lab.missing()

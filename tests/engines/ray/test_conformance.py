@@ -53,7 +53,7 @@ class Ray(TargetUnderTest):
         self.cluster.lose(name)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray(ray_cluster: RayLab) -> Ray:
     folder = ray_cluster.folder / "conformance"
     folder.mkdir()
