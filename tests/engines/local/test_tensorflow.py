@@ -103,6 +103,8 @@ def at_hand(python_with_tensorflow: Path) -> Iterator[None]:
         yield
 
 
+# The strategy itself is tried with Keras 3, below.
+@pytest.mark.proof
 def test_two_workers_train_one_model(lab: Lab, tmp_path: Path) -> None:
     require_engine("tf_keras", find_spec("tf_keras"))
     estimator = pl.TensorFlow(
@@ -140,7 +142,6 @@ def test_fit_under_keras_3_fails_and_the_report_says_what_works(lab: Lab, at_han
         assert way in run.failure.message
 
 
-@pytest.mark.proof
 def test_a_loop_of_the_script_s_own_works_under_keras_3(lab: Lab, at_hand: None) -> None:
     require_engine("keras", find_spec("keras"))
     run = lab.complete(

@@ -20,11 +20,11 @@ _COMMON = ("training", "values", "callbacks", "saving", "elastic")
 #: By Keras: what it needs, what its ranks have loaded, its variables, what a script imports, and the modules of its checks.
 KINDS = {
     "keras-tensorflow": (
-        ("keras", "tensorflow"),
+        ("keras", "tensorflow", "tf_keras"),
         TENSORFLOW,
         {"KERAS_BACKEND": "tensorflow"},
         "horovod.keras",
-        (*_COMMON, "keras3", "graphs"),
+        (*_COMMON, "keras3", "graphs", "keras2"),
     ),
     "keras-torch": (
         ("keras", "torch"),
@@ -41,11 +41,15 @@ KINDS = {
         (*_COMMON, "keras2", "graphs"),
     ),
 }
+#: What the package that a script imports for tf_keras has for it alone; its optimizers work with Keras 3's package, too.
+_OF_ITS_OWN_PACKAGE = {"keras2.check_it_is_the_one_of_tensorflow", "keras2.check_files_of_the_kind_before"}
 
 
 def checks(kind: str) -> list[str]:
     """The names of all checks for this Keras."""
-    return [f"{module}.{check}" for module in KINDS[kind][4] for check in checks_in(CHECKS, module)]
+    left_out = _OF_ITS_OWN_PACKAGE if kind == "keras-tensorflow" else ()
+    names = [f"{module}.{check}" for module in KINDS[kind][4] for check in checks_in(CHECKS, module)]
+    return [name for name in names if name not in left_out]
 
 
 @pytest.fixture(scope="session")

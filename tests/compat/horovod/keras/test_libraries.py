@@ -90,6 +90,6 @@ def test_a_missing_keras_is_named():
         "sys.modules['tf_keras'] = None\nfrom paceline.compat.horovod._keras import libraries\n"
         "import importlib\nlibraries.of_tensorflow()"
     )
-    answer = run(code, OLDER_KERAS, TF_USE_LEGACY_KERAS="1")
+    answer = run(code, TENSORFLOW, TF_USE_LEGACY_KERAS="1")
     assert "this script needs tf_keras" in answer
     assert "unset TF_USE_LEGACY_KERAS" in answer

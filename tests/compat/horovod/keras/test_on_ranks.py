@@ -23,8 +23,8 @@ _AS_WITH_TORCH = {
     "training.check_weight_decay_and_moving_averages_are_the_optimizers_own",
 }
 
-#: What the others run: Keras 3's own part with torch, the graphs of TensorFlow with tf_keras; code that knows neither with torch.
-_AS_WITH_BOTH = {
+#: Code that knows neither torch nor TensorFlow, or Keras 3's own part: run with torch.
+_AS_WITH_ANY = {
     *("training.check_clipping_acts_on_the_average", "callbacks.check_all_callbacks_together_train"),
     *("callbacks.check_a_schedule_by_steps_by_function_and_by_fractions", "saving.check_a_class_of_the_scripts_own"),
     *("saving.check_weights_go_from_one_optimizer_to_another", "elastic.check_epochs_and_batches_are_counted_on"),
@@ -33,28 +33,12 @@ _AS_WITH_BOTH = {
         "callbacks.check_the_best_model_is_saved_by_the_first_rank_alone",
         "callbacks.check_momentum_is_corrected_as_the_rate_is",
     ),
-    *(
-        "saving.check_a_loaded_model_averages_again_and_has_its_state",
-        "training.check_passes_add_up_unless_they_are_averaged",
-    ),
-    *("callbacks.check_metrics_are_averages_for_the_callbacks_after_it", "keras3.check_it_trains_eagerly"),
-    "callbacks.check_the_ranks_are_equal_before_the_first_batch",
+    *("keras3.check_it_trains_eagerly", "callbacks.check_the_ranks_are_equal_before_the_first_batch"),
     "elastic.check_32_restoring_brings_back_weights_and_the_optimizers_state",
     "callbacks.check_a_model_without_an_input_shape_is_equal_after_the_first_batch",
     "keras3.check_clipping_acts_on_the_average_of_its_own_accumulation",
-}
-
-#: What Keras 3 shows with TensorFlow, or with torch, of code that is the same for tf_keras.
-_AS_WITH_EITHER = {
-    *("graphs.check_several_steps_in_one_call", "graphs.check_a_loop_of_the_scripts_own_in_a_graph"),
-    *("graphs.check_rows_of_an_embedding", "callbacks.check_all_callbacks_together_train"),
     # Three passes of the kind before are kept.
     "keras2.check_an_optimizer_of_the_kind_before_in_two_passes_equals_one",
-    *(
-        "callbacks.check_a_schedule_by_steps_by_function_and_by_fractions",
-        "elastic.check_epochs_and_batches_are_counted_on",
-    ),
-    "callbacks.check_the_best_model_is_saved_by_the_first_rank_alone",
 }
 
 #: Where the ranks are one, nothing is sent: the ways past that are few, and what is trained is what Keras itself trains.
@@ -80,8 +64,10 @@ def _is_repeated(kind: str, ranks: int, check: str) -> bool:
     """True if the code that this runs is run by a check that stays."""
     if ranks == 1:
         return check not in _ALONE and not check.startswith(("values.", "elastic."))
-    less = {"keras-tensorflow": _AS_WITH_TORCH | _AS_WITH_BOTH, "tf_keras": _AS_WITH_TORCH | _AS_WITH_EITHER}
-    return check in less.get(kind, ())
+    if kind == "tf_keras":
+        # The checks `keras2` try what Paceline has for its optimizers, beside Keras 3; the rest is what Keras 3 runs.
+        return True
+    return kind == "keras-tensorflow" and check in _AS_WITH_TORCH | _AS_WITH_ANY
 
 
 # The first of a world waits for all of it.

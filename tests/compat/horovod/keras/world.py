@@ -46,16 +46,18 @@ def main(folder: str, module_name: str, *names: str) -> None:
     hvd.init(process_sets="dynamic")
     os.chdir(folder)
 
-    def run(check: Callable[[Any, Any], object]) -> None:
+    def run(check: Callable[[Any, Any], object], library: Any) -> None:
         keras.utils.set_random_seed(1)
-        check(hvd, keras)
+        check(hvd, library)
         assert set(objects.allgather_object(check.__name__, "check")) == {check.__name__}
 
     def checks() -> Iterator[tuple[str, Callable[[], object]]]:
         for name in names:
             module, _, check = name.partition(".")
             found = importlib.import_module(f"tests.compat.horovod.keras.checks.{module}")
-            yield name, partial(run, getattr(found, check))
+            # Models of tf_keras beside those of Keras 3.
+            library = importlib.import_module(libraries.KERAS_2) if module == "keras2" else keras
+            yield name, partial(run, getattr(found, check), library)
 
     run_checks(Path(folder), hvd.rank(), checks())
     hvd.shutdown()
