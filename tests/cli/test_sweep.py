@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.cli.conftest import Cli
 from tests.cli.terminal import Terminal
 from tests.helpers import write_tree
+from tests.sweeps.helpers import hide_matplotlib
 
 SCRIPT = """
 import sys
@@ -15,6 +19,14 @@ import paceline
 x = float(sys.argv[sys.argv.index("--x") + 1])
 paceline.Run.get_context().log("loss", x * x)
 """
+
+
+@pytest.fixture
+def cli(cli: Cli) -> Cli:
+    """Without PNGs of the sweeps, which nobody looks at here."""
+    hide_matplotlib(cli.folder / ".paceline")
+    return cli
+
 
 SPACE = ("--param", "x=choice(-2, 1, 3)", "--metric", "loss", "--minimize", "--sampler", "grid")
 

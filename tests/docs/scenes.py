@@ -17,6 +17,7 @@ from tests.docs.pages import ROOT
 from tests.docs.reader import Scene
 from tests.environments.wheels import make_wheel
 from tests.helpers import make_run, write_program, write_tree
+from tests.sweeps.helpers import hide_matplotlib
 
 Maker = Callable[[Scene, pytest.MonkeyPatch], None]
 
@@ -220,6 +221,7 @@ for epoch in range(4):
     run.log("accuracy", 1 - given.lr / (epoch + 1), step=epoch)
 """
     write_tree(scene.folder, {"examples/sweep/train.py": script, "train.py": script})
+    hide_matplotlib(scene.folder / ".paceline")
     # The first three trials are as many as show that the blocks work.
     scene.instead = {"trials=12": "trials=3", "--trials 6": "--trials 2"}
 

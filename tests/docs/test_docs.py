@@ -49,6 +49,7 @@ from tests.docs.printed import assert_printed
 from tests.engines import hosts
 from tests.engines.conftest import require_engine
 from tests.helpers import make_job, make_launch, make_record, make_run
+from tests.sweeps.helpers import hide_matplotlib
 from tests.warm import run_command
 
 if sys.version_info >= (3, 11):
@@ -142,6 +143,7 @@ HERE = [number for number, block in enumerate(blocks(README, "console")) if not 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", HERE)
 def test_the_readmes_commands_print_what_it_says(checkout: Path, number: int) -> None:
+    hide_matplotlib(checkout / ".paceline")  # of its sweeps the page is looked at, and no PNG
     assert_prints_what_it_says(blocks(README, "console")[number].text)
 
 

@@ -22,6 +22,7 @@ from tests.docs.test_docs import assert_prints_what_it_says
 from tests.docs.test_translations import TRANSLATIONS
 from tests.engines.conftest import require_engine
 from tests.helpers import write_tree
+from tests.sweeps.helpers import hide_matplotlib
 from tests.warm import fork_scripts
 
 MAKER = runpy.run_path(str(ROOT / ".ci" / "notebooks.py"))
@@ -71,6 +72,7 @@ def test_the_notebook_runs_from_top_to_end_and_prints_what_it_says(
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     fork_scripts(monkeypatch)
     take_the_kernel_from_what_is_loaded(tmp_path, monkeypatch)
+    hide_matplotlib(tmp_path / ".paceline")  # of its sweeps, whose PNG nobody looks at
     executed = execute(shorter(notebook(page)), tmp_path)
     assert_outputs(notebook(page), executed)
     for block in blocks(page, "console"):

@@ -13,7 +13,7 @@ import paceline as pl
 from paceline.errors import JobError, PipelineError, RunFailedError
 from paceline.runs import states
 from tests.pipelines.conftest import Place
-from tests.sweeps.helpers import until
+from tests.sweeps.helpers import hide_matplotlib, until
 
 Submit = Callable[..., pl.PipelineRun]
 
@@ -160,6 +160,7 @@ def test_a_sweep_is_a_step(place: Place, submit: Submit) -> None:
         sampler="grid",
         trials=2,
     )
+    hide_matplotlib(place.workspace.path)
     run = submit(first, pl.Step("tune", tuned), place.step("last", after=[first]))
     run.wait_for_completion()
     sweep = run.steps["tune"]

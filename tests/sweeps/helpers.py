@@ -58,10 +58,27 @@ def sweep_on_disk(tmp_path: Path, script: str = "", space: Any = None, **values:
         os.close(fd)
 
 
+#: Python runs this at each start. Any other process goes on to the one that would have come without it (tests/warm/site).
+_HIDING = """
+import os, sys
+if "paceline.sweeps.pictures" in sys.orig_argv:
+    sys.modules["matplotlib"] = None
+else:
+    here = os.path.dirname(__file__)
+    sys.path.remove(here)
+    del sys.modules["sitecustomize"]
+    try:
+        import sitecustomize
+    except ModuleNotFoundError:
+        pass
+    sys.path.insert(0, here)
+"""
+
+
 def hide_matplotlib(workspace_dir: Path) -> None:
-    """Let the processes of this workspace's sweeps find no matplotlib, so that their ends draw no PNG."""
-    # Python runs this at each start. The folder is where these processes take Paceline from, and comes before all others.
-    write_tree(library_dir(workspace_dir), {"sitecustomize.py": "import sys\nsys.modules['matplotlib'] = None\n"})
+    """Let what draws this workspace's sweeps find no matplotlib, so that their ends draw no PNG."""
+    # The folder is where these processes take Paceline from, and comes before all others.
+    write_tree(library_dir(workspace_dir), {"sitecustomize.py": _HIDING})
 
 
 def until(true: Callable[[], Any]) -> None:

@@ -20,6 +20,7 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.engines.conftest import require_engine
 from tests.helpers import wait_until
+from tests.sweeps.helpers import hide_matplotlib
 from tests.ui.conftest import HOSTILE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -188,6 +189,7 @@ def test_every_view_in_a_browser_with_real_runs(cli: Cli, page: Any) -> None:
     ).stdout
     bad = bad.strip()
     cli.script(TUNE, "src/tune.py")
+    hide_matplotlib(cli.folder / ".paceline")  # the page is looked at, and no PNG
     done = subprocess.run(
         [sys.executable, "-c", SWEEP], cwd=cli.folder, env=cli.environment, capture_output=True, text=True, check=False
     )
