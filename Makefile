@@ -20,14 +20,14 @@ test: .venv/.ready engines
 # cells of matrices that it leaves out, which are marked `proof`.
 proof: .venv/.ready engines chaos
 	$(BIN)/python -m pip install --quiet accelerate lightning tensorboardX transformers wandb '$(TORCH)'
-	PACELINE_REQUIRE_TRACKERS=1 $(BIN)/python -m pytest tests/trackers/test_libraries.py
+	PACELINE_PROOF=1 PACELINE_REQUIRE_TRACKERS=1 $(BIN)/python -m pytest tests/trackers/test_libraries.py
 	PACELINE_PROOF=1 PACELINE_ENDURANCE_STEPS=10000 PACELINE_PLANS=5000 \
 	    $(BIN)/python -m pytest tests/collectives/test_endurance.py tests/collectives/test_properties.py --timeout 14400
 	PACELINE_PROOF=1 $(BIN)/python -m pytest -n 3 -m proof
 	# A hundred losses of hosts: the better part of an hour.
 	PACELINE_PROOF=1 PACELINE_LOSSES=100 $(BIN)/python -m pytest tests/engines/ssh/test_elastic.py -m proof
 	# 3 GB of parameters on four workers of 5 GB each.
-	PACELINE_LARGE=1 $(BIN)/python -m pytest tests/parallel/large/test_limited.py --timeout 14400
+	PACELINE_PROOF=1 PACELINE_LARGE=1 $(BIN)/python -m pytest tests/parallel/large/test_limited.py --timeout 14400
 	# All has passed: which engines that was with.
 	$(BIN)/python .ci/engine_versions.py
 
