@@ -16,7 +16,7 @@ import paceline
 from tests.cli.conftest import Cli, cli
 from tests.engines.conftest import require_engine
 from tests.helpers import make_job, make_run
-from tests.warm import forking_variables
+from tests.warm import EXAMPLES, TENSORFLOW, forking_variables
 
 __all__ = ["cli"]
 
@@ -32,9 +32,9 @@ def needs(name: str) -> None:
         pytest.skip(f"needs {name}, which `make proof` installs")
 
 
-def values(cli: Cli, script: str, *words: str) -> dict[str, Any]:
-    """Run it; metric name -> [(step, value, ...)] by rank and step."""
-    variables = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"} | forking_variables()
+def values(cli: Cli, script: str, *words: str, loaded: str = EXAMPLES) -> dict[str, Any]:
+    """Run it; metric name -> [(step, value, ...)] by rank and step. loaded: what its workers have loaded already."""
+    variables = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"} | forking_variables(loaded)
     done = cli("run", "--json", *words, cli.script(script), env=variables)
     found = json.loads(done.stdout[done.stdout.index("{\n") :])
     (one,) = cli.json("metrics", found["run_id"], *(f"--name={name}" for name in _names(cli, found["run_id"])))
@@ -171,7 +171,7 @@ def test_keras_s_tensorboard_callback_is_read_from_its_files(cli: Cli, keras: No
         with tf.summary.create_file_writer("own").as_default():
             tf.summary.scalar("mine", 0.5, step=3)
         """
-    found = values(cli, script)
+    found = values(cli, script, loaded=TENSORFLOW)
     assert [step for step, _ in found["train/epoch_loss"]] == [0, 1]
     assert [step for step, _ in found["validation/epoch_loss"]] == [0, 1]
     assert found["mine"] == [(3, 0.5)]
@@ -201,7 +201,9 @@ def test_lightning_s_loggers_tell_each_value_once(cli: Cli) -> None:
     assert [step for step, _ in found["train_loss"]] == list(range(8))
 
 
+# What it logs takes the way of all others, and to load what it imports takes a processor four seconds.
 @pytest.mark.slow
+@pytest.mark.proof
 def test_a_trainer_of_transformers_tells_its_logs_whoever_else_it_reports_to(cli: Cli) -> None:
     needs("transformers")
     needs("accelerate")
