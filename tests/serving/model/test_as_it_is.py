@@ -195,7 +195,16 @@ def test_a_data_frame_s_columns_are_given_by_name(tmp_path):
         assert "which is none of a, b" in server.score([{"a": 1, "b": 1, "c": 1}]).json()["message"]
 
 
-def test_torchscript_and_exported_programs(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "platform", "workers"),
+    [
+        ("m.pt", "pytorch_torchscript", 2),
+        # One alone: both kinds share their weights in one way, and each process loads torch.
+        ("m.pt2", "pytorch_export", 1),
+        pytest.param("m.pt2", "pytorch_export", 2, marks=pytest.mark.proof),
+    ],
+)
+def test_torchscript_and_exported_programs(tmp_path, name, platform, workers):
     class Two(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -208,32 +217,30 @@ def test_torchscript_and_exported_programs(tmp_path):
     torch.manual_seed(0)
     model = Two().eval()
     wanted = model(torch.tensor([[1.0, 2.0]])).tolist()
-    for name, platform in (("m.pt", "pytorch_torchscript"), ("m.pt2", "pytorch_export")):
-        folder = tmp_path / platform
-        (folder / "model").mkdir(parents=True)
-        if name == "m.pt":
-            with pytest.warns(DeprecationWarning, match="deprecated"):
-                # The check would run the model again, and compare the two with what takes a second to load.
-                traced = torch.jit.trace(model, torch.zeros(1, 2), check_trace=False)
-            with pytest.warns(DeprecationWarning, match="deprecated"):
-                torch.jit.save(traced, folder / "model" / name)
-        else:
-            rows = torch.export.Dim("rows", min=1, max=64)
-            torch.export.save(
-                torch.export.export(model, (torch.zeros(3, 2),), dynamic_shapes=({0: rows},)), folder / "model" / name
-            )
-        with serving(folder, models=[MODEL], workers=2) as server:
-            server.wait(lambda state: [each["state"] for each in state["workers"]] == ["ready"] * 2)
-            assert server.client.get("/v2/models/digits").json()["platform"] == platform
-            for _ in range(4):
-                assert server.score({"data": [[1, 2]]}).json()["output"][0] == pytest.approx(wanted[0], rel=1e-4)
-            found = server.client.post("/v2/models/digits/infer", json={"inputs": [tensor([1, 2], [1, 2])]}).json()
-            assert found["outputs"][0]["data"] == pytest.approx(wanted[0], rel=1e-4)
-            assert server.score([[1, 2, 3]]).status_code == 400
-            # Both map the one file.
-            for each in server.state["workers"]:
-                assert str(folder / "shared") in Path(f"/proc/{each['pid']}/maps").read_text()
-        assert not (folder / "shared").exists()
+    (tmp_path / "model").mkdir()
+    if name == "m.pt":
+        with pytest.warns(DeprecationWarning, match="deprecated"):
+            # The check would run the model again, and compare the two with what takes a second to load.
+            traced = torch.jit.trace(model, torch.zeros(1, 2), check_trace=False)
+        with pytest.warns(DeprecationWarning, match="deprecated"):
+            torch.jit.save(traced, tmp_path / "model" / name)
+    else:
+        rows = torch.export.Dim("rows", min=1, max=64)
+        torch.export.save(
+            torch.export.export(model, (torch.zeros(3, 2),), dynamic_shapes=({0: rows},)), tmp_path / "model" / name
+        )
+    with serving(tmp_path, models=[MODEL], workers=workers) as server:
+        server.wait(lambda state: [each["state"] for each in state["workers"]] == ["ready"] * workers)
+        assert server.client.get("/v2/models/digits").json()["platform"] == platform
+        for _ in range(4):
+            assert server.score({"data": [[1, 2]]}).json()["output"][0] == pytest.approx(wanted[0], rel=1e-4)
+        found = server.client.post("/v2/models/digits/infer", json={"inputs": [tensor([1, 2], [1, 2])]}).json()
+        assert found["outputs"][0]["data"] == pytest.approx(wanted[0], rel=1e-4)
+        assert server.score([[1, 2, 3]]).status_code == 400
+        # Several map the one file; one alone has nobody to share it with.
+        for each in server.state["workers"]:
+            assert (str(tmp_path / "shared") in Path(f"/proc/{each['pid']}/maps").read_text()) == (workers > 1)
+    assert not (tmp_path / "shared").exists()
 
 
 def test_onnx(tmp_path):
