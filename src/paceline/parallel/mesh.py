@@ -25,8 +25,6 @@ from paceline.parallel.exchange import from_first
 from paceline.parallel.strategy import Layout
 
 AXES = ("pipe", "data", "shard", "context", "expert", "tensor")
-#: Axes that the mesh has only where they are used: torch makes a group for each axis, however short.
-_RARE = ("context", "expert")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,7 +40,7 @@ class WorldPlace:
 class World(WorldPlace):
     """This process among all, and the groups that its layout makes.
 
-    mesh: with the axes of `AXES`, context and expert only where they are used.
+    mesh: with those axes of `AXES` that have more than one rank.
         None in a world of one, where there may be no process group at all.
     store: what the ranks leave messages in, or None in a world of one.
     """
@@ -148,7 +146,9 @@ def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[Any, dict[froze
     global _made_for
     from torch.distributed.device_mesh import init_device_mesh
 
-    axes = tuple(axis for axis in AXES if axis not in _RARE or getattr(layout, axis) > 1)
+    # No axis of one rank: torch makes a group for each axis, however short, and each group over Gloo has three threads, of which
+    # one wakes a hundred times a second.
+    axes = tuple(axis for axis in AXES if getattr(layout, axis) > 1)
     shape = tuple((axis, int(getattr(layout, axis))) for axis in axes)
     # A script may end its process group and make another one; meshes and groups of the first one are dead then.
     if _made_for is not dist.group.WORLD:
@@ -156,7 +156,7 @@ def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[Any, dict[froze
         _made_for = dist.group.WORLD
     if shape not in _made:
         mesh = init_device_mesh(place.device.type, tuple(extent for _, extent in shape), mesh_dim_names=axes)
-        active = {axis for axis, extent in shape if extent > 1}
+        active = set(axes)
         groups: dict[frozenset[str], Any] = {frozenset({axis}): mesh.get_group(axis) for axis in active}
         # Axes that have all ranks are the world's own group; each further group costs connections between all of its
         # ranks.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
@@ -106,8 +106,13 @@ class Traced:
         return line
 
 
-#: Runs the outer forward and notes it; tells the recorder that it does so with.
-Record = Callable[[Callable[[GraphRecorder], None]], Traced]
+class Record(Protocol):
+    """Runs the outer forward and notes it; tells `begin` the recorder that it does so with.
+
+    with_reads: also what it reads, which takes long.
+    """
+
+    def __call__(self, begin: Callable[[GraphRecorder], None], *, with_reads: bool = True) -> Traced: ...
 
 
 class Tracer:
@@ -217,12 +222,12 @@ class Tracer:
         return fake
 
     def _trace_fake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
-        def record(begin: Callable[[GraphRecorder], None]) -> Traced:
+        def record(begin: Callable[[GraphRecorder], None], *, with_reads: bool = True) -> Traced:
             with torch.enable_grad():
                 fake_args, fake_kwargs = map_tensors((args, kwargs), self._mode.from_tensor)
             state = names_by_tensor(self._fake)
             with self._mode:
-                return self._record(self._fake, fake_args, fake_kwargs, state, begin)
+                return self._record(self._fake, fake_args, fake_kwargs, state, begin, with_reads)
 
         with attributes_kept(self._fake) as put_back, generators_kept(), _unlogged():
             return self._twice(self._fake, record, put_back)
@@ -230,11 +235,11 @@ class Tracer:
     def _trace_real(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Traced:
         model = self._real
 
-        def record(begin: Callable[[GraphRecorder], None]) -> Traced:
+        def record(begin: Callable[[GraphRecorder], None], *, with_reads: bool = True) -> Traced:
             with untouched(model, training):
                 # The forward may change its arguments in place, and the second run has to begin with the same.
                 own_args, own_kwargs = map_tensors((args, kwargs), torch.clone)
-                return self._record(model, own_args, own_kwargs, names_by_tensor(model), begin)
+                return self._record(model, own_args, own_kwargs, names_by_tensor(model), begin, with_reads)
 
         with attributes_kept(model) as put_back, generators_kept():
             return self._twice(model, record, put_back)
@@ -282,7 +287,8 @@ class Tracer:
         calls = tuple(traced.calls())
         # Often a graph for another mode, or another number of rows, has the same calls as an earlier one: then both are two
         # runs of the same.
-        if calls not in self._repeated and (line := traced.difference(record(_nothing))) is not None:
+        is_new = calls not in self._repeated
+        if is_new and (line := traced.difference(record(_nothing, with_reads=False))) is not None:
             raise ParallelError(
                 f"{cannot}: {shown(line)}: a second call with the same shapes does something else there, and a stage would "
                 "repeat what the first one did. Has it to do with time, with a file, with random numbers that are not torch's, "
@@ -323,7 +329,13 @@ class Tracer:
         return None
 
     def _record(
-        self, model: nn.Module, args: Any, kwargs: Any, state: dict[int, str], begin: Callable[[GraphRecorder], None]
+        self,
+        model: nn.Module,
+        args: Any,
+        kwargs: Any,
+        state: dict[int, str],
+        begin: Callable[[GraphRecorder], None],
+        with_reads: bool,
     ) -> Traced:
         names = names_by_module(model)
 
@@ -343,13 +355,11 @@ class Tracer:
             recorder.add_input(f"input_{index}", tensor) for index, tensor in enumerate(tensors_in((args, kwargs)))
         )
         reads = Reads()
+        noted: AbstractContextManager[None] = contextlib.nullcontext()
+        if with_reads:
+            noted = noting(reads, lambda: recorder.is_outer, lambda module: names.get(id(module)))
         try:
-            with (
-                torch.enable_grad(),
-                eager(),
-                recording(recorder),
-                noting(reads, lambda: recorder.is_outer, lambda module: names.get(id(module))),
-            ):
+            with torch.enable_grad(), eager(), recording(recorder), noted:
                 result = model.forward(*args, **kwargs)
             output = recorder.finish(result)
         except Exception as error:
