@@ -33,6 +33,10 @@ _AS_ON_TWO = {
     "tensor.check_what_is_changed_in_place_between_two_layers_is_right",
     "tensor.check_a_model_that_can_not_compute_few_rows_is_cut_by_all_of_them",
     "families.check_gpt2_is_cut_by_heads_and_equals_one_process",
+    # Cuts in two dimensions equal one process in `large.check_from_nothing_and_from_safetensors`, which saves and loads them too.
+    *("tensor.check_five_steps_of_adamw_are_those_of_one_process", "large.check_computed_again_and_in_parts"),
+    # The matrix of checkpoints has four workers too.
+    "checkpoint.check_combined_layouts_go_on_from_each_other",
 }
 
 #: Here a part of a strategy is made wrong, and the comparison has to see it: this tries the checks more than the strategies.
@@ -48,6 +52,10 @@ _AS_OTHERS = {
     "tensor.check_loss_and_gradients_are_those_of_one_process",
     # Half precision goes the way of single, which is tried with every strategy.
     *("stages.check_half_precision_is_that_of_one_process", "loop.check_half_precision_stays_near"),
+    # That each strategy follows an attribute is seen where the same one is made stale, in `mutations_cut`.
+    "reads.check_replicas_and_parts_follow_too",
+    # Of uneven batches, those on four workers and those in several parts have microbatches too.
+    *("pipeline.check_batches_of_any_size_go_through", "data.check_microbatches_equal_accumulation"),
 }
 
 

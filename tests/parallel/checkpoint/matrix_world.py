@@ -1,6 +1,6 @@
-"""A program that saves on every layout of its world's size, then goes on from what others have saved.
+"""A program that saves on the layouts of its world's size, then goes on from what others have saved.
 
-    python matrix_world.py <folder> '["data 2 -> shard 4", ...]'
+    python matrix_world.py <folder> '["data 2 saves", "data 2 -> shard 4", ...]'
 
 The worlds of all sizes run at the same time, so that each process is started once. Three steps, a checkpoint, three steps
 more: the end is compared with six steps of a plain loop, in float64, with AdamW. The model's embedding is tied to its head,
@@ -41,7 +41,7 @@ def case() -> Any:
     return SHALLOW["transformer_tied"]
 
 
-def main(folder: Path, pairs: list[str]) -> None:
+def main(folder: Path, asked: list[str]) -> None:
     import torch
 
     from paceline.parallel import mesh
@@ -49,19 +49,22 @@ def main(folder: Path, pairs: list[str]) -> None:
 
     torch.set_num_threads(1)
     place = mesh.start()
-    chosen = [layout for layout, (size, _) in LAYOUTS.items() if size == place.size]
+    own = [layout for layout, (size, _) in LAYOUTS.items() if size == place.size]
+    saved = [
+        layout for layout in LAYOUTS if any(name.startswith((f"{layout} saves", f"{layout} ->")) for name in asked)
+    ]
     found = {}
     one = alone(case(), rows=(8,) * 3)
-    for layout in chosen:
+    for layout in (layout for layout in own if layout in saved):
         par, given = training(layout, seed=5)
         found[f"{layout} saves"] = distances(par, given[:3], one)
         par.save(path_of(folder, layout))
-    await_checkpoints(folder)
+    await_checkpoints(folder, saved)
     one = alone(case(), rows=(8,) * 6)
-    for layout in chosen:
+    for layout in (layout for layout in own if any(name.endswith(f" -> {layout}") for name in asked)):
         # Another seed: what is not in the checkpoint would be seen.
         par, given = training(layout, seed=6)
-        for other in (other for other in LAYOUTS if f"{other} -> {layout}" in pairs):
+        for other in (other for other in LAYOUTS if f"{other} -> {layout}" in asked):
             assert par.load(path_of(folder, other))
             found[f"{other} -> {layout}"] = distances(par, given[3:], one)
     if place.rank == 0:
@@ -70,10 +73,10 @@ def main(folder: Path, pairs: list[str]) -> None:
         torch.distributed.barrier()
 
 
-def await_checkpoints(folder: Path) -> None:
-    """Return once every world has saved. A checkpoint's folder has its name only when it is complete."""
+def await_checkpoints(folder: Path, layouts: list[str]) -> None:
+    """Return once every world has saved these. A checkpoint's folder has its name only when it is complete."""
     deadline = time.monotonic() + WAIT_S
-    while missing := [layout for layout in LAYOUTS if not path_of(folder, layout).is_dir()]:
+    while missing := [layout for layout in layouts if not path_of(folder, layout).is_dir()]:
         if time.monotonic() > deadline:
             raise TimeoutError(f"nobody has saved {missing} within {WAIT_S:g} s")
         time.sleep(0.05)

@@ -17,8 +17,9 @@ def check_every_layout_is_forecast_and_one_is_taken(ranks: Ranks) -> None:
     case = CASES["transformer_untied"]
     given = batches(case, torch.float32, (8,))
     names = {"DataParallel(2)", "FullyShard(2)", "PipelineParallel(2)", "TensorParallel(2)"}
+    # Without a limit "auto" is taken in the programs of `test_launchers`.
     every = (("auto", None), (FullyShard(), None), ("auto", 3_800_000), (PipelineParallel(), None))
-    for strategy, memory in ranks.cells(every[:3], every):
+    for strategy, memory in ranks.cells(every[1:3], every):
         model = Transformer(tied=False, width=64)
         par = paceline.parallelize(
             model,

@@ -388,7 +388,8 @@ def check_what_the_loop_changes_is_followed(ranks: Ranks) -> None:
         chosen = {name: one for name, one in chosen.items() if name not in _NUMBERS} | {_ALL: _all_numbers()}
     compared = ranks.cells([_ALL, *_ON_FOUR], list(FOLLOWED))
     for name, (make, change) in chosen.items():
-        steps = 1 + len(_NUMBERS) if name == _ALL else STEPS
+        # One change, and in the whole another one after it.
+        steps = 1 + len(_NUMBERS) if name == _ALL else ranks.cells(2, STEPS)
         one = _alone(make, change, steps)
         for strategy in pipelines:
             par, _ = _together(make, change, strategy, steps=steps, check="off")
@@ -449,8 +450,9 @@ def check_stages_and_replicas_that_read_other_values_are_told(ranks: Ranks, size
     # Rows that the replicas share unevenly are no reason.
     uneven = [(x[:7], y[:7]) for x, y in _batches()]
     # A whole replica, or a stage of each; and one rank by itself.
-    covering: list[Callable[[int], bool]] = [lambda rank: rank >= 2, lambda rank: rank % 2 == 1]
-    for is_other in ranks.cells(covering, [*covering, lambda rank: rank == 1]):
+    # Stages of one replica that differ are there on two.
+    covering: list[Callable[[int], bool]] = [lambda rank: rank >= 2]
+    for is_other in ranks.cells(covering, [*covering, lambda rank: rank % 2 == 1, lambda rank: rank == 1]):
         par, model = _together(make, change, DataParallel(2) @ PipelineParallel(2, cut=["blocks.2"]), check="off")
         par.step(uneven[0])
         model.temperature = 2.0 if is_other(ranks.rank) else 1.0
