@@ -10,9 +10,10 @@ import pytest
 
 from paceline.runs import states
 from paceline.system import detached, processes
-from tests.engines.lab import Lab, log_text, wait_for_end, wait_for_status
+from tests.cli.conftest import Cli
+from tests.engines.lab import Lab, log_text, processes_below, wait_for_end, wait_for_status
 from tests.helpers import wait_until
-from tests.warm.supervisors import Forked
+from tests.warm.asking import Forked
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's /proc")
 
@@ -36,6 +37,22 @@ def test_a_forked_supervisor_shows_as_one_that_was_started(lab):
     run.cancel()
     assert wait_for_end(run) == states.CANCELED
     wait_until(lambda: started.poll() is not None, "it has ended")
+
+
+def parent_of(pid: int) -> str:
+    """Its parent's command line."""
+    # After the name, which may have blanks: the state, and the parent.
+    parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    return Path(f"/proc/{parent}/cmdline").read_text()
+
+
+def test_those_of_forked_commands_are_forked_too(tmp_path):
+    cli = Cli(tmp_path)
+    run_id = cli.submit("import time; time.sleep(600)")
+    cli.wait(run_id, states.RUNNING)
+    assert any("supervising.py" in parent_of(pid) for pid in processes_below(tmp_path))
+    cli("cancel", run_id)
+    wait_until(lambda: not processes_below(tmp_path), "all has ended")
 
 
 @pytest.mark.parametrize("name", ["PYTHONWARNINGS", "LD_PRELOAD", "LC_ALL"])

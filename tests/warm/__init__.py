@@ -10,7 +10,8 @@ seconds in each process.
     hand_over.py    a Python hands its script over: it passes signals on, waits, and ends as the script does
 
     supervising.py  has loaded what a supervisor loads, and forks them
-    supervisors.py  starts it, and asks it in the place of `subprocess.Popen` (tests/conftest.py)
+    supervisors.py  starts it, for this process (tests/conftest.py) and for commands that are forked themselves
+    asking.py       asks it, in the place of `subprocess.Popen`
 
 Ways in:
 

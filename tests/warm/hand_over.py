@@ -10,18 +10,31 @@ import signal
 import sys
 
 
-def ask(socket, words, environment, folder, fds, *, python=sys.executable, path=None, hides=False, frees=True):
+def ask(
+    socket,
+    words,
+    environment,
+    folder,
+    fds,
+    *,
+    python=sys.executable,
+    path=None,
+    hides=False,
+    frees=True,
+    supervisors=None,
+):
     """The connection over which the program at this socket tells the pid of a process that runs this script, and its end.
 
     fds: number that a descriptor has for the script -> descriptor here. python: what the script finds as `sys.executable`.
     path: where it looks for modules, behind its own folder, if not where the program does.
     hides: for the script nothing is loaded until it imports it. frees: it ends as the interpreter does, to the last; without
-    it, what is loaded is not freed, which takes a processor 0.15 s for torch.
+    it, what is loaded is not freed, which takes a processor 0.15 s for torch. supervisors: who forks those that it starts, if
+    anybody does (`asking.submit_with`).
     """
     umask = os.umask(0)
     os.umask(umask)
     told = {"words": list(words), "environment": dict(environment), "folder": str(folder), "fds": list(fds)}
-    told.update(umask=umask, python=python, path=path, hides=hides, frees=frees)
+    told.update(umask=umask, python=python, path=path, hides=hides, frees=frees, supervisors=supervisors)
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     # By a file, for a packet has a largest size.
     file = os.memfd_create("told")

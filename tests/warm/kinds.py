@@ -63,6 +63,7 @@ KINDS = {
             *(
                 "typer.main",
                 "paceline.cli.main",
+                "paceline.system.detached",
                 *(f"paceline.cli.{name}" for name in ("run", "read", "logs", "files")),
             ),
             *(

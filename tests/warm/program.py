@@ -24,6 +24,8 @@ from typing import Any
 # From this folder, for the package would load what only those need who ask.
 from as_main import run
 from asked import listening, take, taken_over
+from asking import submit_with
+from hand_over import ask
 from hiding import Hiding
 
 
@@ -105,7 +107,8 @@ if __name__ == "__main__":
     os.setsid()
     # A child has the folder of its script in this place, and no more modules of these names than another process.
     sys.path[0] = str(Path(__file__).parents[2])
-    del sys.modules["as_main"], sys.modules["asked"], sys.modules["hiding"]
+    for name in ("as_main", "asked", "asking", "hand_over", "hiding"):
+        del sys.modules[name]
     hiding = Hiding()
     with warnings.catch_warnings():
         # As for a script: the filters are those of the interpreter, and the script sets its own.
@@ -121,6 +124,8 @@ if __name__ == "__main__":
     # Each process has its own, unless it asks for a seed.
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
+    if told["supervisors"]:
+        submit_with(ask, *told["supervisors"])
     if told["hides"]:
         hiding.hide()
     run(told)

@@ -102,7 +102,7 @@ class Program:
         output: int,
         folder: Path | None = None,
         errors: int | None = None,
-        **options: bool,
+        **options: Any,
     ) -> Process:
         """Run a script with these arguments. output: a descriptor, for all that it prints; errors: for its standard error.
 

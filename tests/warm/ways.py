@@ -9,17 +9,22 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.warm.asking import ALIKE
 from tests.warm.kinds import COMMAND_LINE, EXAMPLES, TORCH
 from tests.warm.programs import program
+from tests.warm.supervisors import for_commands
 
 _HERE = Path(__file__).parent
 #: Where site/sitecustomize.py finds the program: the interpreter that it is a stand-in for, and its socket.
 VARIABLE = "FORKED_SCRIPTS"
 #: The same for commands of Paceline's command line.
 COMMANDS = "FORKED_COMMANDS"
+#: Who forks the supervisors of those commands: a socket, and the variables that a fork has in common with its program.
+SUPERVISORS = "FORKED_SUPERVISORS"
 #: And for workers, of which it needs the socket alone.
 WORKERS = "FORKED_WORKERS"
 
@@ -30,7 +35,7 @@ def run_alone(
     environment: Mapping[str, str],
     folder: Path | None = None,
     timeout_s: float = 2700,
-    **options: bool,
+    **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """What `python *words` has printed and returned, in a process that has this loaded already. options: see `ask`.
 
@@ -62,8 +67,10 @@ def run_command(
 ) -> subprocess.CompletedProcess[str]:
     """What a command of Paceline's command line answers: `words` are its script and its arguments. To load the command line is
     half of what a command takes."""
-    options = {"folder": folder, "timeout_s": timeout_s, "hides": True, "frees": False}
-    return run_alone(*words, loaded=COMMAND_LINE, environment=environment, **options)
+    options = {"hides": True, "frees": False, "supervisors": for_commands(environment)}
+    return run_alone(
+        *words, loaded=COMMAND_LINE, environment=environment, folder=folder, timeout_s=timeout_s, **options
+    )
 
 
 def below_mpirun(ranks: int, *words: str, kind: str = TORCH, also: str | None = None, hides: bool = False) -> list[str]:
@@ -102,6 +109,8 @@ def fork_scripts(monkeypatch: pytest.MonkeyPatch, kind: str = EXAMPLES, *, also_
     variables = forking_variables(kind)
     if variables:
         variables[COMMANDS] = f"{sys.executable}{os.pathsep}{program(0, COMMAND_LINE).path}"
+        if found := for_commands(os.environ):
+            variables[SUPERVISORS] = "\n".join([found[0], *(found[1][name] or "" for name in ALIKE)])
     if variables and also_in_environments:
         variables[WORKERS] = program(0, kind).path
     for name, value in variables.items():
