@@ -40,6 +40,7 @@ class Scene:
     elsewhere: what stands in a block -> the test that runs it, in the page's place.
     by: of a page whose Python blocks are one script, what runs it: `python`, or `paceline run -j 2 --backend gloo`.
     before: lines before that script.
+    later: how commands begin that are looked up and not run.
     """
 
     folder: Path
@@ -48,6 +49,7 @@ class Scene:
     elsewhere: dict[str, str] = field(default_factory=dict)
     by: str = ""
     before: str = ""
+    later: tuple[str, ...] = ()
 
 
 class Reader:
@@ -101,7 +103,10 @@ class Reader:
             self._execute(block)
         elif kind is Kind.CONSOLE:
             for command, said in typed(block):
-                self._type(command, said, exit_code(block))
+                if command.startswith(self._scene.later):
+                    self._check(command)
+                else:
+                    self._type(command, said, exit_code(block))
         elif kind is Kind.CHECKED and block.language == "python":
             checking.check_python(block.text, dict(self._names))
         elif kind is Kind.CHECKED:
@@ -141,7 +146,8 @@ class Reader:
         self.printed.append(done.stdout)
 
     def _check(self, command: str) -> None:
-        """Parse it; add the target that it adds, and make the plan of the run that it starts, as if it were for this machine."""
+        """Parse it; add the target that it adds, and make the plan of the run that it starts, as if it were for this machine; the
+        plan of a sweep or of a pipeline that is here."""
         words = checking.parse_command(command)
         if words[:3] == ["paceline", "compute", "add"] and "--help" not in words:
             self._type(shlex.join([*words, "--no-check"]), [], 0)
@@ -151,6 +157,8 @@ class Reader:
                     words[place + 1] = "local"
             gpus = "PACELINE_GPUS=0,1,2,3,4,5,6,7 " if "--gpu" in words else ""
             self._type(gpus + shlex.join([*words[:2], "--dry-run", *words[2:]]), [], 0)
+        elif words[1:3] in (["sweep", "run"], ["pipeline", "run"]) and command.startswith(self._scene.later):
+            self._type(shlex.join([*words, "--dry-run"]), [], 0)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,17 @@ Maker = Callable[[Scene, pytest.MonkeyPatch], None]
 SCENES: dict[str, Maker] = {}
 
 
+#: Page -> how its commands begin that `make proof` alone runs, for another test runs what they run. `make test` reads them, and
+#: makes the plan of a sweep or of a pipeline.
+LATER: dict[str, tuple[str, ...]] = {
+    "command-line": ("paceline check ",),  # test_a_script_is_equal_on_two_workers_and_another_is_not
+    "from-horovod": ("horovodrun ",),  # the same script below `paceline run`; README's below horovodrun
+    "from-torchrun": ("torchrun ",),  # the same script below `paceline run`, and without that nothing is Paceline's
+    "pipelines": ("paceline pipeline run ",),  # the same steps in Python; test_a_file_is_run_followed_and_shown
+    "sweeps": ("paceline sweep run examples/",),  # README's command
+}
+
+
 def supposed_by(*pages: str) -> Callable[[Maker], Maker]:
     """The function sets the scene of these pages."""
 

@@ -19,7 +19,7 @@ from tests.docs.conftest import lacking
 from tests.docs.kinds import HOW, Kind, kind_of, name_of, typed
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.docs.reader import Reader, Scene
-from tests.docs.scenes import SCENES
+from tests.docs.scenes import LATER, SCENES
 from tests.docs.test_translations import TRANSLATIONS
 from tests.helpers import write_tree
 from tests.warm import EXAMPLES, TENSORFLOW, fork_scripts
@@ -46,9 +46,20 @@ by_name = {"ids": lambda page: str(page.relative_to(ROOT))}
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", READ, **by_name)
 def test_the_blocks_of_a_page_work(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_work(page, Scene(tmp_path, later=LATER.get(page.stem, ())), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", [page for page in READ if page.stem in LATER], **by_name)
+def test_all_blocks_of_a_page_work(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_work(page, Scene(tmp_path), monkeypatch)
+
+
+def assert_work(page: Path, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = needs_of(page)
     lacking(needs)
-    scene = Scene(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     fork_scripts(monkeypatch, TENSORFLOW if "tensorflow" in needs else EXAMPLES)
     if page.stem in SCENES:
@@ -57,11 +68,11 @@ def test_the_blocks_of_a_page_work(page: Path, tmp_path: Path, monkeypatch: pyte
     try:
         reader.read()
         failed = [
-            record.run_id for record in ended(Workspace(tmp_path / ".paceline")) if record.status == states.FAILED
+            record.run_id for record in ended(Workspace(scene.folder / ".paceline")) if record.status == states.FAILED
         ]
         assert not failed, f"{page.name}: a run that a block has submitted has failed"
     finally:
-        end_what_is_left(Workspace(tmp_path / ".paceline"))
+        end_what_is_left(Workspace(scene.folder / ".paceline"))
     if page.stem == "concepts":  # "The loss is the same, to the last digit that is shown"
         assert len({re.search(r"loss ([\d.]+)", text)[1] for text in reader.printed}) == 1
 
@@ -123,6 +134,14 @@ def test_what_pages_leave_to_other_tests_is_there() -> None:
     assert of_scenes
     assert [name for name in (*of_scenes, *ELSEWHERE.values()) if f"def {name}(" not in known] == []
     assert set(SCENES) <= {page.stem for page in READ}
+
+
+def test_commands_that_are_left_to_proof_stand_on_their_pages() -> None:
+    for page in READ:
+        commands = [command for block in blocks(page, "console") for command, _ in typed(block)]
+        for beginning in LATER.get(page.stem, ()):
+            assert any(command.startswith(beginning) for command in commands), f"{page.name} has no {beginning!r}"
+    assert set(LATER) <= {page.stem for page in READ}
 
 
 @pytest.mark.parametrize(
