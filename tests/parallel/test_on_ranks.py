@@ -35,7 +35,7 @@ _AS_ON_TWO = {
     "families.check_gpt2_is_cut_by_heads_and_equals_one_process",
     # Cuts in two dimensions equal one process in `large.check_from_nothing_and_from_safetensors`, which saves and loads them too.
     *("tensor.check_five_steps_of_adamw_are_those_of_one_process", "large.check_computed_again_and_in_parts"),
-    # The matrix of checkpoints has four workers too.
+    # The matrix of checkpoints has tensors that are cut twice, and stages of replicas.
     "checkpoint.check_combined_layouts_go_on_from_each_other",
 }
 

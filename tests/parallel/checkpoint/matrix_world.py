@@ -31,6 +31,7 @@ LAYOUTS = {
     "pipe 2": (2, "PipelineParallel(2)"),
     "pipe 4": (4, "PipelineParallel(4)"),
     "data 2 pipe 2": (4, "DataParallel(2) @ PipelineParallel(2)"),
+    "shard 2 tensor 2": (4, "FullyShard(2) @ TensorParallel(2)"),
 }
 
 

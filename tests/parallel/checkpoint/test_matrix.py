@@ -21,7 +21,7 @@ _WORLD = Path(__file__).with_name("matrix_world.py")
 #: Each kind of layout once, and each number of workers. From the checkpoint of each, one goes on: the second behind it in the
 #: list, which is another kind of layout. So each goes on from another; from its own in checks/checkpoint.py. `make proof` does
 #: all pairs of all layouts.
-_COVERING = ("one", "data 2", "shard 4", "tensor 2", "pipe 4", "data 2 pipe 2")
+_COVERING = ("one", "data 2", "shard 4", "tensor 2", "pipe 4", "data 2 pipe 2", "shard 2 tensor 2")
 _NEXT = dict(zip(_COVERING, (*_COVERING[2:], *_COVERING[:2]), strict=True))
 #: Pairs as test parameters: who saves, who goes on.
 PAIRS = [

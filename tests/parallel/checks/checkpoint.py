@@ -93,7 +93,7 @@ def check_buffers_schedulers_groups_and_momentum_go_on(ranks: Any) -> None:
 
 
 def check_combined_layouts_go_on_from_each_other(ranks: Any, sizes: tuple[int, ...] = (4,)) -> None:
-    """What the matrix of layouts leaves out; each goes on from the one before."""
+    """Also what the matrix of layouts leaves out; each goes on from the one before."""
     covering = (
         FullyShard(2) @ PipelineParallel(2),
         DataParallel(2) @ FullyShard(2),
