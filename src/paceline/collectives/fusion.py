@@ -21,7 +21,7 @@ SEGMENT_BYTES = 1 << 20
 
 
 class Part(NamedTuple):
-    """One array to reduce: flat, contiguous input and output, which may be the same memory."""
+    """One array to reduce: flat, contiguous input and output, which may be the same array, or the same memory."""
 
     source: Any
     target: Any
@@ -30,19 +30,18 @@ class Part(NamedTuple):
     divisor: int
 
 
-def is_multiplied(prescale: float, postscale: float, divisor: int) -> bool:
-    """True if an array is to be multiplied on its way."""
-    return prescale != 1.0 or postscale != 1.0 or divisor != 1
-
-
 class _Piece(NamedTuple):
-    """A stretch of a part that is in the buffer. is_scaled: what is to be done to the result was done to it there."""
+    """A stretch of a part that is in the buffer.
+
+    is_scaled: what is to be done to the result was done to it there. is_there: the target still holds what is in the buffer.
+    """
 
     part: Part
     start: int
     offset: int
     length: int
     is_scaled: bool
+    is_there: bool
 
 
 class Fusion:
@@ -99,6 +98,7 @@ class Fusion:
                 factor, is_scaled = self._factor(part, op, kind)
                 # An array of one number: NumPy is twice as fast with it as with the number, where arrays are small.
                 times = numpy.array(factor, kind) if factor != 1.0 and kind.kind in "fc" else None
+            is_there = factor == 1.0 and not half and part.source is part.target
             start, size = 0, part.source.size
             while start < size:
                 length = min(size - start, buffer.size - filled)
@@ -111,7 +111,7 @@ class Fusion:
                 else:
                     into[...] = source
                     numbers.scale(into, factor)
-                pieces.append(_Piece(part, start, filled, length, is_scaled))
+                pieces.append(_Piece(part, start, filled, length, is_scaled, is_there))
                 filled += length
                 start += length
                 # It is reduced when it is full; an array that is longer goes on in the next one.
@@ -162,23 +162,27 @@ class Fusion:
         join = numbers.ufunc(op, kind)
         # Half precision is added up in float32, for which the targets have no room.
         whole = self._own(kind, SEGMENT_BYTES // kind.itemsize) if half and len(arrays) > 1 else None
-        for part, start, offset, length, is_scaled in pieces:
-            target, end = _stretch(part.target, start, length), offset + length
+        for part, start, offset, length, is_scaled, is_there in pieces:
+            target = _stretch(part.target, start, length)
+            stretches = [array[offset : offset + length] for array in arrays]
             post, divisor = (1.0, 1) if is_scaled else (part.postscale, part.divisor)
             if half:
-                reduced = arrays[0][offset:end]
+                reduced = stretches[0]
                 if whole is not None:
-                    reduced = numbers.joined(join, arrays, offset, end, whole[:length])
+                    reduced = numbers.joined(join, stretches, whole[:length])
                 numbers.scale(reduced, post, divisor)
                 numbers.from_float32(reduced, target, dtype)
-            elif len(arrays) > 1:
-                numbers.joined(join, arrays, offset, end, target)
+            elif self._shared is not None and len(arrays) > 1:
+                if is_there and self._shared.rank < 2:
+                    # Two arrays pass through the cache in place of three. A third rank's target is written before it is read.
+                    stretches[self._shared.rank] = target
+                numbers.joined(join, stretches, target)
                 numbers.scale(target, post, divisor)
             elif is_float and post / divisor != 1.0:
                 # Copied and scaled in one pass.
-                numpy.multiply(arrays[0][offset:end], kind.type(post / divisor), out=target)
+                numpy.multiply(stretches[0], kind.type(post / divisor), out=target)
             else:
-                target[...] = arrays[0][offset:end]
+                target[...] = stretches[0]
                 numbers.scale(target, post, divisor)
 
 

@@ -41,7 +41,7 @@ def fold(request: Request, payloads: Sequence[bytes]) -> bytes:
     with numpy.errstate(all="ignore"):
         whole = arrays[0]
         if len(arrays) > 1:
-            whole = numbers.joined(numbers.ufunc(op, kind), arrays, 0, whole.size, numpy.empty_like(whole))
+            whole = numbers.joined(numbers.ufunc(op, kind), arrays, numpy.empty_like(whole))
     return bytes(whole)
 
 

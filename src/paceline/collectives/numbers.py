@@ -90,11 +90,12 @@ def ufunc(op: str, dtype: Any) -> Any:
     return getattr(numpy, _UFUNCS[op])
 
 
-def joined(join: Any, arrays: Sequence[Any], start: int, end: int, out: Any) -> Any:
-    """`out`, filled with a stretch of two or more arrays of its type, joined by a `ufunc` from the first one on."""
-    join(arrays[0][start:end], arrays[1][start:end], out=out)
+def joined(join: Any, arrays: Sequence[Any], out: Any) -> Any:
+    """`out`, filled with two or more arrays of its type and size, joined by a `ufunc` from the first one on. One of the first
+    two may be `out` itself."""
+    join(arrays[0], arrays[1], out=out)
     for array in arrays[2:]:
-        join(out, array[start:end], out=out)
+        join(out, array, out=out)
     return out
 
 

@@ -39,12 +39,12 @@ class SharedSegments:
     """
 
     def __init__(self, maps: list[mmap.mmap], size: int, rank: int, barrier: Callable[[], object]) -> None:
-        self.size = size
-        self._maps, self._rank, self._barrier, self._turn = maps, rank, barrier, 0
+        self.size, self.rank = size, rank
+        self._maps, self._barrier, self._turn = maps, barrier, 0
 
     def fill(self, dtype: Any) -> Any:
         """This rank's segment, a flat array, to be filled before the ranks meet."""
-        return self._segment(self._rank, dtype)
+        return self._segment(self.rank, dtype)
 
     def meet(self, dtype: Any) -> list[Any]:
         """Wait for all ranks, then return each one's segment as it has filled it, in the order of the ranks.
