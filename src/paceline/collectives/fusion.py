@@ -30,6 +30,11 @@ class Part(NamedTuple):
     divisor: int
 
 
+def is_multiplied(prescale: float, postscale: float, divisor: int) -> bool:
+    """True if an array is to be multiplied on its way."""
+    return prescale != 1.0 or postscale != 1.0 or divisor != 1
+
+
 class _Piece(NamedTuple):
     """A stretch of a part that is in the buffer.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.collectives import move, numbers
 from paceline.collectives.adasum import adasum
-from paceline.collectives.fusion import Part
+from paceline.collectives.fusion import Part, is_multiplied
 from paceline.collectives.reduce import Reducer, scatter_rows
 from paceline.collectives.request import (
     ALLGATHER,
@@ -45,11 +45,14 @@ class Performer:
         """True if doing this may wait for another rank where nobody hears that it has died."""
         if self._transport is None:
             return False
-        polled_bytes = self._reducer.polled_bytes()
+        limits = (self._reducer.polled_bytes(multiplied=False), self._reducer.polled_bytes(multiplied=True))
         for task, agreement in ready:
             request = agreement.request
             if request.kind == ALLREDUCE and request.op != "adasum":
                 for array, dtype in zip(task.arrays, request.dtypes, strict=True):
+                    divisor = numbers.divisor(request.op, dtype, self._size)
+                    # False and True are the places in `limits`.
+                    polled_bytes = limits[is_multiplied(request.prescale, request.postscale, divisor)]
                     if array.nbytes >= polled_bytes and not (polled_bytes and numbers.is_half(dtype)):
                         return True
             elif request.kind not in (BARRIER, JOIN):  # those are done once they are agreed upon
