@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import reduce
 from types import SimpleNamespace
 from typing import Any
@@ -11,20 +10,21 @@ import numpy
 import pytest
 
 from paceline.collectives.fusion import Fusion, Part
-from paceline.collectives.shared_memory import MOST_RANKS, SharedSegments
-from paceline.system import processes
-from tests.collectives.test_shared_memory import on_ranks
+from paceline.collectives.shared_memory import SharedSegments
+from tests.collectives.test_shared_memory import cores, on_ranks, pytestmark
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+__all__ = ["cores", "pytestmark"]
 
 JOINS = {"sum": numpy.add, "min": numpy.minimum, "max": numpy.maximum, "product": numpy.multiply}
 #: More than two segments of these tests hold of float32.
 LENGTH = 2_500
 
 
-@pytest.fixture(autouse=True)
-def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "core_count", lambda: MOST_RANKS)
+def fusion_over(segments: SharedSegments | None) -> Fusion:
+    transport: Any = SimpleNamespace(share_segments=lambda size: segments)
+    fusion = Fusion(transport, 1 << 20)
+    fusion.open()
+    return fusion
 
 
 def given(rank: int, dtype: str) -> Any:
@@ -44,9 +44,7 @@ def test_the_result_is_numpys_to_the_last_bit_wherever_it_is_wanted(
     ranks: int, dtype: str, in_place: tuple[bool, ...]
 ) -> None:
     def work(rank: int, segments: SharedSegments | None) -> dict[str, Any]:
-        transport: Any = SimpleNamespace(share_segments=lambda size: segments)
-        fusion, found = Fusion(transport, 1 << 20), {}
-        fusion.open()
+        fusion, found = fusion_over(segments), {}
         for op in JOINS:
             arrays = [given(rank, dtype), given(rank + 10, dtype)[:100]]
             outs = arrays if in_place[rank] else [numpy.empty_like(array) for array in arrays]
@@ -65,11 +63,8 @@ def test_the_result_is_numpys_to_the_last_bit_wherever_it_is_wanted(
 @pytest.mark.parametrize("factors", [(0.5, 1.0, 1), (1.0, 0.5, 1), (1.0, 1.0, 2), (1.0, 3.0, 1)])
 def test_an_array_that_is_multiplied_in_its_place_is_multiplied_once(factors: tuple[float, float, int]) -> None:
     def work(rank: int, segments: SharedSegments | None) -> Any:
-        transport: Any = SimpleNamespace(share_segments=lambda size: segments)
-        fusion = Fusion(transport, 1 << 20)
-        fusion.open()
         array = numpy.arange(LENGTH, dtype="float32") * (rank + 1)
-        fusion.allreduce([Part(array, array, *factors)], "sum", "float32")
+        fusion_over(segments).allreduce([Part(array, array, *factors)], "sum", "float32")
         return array
 
     prescale, postscale, divisor = factors

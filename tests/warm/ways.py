@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from tests.warm.asking import ALIKE
 from tests.warm.kinds import COMMAND_LINE, EXAMPLES, TORCH
 from tests.warm.programs import program
 from tests.warm.supervisors import for_commands
@@ -23,7 +23,7 @@ _HERE = Path(__file__).parent
 VARIABLE = "FORKED_SCRIPTS"
 #: The same for commands of Paceline's command line.
 COMMANDS = "FORKED_COMMANDS"
-#: Who forks the supervisors of those commands: a socket, and the variables that a fork has in common with its program.
+#: Who forks the supervisors of those commands, as JSON: a socket, and the variables that a fork has in common with its program.
 SUPERVISORS = "FORKED_SUPERVISORS"
 #: And for workers, of which it needs the socket alone.
 WORKERS = "FORKED_WORKERS"
@@ -110,7 +110,7 @@ def fork_scripts(monkeypatch: pytest.MonkeyPatch, kind: str = EXAMPLES, *, also_
     if variables:
         variables[COMMANDS] = f"{sys.executable}{os.pathsep}{program(0, COMMAND_LINE).path}"
         if found := for_commands(os.environ):
-            variables[SUPERVISORS] = "\n".join([found[0], *(found[1][name] or "" for name in ALIKE)])
+            variables[SUPERVISORS] = json.dumps(found)
     if variables and also_in_environments:
         variables[WORKERS] = program(0, kind).path
     for name, value in variables.items():

@@ -37,10 +37,9 @@ def _hand_over_command():
     (python, _, socket), words = os.environ.get("FORKED_COMMANDS", "").partition(os.pathsep), sys.orig_argv[1:]
     if python != sys.executable or not words or os.path.basename(words[0]) != "paceline":
         return
-    by, *values = os.environ.get("FORKED_SUPERVISORS", "").split("\n")
-    # The names are those of `asking.ALIKE`.
-    common = dict(zip(("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"), (value or None for value in values), strict=False))
-    _hand_over(socket, words, supervisors=(by, common) if by else None)
+    import json
+
+    _hand_over(socket, words, supervisors=json.loads(os.environ.get("FORKED_SUPERVISORS", "null")))
 
 
 _hand_over_script()
