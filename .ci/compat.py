@@ -275,7 +275,8 @@ _stopped = threading.Event()
 def execute(*command: object, cwd: Path | None = None, check: bool = True) -> str:
     """What the command prints; it has a session of its own, so that all of it can be ended."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "PYTHON"))}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    # With the cells that `make test` leaves out.
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PACELINE_PROOF": "1"}
     process = subprocess.Popen(
         list(map(str, command)),
         cwd=cwd,
