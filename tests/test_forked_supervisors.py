@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import paceline as pl
 from paceline.runs import states
 from paceline.system import detached, processes
 from tests.cli.conftest import Cli
@@ -53,6 +54,16 @@ def test_those_of_forked_commands_are_forked_too(tmp_path):
     assert any("supervising.py" in parent_of(pid) for pid in processes_below(tmp_path))
     cli("cancel", run_id)
     wait_until(lambda: not processes_below(tmp_path), "all has ended")
+
+
+def test_a_controller_and_the_supervisors_of_its_trials_are_forked_too(lab, tmp_path):
+    lab.write("import time; time.sleep(600)")
+    estimator = pl.Estimator(str(lab.source), entry_script="train.py")
+    sweep = lab.experiment.submit(pl.Sweep(estimator, {"x": pl.choice(1)}, metric="score"))
+    assert isinstance(detached.started[-1], Forked)
+    wait_until(lambda: any("supervising.py" in parent_of(pid) for pid in processes_below(tmp_path)), "a trial runs")
+    sweep.cancel()
+    assert wait_for_end(sweep) == states.CANCELED
 
 
 @pytest.mark.parametrize("name", ["PYTHONWARNINGS", "LD_PRELOAD", "LC_ALL"])

@@ -14,6 +14,8 @@ from typing import Any
 
 #: Bytes for the command line and for the variables of what is forked, which the program has to have at its own start.
 WORDS, VARIABLES = 4_000, 24_000
+#: What is forked: supervisors of runs and of services, controllers of sweeps and of pipelines.
+MODULES = ("paceline.supervisor", "paceline.services", "paceline.sweeps", "paceline.pipelines")
 #: With others of these, what the program has loaded would be other, or would behave in another way.
 ALIKE = ("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE")
 
@@ -42,7 +44,8 @@ def alike(environment: Mapping[str, str]) -> dict[str, str | None]:
 def could_be_forked(words: Sequence[str], environment: Mapping[str, str], library: str) -> bool:
     """Whether a program that has this Paceline loaded, and the same of `ALIKE`, has a fork that does the same."""
     return (
-        words[:3] == [sys.executable, "-m", "paceline.supervisor"]
+        list(words[:2]) == [sys.executable, "-m"]
+        and words[2] in MODULES
         and os.path.samefile(os.path.join(environment["PYTHONPATH"], "paceline"), library)
         and not any(name.startswith(("PYTHON", "LD_")) and name != "PYTHONPATH" for name in environment)
         and room(words) < WORDS
@@ -61,7 +64,8 @@ def fork(
     """One that the program at this socket forks. options: as `subprocess.Popen` takes them."""
     given = {0: options["stdin"], 1: options["stdout"], 2: options["stderr"]}
     with open(os.devnull, "r+b") as nothing:
-        fds = {number: nothing.fileno() if fd == subprocess.DEVNULL else fd for number, fd in given.items()}
+        files = {number: nothing if file == subprocess.DEVNULL else file for number, file in given.items()}
+        fds = {number: file if isinstance(file, int) else file.fileno() for number, file in files.items()}
         fds |= {fd: fd for fd in options["pass_fds"]}
         connection = ask(socket, words, environment, options["cwd"], fds)
     with contextlib.closing(connection):

@@ -1,5 +1,5 @@
-"""Has loaded what a supervisor loads, and forks for each that is asked for at its socket (`supervisors.py`). It ends when its
-standard input does.
+"""Has loaded what supervisors and controllers load, and forks for each that is asked for at its socket (`supervisors.py`). It
+ends when its standard input does.
 
     ROOM=... supervising.py SOCKET ROOM      ROOM: as long as the longest that a fork has for variables, and as a command line
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import select
 import signal
@@ -20,12 +21,15 @@ from typing import Any
 
 # From this folder, where a supervisor looks for nothing.
 from asked import listening, take, taken_over
+from asking import MODULES, alike, submit_with
+from hand_over import ask
 
 sys.path.pop(0)
 
 import paceline.launchers.processes
 import paceline.targets.this_machine  # noqa: F401 - as all here, it is there to be loaded
-from paceline.supervisor.__main__ import main
+
+MAINS = {module: importlib.import_module(f"{module}.__main__").main for module in MODULES}
 
 
 def serve(path: str) -> dict[str, Any]:
@@ -69,10 +73,12 @@ def show(words: list[str], environment: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    del sys.modules["asked"]
+    for name in ("asked", "asking", "hand_over"):
+        del sys.modules[name]
     gc.collect()
     gc.freeze()
-    told = serve(sys.argv[1])
+    own = sys.argv[1]
+    told = serve(own)
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     show(told["words"], told["environment"])
@@ -82,8 +88,10 @@ if __name__ == "__main__":
     sys.argv = told["words"][2:]
     # As `python -m` has it, which looks in the current folder first.
     sys.path[:0] = [told["folder"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    # The supervisors of what a controller submits.
+    submit_with(ask, own, alike(os.environ))
     try:
-        code = main(sys.argv[1:])
+        code = MAINS[told["words"][2]](sys.argv[1:])
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1

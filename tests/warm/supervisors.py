@@ -1,5 +1,5 @@
-"""Supervisors that are forked from a program which has loaded what they load: that takes a processor 0.02 s in place of 0.1 s,
-and the tests start more than a thousand.
+"""Supervisors and controllers that are forked from a program which has loaded what they load: that takes a processor 0.02 s in
+place of 0.1 s, and the tests start more than a thousand.
 
 Those that show how a supervisor is started, and that any of its processes may be killed, start it as users do (`STARTED`).
 """
