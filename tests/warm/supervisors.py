@@ -29,6 +29,8 @@ STARTED = (
     "tests/chaos/",
     "tests/cli/test_quick.py",
     "tests/engines/local/test_conformance.py",
+    "tests/pipelines/test_controller.py",
+    "tests/services/test_supervise.py",
     "tests/supervisor/",
     "tests/system/test_detached.py",
     "tests/targets/test_supervisors.py",

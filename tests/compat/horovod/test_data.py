@@ -42,8 +42,17 @@ def readers():
     return [thread for thread in threading.enumerate() if thread.name == "paceline-read-ahead"]
 
 
+@pytest.fixture(scope="module")
+def collecting_is_quick():
+    """What other tests have loaded, perhaps TensorFlow, is not looked at in each collection."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
-def no_thread_is_left():
+def no_thread_is_left(collecting_is_quick):
     yield
     gc.collect()
     wait_until(lambda: not readers(), "the threads have ended", 5)
