@@ -22,7 +22,7 @@ Ways in:
     ways.fork_scripts               every `python train.py` that a test starts (site/sitecustomize.py)
 """
 
-from tests.warm.kinds import EXAMPLES, KERAS_ON_TORCH, NUMPY, OLDER_KERAS, TENSORFLOW, TORCH
+from tests.warm.kinds import EXAMPLES, KERAS_ON_TORCH, NUMPY, OLDER_KERAS, SERVER, TENSORFLOW, TORCH
 from tests.warm.programs import Process, close_all, program
 from tests.warm.python import forking_in_environments, submitting_with, warm_python
 from tests.warm.ways import below_mpirun, fork_scripts, forking_variables, run_alone, run_command
@@ -32,6 +32,7 @@ __all__ = [
     "KERAS_ON_TORCH",
     "NUMPY",
     "OLDER_KERAS",
+    "SERVER",
     "TENSORFLOW",
     "TORCH",
     "Process",

@@ -25,6 +25,7 @@ OLDER_KERAS = "tf_keras"
 NUMPY = "numpy alone"
 EXAMPLES = "what the examples import"
 COMMAND_LINE = "the command line"
+SERVER = "what a server answers with"
 
 _TORCH = (
     *("torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
@@ -71,5 +72,8 @@ KINDS = {
                 for name in ("sweep", "model", "service", "compute", "data", "serve", "env", "pipeline")
             ),
         )
+    ),
+    SERVER: Kind(
+        ("paceline.serving.front.group", "uvicorn.protocols.http.auto", "uvicorn.loops.auto", "uvloop", "httptools")
     ),
 }

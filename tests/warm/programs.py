@@ -49,12 +49,17 @@ class Process:
             self._hear(timeout_s)
         return self._code
 
-    def send(self, number: int) -> None:
-        """Send it this signal, if it has not ended."""
+    @property
+    def pid(self) -> int:
         while self._pid is None:
             self._hear(60)
+        return self._pid
+
+    def send(self, number: int) -> None:
+        """Send it this signal, if it has not ended."""
+        pid = self.pid
         if not self.has_ended:
-            os.kill(self._pid, number)
+            os.kill(pid, number)
 
     def _hear(self, timeout_s: float | None) -> None:
         """Take in its pid, or its end, whichever is told next."""

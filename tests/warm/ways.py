@@ -37,11 +37,17 @@ def run_alone(
     timeout_s: float = 2700,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """What `python *words` has printed and returned, in a process that has this loaded already. options: see `ask`.
+    """What `python *words` has printed and returned, in a process that has this loaded already (on Linux; elsewhere
+    it loads it). options: see `ask`.
 
     Raises:
         subprocess.TimeoutExpired: it has not ended by then, and is killed.
     """
+    if not sys.platform.startswith("linux"):
+        command = [sys.executable, *words]
+        return subprocess.run(
+            command, env=environment, cwd=folder, timeout=timeout_s, capture_output=True, text=True, check=False
+        )
     (out, own_out), (err, own_err) = os.pipe(), os.pipe()
     with ThreadPoolExecutor(2) as readers:
         printed = [readers.submit(_read, fd) for fd in (out, err)]
