@@ -18,7 +18,7 @@ MIB = 2**20
 # 3 GB of parameters and 5 GB for each worker in the proof: 25 blocks of 1600. Here a twentieth of it, beside what the interpreter
 # and torch take themselves, which does not shrink with the model.
 _FULL = bool(os.environ.get("PACELINE_LARGE"))
-WIDTH, BLOCKS, LIMIT_MIB = (1600, 25, 5 * 1024) if _FULL else (384, 12, 600)
+WIDTH, BLOCKS, LIMIT_MIB = (1600, 25, 5 * 1024) if _FULL else (512, 13, 800)
 
 
 def trained(folder: Path, strategy: str, *more: str) -> list[dict[str, object]]:
