@@ -1,0 +1,36 @@
+"""Which arrays ranks of one machine add up in memory that all see. Here ranks are threads."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+
+from paceline.collectives.fusion import Part
+from paceline.collectives.reduce import Reducer
+from paceline.collectives.shared_memory import SharedSegments
+from tests.collectives.test_shared_memory import cores, on_ranks, pytestmark
+
+__all__ = ["cores", "pytestmark"]
+
+#: Too long for three ranks, each of which would read three copies.
+LONG_BYTES = 9 << 20
+
+
+@pytest.mark.parametrize(("ranks", "calls_of_mpi"), [(2, 0), (3, 9)])
+def test_two_ranks_add_up_long_arrays_without_a_call_that_blocks(ranks: int, calls_of_mpi: int) -> None:
+    def work(rank: int, segments: SharedSegments | None) -> tuple[bool, int, bool]:
+        calls: list[Any] = []
+        transport: Any = SimpleNamespace(
+            size=ranks, share_segments=lambda size: segments, allreduce=lambda *given: calls.append(given)
+        )
+        reducer = Reducer(transport, 128 << 20)
+        array = numpy.full(LONG_BYTES // 4, rank + 1, numpy.float32)
+        reducer.allreduce([Part(array, array, 1.0, 1.0, 1)], "sum", "float32")
+        return bool((array == sum(range(1, ranks + 1))).all()), len(calls), reducer.polled_bytes(multiplied=False) > LONG_BYTES
+
+    for is_summed, calls, is_polled in on_ranks(ranks, work):
+        assert (calls, is_polled) == (calls_of_mpi, calls_of_mpi == 0)
+        assert is_summed == is_polled
