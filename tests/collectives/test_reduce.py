@@ -29,7 +29,11 @@ def test_two_ranks_add_up_long_arrays_without_a_call_that_blocks(ranks: int, cal
         reducer = Reducer(transport, 128 << 20)
         array = numpy.full(LONG_BYTES // 4, rank + 1, numpy.float32)
         reducer.allreduce([Part(array, array, 1.0, 1.0, 1)], "sum", "float32")
-        return bool((array == sum(range(1, ranks + 1))).all()), len(calls), reducer.polled_bytes(multiplied=False) > LONG_BYTES
+        return (
+            bool((array == sum(range(1, ranks + 1))).all()),
+            len(calls),
+            reducer.polled_bytes(multiplied=False) > LONG_BYTES,
+        )
 
     for is_summed, calls, is_polled in on_ranks(ranks, work):
         assert (calls, is_polled) == (calls_of_mpi, calls_of_mpi == 0)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 #: Of one reduction. With 2 ranks on one machine 1 MiB was the fastest, 2 MiB as good, 0.25 and 4 MiB 10 to 30 % slower.
 PIECE_BYTES = 1 << 20
-#: From here on copying in costs more than a call of its own: where it has to be copied out as well; where more than two ranks add up,
-#: each of which reads all of the copies; and where the array is multiplied on that way, which with MPI's call takes a pass of its own.
-#: Two ranks never come there: in memory that both see, arrays of 8 to 64 MiB took 0.6 of the time of MPI's call in turn with it, and
-#: as long where their cores have no cache in common.
+#: From here on copying in costs more than a call of its own: where it has to be copied out as well; where more than two ranks
+#: add up, each of which reads all of the copies; and where the array is multiplied on that way, which with MPI's call takes a
+#: pass of its own. Two ranks never come there: in memory that both see, arrays of 8 to 64 MiB took 0.6 of the time of MPI's
+#: call in turn with it, and as long where their cores have no cache in common.
 DIRECT_BYTES = 1 << 20
 SHARED_DIRECT_BYTES = 8 << 20
 SHARED_DIRECT_MULTIPLIED_BYTES = 32 << 20
