@@ -197,6 +197,37 @@ def test_processes_are_found_by_a_variable_and_its_whole_value():
 
 
 @linux
+def test_a_process_that_is_being_started_is_found(monkeypatch):
+    """On a busy machine, /proc has neither its variables nor its command line for a moment. An agent that ended then left behind
+    what an engine had just started."""
+    process = subprocess.Popen(["sleep", "60"], env={**os.environ, "PL_TEST": "first"})
+    read, looks = processes._read, iter(["environ", "cmdline"] * 2)
+
+    def not_yet(pid, name):
+        return b"" if pid == process.pid and name == next(looks, None) else read(pid, name)
+
+    monkeypatch.setattr(processes, "_read", not_yet)
+    try:
+        assert processes.with_variable("PL_TEST", "first") == [process.pid]
+        assert next(looks, None) is None
+    finally:
+        end(process.pid)
+        process.wait()
+
+
+@linux
+def test_a_process_without_variables_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(processes, "_EXEC_S", 60)
+    process = subprocess.Popen(["sleep", "60"], env={})
+    try:
+        wait_until(lambda: processes.command_of(process.pid), "it has its command line")
+        assert processes.environment_of(process.pid) == {}
+    finally:
+        end(process.pid)
+        process.wait()
+
+
+@linux
 def test_killing_by_a_variable_leaves_others_alone():
     mine, other = (subprocess.Popen(["sleep", "60"], env={**os.environ, "PL_TEST": v}) for v in ("a", "b"))
     try:

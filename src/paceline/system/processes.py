@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 _LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+#: For so long a program that is being started is waited for. It takes less than a millisecond where a core is free.
+_EXEC_S = 0.5
 
 #: Marks a supervisor, in the environment it was started with: it belongs to its own run, whoever its parent is.
 SUPERVISOR_VARIABLE = "PACELINE_SUPERVISOR"
@@ -173,7 +175,7 @@ def environment_of(pid: int) -> dict[str, str]:
     """The environment that a process was started with, whatever it has set since; empty where it can't be read."""
     return dict(
         os.fsdecode(name_and_value).split("=", 1)
-        for name_and_value in _read(pid, "environ").split(b"\0")
+        for name_and_value in _environment(pid).split(b"\0")
         if b"=" in name_and_value
     )
 
@@ -371,8 +373,31 @@ def _has_variable(pid: int, name: str, value: str | None = None) -> bool:
 
 def _variable(pid: int, name: str) -> str | None:
     """As it was at the start: what a process sets in its own environment later does not show in /proc."""
-    _, is_there, rest = (b"\0" + _read(pid, "environ")).partition(f"\0{name}=".encode())
+    _, is_there, rest = (b"\0" + _environment(pid)).partition(f"\0{name}=".encode())
     return os.fsdecode(rest.partition(b"\0")[0]) if is_there else None
+
+
+def _environment(pid: int) -> bytes:
+    """/proc/<pid>/environ. It is empty for a moment while a program is being started, which is waited for: whoever looks for the
+    processes of a run would not find the one that it has just got."""
+    end_s = time.monotonic() + _EXEC_S
+    while True:
+        found = _read(pid, "environ")
+        if found or not _is_starting(pid) or time.monotonic() > end_s:
+            return found
+        time.sleep(0.0005)
+
+
+def _is_starting(pid: int) -> bool:
+    """Whether it is in the middle of exec(2): it has memory, where neither its command line nor its variables lie yet."""
+    fields = stat_of(pid)
+    # vsize of proc(5): 0 of a thread of the kernel's, and of a process that has ended. Another user's variables are never read.
+    return (
+        fields is not None
+        and int(fields[20]) > 0
+        and not _read(pid, "cmdline")
+        and os.access(f"/proc/{pid}/environ", os.R_OK)
+    )
 
 
 def _read(pid: int, name: str) -> bytes:
