@@ -9,6 +9,7 @@ variables of a supervisor that was started, for by these the library finds super
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -49,7 +50,9 @@ def serve(path: str) -> dict[str, Any]:
         for fd in fds:
             os.close(fd)
         if fds:
-            connection.send(str(pid).encode())
+            # Nobody hears it where a controller was killed meanwhile.
+            with contextlib.suppress(OSError):
+                connection.send(str(pid).encode())
         connection.close()
     os._exit(0)
 
