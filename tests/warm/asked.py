@@ -4,6 +4,7 @@ descriptors that the fork is to have.
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import os
 import socket
@@ -46,3 +47,9 @@ def put(fds: list[int], numbers: list[int]) -> None:
     for fd, number in zip(moved, numbers, strict=True):
         os.dup2(fd, number)
         os.close(fd)
+
+
+def tell(connection: socket.socket, number: int) -> None:
+    """Answer whoever has asked: nobody hears it where that one is gone."""
+    with contextlib.suppress(OSError):
+        connection.send(str(number).encode())

@@ -23,7 +23,7 @@ from typing import Any
 
 # From this folder, for the package would load what only those need who ask.
 from as_main import run
-from asked import listening, take, taken_over
+from asked import listening, take, taken_over, tell
 from asking import submit_with
 from hand_over import ask
 from hiding import Hiding
@@ -75,12 +75,6 @@ def serve(path: str) -> dict[str, Any]:
             os.waitpid(pid, 0)
     # At once: the interpreter would free all that is loaded, object by object.
     os._exit(0)
-
-
-def tell(connection: socket.socket, number: int) -> None:
-    # Nobody hears it where whoever has started it is gone.
-    with contextlib.suppress(OSError):
-        connection.send(str(number).encode())
 
 
 def kill(pid: int) -> None:

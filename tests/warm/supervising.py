@@ -9,7 +9,6 @@ variables of a supervisor that was started, for by these the library finds super
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import importlib
@@ -21,7 +20,7 @@ import time
 from typing import Any
 
 # From this folder, where a supervisor looks for nothing.
-from asked import listening, take, taken_over
+from asked import listening, take, taken_over, tell
 from asking import MODULES, alike, submit_with
 from hand_over import ask
 
@@ -50,9 +49,7 @@ def serve(path: str) -> dict[str, Any]:
         for fd in fds:
             os.close(fd)
         if fds:
-            # Nobody hears it where a controller was killed meanwhile.
-            with contextlib.suppress(OSError):
-                connection.send(str(pid).encode())
+            tell(connection, pid)
         connection.close()
     os._exit(0)
 
