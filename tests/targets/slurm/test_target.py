@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, engine
 from paceline.system.files import write_json
 from paceline.system.library import library_dir
 from paceline.targets.kinds import kind_class, make_target
-from paceline.targets.slurm import SlurmTarget
+from paceline.targets.slurm import SlurmTarget, allocation
+from paceline.targets.slurm.allocation import LinkError
 from paceline.targets.slurm.states import JobState
 from paceline.targets.status import SettingError
 from tests.helpers import make_job, make_run, write_program
@@ -159,6 +160,34 @@ def test_a_partition_that_is_not_there_is_named_with_those_that_are(slurm: FakeS
 def test_outside_of_a_job_there_are_no_nodes_to_wait_for(tmp_path: Path):
     with pytest.raises(TargetError, match="not in a job of Slurm's"):
         SlurmTarget("cluster").wait_for_nodes(make_job(), tmp_path, lambda text: False)
+
+
+def ask_for_other_nodes(tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, ends: str) -> list[str]:
+    """What a run was told to wait for that has lost a node, by a target whose scontrol ends so; Slurm ends the job at once."""
+
+    def has_lost_one(*_: object, **__: object) -> None:
+        raise LinkError("pb1: no agent answered within 8 s")
+
+    write_program(slurm.folder / "bin/scontrol", f"#!/bin/sh\n{ends}\n")
+    monkeypatch.setattr(allocation, "open_nodes", has_lost_one)
+    for name, value in {"ID": "7", "NODELIST": "pb[0-1]", "NUM_NODES": "2", "CPUS_PER_NODE": "1(x2)"}.items():
+        monkeypatch.setenv(f"SLURM_JOB_{name}", value)
+    folder, fd = make_run(tmp_path / "ws" / "runs")
+    os.close(fd)
+    told: list[str] = []
+    found = SlurmTarget("cluster").wait_for_nodes(
+        make_job(max_restarts=1), folder.path, lambda text: told.append(text) or True
+    )
+    assert found is None
+    return told
+
+
+def test_a_job_that_slurm_puts_back_has_its_own_scontrol_ended_too(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+):
+    assert ask_for_other_nodes(tmp_path, slurm, monkeypatch, "kill -TERM $$") == ["requeued by Slurm"]
+    with pytest.raises(EngineError, match=r"within 8 s\. The job can't be requeued to get other nodes: Job is dead\."):
+        ask_for_other_nodes(tmp_path / "refused", slurm, monkeypatch, "echo Job is dead >&2; exit 1")
 
 
 def test_a_preview_has_a_node_for_each(slurm: FakeSlurm):

@@ -326,7 +326,8 @@ class SlurmTarget:
         # What a node's agent has said comes last in the error, without a full stop.
         why = f"{str(error).rstrip('.')}."
         done = self._scheduler.call(["scontrol", "requeue", job_id])
-        if done.returncode != 0:
+        # A signal is Slurm's own: it may end the job's processes, this one too, before scontrol comes to its end.
+        if done.returncode > 0:
             raise EngineError(f"{why} The job can't be requeued to get other nodes: {done.said}.") from error
         say(f"{why} So Slurm was asked to put the job back into the queue, where it gets other nodes.")
         # Slurm now ends this batch script by SIGTERM, as it does at a preemption; `waiting` notices that.
