@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py
 
-    one worker, NCCL; two workers on one device, Gloo      every strategy that so many workers can have
+    one worker, NCCL; two on one device, Gloo and NCCL     every strategy that so many workers can have
     float64, float32 under bf16's autocast                 loss and parameters after three steps of AdamW
     memory                                                 what the device has given out at most, against the forecast
     the examples                                           a convolutional network and a transformer
@@ -29,6 +29,8 @@ ROOT = Path(__file__).parents[1]
 WIDTH, DEPTH, WORDS, LENGTH, ROWS, STEPS = 256, 4, 128, 32, 8, 3
 #: Largest difference of a parameter, of which the largest is about 1.
 LIMITS = {"float64": 1e-9, "bf16": 5e-2}
+#: What `parallelize` takes where there are GPUs.
+NCCL = "cpu:gloo,cuda:nccl"
 #: A memory that is so small says nothing: the allocator's own blocks are as large.
 LEAST_BYTES = 64 * 2**20
 
@@ -40,8 +42,9 @@ def main() -> int:
     begin = time.monotonic()
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as name:
-        for size, backend in ((1, "nccl" if has_gpu else "gloo"), (2, "gloo")):
-            found += _started(size, backend, Path(name) / f"{size}.json")
+        worlds = ((1, NCCL), (2, "gloo"), (2, NCCL)) if has_gpu else ((1, "gloo"), (2, "gloo"))
+        for number, (size, backend) in enumerate(worlds):
+            found += _started(size, backend, Path(name) / f"{number}.json")
         examples = {path.name: _example(path) for path in sorted((ROOT / "examples/parallel").glob("*_parallel.py"))}
     for one in found:
         memory = "" if one["memory"] is None else f", memory {one['memory']:.2f} of the forecast"
@@ -78,10 +81,14 @@ def _started(size: int, backend: str, path: Path) -> list[dict[str, Any]]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "PYTHONPATH": str(ROOT / "src"),
+        **({"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"} if size > 1 else {}),
     }
     command = [sys.executable, str(Path(__file__).resolve()), "--rank", backend, str(path)]
     ranks = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        # NCCL refuses two ranks of one machine on one GPU: it is told of two machines, and goes through sockets.
+        subprocess.Popen(
+            command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "NCCL_HOSTID": f"host{rank}"}
+        )
         for rank in range(size)
     ]
     codes = [rank.wait() for rank in ranks]
@@ -103,17 +110,28 @@ def on_a_rank(backend: str, path: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from paceline.parallel import DataParallel, FullyShard, PipelineParallel, TensorParallel
+    from paceline.parallel import (
+        ContextParallel,
+        DataParallel,
+        ExpertParallel,
+        FullyShard,
+        PipelineParallel,
+        TensorParallel,
+    )
 
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     torch.set_num_threads(1)
     dist.init_process_group(backend)
     size = dist.get_world_size()
     found = []
-    for strategy in (DataParallel(), FullyShard(), PipelineParallel(), TensorParallel()):
+    for strategy in (
+        *(DataParallel(), FullyShard(), PipelineParallel(), TensorParallel()),
+        *((ContextParallel(), ExpertParallel()) if size > 1 else ()),
+    ):
         for kind, limit in LIMITS.items():
             apart, memory = _case(strategy, kind, size, device)
             case = f"{type(strategy).__name__}({size}) over {backend}, {kind}"
+            print(f"rank {dist.get_rank()}: {case}", flush=True)
             found.append({"case": case, "apart": apart, "equal": apart <= limit, "memory": memory})
     if dist.get_rank() == 0:
         Path(path).write_text(json.dumps(found))
@@ -133,7 +151,7 @@ def _case(strategy: Any, kind: str, size: int, device: Any) -> tuple[float, floa
 
     torch.manual_seed(0)
     dtype = torch.float64 if kind == "float64" else torch.float32
-    plain = _model().to(device, dtype)
+    plain = _model(has_experts=type(strategy).__name__ == "ExpertParallel").to(device, dtype)
     model = copy.deepcopy(plain)
     micro = 2 if type(strategy).__name__ == "PipelineParallel" else 1
     x, y = torch.randint(0, WORDS, (2, ROWS, LENGTH))
@@ -170,10 +188,20 @@ def _case(strategy: Any, kind: str, size: int, device: Any) -> tuple[float, floa
     return apart, taken / planned if taken > LEAST_BYTES and planned else None
 
 
-def _model() -> Any:
+def _model(*, has_experts: bool) -> Any:
     import torch
     from torch import nn
     from torch.nn.functional import gelu, scaled_dot_product_attention
+
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router = nn.Linear(WIDTH, 4)
+            self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+        def forward(self, x: Any) -> Any:
+            gates = self.router(x).softmax(-1)
+            return sum(gates[..., [number]] * expert(x) for number, expert in enumerate(self.experts))
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -185,12 +213,13 @@ def _model() -> Any:
                 nn.Linear(WIDTH, 4 * WIDTH),
                 nn.Linear(4 * WIDTH, WIDTH),
             )
-            self.heads = 4
+            self.heads, self.mixture = 4, Mixture() if has_experts else None
 
         def forward(self, x: Any) -> Any:
             h = self.before(x)
             q, k, v = (part(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
             x = x + self.out(scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+            x = x if self.mixture is None else x + self.mixture(x)
             return x + self.down(gelu(self.up(self.after(x))))
 
     class Model(nn.Module):

@@ -178,5 +178,5 @@ def assert_equal(
         assert not missing, f"{what} on one side alone: {sorted(missing)}"
         for name, value in right.items():
             assert value.shape == left[name].shape, f"{what} {name}: {value.shape} and {left[name].shape}"
-            apart = float((value.double() - left[name].double()).abs().max()) if value.numel() else 0.0
+            apart = float((value.cpu().double() - left[name].cpu().double()).abs().max()) if value.numel() else 0.0
             assert apart <= limit, f"{what} {name} differs by {apart:g}, more than {limit:g}"

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 import paceline
 from paceline.parallel import ContextParallel, DataParallel, FullyShard, ParallelError
@@ -114,8 +115,12 @@ def check_masks_of_every_shape(ranks: Ranks) -> None:
     for mask, own, causal in cases:
         whole = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
         wanted = torch.autograd.grad(whole.square().sum(), (q, k, v))
+        mine = [places.take(one, 2) for one in (q, k, v)]
         with attending_to_all(places):
-            part = F.scaled_dot_product_attention(*(places.take(one, 2) for one in (q, k, v)), own, is_causal=causal)
+            part = F.scaled_dot_product_attention(*mine, own, is_causal=causal)
+            # As a script calls it that has imported the function by its name.
+            named = scaled_dot_product_attention(*mine, own, is_causal=causal)
+        assert torch.equal(part, named)
         assert torch.allclose(part, whole[:, :, rows], atol=1e-12)
         for grad, full in zip(torch.autograd.grad(part.square().sum(), (q, k, v)), wanted, strict=True):
             torch.distributed.all_reduce(grad)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
+from torch.overrides import TorchFunctionMode
 
 from paceline.parallel.context.sequence import Places
 from paceline.parallel.errors import ParallelError
@@ -23,26 +24,46 @@ from paceline.parallel.errors import ParallelError
 @contextlib.contextmanager
 def attending_to_all(places: Places) -> Iterator[None]:
     """Until the block ends, torch's attention of parts of sequences is that of their parts to the whole."""
-    functional: Any = F
-    before = functional.scaled_dot_product_attention
     was_fast = torch.backends.mha.get_fastpath_enabled()
-
-    def attend(*args: Any, **kwargs: Any) -> Tensor:
-        # What torch's function consists of (a causal bias dispatches itself) has to find torch's own.
-        functional.scaled_dot_product_attention = before
-        try:
-            return _attend(places, *args, **kwargs)
-        finally:
-            functional.scaled_dot_product_attention = attend
-
-    functional.scaled_dot_product_attention = attend
     # In evaluation mode nn.MultiheadAttention has a kernel for all of it, which knows nothing of other workers.
     torch.backends.mha.set_fastpath_enabled(False)
+    mode = _Attending(places)
+    _functional.scaled_dot_product_attention = mode.attend
     try:
-        yield
+        with mode:
+            yield
     finally:
-        functional.scaled_dot_product_attention = before
+        _functional.scaled_dot_product_attention = _TORCHS
         torch.backends.mha.set_fastpath_enabled(was_fast)
+
+
+_functional: Any = F
+_TORCHS = F.scaled_dot_product_attention
+
+
+class _Attending(TorchFunctionMode):
+    """Meets torch's function under whatever name a script has imported it.
+
+    A mode does not see the calls in torch's own functions of Python, such as that of nn.MultiheadAttention: those find `attend` in
+    torch.nn.functional.
+    """
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        self._places = places
+        self._is_attending = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        called = self.attend if func is _TORCHS and not self._is_attending else func
+        return called(*args, **(kwargs or {}))
+
+    def attend(self, *args: Any, **kwargs: Any) -> Tensor:
+        # What torch's function consists of (a causal bias dispatches itself) has to find torch's own.
+        _functional.scaled_dot_product_attention, self._is_attending = _TORCHS, True
+        try:
+            return _attend(self._places, *args, **kwargs)
+        finally:
+            _functional.scaled_dot_product_attention, self._is_attending = self.attend, False
 
 
 def _attend(
