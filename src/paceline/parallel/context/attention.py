@@ -44,7 +44,7 @@ _TORCHS = F.scaled_dot_product_attention
 class _Attending(TorchFunctionMode):
     """Meets torch's function under whatever name a script has imported it.
 
-    A mode does not see the calls in torch's own functions of Python, such as that of nn.MultiheadAttention: those find `attend` in
+    A mode does not see calls in torch's own functions of Python, such as that of nn.MultiheadAttention: those find `attend` in
     torch.nn.functional.
     """
 
