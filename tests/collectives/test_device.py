@@ -133,6 +133,13 @@ class Group:
     def wait(self):
         self.notes.append("wait")
 
+    def shutdown(self):
+        self.notes.append("shutdown")
+
+    def abort(self):
+        self.notes.append("abort")
+        raise RuntimeError("it is gone already")
+
 
 def test_the_reduction_waits_for_the_callers_stream_and_the_callers_stream_for_it():
     import torch
@@ -150,3 +157,11 @@ def test_the_reduction_waits_for_the_callers_stream_and_the_callers_stream_for_i
         *("enter ours", "ours waits", "kept for ours", "kept for ours"),
         *("allreduce", "wait", "record on ours", "leave ours", "caller waits"),
     ]
+
+
+def test_a_broken_group_is_waited_for_by_nobody():
+    notes = []
+    group = device.DeviceGroup(Group(notes), 2)
+    group.close(broken=False)
+    group.close(broken=True)
+    assert notes == ["shutdown", "abort"]

@@ -9,9 +9,9 @@ Operations begin in the order that the engine's ranks have agreed upon, which NC
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from paceline.collectives import numbers, rendezvous
@@ -73,7 +73,7 @@ def join(
     return DeviceGroup(group, len(members), streams_of(device), device)
 
 
-@contextmanager
+@contextlib.contextmanager
 def translated(rank: int) -> Iterator[None]:
     """Raise a CollectivesError that says what to do, for what torch raises in the block."""
     try:
@@ -120,6 +120,13 @@ class DeviceGroup:
         """Let what the caller's stream does from now on come after the event."""
         if done is not None:
             self._streams.current_stream().wait_event(done)
+
+    def close(self, *, broken: bool) -> None:
+        """Give back the connections and the GPU's memory; called on all ranks, unless `broken`: then nobody is waited for."""
+        end = self._group.abort if broken else self._group.shutdown
+        # Whatever state it is in, this is the end of it.
+        with contextlib.suppress(RuntimeError):
+            end()
 
     def _reduce(
         self, sources: Sequence[Any], targets: Sequence[Any], op: str, prescale: float, postscale: float

@@ -432,10 +432,11 @@ class Engine:
             return False
         loop = self._loops.pop(number, None)
         del self._sets[number]
-        self._device_groups.pop(number, None)
         if loop is not None:
             loop.leave()
             loop.join()
+        if (group := self._device_groups.pop(number, None)) is not None:
+            group.close(broken=False)
         return True
 
     def _new_loop(self, transport: Transport | None, members: tuple[int, ...], number: int) -> BackgroundLoop:
@@ -510,6 +511,7 @@ class Engine:
                 for loop in loops:
                     loop.join(_LET_GO_S)
             # Over MPI a thread may be stuck in a call that never returns. It is a daemon, and MPI is not finalised.
+            self._close_device_groups(broken=True)
             return
         # All leave before the first is waited for: the sets end beside each other.
         for loop in loops:
@@ -518,6 +520,12 @@ class Engine:
         for loop, has_ended in zip(loops, ended, strict=True):
             if not has_ended and loop.transport is not None:
                 loop.transport.abandon("another rank has not heard that this one shuts down")
+        self._close_device_groups(broken=not all(ended))
+
+    def _close_device_groups(self, *, broken: bool) -> None:
+        for group in self._device_groups.values():
+            group.close(broken=broken)
+        self._device_groups.clear()
 
 
 _lock = threading.Lock()

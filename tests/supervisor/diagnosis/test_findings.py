@@ -142,5 +142,12 @@ def test_a_worker_without_memory_is_told_with_what_held_it(found):
     killed = {"exit_codes": {0: 143, 1: 137}, "asked": {0: 5.0}, "is_oom": lambda: True}
     assert report(found(**killed, peaks={1: 22 << 20})).cause == "killed"
     assert report(found(**killed, peaks={1: 5 << 30})).cause == "memory"
+    # The machine's memory has nothing to do with a GPU's, of which torch tells.
+    said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    told = report(found(errors={1: error(said, at=1.0, is_memory=True)}, samples=(seen,)))
+    assert told.cause == "memory"
+    assert told.message.endswith(
+        f"{said} By parallelize's plan: parameters 4.0 GiB; the rest is activations, data and what libraries keep."
+    )
     # Of another failure nothing of it is said.
     assert "held" not in report(found(errors={0: WRONG}, samples=(seen,))).message

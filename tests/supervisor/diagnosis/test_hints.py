@@ -29,6 +29,18 @@ def test_a_script_that_takes_the_gpu_of_its_local_rank_is_told_of_gpu_visibility
     assert ("gpu_visibility='node'" in told.message) == is_told
 
 
+def test_a_kernel_s_assertion_is_told_with_how_to_find_its_line():
+    lines = ("Indexing.cu:1515: block: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.", "Traceback")
+    failed = dataclasses.replace(
+        report("torch.AcceleratorError: CUDA error: device-side assert triggered"), last_lines=lines
+    )
+    told = with_hints(failed, make_job(use_gpu=True)).message
+    assert "given a wrong value (srcIndex < srcSelectDimSize does not hold), most often an index out of range" in told
+    assert "--env CUDA_LAUNCH_BLOCKING=1" in told
+    blocking = make_job(use_gpu=True, environment_variables={"CUDA_LAUNCH_BLOCKING": "1"})
+    assert "LAUNCH_BLOCKING" not in with_hints(failed, blocking).message
+
+
 def test_fit_under_keras_3_is_told_what_works():
     told = with_hints(report("ValueError: Attempt to convert a value (PerReplica:{"), make_job())
     assert told.message.startswith("Rank 1 failed. Under tf.distribute's strategies")

@@ -142,8 +142,10 @@ def _of_indices(kind: Any, self: Any, hidden_states: Tensor, top_k_index: Tensor
     held = self._paceline_group
     (hidden, weights), _, copied = _copied(((hidden_states, top_k_weights), {}), held.group)
     is_own = (top_k_index >= held.first) & (top_k_index < held.first + held.own)
-    # One more than the last is how transformers says that an expert is not here.
-    index = torch.where(is_own, top_k_index - held.first, held.own)
+    # One more than the last is how the kernels of transformers that are told of it know an expert that is not here. Others may
+    # have no room for that number, which on a GPU ends all: to them the weight of 0 tells.
+    nobody = held.own if hasattr(self, TOLD) else 0
+    index = torch.where(is_own, top_k_index - held.first, nobody)
     weights = torch.where(is_own, weights, torch.zeros_like(weights))
     with _local(self), _same_numbers_after(self.training):
         output = kind.forward(self, hidden, index, weights)

@@ -30,6 +30,8 @@ _CRASH_LINES = 400
 _BY_LAUNCHER = frozenset({signal.SIGTERM, signal.SIGKILL})
 #: The kernel counts for all who use a machine; a worker that never had so many bytes is not what it killed for memory.
 _SMALL = 64 << 20
+#: How torch's error begins where it is a GPU that has no memory left.
+_OF_GPU = re.compile(r"\b(CUDA|HIP) out of memory")
 #: What mpirun says of that.
 _LOST_DAEMON = re.compile(r"\b(PRTE|PRRTE|ORTE) has lost communication with a remote daemon")
 
@@ -142,7 +144,8 @@ def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
     plan = read_json(found.folder.memory_plan(found.launch.attempt, failed.rank))
     nodes = {place.rank: place.node_rank for place in found.launch.places}
     peak, by_kernel = found.peaks.get(failed.rank, 0), failed.signal is not None
-    text = memory_text(failed.rank, found.samples, nodes, plan, peak_bytes=peak, by_kernel=by_kernel)
+    on_gpu = _OF_GPU.search(failed.exception or "") is not None
+    text = memory_text(failed.rank, found.samples, nodes, plan, peak_bytes=peak, by_kernel=by_kernel, on_gpu=on_gpu)
     # An exception's line need not end a sentence.
     message = failed.message if failed.message.endswith((".", "!", "?")) else f"{failed.message}."
     return dataclasses.replace(failed, message=f"{message} {text}") if text else failed

@@ -14,6 +14,9 @@ _GPU = (
     "Each worker sees its own GPU alone, as cuda:0. For a script that takes the device of its LOCAL_RANK, "
     "say gpu_visibility='node' (--gpu-visibility node)."
 )
+#: What CUDA says when a kernel was given a wrong value. What the script did then shows in no traceback.
+_IN_A_KERNEL = re.compile(r"CUDA error: (device-side assert triggered|an illegal memory access was encountered)")
+_ASSERTION = re.compile(r"Assertion `(.+)` failed")
 _KERAS = (
     "Under tf.distribute's strategies for several workers, fit() fails inside TensorFlow with Keras 3. What works: the Keras of "
     "tf_keras (pip_packages=['tf_keras'], environment_variables={'TF_USE_LEGACY_KERAS': '1'}); a training loop of the "
@@ -66,10 +69,26 @@ def with_hints(report: FailureReport, job: Job, stalled: str | None = None) -> F
 
 
 def _of_gpus(report: FailureReport, job: Job) -> str | None:
-    """CUDA only says "invalid device ordinal" to a script that takes the device of its local rank, as under torchrun."""
+    """CUDA only says "invalid device ordinal" to a script that takes the device of its local rank, as under torchrun; and of a
+    value that a kernel could not take it does not say which."""
     if job.use_gpu and job.gpu_visibility == "worker" and "invalid device ordinal" in (report.exception or ""):
         return _GPU
-    return None
+    return _of_kernels(report, job) if _IN_A_KERNEL.search(report.exception or "") else None
+
+
+def _of_kernels(report: FailureReport, job: Job) -> str:
+    """Kernels run behind the script, which hears of their failure at a later line."""
+    failed = _ASSERTION.search("\n".join(report.last_lines))
+    text = "A kernel on the GPU was given a wrong value"
+    if failed is not None:
+        text += f" ({failed[1]} does not hold)"
+    text += ", most often an index out of range: a label beyond the classes, a token beyond the vocabulary."
+    if "CUDA_LAUNCH_BLOCKING" not in job.environment_variables:
+        text += (
+            " The traceback may show a later line; with environment_variables={'CUDA_LAUNCH_BLOCKING': '1'} "
+            "(--env CUDA_LAUNCH_BLOCKING=1) it shows the right one."
+        )
+    return text
 
 
 def _of_keras(report: FailureReport) -> str | None:

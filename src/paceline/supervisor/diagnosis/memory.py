@@ -44,13 +44,16 @@ def memory_text(
     *,
     peak_bytes: int = 0,
     by_kernel: bool = True,
+    on_gpu: bool = False,
 ) -> str:
     """Sentences on what the rank held, which held most, what it was for, and what to do; "" where nothing was seen.
 
     node_ranks: rank -> its node's. plan: what `paceline.parallel` had planned with, in bytes. now_s: seconds since 1970.
     peak_bytes: what its process had at most; 0 where that is not known. by_kernel: the kernel has ended it; else a request of
-    its own was refused.
+    its own was refused. on_gpu: it was a GPU's memory, of which torch itself has said who held it.
     """
+    if on_gpu:
+        return _planned(plan)
     series = [(sample.at_s, sample.ranks[rank]) for sample in samples if "memory_gib" in sample.ranks.get(rank, {})]
     said = [
         text
