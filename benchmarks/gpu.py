@@ -42,7 +42,7 @@ def main() -> int:
     begin = time.monotonic()
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="paceline-gpu-") as name:
-        worlds = ((1, NCCL), (2, "gloo"), (2, NCCL)) if has_gpu else ((1, "gloo"), (2, "gloo"))
+        worlds = ((1, NCCL), (2, NCCL)) if has_gpu else ((1, "gloo"), (2, "gloo"))
         for number, (size, backend) in enumerate(worlds):
             found += _started(size, backend, Path(name) / f"{number}.json")
         examples = {path.name: _example(path) for path in sorted((ROOT / "examples/parallel").glob("*_parallel.py"))}
@@ -93,7 +93,7 @@ def _started(size: int, backend: str, path: Path) -> list[dict[str, Any]]:
     ]
     codes = [rank.wait() for rank in ranks]
     if any(codes):
-        raise SystemExit(f"a worker of {size} over {backend} has failed; its own words are above.")
+        raise SystemExit(f"workers of {size} over {backend} have ended with {codes}; their own words are above.")
     return json.loads(path.read_text())  # type: ignore[no-any-return]
 
 
