@@ -76,3 +76,12 @@ def test_ranks_of_one_tensor_group_are_neighbours() -> None:
     assert [place["tensor"] for place in found] == [0, 1, 0, 1, 0, 1, 0, 1]
     assert [place["data"] for place in found] == [0, 0, 1, 1, 0, 0, 1, 1]
     assert [place["pipe"] for place in found] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_on_gpus_gloo_carries_the_gradients_of_replicas_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh.dist, "get_backend", lambda: "gloo")
+    place = mesh.WorldPlace(rank=0, size=2, device=torch.device("cuda", 0))
+    with pytest.raises(
+        ParallelError, match=r"shard 2 on GPUs needs NCCL, .* the backend 'gloo'\. Make it .*'cpu:gloo,cuda:nccl'"
+    ):
+        mesh.build(place, Layout(shard=2))

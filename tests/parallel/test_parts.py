@@ -149,3 +149,23 @@ def test_an_error_that_only_says_another_rank_is_gone_is_known(error: Exception,
 
 def test_nccls_error_says_that_another_rank_is_gone() -> None:
     assert is_communication(torch.distributed.DistBackendError("NCCL error"))
+
+
+def test_what_comes_to_the_cpu_is_there_at_once() -> None:
+    """Where the copy is not waited for, a GPU's tensor is read before it has come."""
+    from torch.overrides import TorchFunctionMode
+
+    from paceline.parallel.batches.rows import move
+
+    asked = []
+
+    class Noted(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.Tensor.to:
+                asked.append((str(args[1]), kwargs["non_blocking"]))
+            return func(*args, **(kwargs or {}))
+
+    with Noted():
+        for device in ("cpu", "meta"):
+            move([torch.ones(2)], torch.device(device))
+    assert asked == [("cpu", False), ("meta", True)]

@@ -103,7 +103,7 @@ class _Means:
         # The metric is called with padding too, for only its result says how many numbers there are.
         weight = weigh(self._weight, micro.target, micro.rows)
         shares = [weight * value if weight else 0.0 for value in values]
-        return torch.tensor([*shares, weight], dtype=torch.float64)
+        return torch.tensor([*shares, weight], dtype=torch.float64, device="cpu")
 
     def names_of(self, world: World, count: int) -> list[str] | None:
         """The metric's names, which the ranks that don't see outputs learn from the others."""

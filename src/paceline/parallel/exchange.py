@@ -86,7 +86,7 @@ def from_first(value: Any, kinds: Sequence[type] = ()) -> Any:
     if _is_alone(None):
         return value
     device = _device(None)
-    data = _packed_or_refused(value, kinds) if dist.get_rank() == 0 else torch.empty(0, dtype=torch.uint8)
+    data = _packed_or_refused(value, kinds) if dist.get_rank() == 0 else torch.empty(0, dtype=torch.uint8, device="cpu")
     size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
     dist.broadcast(size, 0)
     data = data.to(device) if dist.get_rank() == 0 else torch.empty(int(size), dtype=torch.uint8, device=device)

@@ -130,9 +130,19 @@ def joined(place: WorldPlace) -> World:
 
 
 def build(place: WorldPlace, layout: Layout) -> World:
-    """The world with the groups of this layout. Called on all ranks."""
+    """The world with the groups of this layout. Called on all ranks.
+
+    Raises:
+        ParallelError: the script's own process group carries too little for this layout on GPUs.
+    """
     if place.size == 1:
         return World(**vars(place), layout=layout)
+    # Gloo sums tensors on GPUs; of what other layouts send there it ends the process without a word.
+    if place.device.type == "cuda" and layout.data != layout.size and not _backend_has_cuda():
+        raise ParallelError(
+            f"{layout} on GPUs needs NCCL, and the script has made its process group with the backend {dist.get_backend()!r}. Make "
+            "it with init_process_group('cpu:gloo,cuda:nccl'), or leave that to parallelize."
+        )
     mesh, groups = _mesh_and_groups(place, layout)
     return World(**vars(place), layout=layout, mesh=mesh, store=_message_store(place), groups=groups)
 

@@ -19,7 +19,16 @@ from torch.nn.utils import prune
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler, random_split
 
 import paceline
-from paceline.parallel import DataParallel, FullyShard, ParallelError, Parts, PipelineParallel, Whole
+from paceline.parallel import (
+    ContextParallel,
+    DataParallel,
+    FullyShard,
+    ParallelError,
+    Parts,
+    PipelineParallel,
+    TensorParallel,
+    Whole,
+)
 from paceline.parallel.reduce import broadcast
 from tests.parallel.equality import (
     Outcome,
@@ -627,6 +636,27 @@ def check_a_loader_that_ends_early_on_one_rank_is_refused(ranks: Ranks) -> None:
     with pytest.raises(ParallelError, match="rank 1: none any more"):
         train()
     assert par.progress.steps == 2
+
+
+def check_a_default_device_of_the_script_s_own_is_left_to_it(ranks: Ranks) -> None:
+    """Whatever is made for this device on the way, and not for a device by its name, would have no values."""
+    case = SHALLOW["transformer_untied"]
+    data = TensorDataset(*batches(case, torch.float64, (24,))[0])
+    for strategy in (*BOTH, PipelineParallel(), TensorParallel(), ContextParallel()):
+        losses = []
+        for device in ("cpu", "meta"):
+            model = made(case, torch.float64)
+            torch.manual_seed(0)
+            with torch.device(device):
+                loader = DataLoader(data, batch_size=8, shuffle=True)
+                par = paceline.parallelize(
+                    model, sgd(model), loader, loss=case.loss, strategy=strategy, microbatches=2, check="first"
+                )
+                found = [float(par.step(batch)) for batch in par.epoch(0)]
+                losses.append([*found, par.evaluate(DataLoader(data, batch_size=8), case.loss)])
+                whole = par.full_state_dict()
+        assert losses[0] == losses[1], strategy
+        assert all(value.is_cpu for value in whole.values())
 
 
 def check_another_dataset_on_a_rank_is_refused(ranks: Ranks) -> None:

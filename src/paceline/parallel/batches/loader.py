@@ -10,6 +10,7 @@ A loader that is not torch's DataLoader over a map-style dataset gives whole glo
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -98,7 +99,9 @@ class _MapFeed(Feed):
             # The loader's worker processes take their seeds from this generator; each replica's have others.
             self._generator.manual_seed(derive("workers", self._seed, epoch, self._world.replica))
         known = self._sampler.known
-        with self._streams.use("data", epoch):
+        # It draws from that generator, which is the CPU's, whatever device the script has made the default.
+        on_cpu = torch.device("cpu") if self._world.size > 1 else contextlib.nullcontext()
+        with self._streams.use("data", epoch), on_cpu:
             batches = iter(self._loader)
         number = 0
         while True:

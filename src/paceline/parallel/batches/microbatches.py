@@ -112,7 +112,7 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
                 target=target,
                 rows=len(span),
                 # In float64, for the weights of many microbatches are to add up to 1.
-                weight=torch.tensor(weight / total, dtype=torch.float64),
+                weight=torch.tensor(weight / total, dtype=torch.float64, device="cpu"),
                 index=index,
                 global_rows=sum(sizes[index]),
             )
@@ -130,7 +130,7 @@ def first_rows(batch: Any, task: Task, world: World, rows: int) -> Microbatch:
 def sole(parts: Rows, count: int, device: torch.device, global_rows: int) -> Microbatch:
     """The first rows, so many, as a microbatch that is all of a batch, or a replica's part of it."""
     args, kwargs, target = unwrap(move(parts.take(0, count), device))
-    return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64), 0, global_rows)
+    return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64, device="cpu"), 0, global_rows)
 
 
 def split(batch: Any, task: Task) -> Parts:

@@ -51,7 +51,7 @@ class Order:
         seed = derive("order", self._seed, epoch)
         if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source):
             # A tensor: a list of as many numbers would take several times the memory.
-            return torch.randperm(len(sampler), generator=torch.Generator().manual_seed(seed))
+            return torch.randperm(len(sampler), generator=torch.Generator().manual_seed(seed), device="cpu")
         own = getattr(sampler, "generator", None) or getattr(getattr(sampler, "sampler", None), "generator", None)
         drawn = None
         if self._world.rank == 0:

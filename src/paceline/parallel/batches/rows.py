@@ -81,7 +81,9 @@ def join_rows(pieces: Sequence[Any]) -> Any:
 
 def move(value: Any, device: torch.device) -> Any:
     """The same structure on `device`, the values of `Whole` too."""
-    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
+    # What comes to the CPU is read at once, and would not have arrived.
+    at_once = device.type == "cpu"
+    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=not at_once))
 
 
 def unwrap(value: Any) -> Any:

@@ -90,7 +90,9 @@ def read_twice(loader: DataLoader[Any]) -> dict[int, Summary | None]:
         timeout=loader.timeout,
         generator=torch.Generator().manual_seed(0),
     )
-    return dict(zip(indices, there, strict=True))
+    # The seeds of the worker are drawn from the CPU's generator, whatever device the script has made the default.
+    with torch.device("cpu"):
+        return dict(zip(indices, there, strict=True))
 
 
 def _as_it_is(value: Any) -> Any:

@@ -76,7 +76,7 @@ class Folder:
         shape, dtype = tuple(entry["shape"]), _TYPES[entry["dtype"]]
         region = region or tuple((0, size) for size in shape)
         if not math.prod(end - begin for begin, end in region):
-            return torch.empty([end - begin for begin, end in region], dtype=dtype)
+            return torch.empty([end - begin for begin, end in region], dtype=dtype, device="cpu")
         row = math.prod(shape[1:]) * dtype.itemsize
         first, last = region[0] if region else (0, 1)
         with file.open("rb") as opened:
@@ -88,7 +88,7 @@ class Folder:
             (begin, end), *deeper = region[1:]
             inner = (slice(None), *(slice(*span) for span in deeper))
             item = math.prod(shape[2:]) * dtype.itemsize
-            found = torch.empty([stop - at for at, stop in region], dtype=dtype)
+            found = torch.empty([stop - at for at, stop in region], dtype=dtype, device="cpu")
             for index in range(first, last):
                 opened.seek(start + entry["data_offsets"][0] + index * row + begin * item)
                 columns = self._bytes(opened, (end - begin) * item).view(dtype).reshape(end - begin, *shape[2:])
@@ -96,7 +96,7 @@ class Folder:
             return found
 
     def _bytes(self, opened: BinaryIO, count: int) -> Tensor:
-        data = torch.empty(count, dtype=torch.uint8)
+        data = torch.empty(count, dtype=torch.uint8, device="cpu")
         if not fill(opened, data.numpy()):
             raise ParallelError(f"{opened.name} ends in the middle of a tensor. Copy it again.")
         self.bytes_read += count

@@ -53,7 +53,8 @@ def stand_in(name: str, param: Tensor, device: torch.device) -> Tensor:
     if not param.is_floating_point() or not param.numel():
         return torch.zeros((), dtype=param.dtype, device=device).expand(param.shape)
     # Drawn on the CPU: a GPU's generator gives other numbers for the same seed.
-    drawn = torch.randn(count, generator=torch.Generator().manual_seed(derive(f"stand in {name}")))
+    generator = torch.Generator().manual_seed(derive(f"stand in {name}"))
+    drawn = torch.randn(count, generator=generator, device="cpu")
     drawn = drawn * math.prod(param.shape[1:]) ** -0.5
     found: Tensor = drawn.to(device, param.dtype).as_strided(tuple(param.shape), (1,) * param.dim())
     return found

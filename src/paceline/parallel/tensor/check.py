@@ -199,7 +199,7 @@ def gradients_of(
 def _weighted(index: int, tensor: Tensor) -> Tensor:
     """A number that each element of the tensor has its own part in."""
     generator = torch.Generator().manual_seed(derive("tensor check", index))
-    weights = torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
+    weights = torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor.device, tensor.dtype)
     return (tensor * weights).sum()
 
 

@@ -64,6 +64,6 @@ def _exchanged(own: Tensor, pieces: int, group: Any, *, back: bool) -> Tensor:
         [sum(to(unit) == other for unit in held) for other in range(parts)],
         group=group,
     )
-    places = torch.empty(pieces, dtype=torch.int64)
-    places[torch.tensor(coming)] = torch.arange(pieces)
+    places = torch.empty(pieces, dtype=torch.int64, device="cpu")
+    places[torch.tensor(coming, device="cpu")] = torch.arange(pieces, device="cpu")
     return received[places.to(own.device)].movedim(0, -2).flatten(-2)

@@ -232,7 +232,8 @@ def _random(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Random numbers that depend on the layer's name alone."""
     seed = derive("tensor " + name)
     # Drawn on the CPU: a GPU's generator gives other numbers for the same seed.
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(like.device, like.dtype)
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return drawn.to(like.device, like.dtype)
 
 
 def _same(x: Tensor, y: Tensor) -> bool:

@@ -81,7 +81,7 @@ def host(tensor: torch.Tensor) -> HostTensor:
 
 def room(source: HostTensor) -> HostTensor:
     """New contiguous memory of this machine for a result of the same shape and type."""
-    return host(torch.empty(source.tensor.shape, dtype=source.tensor.dtype))
+    return host(torch.empty(source.tensor.shape, dtype=source.tensor.dtype, device="cpu"))
 
 
 def filled(tensor: torch.Tensor, in_place: bool, out: HostTensor) -> torch.Tensor:
