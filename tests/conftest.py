@@ -101,6 +101,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Durations(config))
 
 
+#: NVIDIA's driver is here.
+HAS_GPU = Path("/dev/nvidiactl").exists()
+
 #: Whether tests marked `proof` are run; read before a fixture takes the variable away.
 IS_PROOF = bool(os.environ.get("PACELINE_PROOF"))
 
@@ -202,6 +205,9 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name in _NAMES or name.startswith(_PREFIXES):
             monkeypatch.delenv(name)
+    # Several ranks of a test would share one GPU, which NCCL refuses; `make gpu` is for those.
+    if HAS_GPU:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("PACELINE_DATA_CACHE", str(tmp_path / "data-cache"))

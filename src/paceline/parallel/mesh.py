@@ -140,8 +140,8 @@ def build(place: WorldPlace, layout: Layout) -> World:
     # Gloo sums tensors on GPUs; of what other layouts send there it ends the process without a word.
     if place.device.type == "cuda" and layout.data != layout.size and not _backend_has_cuda():
         raise ParallelError(
-            f"{layout} on GPUs needs NCCL, and the script has made its process group with the backend {dist.get_backend()!r}. Make "
-            "it with init_process_group('cpu:gloo,cuda:nccl'), or leave that to parallelize."
+            f"{layout} on GPUs needs NCCL, and the script has made its process group with the backend {dist.get_backend()!r}. "
+            "Make it with init_process_group('cpu:gloo,cuda:nccl'), or leave that to parallelize."
         )
     mesh, groups = _mesh_and_groups(place, layout)
     return World(**vars(place), layout=layout, mesh=mesh, store=_message_store(place), groups=groups)
