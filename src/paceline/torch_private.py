@@ -259,6 +259,15 @@ def whole_parameters(module: Module, *, inner: bool = True) -> Iterator[tuple[Pa
                 )
 
 
+def sharded_parameters(unit: Module) -> Iterator[Parameter]:
+    """This rank's parts of the parameters that a sharded unit puts together."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(unit, FSDPModule):
+        for group in _parameter_groups(unit):
+            yield from (held.sharded_param for held in group.fsdp_params)
+
+
 def is_being_made_whole(part: Module) -> bool:
     """Whether FSDP2 has begun to put the parameters of this unit together, ahead of the pass that needs them."""
     from torch.distributed.fsdp import FSDPModule

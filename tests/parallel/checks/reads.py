@@ -367,7 +367,7 @@ def _together(
 def _assert_same(name: str, strategy: Any, one: nn.Module, par: Any) -> None:
     many = par.full_state_dict()
     for key, value in one.state_dict().items():
-        apart = float((value - many[key]).abs().max())
+        apart = float((value.cpu() - many[key].cpu()).abs().max())
         assert apart < 1e-10, f"{name} on {strategy}: {key} differs by {apart:g}"
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel
+from paceline.parallel.replicas import shard
 from tests.parallel.models import Mlp
 from tests.parallel.world import Ranks
 
@@ -51,7 +52,7 @@ def _together(model: nn.Module, batches: Any, strategy: Any, *, loss: Any = F.cr
 def _assert_same(one: nn.Module, par: Any, what: str) -> None:
     many = par.full_state_dict()
     for name, value in one.state_dict().items():
-        apart = float((value - many[name]).abs().max())
+        apart = float((value.cpu() - many[name].cpu()).abs().max())
         assert apart < 1e-10, f"{what} on {par.world.layout}: {name} differs by {apart:g}"
 
 
@@ -360,8 +361,32 @@ def check_recurrent_layers_are_sharded(ranks: Ranks) -> None:
     batches = _batches()
     one = _made(Recurrent)
     _alone(one, batches)
-    par = _together(_made(Recurrent), batches, FullyShard(units=["rnn", "gru"]))
-    _assert_same(one, par, "LSTM and GRU")
+
+    def in_one_piece(layer: Any) -> None:
+        """As on a GPU: each weight gets other memory, with the same values."""
+        for weight in layer._flat_weights:
+            weight.data = weight.data.clone()
+
+    before = nn.RNNBase.flatten_parameters
+    for flatten in (before, in_one_piece):
+        nn.RNNBase.flatten_parameters = flatten  # type: ignore[method-assign]
+        try:
+            par = _together(_made(Recurrent), batches, FullyShard(units=["rnn", "gru"]))
+            _assert_same(one, par, "LSTM and GRU")
+        finally:
+            nn.RNNBase.flatten_parameters = before  # type: ignore[method-assign]
+
+
+def check_a_gpu_is_waited_for_where_a_forward_pass_changes_parts(ranks: Ranks) -> None:
+    for kind, is_waited_for in ((Momentum, True), (Inside, True), (Mlp, False)):
+        model = _made(kind)
+        par = _together(model, _batches(), FullyShard())
+        waited: list[int] = []
+        shard.wait_for_changes(model, [*shard.find_units(model), ""], lambda waited=waited: waited.append(1))
+        for batch in _batches():
+            waited.clear()
+            par.step(batch)
+            assert bool(waited) == is_waited_for, kind
 
 
 def check_a_batch_that_is_taken_apart_is_told(ranks: Ranks) -> None:

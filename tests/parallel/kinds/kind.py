@@ -95,7 +95,7 @@ class Trained:
             assert value.shape == given.shape, f"{name}: {list(value.shape)} and {list(given.shape)}"
             if value.numel():
                 wide = torch.complex128 if value.is_complex() else torch.float64
-                found.append((float((value.to(wide) - given.to(wide)).abs().max()), name))
+                found.append((float((value.cpu().to(wide) - given.cpu().to(wide)).abs().max()), name))
         # A nan is further than anything.
         return max(found, key=lambda one: float("inf") if one[0] != one[0] else one[0])
 

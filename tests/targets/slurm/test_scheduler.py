@@ -134,6 +134,7 @@ def test_what_users_have_set_for_their_own_eyes_does_not_change_answers():
     assert plain(shell) == {"SLURM_CONF": "/c", "HOME": "/h"}
 
 
+@pytest.mark.usefixtures("ssh_client")
 def test_calls_through_a_login_host_are_one_word_of_ssh(slurm: FakeSlurm):
     words = make(login="me@head", ssh_options=["Port=2222"]).words(["squeue", "-o", "%i|%T; rm -rf /"])
     assert words[-1] == "env -u SLURM_TIME_FORMAT squeue -o '%i|%T; rm -rf /'"

@@ -26,6 +26,7 @@ def options(words: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+@pytest.mark.usefixtures("ssh_client")
 def test_a_links_connection_uses_one_that_is_there_and_leaves_none(tmp_path: Path) -> None:
     words = Ssh(config=str(tmp_path / "config")).words(HOST, ["true"])
 
@@ -36,6 +37,7 @@ def test_a_links_connection_uses_one_that_is_there_and_leaves_none(tmp_path: Pat
     assert "ControlPersist" not in found
 
 
+@pytest.mark.usefixtures("ssh_client")
 def test_a_look_leaves_its_connection_open_for_a_while_for_those_that_log_in_alike(tmp_path: Path) -> None:
     ssh, other = Ssh(config=str(tmp_path / "config")), Ssh(config=str(tmp_path / "config"), user="bob")
     found = options(ssh.words(HOST, ["true"], leave_open=True))
@@ -46,6 +48,7 @@ def test_a_look_leaves_its_connection_open_for_a_while_for_those_that_log_in_ali
     assert found["ControlPath"] != options(other.words(HOST, ["true"]))["ControlPath"]
 
 
+@pytest.mark.usefixtures("ssh_client")
 def test_connections_that_the_user_shares_already_are_left_to_the_user(tmp_path: Path) -> None:
     ssh = Ssh(config=str(tmp_path / "config"))
 
@@ -57,12 +60,14 @@ def test_connections_that_the_user_shares_already_are_left_to_the_user(tmp_path:
     assert options(Ssh(options=("ControlPath=/x",)).words(HOST, ["true"]))["ControlPath"] == "/x"
 
 
+@pytest.mark.usefixtures("ssh_client")
 def test_ssh_gives_up_a_silent_host_no_sooner_than_the_link_does() -> None:
     for silence_s, interval in [(1.0, 1), (15.0, 5), (61.0, 21)]:
         found = options(Ssh(silence_s=silence_s).words(HOST, ["true"]))
         assert (int(found["ServerAliveInterval"]), int(found["ServerAliveCountMax"])) == (interval, 3)
 
 
+@pytest.mark.usefixtures("ssh_client")
 def test_what_is_set_reaches_ssh_word_by_word(tmp_path: Path) -> None:
     ssh = Ssh(
         config=f"{tmp_path}/config", user="al ice", port=2222, identity="/my keys/$id", options=("ProxyJump=a;b",)
@@ -75,6 +80,7 @@ def test_what_is_set_reaches_ssh_word_by_word(tmp_path: Path) -> None:
     assert words[-1] == "python3 -c 'a;b'"
 
 
+@pytest.mark.usefixtures("ssh_client")
 def test_ssh_itself_takes_the_command_line(tmp_path: Path) -> None:
     words = Ssh(config=str(tmp_path / "config")).words(HOST, [], leave_open=True)
     done = subprocess.run([words[0], "-G", *words[1:]], capture_output=True, text=True, check=False)

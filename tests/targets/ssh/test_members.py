@@ -107,6 +107,7 @@ def test_what_is_not_kept_is_closed_and_so_is_what_comes_too_late(opened: Callab
     assert not kept.closed.is_set()
 
 
+@pytest.mark.usefixtures("ssh_client")
 def test_a_link_and_its_ssh_wait_as_long_as_the_target_says(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(members.Link, "open", lambda argv, **values: given.update(values, argv=argv) or FakeLink())

@@ -20,6 +20,7 @@ def test_the_list_of_hosts_is_kept_as_it_was_when_it_was_read(tmp_path: Path) ->
     assert SshTarget("lab", target.settings).settings == target.settings
 
 
+@pytest.mark.usefixtures("ssh_client")
 def test_the_folder_on_the_hosts_is_named_after_who_logs_in(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("Host gpu2\n  User carol\n")
     config = {"ssh_config": str(tmp_path / "config")}

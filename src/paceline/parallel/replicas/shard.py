@@ -6,10 +6,12 @@ Tensors that are tied over two units belong to the model itself, for FSDP2 can't
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
 from paceline.parallel.errors import ParallelError
@@ -30,7 +32,7 @@ def shard_stage(module: nn.Module, world: World) -> None:
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    from paceline.parallel.replicas.shard_used import Written
+    from paceline.parallel.replicas.shard_written import Written
 
     layout = world.layout
     mesh = world.mesh["data", "shard"] if layout.data > 1 else world.mesh["shard"]
@@ -54,6 +56,9 @@ def shard_stage(module: nn.Module, world: World) -> None:
             part.register_forward_pre_hook(written.before)
     except (ValueError, NotImplementedError) as error:
         raise ParallelError(f"this model can't be fully sharded by torch: {error}") from error
+    _keep_recurrent_weights_apart(module)
+    if world.device.type == "cuda":
+        wait_for_changes(module, names, lambda: torch.cuda.current_stream().synchronize())
     give_memory(world.device, module)
     for name, param in module.named_parameters(remove_duplicate=False):
         held: Any = param
@@ -67,6 +72,36 @@ def shard_stage(module: nn.Module, world: World) -> None:
             # A parameter that a rank's rows leave out goes as zeros. Without that the rank would send a shorter message
             # than the others, which hangs or ends the process.
             reduce_unused_too(part)
+
+
+def _keep_recurrent_weights_apart(module: nn.Module) -> None:
+    """Take from torch's recurrent layers what brings their weights into one piece for cuDNN.
+
+    It would give the whole parameters memory of its own, where FSDP2 does not put the next step's values: a layer would go on
+    with those of its first step, without a word.
+    """
+    recurrent: list[Any] = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
+    for part in recurrent:
+        part.flatten_parameters = _leave_apart
+    if recurrent:
+        # cuDNN does it for each call then, and warns that it has to.
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+
+
+def _leave_apart() -> None:
+    pass
+
+
+def wait_for_changes(module: nn.Module, names: Iterable[str], wait: Callable[[], None]) -> None:
+    """Call `wait` before parameters are put together that the forward pass has changed. names: of the units, "" the module's."""
+    from paceline.parallel.replicas.shard_written import Changed
+
+    units = [module.get_submodule(name) for name in names]
+    changed = Changed(units, wait)
+    for unit in units:
+        # Before FSDP2's own hook, which was put in front of all others.
+        unit.register_forward_pre_hook(changed.begin if unit is module else changed.before, prepend=True)
+    module.register_forward_hook(changed.after)
 
 
 def _own_outputs(module: nn.Module, args: Any, output: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The parameters of a sharded model that get a gradient, or are written to. Imports torch.
+"""The parameters of a sharded model that get a gradient. Imports torch.
 
 FSDP2 can send zeros for a parameter that was not used, so that all ranks' messages have one length; but then it can't be
 told from one whose gradient is 0, and an optimizer would decay what a plain loop leaves alone.
@@ -13,9 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.full_tensor import is_part
 from paceline.parallel.gradient_hooks import Hooks
-from paceline.parallel.large.parts import region_of, slices
 from paceline.parallel.mesh import World
 from paceline.torch_private import is_being_made_whole, whole_parameters
 
@@ -133,37 +131,3 @@ class Used:
     def _params(self, names: list[str]) -> list[tuple[str, nn.Parameter]]:
         params = dict(self._module.named_parameters())
         return [(name, params[name]) for name in names]
-
-
-class Written:
-    """Sees that a unit's forward pass changes its own parameters in place, and keeps that.
-
-    FSDP2 gives it whole ones, and lets go of them: what is written there, such as a momentum encoder's values, would be lost.
-    """
-
-    def __init__(self, part: nn.Module) -> None:
-        self._part = part
-        self._versions: dict[int, int] = {}
-
-    def before(self, *_: Any) -> None:
-        """A hook that runs once the parameters are whole."""
-        self._versions = {id(whole): whole._version for _, whole in whole_parameters(self._part, inner=False)}
-
-    def after(self, *_: Any) -> None:
-        """A hook that runs while they are."""
-        for sharded, whole in whole_parameters(self._part, inner=False):
-            if whole._version != self._versions.get(id(whole), whole._version):
-                _write_back(sharded, whole)
-                self._versions[id(whole)] = whole._version
-
-
-def _write_back(sharded: Any, whole: nn.Parameter) -> None:
-    """Put this rank's part of the whole where FSDP2 takes it from."""
-    part = whole.detach()
-    if is_part(part):
-        raise ParallelError(
-            "the model's forward pass changes a parameter that is cut by FullyShard() and by TensorParallel() in place. Leave "
-            "its layer whole (TensorParallel(plan={...: 'replicate'})), or use DataParallel()."
-        )
-    with torch.no_grad():
-        sharded.to_local().copy_(part[slices(region_of(sharded))])
