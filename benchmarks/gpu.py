@@ -143,6 +143,7 @@ def on_a_rank(backend: str, path: str) -> None:
 def _case(strategy: Any, kind: str, size: int, device: Any) -> tuple[float, float | None]:
     """The largest difference of a parameter, and the memory that was taken as a part of the forecast."""
     import torch
+    import torch.distributed as dist
     from torch.nn.functional import cross_entropy
 
     import paceline
@@ -152,9 +153,6 @@ def _case(strategy: Any, kind: str, size: int, device: Any) -> tuple[float, floa
 
     torch.manual_seed(0)
     dtype = torch.float64 if kind == "float64" else torch.float32
-    # What is left of the case before is not this one's.
-    gc.collect()
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     plain = _model(*SIZES[device.type][:2], has_experts=type(strategy).__name__ == "ExpertParallel").to(device, dtype)
     model = copy.deepcopy(plain)
     micro = 2 if type(strategy).__name__ == "PipelineParallel" else 1
@@ -168,7 +166,10 @@ def _case(strategy: Any, kind: str, size: int, device: Any) -> tuple[float, floa
             part.backward()
         optimizer.step()
     expected = {name: value.cpu() for name, value in plain.state_dict().items()}
-    del plain, optimizer
+    del plain, optimizer, part
+    # What is still held then is not this case's: buffers of the libraries, and the model itself.
+    gc.collect()
+    before = _held(device) - sum(param.nbytes for param in model.parameters() if param.is_cuda)
     par = paceline.parallelize(
         model,
         torch.optim.AdamW(model.parameters(), lr=1e-3),
@@ -184,12 +185,22 @@ def _case(strategy: Any, kind: str, size: int, device: Any) -> tuple[float, floa
         torch.cuda.reset_peak_memory_stats(device)
     for _ in range(STEPS - 1):
         par.step((x, y))
-    taken = torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else 0
+    # The forecast is of the worker that has the most.
+    everyone = [0] * size
+    own = torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else 0
+    dist.all_gather_object(everyone, own)
+    taken = max(everyone)
     text = par.explain()
     found = par.full_state_dict()
     apart = max(float((found[name] - value).abs().max()) for name, value in expected.items())
     planned = text.forecasts[text.chosen].memory_bytes if size > 1 else 0
     return apart, taken / planned if taken and planned else None
+
+
+def _held(device: Any) -> int:
+    import torch
+
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def _model(width: int, depth: int, *, has_experts: bool) -> Any:

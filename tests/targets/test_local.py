@@ -85,8 +85,8 @@ def test_the_cores_are_those_that_this_process_may_run_on():
     ("gpus", "workers", "said"),
     [
         ("", 1, "has no GPUs. Set use_gpu=False"),
-        ("0", 2, "has 1 GPU. Ask for at most 1 worker"),
-        ("0,1", 3, "has 2 GPUs. Ask for at most 2 workers"),
+        ("0", 2, "has 1 GPU. Ask for at most 1 worker, or"),
+        ("0,1", 3, "has 2 GPUs. Ask for at most 2 workers, or"),
     ],
 )
 def test_more_gpus_than_there_are_is_refused(target, monkeypatch, gpus, workers, said):

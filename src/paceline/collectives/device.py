@@ -21,7 +21,7 @@ _NAMES = {"sum": "SUM", "average": "SUM", "min": "MIN", "max": "MAX", "product":
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """True if tensors on a GPU are to be reduced there: HOROVOD_GPU_OPERATIONS=NCCL. It has not been run on one yet."""
+    """True if tensors on a GPU are to be reduced there: HOROVOD_GPU_OPERATIONS=NCCL. Each rank has to have a GPU of its own."""
     return environ.get("HOROVOD_GPU_OPERATIONS", "").strip().upper() == "NCCL"
 
 

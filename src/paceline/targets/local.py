@@ -38,10 +38,10 @@ class LocalTarget:
         workers = job.resized(job.least_nodes).world_size
         if job.use_gpu and workers > len(devices()):
             count = len(devices())
+            do = f"Ask for at most {counted(count, 'worker')}" if count else "Set use_gpu=False"
             raise TargetError(
                 f"use_gpu=True with {workers} workers, one GPU each, but target 'local' has "
-                f"{counted(count, 'GPU', 'no')}. "
-                f"{f'Ask for at most {count} workers' if count else 'Set use_gpu=False'}, or choose another target."
+                f"{counted(count, 'GPU', 'no')}. {do}, or choose another target."
             )
 
     def preview(self, job: Job) -> Preview:

@@ -94,10 +94,10 @@ def _leave_apart() -> None:
 
 def wait_for_changes(module: nn.Module, names: Iterable[str], wait: Callable[[], None]) -> None:
     """Call `wait` before parameters are put together that the forward pass has changed. names: of the units, "" the module's."""
-    from paceline.parallel.replicas.shard_written import Changed
+    from paceline.parallel.replicas.shard_written import ChangedParts
 
     units = [module.get_submodule(name) for name in names]
-    changed = Changed(units, wait)
+    changed = ChangedParts(units, wait)
     for unit in units:
         # Before FSDP2's own hook, which was put in front of all others.
         unit.register_forward_pre_hook(changed.begin if unit is module else changed.before, prepend=True)

@@ -1,10 +1,11 @@
 """The parameters of a sharded model that its forward pass itself changes. Imports torch.
 
-    root's forward       unit's forward           root's forward      backward
-    Changed.begin   ...  Changed.before, gather   Changed.after   ... gather
-                         Written.before
-                         ...
-                         Written.after, part
+    root's forward   ChangedParts.begin
+      unit's         ChangedParts.before, gather, Written.before
+                     ...
+                     Written.after, part
+    its end          ChangedParts.after
+    backward         gather ... part
 
 FSDP2 gathers and parts; what is changed of a whole is put into this rank's part, and what is changed of a part is waited for.
 """
@@ -23,7 +24,7 @@ from paceline.parallel.large.parts import region_of, slices
 from paceline.torch_private import sharded_parameters, whole_parameters
 
 
-class Changed:
+class ChangedParts:
     """Has a GPU finish what changes this rank's parts within a forward pass, before they are put together.
 
     FSDP2 does that on streams of its own, which wait for the caller's stream at the beginning of the root's forward pass alone: a
