@@ -161,3 +161,14 @@ def test_what_is_no_estimator_can_not_be_submitted(config):
 def test_a_job_needs_its_source_directory():
     with pytest.raises(JobError, match="source_directory"):
         Experiment(Workspace("ws"), "a").submit(make_job())
+
+
+def test_no_workspace_is_made_among_sources(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / ".git").mkdir()
+    with pytest.raises(WorkspaceError, match=r"\(\.git, train\.py\), among which .* such as '.*/\.paceline'"):
+        Workspace(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".git", "train.py"]
+    # One that is there is one, whatever has come into its folder since.
+    (tmp_path / "runs").mkdir()
+    Workspace(tmp_path)

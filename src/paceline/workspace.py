@@ -39,7 +39,7 @@ class Workspace:
     path: the folder. create: make it; with False it may be missing, and then has no runs.
 
     Raises:
-        WorkspaceError: the folder can't be made, is no folder, or has a `:` in its path.
+        WorkspaceError: the folder can't be made, is no folder, has sources in it, or has a `:` in its path.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
@@ -57,6 +57,8 @@ class Workspace:
                 with contextlib.suppress(FileNotFoundError):
                     os.stat(self.runs_dir)
                 return
+            if not self.runs_dir.exists():
+                self._refuse_sources()
             self.runs_dir.mkdir(parents=True, exist_ok=True)
             # The workspace ignores itself, so a repository that it lies in stays clean without a line of its own.
             ignore = self._path / ".gitignore"
@@ -67,6 +69,16 @@ class Workspace:
                 f"the workspace {str(self._path)!r} can't be made: {error.strerror}. "
                 f"Name another folder with {WORKSPACE_VARIABLE} or in {CONFIG_FILE}."
             ) from error
+
+    def _refuse_sources(self) -> None:
+        """A new workspace has git, and every snapshot, leave out all that lies in its folder."""
+        names = sorted(os.listdir(self._path)) if self._path.is_dir() else []
+        own = [name for name in names if name == ".git" or name.endswith((".py", ".ipynb"))]
+        if own:
+            raise WorkspaceError(
+                f"{str(self._path)!r} has files of its own ({', '.join(own[:3])}), among which no workspace is made. Name a "
+                f"folder for it alone, such as {str(self._path / DEFAULT_FOLDER)!r}."
+            )
 
     @classmethod
     def from_config(cls, path: str | os.PathLike[str] | None = None, *, create: bool = True) -> Workspace:
