@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py
 
-    one worker, NCCL; two on one device, Gloo and NCCL     every strategy that so many workers can have
+    one worker, and two on one device, NCCL                every strategy that so many workers can have
     float64, float32 under bf16's autocast                 loss and parameters after three steps of AdamW
     memory                                                 what the device has given out at most, against the forecast
     the examples                                           a convolutional network and a transformer
@@ -169,7 +169,8 @@ def _case(strategy: Any, kind: str, size: int, device: Any) -> tuple[float, floa
     del plain, optimizer, part
     # What is still held then is not this case's: buffers of the libraries, and the model itself.
     gc.collect()
-    before = _held(device) - sum(param.nbytes for param in model.parameters() if param.is_cuda)
+    own = sum(param.nbytes for param in model.parameters())
+    before = torch.cuda.memory_allocated(device) - own if device.type == "cuda" else 0
     par = paceline.parallelize(
         model,
         torch.optim.AdamW(model.parameters(), lr=1e-3),
@@ -187,20 +188,13 @@ def _case(strategy: Any, kind: str, size: int, device: Any) -> tuple[float, floa
         par.step((x, y))
     # The forecast is of the worker that has the most.
     everyone = [0] * size
-    own = torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else 0
-    dist.all_gather_object(everyone, own)
+    dist.all_gather_object(everyone, torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else 0)
     taken = max(everyone)
     text = par.explain()
     found = par.full_state_dict()
     apart = max(float((found[name] - value).abs().max()) for name, value in expected.items())
     planned = text.forecasts[text.chosen].memory_bytes if size > 1 else 0
     return apart, taken / planned if taken and planned else None
-
-
-def _held(device: Any) -> int:
-    import torch
-
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def _model(width: int, depth: int, *, has_experts: bool) -> Any:

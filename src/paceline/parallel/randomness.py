@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class Streams:
@@ -62,6 +63,12 @@ def derive(purpose: str, *numbers: int) -> int:
     """A seed of 63 bits; frozen, for checkpoints go on with it."""
     text = f"paceline stream 1 {purpose} {' '.join(map(str, numbers))}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def normal(shape: Sequence[int], purpose: str, *numbers: int) -> Tensor:
+    """Standard normal numbers, the same for purpose and numbers; drawn on the CPU, for a GPU's generator gives others."""
+    generator = torch.Generator().manual_seed(derive(purpose, *numbers))
+    return torch.randn(shape, generator=generator, device="cpu")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel import ties
-from paceline.parallel.randomness import derive
+from paceline.parallel.randomness import normal
 
 
 @contextlib.contextmanager
@@ -52,9 +52,6 @@ def stand_in(name: str, param: Tensor, device: torch.device) -> Tensor:
     count = sum(param.shape) - param.dim() + 1
     if not param.is_floating_point() or not param.numel():
         return torch.zeros((), dtype=param.dtype, device=device).expand(param.shape)
-    # Drawn on the CPU: a GPU's generator gives other numbers for the same seed.
-    generator = torch.Generator().manual_seed(derive(f"stand in {name}"))
-    drawn = torch.randn(count, generator=generator, device="cpu")
-    drawn = drawn * math.prod(param.shape[1:]) ** -0.5
+    drawn = normal((count,), f"stand in {name}") * math.prod(param.shape[1:]) ** -0.5
     found: Tensor = drawn.to(device, param.dtype).as_strided(tuple(param.shape), (1,) * param.dim())
     return found

@@ -37,6 +37,7 @@ class ChangedParts:
         self._wait = wait
         self._versions: dict[int, tuple[int, int]] = {}
 
+    @torch.no_grad()
     def begin(self, *_: Any) -> None:
         """A hook that runs before the root's forward pass."""
         self._versions = {id(part): _versions(part) for unit in self._units for part in sharded_parameters(unit)}
@@ -49,6 +50,7 @@ class ChangedParts:
         """A hook that runs after the root's forward pass: the backward pass puts them together again."""
         self._look(self._units)
 
+    @torch.no_grad()
     def _look(self, units: Iterable[nn.Module]) -> None:
         is_changed = False
         for unit in units:
@@ -61,9 +63,8 @@ class ChangedParts:
 
 
 def _versions(part: Any) -> tuple[int, int]:
-    """How often it was changed in place, by its own name and by that of the tensor that it has here."""
-    with torch.no_grad():
-        return part._version, part.to_local()._version
+    """How often it was changed in place, by its own name and by that of the tensor that it has here; called without gradients."""
+    return part._version, part.to_local()._version
 
 
 class Written:

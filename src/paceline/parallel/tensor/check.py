@@ -19,7 +19,7 @@ from paceline.parallel.large.parts import region_of, slices
 from paceline.parallel.loss_reads import LossReads, attributes_of
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import tensors_in
-from paceline.parallel.randomness import derive
+from paceline.parallel.randomness import normal
 from paceline.parallel.reduce import anywhere, local
 from paceline.parallel.reentrant import checkpoints_opened
 from paceline.parallel.tensor.distance import scale_of, within
@@ -198,8 +198,7 @@ def gradients_of(
 
 def _weighted(index: int, tensor: Tensor) -> Tensor:
     """A number that each element of the tensor has its own part in."""
-    generator = torch.Generator().manual_seed(derive("tensor check", index))
-    weights = torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor.device, tensor.dtype)
+    weights = normal(tensor.shape, "tensor check", index).to(tensor.device, tensor.dtype)
     return (tensor * weights).sum()
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.errors import told
 from paceline.parallel.pytree import tensors_in
-from paceline.parallel.randomness import derive
+from paceline.parallel.randomness import normal
 from paceline.parallel.tensor.distance import scale_of, within
 from paceline.parallel.tensor.groups import Group, undisturbed
 from paceline.parallel.tensor.layers import inputs, outputs
@@ -230,10 +230,7 @@ def _pieces(modules: Mapping[str, Any], group: Group, parts: int) -> int:
 
 def _random(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Random numbers that depend on the layer's name alone."""
-    seed = derive("tensor " + name)
-    # Drawn on the CPU: a GPU's generator gives other numbers for the same seed.
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
-    return drawn.to(like.device, like.dtype)
+    return normal(shape, "tensor " + name).to(like.device, like.dtype)
 
 
 def _same(x: Tensor, y: Tensor) -> bool:

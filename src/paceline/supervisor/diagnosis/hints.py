@@ -52,6 +52,7 @@ def with_hints(report: FailureReport, job: Job, stalled: str | None = None) -> F
     """The report, its message with what helps against this failure. stalled: what ranks were waiting for at the end."""
     hints = (
         _of_gpus(report, job),
+        _of_kernels(report, job),
         _of_keras(report),
         _of_keras_2(report, job),
         _of_spawning(report, job),
@@ -69,15 +70,16 @@ def with_hints(report: FailureReport, job: Job, stalled: str | None = None) -> F
 
 
 def _of_gpus(report: FailureReport, job: Job) -> str | None:
-    """CUDA only says "invalid device ordinal" to a script that takes the device of its local rank, as under torchrun; and of a
-    value that a kernel could not take it does not say which."""
+    """CUDA only says "invalid device ordinal" to a script that takes the device of its local rank, as under torchrun."""
     if job.use_gpu and job.gpu_visibility == "worker" and "invalid device ordinal" in (report.exception or ""):
         return _GPU
-    return _of_kernels(report, job) if _IN_A_KERNEL.search(report.exception or "") else None
+    return None
 
 
-def _of_kernels(report: FailureReport, job: Job) -> str:
-    """Kernels run behind the script, which hears of their failure at a later line."""
+def _of_kernels(report: FailureReport, job: Job) -> str | None:
+    """Kernels run behind the script, which hears of their failure at a later line, and not of which value it was."""
+    if not _IN_A_KERNEL.search(report.exception or ""):
+        return None
     failed = _ASSERTION.search("\n".join(report.last_lines))
     text = "A kernel on the GPU was given a wrong value"
     if failed is not None:
