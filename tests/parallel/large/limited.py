@@ -1,8 +1,9 @@
-"""A rank that may take so much memory and no more trains a model that it could not hold.
+"""Train, within a memory limit, a model that this rank could not hold.
 
     RANK=0 WORLD_SIZE=4 ... python limited.py <folder> <strategy> <width> <blocks> <MiB> [<folder of weights>]
 
-What it may take is counted by the kernel (RLIMIT_DATA): all memory of its own that it could write to, used or not.
+The kernel enforces the limit (RLIMIT_DATA): it counts all private memory that the process could write to, used or not. The
+limit is <MiB> above what the process has once everything is imported, so it is the same for every build of torch.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def status(key: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
-def main(folder: str, strategy: str, width: str, blocks: str, limit_mib: str, weights: str | None = None) -> None:
+def main(folder: str, strategy: str, width: str, blocks: str, margin_mib: str, weights: str | None = None) -> None:
     sys.path.insert(0, str(ROOT))
     import torch
 
@@ -52,7 +53,7 @@ def main(folder: str, strategy: str, width: str, blocks: str, limit_mib: str, we
     # What torch loads on first use belongs to the program, not to the model.
     parallel(16, 5, None).step(given[0])
     base = status("VmRSS")
-    limit = int(limit_mib) * MIB
+    limit = status("VmData") + int(margin_mib) * MIB
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     Path("/proc/self/clear_refs").write_text("5")
     par = parallel(int(width), int(blocks), weights)

@@ -15,14 +15,14 @@ from tests.parallel.conftest import run_on_ranks
 _PROGRAM = Path(__file__).with_name("limited.py")
 MIB = 2**20
 
-# 3 GB of parameters and 5 GB for each worker in the proof: 25 blocks of 1600. Here a twentieth of it, beside what the interpreter
-# and torch take themselves, which does not shrink with the model.
+# In the proof, 25 blocks of 1600: 3 GB of parameters, with 4.5 GB for each worker. Here a twentieth of it. The interpreter and
+# torch are no part of the limit: their memory does not shrink with the model, and depends on the build of torch.
 _FULL = bool(os.environ.get("PACELINE_LARGE"))
-WIDTH, BLOCKS, LIMIT_MIB = (1600, 25, 5 * 1024) if _FULL else (512, 13, 800)
+WIDTH, BLOCKS, MARGIN_MIB = (1600, 25, 4608) if _FULL else (512, 13, 400)
 
 
 def trained(folder: Path, strategy: str, *more: str) -> list[dict[str, object]]:
-    command = (str(_PROGRAM), str(folder), strategy, str(WIDTH), str(BLOCKS), str(LIMIT_MIB), *more)
+    command = (str(_PROGRAM), str(folder), strategy, str(WIDTH), str(BLOCKS), str(MARGIN_MIB), *more)
     ended = run_on_ranks(4, folder / f"output_{strategy}_{len(more)}", *command)
     assert [end.returncode for end in ended] == [0] * 4, "\n".join(end.output[-2000:] for end in ended)
     return reports_of(folder, strategy)
@@ -30,6 +30,11 @@ def trained(folder: Path, strategy: str, *more: str) -> list[dict[str, object]]:
 
 def reports_of(folder: Path, strategy: str) -> list[dict[str, object]]:
     return [json.loads((folder / f"{strategy}_{rank}.json").read_text()) for rank in range(4)]
+
+
+def taken(report: dict[str, object]) -> int:
+    """Return the bytes that a worker took beside those of its imports."""
+    return int(str(report["peak"])) - int(str(report["base"]))
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +49,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(3000)
 def test_a_model_that_no_worker_could_hold_is_trained_and_saved(saved: Path) -> None:
     reports = reports_of(saved, "FullyShard")
-    whole, base = int(str(reports[0]["whole"])), int(str(reports[0]["base"]))
     # Parameters, gradients and two moments are more than a worker may take.
-    assert 4 * whole + base > LIMIT_MIB * MIB
+    assert 4 * int(str(reports[0]["whole"])) > MARGIN_MIB * MIB
     losses = reports[0]["losses"]
     assert all(report["losses"] == losses for report in reports)
     # The weights were saved after two steps.
     assert abs(losses[0] - reports[0]["after"]) > 1e-3  # type: ignore[index, operator]
     for report in reports:
-        assert int(str(report["peak"])) < LIMIT_MIB * MIB
+        assert taken(report) < MARGIN_MIB * MIB
         # What a worker takes is what was planned, within a tenth; what the interpreter and torch take is no part of the plan.
         planned = int(str(report["base"])) + int(str(report["planned"]))
         assert abs(int(str(report["peak"])) - planned) <= 0.1 * planned, report
@@ -67,7 +71,7 @@ def test_what_it_has_saved_is_loaded_on_another_layout(saved: Path) -> None:
     # Training goes on from the weights that were saved.
     assert abs(reports[0]["losses"][0] - first["after"]) < 1e-4  # type: ignore[index, operator]
     for report in reports:
-        assert int(str(report["peak"])) < LIMIT_MIB * MIB
+        assert taken(report) < MARGIN_MIB * MIB
     # Of a pipeline's workers, the one that takes most: the plan is that one's.
     fullest = max(reports, key=lambda report: int(str(report["peak"])))
     planned = int(str(fullest["base"])) + int(str(fullest["planned"]))
@@ -76,7 +80,7 @@ def test_what_it_has_saved_is_loaded_on_another_layout(saved: Path) -> None:
 
 def test_one_worker_alone_can_not(tmp_path: Path) -> None:
     require_engine("torch", find_spec("torch"))
-    command = (str(_PROGRAM), str(tmp_path), "DataParallel", str(WIDTH), str(BLOCKS), str(LIMIT_MIB))
+    command = (str(_PROGRAM), str(tmp_path), "DataParallel", str(WIDTH), str(BLOCKS), str(MARGIN_MIB))
     (ended,) = run_on_ranks(1, tmp_path / "output", *command)
     assert ended.returncode != 0
     assert "for parameters, gradients and optimizer on each worker as one worker" in ended.output
