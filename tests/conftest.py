@@ -176,6 +176,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByUnit(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    from tests.side_by_side import end_with_crash
+
+    if error and error != "keyboard-interrupt":
+        end_with_crash(node)
+
+
 class Durations:
     """Adds up what the tests of each unit take, with what they set up and tear down, and writes it in the end."""
 

@@ -12,9 +12,9 @@ import contextlib
 import importlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -32,6 +32,21 @@ _TOGETHER = {"tests/compat/horovod/keras": "tests/compat/horovod/tensorflow"}
 _TARGET = re.compile(r"\[(local|ssh|slurm|ray)\b")
 
 
+def end_with_crash(node: Any) -> NoReturn:
+    """End the whole run because a pytest process has crashed; report the test it was in as failed.
+
+    xdist would replace the process and run the crashed test again. A replacement that gets a single test waits for a second one
+    for ever, so a crash near the end made the suite hang.
+
+    Raises:
+        Session.Interrupted: Always.
+    """
+    session = node.config.pluginmanager.getplugin("dsession")
+    if session.sched is not None and (test := session.sched.running(node)) is not None:
+        session.handle_crashitem(test, node)
+    raise pytest.Session.Interrupted(f"the pytest process {node.gateway.id} crashed")
+
+
 class ByUnit(LoadScopeScheduling):
     """Hands units to processes, one after the other, in the order in which they were collected."""
 
@@ -44,14 +59,10 @@ class ByUnit(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
 
-    def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
-        # It would be left out in silence, and the next call of `schedule` would fail for want of it.
-        if self.collection_is_completed and list(collection) != self.collection:
-            others = sorted(set(collection) ^ set(self.collection))[:6]
-            raise RuntimeError(
-                f"{node.gateway.id}, in place of a process that crashed, has collected other tests: {others}"
-            )
-        super().add_node_collection(node, collection)
+    def running(self, node: Any) -> str | None:
+        """Return the test that a process is in, or None between two tests."""
+        units = self.assigned_work.get(node, {}).values()
+        return next((nodeid for unit in units for nodeid, is_done in unit.items() if not is_done), None)
 
 
 def unit_of(nodeid: str) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,3 +52,42 @@ def test_a_part_of_the_tests_leaves_what_others_took(tmp_path: Path) -> None:
 def test_what_is_kept_is_of_units_that_there_are() -> None:
     missing = [unit for unit in json.loads(DURATIONS.read_text()) if not list((ROOT / unit).glob("test_*.py"))]
     assert missing == [], "run the whole suite with --keep-durations"
+
+
+@pytest.mark.parametrize("place", ["test", "teardown"])
+def test_crash_of_a_pytest_process_ends_the_run_and_names_the_test(tmp_path: Path, place: str) -> None:
+    # Of two processes, one crashes in the last test of all: the other has nothing left to do.
+    crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    (tmp_path / "conftest.py").write_text(
+        "import tests.side_by_side as side\n"
+        "def pytest_xdist_make_scheduler(config, log): return side.ByUnit(config, log)\n"
+        "def pytest_testnodedown(node, error):\n    if error: side.end_with_crash(node)\n"
+    )
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "test_a.py").write_text("def test_a(): pass\n")
+    body = (
+        f"def test_b():\n    {crash}\n"
+        if place == "test"
+        else f"def test_b(): pass\ndef teardown_module():\n    {crash}\n"
+    )
+    (tmp_path / "b" / "test_b.py").write_text(body)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "2",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout
+    assert "FAILED b/test_b.py::test_b" in done.stdout
+    assert "crashed while running 'b/test_b.py::test_b'" in done.stdout
