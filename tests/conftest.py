@@ -88,6 +88,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    from paceline.system.when_loaded import load_triton_before_tensorflow
+
+    # A test may load TensorFlow into this process, and a later one torch._dynamo.
+    load_triton_before_tensorflow()
     if shared := getattr(config, "workerinput", {}).get("warm"):
         from tests.warm import sharing
 

@@ -84,5 +84,26 @@ def test_what_runs_beside_a_worker_needs_the_standard_library_alone(statement):
     assert third_party(loaded_by(statement)) == set()
 
 
+def test_no_process_of_paceline_itself_loads_a_framework():
+    # A CUDA build of torch takes 750 MB once it is imported.
+    statement = """
+import paceline.cli.main, paceline.ui.app, paceline.remote.agent.agent, paceline.supervisor.supervise
+import paceline.sweeps.controller, paceline.pipelines.controller, paceline.services.supervise, paceline.serving.front.process
+from paceline.cli.verb_group import app
+from paceline.cli.verbs import VERBS
+import typer.main
+group = typer.main.get_command(app)
+for name in VERBS: group.load(name)
+import optuna, optuna.importance, matplotlib.pyplot
+from optuna.samplers import CmaEsSampler, TPESampler
+for sampler in (TPESampler(), CmaEsSampler(warn_independent_sampling=False)):
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1) + trial.suggest_float("y", 0, 1), n_trials=12)
+optuna.importance.get_param_importances(study)
+""".strip().replace('"', "'")
+    loaded = loaded_by(f'exec("""{statement}""")')
+    assert not {"torch", "triton", "tensorflow", "keras", "jax"} & loaded
+
+
 def test_the_check_would_see_a_third_party_module():
     assert "pathspec" in third_party(loaded_by("import pathspec"))

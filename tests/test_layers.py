@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "torch_mpi": "system torch_private collectives",
     # Beside the script, in a run or without one; who this rank is it finds as a sampler does.
     "checkpoint": "errors system torch_private data.sampling.world",
-    "worker": "errors collectives torch_mpi trackers.hooks",
+    "worker": "errors system.when_loaded collectives torch_mpi trackers.hooks",
     # Knows nothing of jobs or runs; the backend "mpi" is all that it takes of the collectives.
     "parallel": "errors system torch_private collectives torch_mpi checkpoint",
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "containers": "errors system job",
     "runs": "errors system job containers",
     # Loaded in workers, beside what the script loads; and by the command line, to tell other trackers of runs.
-    "trackers": "errors system job runs collectives.when_loaded models workspace_dir reports",
+    "trackers": "errors system job runs models workspace_dir reports",
     "snapshot": "errors system",
     "environments": "errors system job",
     "data": "errors system job",
@@ -100,6 +100,8 @@ THIRD_PARTY = {
     "cloudpickle": "compat",
     "matplotlib": "serving parallel sweeps runs",
     "tensorflow": "data compat",
+    # In whatever process is about to load TensorFlow.
+    "triton": "system",
     **dict.fromkeys(("keras", "tf_keras"), "compat"),
     "pandas": "serving data runs sweeps trackers",
     **dict.fromkeys(("optuna", "cmaes"), "sweeps"),

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from paceline.collectives import when_loaded
 from paceline.runs import metrics
 from paceline.runs.context import WorkerContext
+from paceline.system import when_loaded
 from paceline.trackers import csv_loggers, hooks, wandb_run
 from paceline.trackers import sink as sinks
 from paceline.trackers.sink import Sink

@@ -37,6 +37,7 @@ _TORCH = (
 )
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
+#: Triton comes first, as in a worker: loaded after TensorFlow, it ends the process.
 #: TensorFlow is loaded and no more: it makes its threads when something is first computed, which each child does for itself.
 #: It loads Keras 3 with itself, unless it is to take tf_keras.
 KINDS = {
@@ -46,12 +47,12 @@ KINDS = {
         ("torch", "torch.distributed", "torch._dynamo", "keras", "sklearn.datasets"), {"KERAS_BACKEND": "torch"}
     ),
     TENSORFLOW: Kind(
-        ("tensorflow", "keras", "sklearn.datasets"),
+        ("triton", "tensorflow", "keras", "sklearn.datasets"),
         {"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "0"} | _QUIET,
         # TensorFlow takes a processor 7 s to load: orders that differ are tried in `make proof`, and always with torch.
         programs=2 if IS_PROOF else 1,
     ),
-    OLDER_KERAS: Kind(("tensorflow", "tf_keras", "sklearn.datasets"), {"TF_USE_LEGACY_KERAS": "1"} | _QUIET),
+    OLDER_KERAS: Kind(("triton", "tensorflow", "tf_keras", "sklearn.datasets"), {"TF_USE_LEGACY_KERAS": "1"} | _QUIET),
     NUMPY: Kind(("numpy",), programs=2, is_shared=False),
     # Without torch.utils.tensorboard: it would load TensorFlow, which takes five seconds, and twice the time for each fork.
     EXAMPLES: Kind(

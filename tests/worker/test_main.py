@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+from tests.engines.conftest import require_module
 from tests.helpers import wait_until
 
 MAIN = Path(paceline.__file__).parent / "worker/__main__.py"
@@ -160,3 +161,20 @@ def test_little_is_loaded_before_the_script(worker):
     assert code == 0
     loaded = {name.partition(".")[0] for name in set(text.split()) - set(own)}
     assert loaded <= {"__future__", "__paceline_main__", "importlib", "paceline", "types", "warnings"}
+
+
+def test_worker_imports_triton_before_tensorflow(worker: Worker) -> None:
+    for name in ("tensorflow", "triton"):
+        (worker.work / f"{name}.py").write_text(f"print({name!r})")
+    code, text = worker.run("import tensorflow")
+    assert (code, worker.log.split()) == (0, ["triton", "tensorflow"]), text
+
+
+def test_script_that_imports_tensorflow_and_then_torch_compile_survives(worker: Worker) -> None:
+    require_module("tensorflow")
+    # Builds of torch for CPUs alone come without it.
+    pytest.importorskip("triton")
+    # The two libraries end the process with SIGSEGV when Triton's is loaded second.
+    code, text = worker.run("import tensorflow\nimport torch._dynamo\nprint('alive')")
+    assert code == 0, text + worker.log
+    assert worker.log.split()[-1] == "alive"

@@ -21,7 +21,7 @@ _MODULE = "torch.distributed.distributed_c10d"
 
 def answer_when_loaded(path: str) -> None:
     """Answer at this named pipe as soon as the script makes a process group of torch's; loads nothing before."""
-    from paceline.collectives.when_loaded import when_loaded
+    from paceline.system.when_loaded import when_loaded
 
     when_loaded(_MODULE, lambda module: _follow(module, path))
 

@@ -27,8 +27,8 @@ _asked: list[tuple[float, int]] = []
 
 def install() -> None:
     """Count from now on, where whoever has started this worker wants to know; loads nothing before the script does."""
-    from paceline.collectives.when_loaded import when_loaded
     from paceline.system import step_clock
+    from paceline.system.when_loaded import when_loaded
 
     if step_clock.begin() is None:
         return

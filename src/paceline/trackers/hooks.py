@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 
-from paceline.collectives.when_loaded import when_loaded
+from paceline.system.when_loaded import when_loaded
 
 # Not typing's: a worker loads this before its script.
 TYPE_CHECKING = False

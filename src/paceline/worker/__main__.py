@@ -18,6 +18,7 @@ import sys
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
+from paceline.system.when_loaded import load_triton_before_tensorflow
 from paceline.worker import report, scheduling, script, watched
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish")
@@ -55,6 +56,7 @@ def main(argv: "list[str]") -> None:
             mpi_world.check_when_loaded(int(os.environ["WORLD_SIZE"]))
     if os.environ.get("RANK") == "0":
         _keep_store_to_its_network()
+    load_triton_before_tensorflow()
     _offer_names()
     _listen_to_trackers()
     _set_old_variables()

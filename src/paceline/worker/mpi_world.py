@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.collectives.when_loaded import when_loaded
 from paceline.errors import RunContextError
+from paceline.system.when_loaded import when_loaded
 
 
 def check_when_loaded(world_size: int) -> None:

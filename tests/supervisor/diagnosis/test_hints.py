@@ -102,3 +102,35 @@ def test_of_a_script_that_can_not_be_loaded_is_said_why_no_attempt_follows_if_on
 def test_a_script_that_starts_processes_by_mpi_is_told_what_it_needs(values, is_told):
     told = with_hints(report("mpi4py.MPI.Exception: MPI_ERR_INTERN: internal error"), make_job(**values))
     assert ("OMPI_MCA_btl=self,vader,tcp" in told.message) == is_told
+
+
+#: The innermost calls of a process that loads a library's compiled part, as faulthandler writes them.
+OF_A_LIBRARY = """Fatal Python error: Segmentation fault
+Current thread 0x00007f1f2b4f5740 (most recent call first):
+  File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed
+  File "<frozen importlib._bootstrap_external>", line 1176 in create_module
+  File "<frozen importlib._bootstrap>", line 573 in module_from_spec
+  File "<frozen importlib._bootstrap>", line 1176 in _find_and_load
+  File "/venv/lib/python3.11/site-packages/{library}/knobs.py", line 15 in <module>
+"""
+OF_A_KERNEL = """Fatal Python error: Segmentation fault
+Current thread 0x00007f1f2b4f5740 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/triton/runtime/jit.py", line 700 in run
+"""
+
+
+@pytest.mark.parametrize(
+    ("stack", "is_told"),
+    [
+        (OF_A_LIBRARY.format(library="triton"), True),
+        (OF_A_LIBRARY.format(library="numpy"), False),
+        (OF_A_KERNEL, False),
+    ],
+    ids=["triton", "numpy", "a kernel"],
+)
+def test_segfault_while_triton_loads_names_the_import_order_that_works(stack: str, is_told: bool) -> None:
+    failed = FailureReport(
+        cause="killed", message="The worker failed: killed by SIGSEGV.", signal="SIGSEGV", traceback=stack
+    )
+    told = with_hints(failed, make_job()).message
+    assert ("Write `import triton` above `import tensorflow`" in told) == is_told

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.compat.horovod._version import __version__ as __version__
+from paceline.system.when_loaded import load_triton_before_tensorflow
 
 
 def run(*args: Any, **kwargs: Any) -> list[Any]:
@@ -35,6 +36,9 @@ def _log_as_asked(environ: Mapping[str, str]) -> None:
 
         log_from(level, environ)
 
+
+# A script may use both of `horovod.tensorflow` and `horovod.torch`.
+load_triton_before_tensorflow()
 
 # At import, for the engine may speak as early as in `init`, and its logger has to have the handler by then.
 _log_as_asked(os.environ)

@@ -18,6 +18,7 @@ from paceline.errors import PacelineError
 from paceline.serving import wire
 from paceline.serving.model.loading import load
 from paceline.serving.model.tracebacks import show
+from paceline.system.when_loaded import load_triton_before_tensorflow
 
 
 def main() -> None:
@@ -26,6 +27,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _die_with(os.getppid())
+    load_triton_before_tensorflow()
     setup = wire.receive(link)
     if setup is not None and _serve(link, json.loads(setup[1])):
         _end_all()

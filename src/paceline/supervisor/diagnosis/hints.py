@@ -39,6 +39,12 @@ _LEGACY_KERAS = (
     "environment_variables={'TF_USE_LEGACY_KERAS': '1'}."
 )
 
+#: The innermost calls of a process that died while it loaded Triton's library; faulthandler writes the innermost first.
+_LOADING_TRITON = re.compile(r'in create_module\n(  File "<frozen [^\n]*\n)*  File "[^"\n]*/triton/')
+_TRITON = (
+    "It died while it loaded Triton's library, as a process does that has loaded TensorFlow before it. torch.compile and "
+    "paceline.parallel load Triton. Write `import triton` above `import tensorflow`: in this order both work."
+)
 #: What Open MPI says of two processes that no transport connects; its own words are in the log.
 _UNREACHABLE = re.compile(r"MPI_ERR_INTERN|MPI_ERR_UNREACH|MPI_ERR_SPAWN|unable to reach each other|unreachable proc")
 _SPAWN = (
@@ -53,6 +59,7 @@ def with_hints(report: FailureReport, job: Job, stalled: str | None = None) -> F
     hints = (
         _of_gpus(report, job),
         _of_kernels(report, job),
+        _of_triton(report),
         _of_keras(report),
         _of_keras_2(report, job),
         _of_spawning(report, job),
@@ -91,6 +98,12 @@ def _of_kernels(report: FailureReport, job: Job) -> str | None:
             "(--env CUDA_LAUNCH_BLOCKING=1) it shows the right one."
         )
     return text
+
+
+def _of_triton(report: FailureReport) -> str | None:
+    """Return which import order works where TensorFlow's library was loaded ahead of Triton's."""
+    is_loading = report.signal == "SIGSEGV" and _LOADING_TRITON.search(report.traceback or "")
+    return _TRITON if is_loading else None
 
 
 def _of_keras(report: FailureReport) -> str | None:

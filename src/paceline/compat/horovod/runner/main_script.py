@@ -13,6 +13,7 @@ if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpat
     del sys.path[0]
 
 from paceline.collectives import store_address
+from paceline.system.when_loaded import load_triton_before_tensorflow
 from paceline.torch_mpi import backend
 from paceline.worker import report, script
 
@@ -34,6 +35,7 @@ def main(argv: "list[str]") -> None:
     report.failed = failed
     # There is no run that would tell of it.
     report.note_alone = lambda library: None
+    load_triton_before_tensorflow()
     if os.environ.get("HOROVOD_CONTROLLER") == "mpi":
         backend.install_when_loaded()
     # Rank 0 alone has the store's server; the others connect to it.

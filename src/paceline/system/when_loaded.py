@@ -1,4 +1,4 @@
-"""Something that is done as soon as a module has been imported, by whoever imports it; until then nothing is loaded."""
+"""Hooks on the import of a module, whoever imports it: call a function after it, or load another module before it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,31 @@ def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
     watched = any(isinstance(finder, _Finder) and finder.name == name for finder in sys.meta_path)
     if name not in sys.modules and not watched:
         sys.meta_path.insert(0, _Finder(name, do))
+
+
+def load_triton_before_tensorflow() -> None:
+    """Import Triton as soon as somebody imports TensorFlow, where both are installed.
+
+    Triton's library ends the process with SIGSEGV when it is loaded after TensorFlow's (triton 3.7, tensorflow 2.21). In the
+    other order both work. `torch._dynamo`, and with it `torch.compile`, loads Triton. A second call does nothing, nor does a
+    call after TensorFlow or Triton has been imported.
+    """
+    watched = any(isinstance(finder, _TritonFirst) for finder in sys.meta_path)
+    if not watched and "tensorflow" not in sys.modules and "triton" not in sys.modules:
+        sys.meta_path.insert(0, _TritonFirst())
+
+
+class _TritonFirst:
+    """Finds nothing itself: it imports Triton when TensorFlow is looked for."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if fullname == "tensorflow":
+            sys.meta_path.remove(self)  # type: ignore[arg-type,unused-ignore]
+            # Triton may be absent or unusable here; whoever needs it meets the error itself.
+            try:
+                import triton  # noqa: F401
+            except Exception:
+                pass
 
 
 class _Finder:
