@@ -25,9 +25,9 @@ def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
 def load_triton_before_tensorflow() -> None:
     """Import Triton as soon as somebody imports TensorFlow, where both are installed.
 
-    Triton's library ends the process with SIGSEGV when it is loaded after TensorFlow's (triton 3.7, tensorflow 2.21). In the
-    other order both work. `torch._dynamo`, and with it `torch.compile`, loads Triton. A second call does nothing, nor does a
-    call after TensorFlow or Triton has been imported.
+    Triton's library, loaded after TensorFlow 2.21, ends the process: with SIGSEGV in Triton 3.7, with abort() in 3.9. In the
+    other order both work. `torch._dynamo`, and with it `torch.compile`, loads Triton; `torch.utils.tensorboard` loads TensorFlow.
+    A second call does nothing, nor does a call after TensorFlow or Triton has been imported.
     """
     watched = any(isinstance(finder, _TritonFirst) for finder in sys.meta_path)
     if not watched and "tensorflow" not in sys.modules and "triton" not in sys.modules:

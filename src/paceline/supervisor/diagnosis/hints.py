@@ -43,7 +43,8 @@ _LEGACY_KERAS = (
 _LOADING_TRITON = re.compile(r'in create_module\n(  File "<frozen [^\n]*\n)*  File "[^"\n]*/triton/')
 _TRITON = (
     "It died while it loaded Triton's library, as a process does that has loaded TensorFlow before it. torch.compile and "
-    "paceline.parallel load Triton. Write `import triton` above `import tensorflow`: in this order both work."
+    "paceline.parallel load Triton; torch.utils.tensorboard loads TensorFlow. Write `import triton` above `import tensorflow`: "
+    "in this order both work."
 )
 #: What Open MPI says of two processes that no transport connects; its own words are in the log.
 _UNREACHABLE = re.compile(r"MPI_ERR_INTERN|MPI_ERR_UNREACH|MPI_ERR_SPAWN|unable to reach each other|unreachable proc")
@@ -102,7 +103,8 @@ def _of_kernels(report: FailureReport, job: Job) -> str | None:
 
 def _of_triton(report: FailureReport) -> str | None:
     """Return which import order works where TensorFlow's library was loaded ahead of Triton's."""
-    is_loading = report.signal == "SIGSEGV" and _LOADING_TRITON.search(report.traceback or "")
+    # Triton 3.7 is ended by SIGSEGV, 3.9 by abort().
+    is_loading = report.signal in ("SIGSEGV", "SIGABRT") and _LOADING_TRITON.search(report.traceback or "")
     return _TRITON if is_loading else None
 
 
