@@ -391,17 +391,19 @@ class _Plain:
         with self._task.autocast(self._device):
             output = self._model(*there.args, **there.kwargs)
             loss = self._task.loss(output, there.target)
-            if self._is_cut:
-                _check_mean(loss, lambda times: self._loss_of_more(there, output, times))
         share = loss * part
         if share.requires_grad:
             share.backward()  # type: ignore[no-untyped-call]
+        # After the backward pass: another call of the model changes, and puts back, buffers that autograd may have saved.
+        if self._is_cut:
+            _check_mean(loss, lambda times: self._loss_of_more(there, output, times))
         return float(share.detach())
 
     def _loss_of_more(self, there: Parts, output: Any, times: int) -> Tensor:
         """The loss of so many times these rows. output: of the rows once."""
         if self._task.loss is not own_loss:
-            return self._task.loss(join_rows([output] * times), join_rows([there.target] * times))
+            with self._task.autocast(self._device):
+                return self._task.loss(join_rows([output] * times), join_rows([there.target] * times))
         more: Parts = join_rows([there] * times)
         with self._task.autocast(self._device), unchanged(self._model):
             return own_loss(self._model(*more.args, **more.kwargs), more.target)

@@ -11,6 +11,7 @@ parameters' size on each device and once on its host; where that is not free, no
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ from paceline.torch_private import BatchNorm
 if TYPE_CHECKING:
     from paceline.parallel.handle import ParallelHandle
 
+_log = logging.getLogger(__name__)
+
 #: Of each replica and microbatch, where there is no pipeline; more with batch normalisation, which makes nothing of two rows.
 ROWS, ROWS_NORMALISED = 2, 4
 MICROBATCHES = 2
@@ -48,6 +51,8 @@ def first_check(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -
     try:
         return f"the first step's first rows: {_compared(par, batch, micros)}"
     except CannotCompareError as error:
+        if par.world.rank == 0:
+            _log.warning("%s on %s is trained without the comparison: %s", par.skeleton.name, par.world.layout, error)
         return f"not compared with the plain model: {error}"
     except CannotComputeError as error:
         raise ParallelError(str(error)) from error.__cause__
