@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, piece_sizes
-from paceline.parallel.batches.gathered import gather_parts
-from paceline.parallel.batches.microbatches import OwnBatch, cut, split
-from paceline.parallel.batches.rows import Rows, join_rows, move, unwrap
+from paceline.parallel.batches.gathered import gather_parts, most_rows
+from paceline.parallel.batches.microbatches import OwnBatch, cut, cut_parts, split
+from paceline.parallel.batches.rows import Rows, can_join, join_rows, move, unwrap
 from paceline.parallel.errors import ParallelError, told
 from paceline.parallel.exchange import gather
 from paceline.parallel.failure.watch import is_communication
@@ -74,9 +74,10 @@ def check(par: ParallelHandle, batch: Any, limit: float | None = None) -> Checke
         ParallelError: on every rank, with the parameters or buffers that differ.
     """
     par.executor_for(batch)
-    micros = cut(batch, par.task, par.world)
+    parts = global_parts(batch, par)
+    micros = cut_parts(parts, par.task, par.world) if isinstance(batch, OwnBatch) else cut(batch, par.task, par.world)
     try:
-        return compare(par, global_parts(batch, par), micros, limit)
+        return compare(par, parts, micros, limit)
     except (DiffersError, CannotComputeError) as error:
         raise ParallelError(str(error)) from error.__cause__
 
@@ -121,8 +122,10 @@ def compare(
     for name, hooks in par.gradient_hooks.items():
         hooks.put_on(reference.get_parameter(name))
     modes = {name: part.training for name, part in executor.module.named_modules()}
+    if (pipe := world.group("pipe")) is not None:
+        # A stage has only some of the modules, and a layer may be in another mode than the model, as a frozen BatchNorm is.
+        modes = {name: mode for of_stage in gather(modes, pipe) for name, mode in of_stage.items()}
     for name, part in reference.named_modules():
-        # A stage has only some of the modules. The others take the mode of the model itself, which every stage has.
         part.training = modes.get(name, executor.module.training)
     plain = _Plain(reference, parts, task, world.device, is_cut=world.replicas > 1 or task.microbatches > 1)
     with generators(0, world.device), generators_kept(), unchanged(executor.module), Steady():  # type: ignore[no-untyped-call]
@@ -449,7 +452,10 @@ def _check_mean(loss: Any, of_more: Callable[[int], Tensor]) -> None:
 
 
 def global_parts(batch: Any, par: ParallelHandle) -> Parts:
-    """All rows of the global batch, on every rank, in their order."""
+    """Return all rows of the global batch, on every rank, in their order.
+
+    Where each replica has padded its rows to another length: the rows of one replica.
+    """
     world, task = par.world, par.task
     if not isinstance(batch, OwnBatch):
         return split(batch, task)
@@ -462,7 +468,10 @@ def global_parts(batch: Any, par: ParallelHandle) -> Parts:
     sizes = zip(*piece_sizes(batch.global_rows, task.microbatches, world.replicas), strict=True)
     spans = zip(*map(consecutive, sizes), strict=True)
     taken = [(rows, span) for of_micro in spans for rows, span in zip(everyone, of_micro, strict=True) if span]
-    parts: Parts = join_rows([rows.take(span.start, span.stop) for rows, span in taken])
+    pieces = [rows.take(span.start, span.stop) for rows, span in taken]
+    if not can_join(pieces):
+        return most_rows(own, own, group)
+    parts: Parts = join_rows(pieces)
     return parts
 
 

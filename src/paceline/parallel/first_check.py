@@ -19,9 +19,9 @@ import torch
 
 from paceline.parallel.auto import available_bytes
 from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, own_rows
-from paceline.parallel.batches.gathered import gather_parts
-from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut, split
-from paceline.parallel.batches.rows import Rows, join_rows, move, unwrap
+from paceline.parallel.batches.gathered import gather_parts, most_rows
+from paceline.parallel.batches.microbatches import OwnBatch, cut_parts, split
+from paceline.parallel.batches.rows import Rows, can_join, join_rows, move, unwrap
 from paceline.parallel.check import CannotCompareError, CannotComputeError, DiffersError, compare
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import NotPlainError
@@ -74,9 +74,8 @@ def _compared(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -> 
     short = _short(par, batch, micros, count)
     if par.task.loss_weight is not None and not float(par.task.loss_weight(unwrap(short.target))) > 0:
         raise CannotCompareError("nothing counts in the first rows of the first batch")
-    task = dataclasses.replace(par.task, microbatches=count, split=lambda parts: parts)
-    own = cut(GlobalBatch(data=short, epoch=0, consumed=0), task, par.world)
-    return compare(par, short, own, is_short=True)
+    task = dataclasses.replace(par.task, microbatches=count)
+    return compare(par, short, cut_parts(short, task, par.world), is_short=True)
 
 
 def _refuse_large(par: ParallelHandle) -> None:
@@ -117,5 +116,9 @@ def _short(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch], count:
                 f"the batch holds a {error.kind} for each row, which other ranks can't be told"
             ) from error
     pieces = [piece for of_all in zip(*everyone, strict=True) for piece in of_all if piece is not None]
+    if not can_join(pieces):
+        # Each replica has padded its rows to its own longest one. As many rows of one replica are cut over all of them.
+        most = min(sum(Rows(piece).count for piece in pieces), rows.count)
+        return most_rows(move(rows.take(0, most), torch.device("cpu")), parts, world.replica_group)
     short: Parts = join_rows(pieces)
     return short

@@ -397,3 +397,83 @@ def check_a_batch_that_is_taken_apart_is_told(ranks: Ranks) -> None:
     batch: Any = next(iter(par.epoch(0)))
     with pytest.raises(ParallelError, match=r"give it to par\.step\(batch\) as it is"):
         _x, _y = batch
+
+
+class Frozen(Mlp):
+    """Has a normalisation that is in another mode than the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(super().forward(x))
+
+
+def check_a_layer_in_evaluation_mode_on_another_stage_is_compared_as_it_is(ranks: Ranks) -> None:
+    """Story: the copy had it in training mode on the ranks of the other stages, and the pipeline was refused."""
+    batches = _batches()
+    one = _made(Frozen)
+    _alone(one, batches, 2)
+    for strategy in (*REPLICAS, PipelineParallel()):
+        par = _together(_made(Frozen), batches, strategy, microbatches=2)
+        assert "equal to the plain model" in par.compared, par.compared
+        _assert_same(one, par, "a frozen normalisation")
+
+
+class Padded(torch.utils.data.Dataset[Any]):
+    """Rows of different lengths."""
+
+    def __init__(self, count: int = 16) -> None:
+        torch.manual_seed(6)
+        self.rows = [torch.randint(1, 32, (2 + 3 * index % 11,)) for index in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index], index % 5
+
+
+def _padded(rows: Any) -> dict[str, Tensor]:
+    """Each batch is as long as its longest row, as a DataCollatorWithPadding makes it."""
+    ids = nn.utils.rnn.pad_sequence([row for row, _ in rows], batch_first=True)
+    return {"ids": ids, "mask": (ids != 0).double(), "labels": torch.tensor([label for _, label in rows])}
+
+
+class Mean32(nn.Module):
+    """Classifies a row by the mean of its tokens, without the padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.last = nn.Embedding(32, 12), nn.Linear(12, 5)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.last((self.tokens(ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+
+
+def check_batches_padded_to_their_longest_row_are_compared_and_trained(ranks: Ranks) -> None:
+    """Story: the first step failed with "Sizes of tensors must match except in dimension 0"."""
+    for strategy in (*REPLICAS, "auto"):
+        for microbatches in (1, 2):
+            loader = torch.utils.data.DataLoader(Padded(), batch_size=8, collate_fn=_padded)
+            one, model = _made(Mean32), _made(Mean32)
+            optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+            par = paceline.parallelize(
+                model,
+                torch.optim.SGD(model.parameters(), lr=0.1),
+                loader,
+                loss=F.cross_entropy,
+                strategy=strategy,
+                microbatches=microbatches,
+            )
+            for batch in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(one(batch["ids"], batch["mask"]), batch["labels"]).backward()
+                optimizer.step()
+            batch = None
+            for batch in par.epoch(0):
+                par.step(batch)
+            assert "equal to the plain model" in par.compared, par.compared
+            _assert_same(one, par, "padded rows")
+            assert "equal" in str(par.check(batch))

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.parallel.batches.batch import Parts
-from paceline.parallel.batches.rows import is_plain_list
+from paceline.parallel.batches.rows import Rows, is_plain_list
 from paceline.parallel.exchange import gather
 from paceline.parallel.pytree import flatten
 
@@ -29,6 +29,15 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: Any) -> list[l
     # A replica without rows takes part too: each rank of the group has to call each collective.
     everyone = gather([None if piece is None else told(piece) for piece in own], group)
     return [[None if found is None else filled(like, found) for found in of_replica] for of_replica in everyone]
+
+
+def most_rows(own: Parts, like: Parts, group: Any) -> Parts:
+    """The piece of the replica that has most rows, on every rank. Called on all ranks of the group.
+
+    Rows that each replica pads to its own longest can't be put together: no rank knows what they were padded with.
+    """
+    pieces = [piece for pieces in gather_parts([own], like, group) for piece in pieces if piece is not None]
+    return max(pieces, key=lambda piece: Rows(piece).count)
 
 
 def told(piece: Parts) -> list[list[Any]]:

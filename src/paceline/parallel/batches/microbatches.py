@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -118,6 +118,11 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
             )
         )
     return micros
+
+
+def cut_parts(parts: Parts, task: Task, world: World) -> list[Microbatch]:
+    """This replica's microbatches of a global batch that is split already, and is the same on every rank."""
+    return cut(GlobalBatch(data=parts, epoch=0, consumed=0), replace(task, split=lambda parts: parts), world)
 
 
 def first_rows(batch: Any, task: Task, world: World, rows: int) -> Microbatch:

@@ -79,6 +79,12 @@ def join_rows(pieces: Sequence[Any]) -> Any:
     return taken_apart[0][1].rebuild(map(joined, zip(*(leaves for leaves, _ in taken_apart), strict=True)))
 
 
+def can_join(pieces: Sequence[Any]) -> bool:
+    """Say if the tensors of all pieces agree in all dimensions but the first: rows padded per piece may not."""
+    shapes = [[tensor.shape[1:] for tensor in tensors_in(piece) if tensor.dim()] for piece in pieces]
+    return all(own == shapes[0] for own in shapes)
+
+
 def move(value: Any, device: torch.device) -> Any:
     """The same structure on `device`, the values of `Whole` too."""
     # What comes to the CPU is read at once, and would not have arrived.

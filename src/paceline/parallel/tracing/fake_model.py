@@ -204,4 +204,6 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for buffer, value in before:
-                buffer.copy_(value)
+                # Each write raises a tensor's version, and autograd refuses a saved tensor of another one.
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
