@@ -24,8 +24,9 @@ from paceline.parallel.errors import ParallelError, told
 from paceline.parallel.exchange import gather
 from paceline.parallel.failure.watch import is_communication
 from paceline.parallel.full_tensor import whole
+from paceline.parallel.loss_state import LossState, loss_kept
 from paceline.parallel.own_loss import own_loss
-from paceline.parallel.pytree import tensors_in
+from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.randomness import generators
 from paceline.parallel.reduce import anywhere, local, sum_number
 from paceline.parallel.steady import Steady, states
@@ -45,6 +46,8 @@ LIMITS = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 5e-2, torch.
 #: A model that answers to a rounding error in each of its parameters with a difference may answer to another order of summing
 #: with so many times that.
 ROUNDINGS = 50
+#: What names of buffers, and of what a loss keeps, begin with among those of gradients.
+_BUFFER, _KEPT = "buffer ", "kept "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +141,21 @@ def compare(
                 f"the loss reads {own_reads[0] if own_reads else 'a parameter'} of the model itself, and the copy with which it "
                 "would be compared has another"
             )
-        own_loss = _trained(par, micros)
+        with loss_kept(task.loss, task.model) as state:
+            own_loss = _trained(par, micros)
+            kept_by_loss = LossState(task.loss, task.model).numbers
+        # Of a pipeline's stages the last one alone calls the loss.
+        if world.layout.pipe > 1 and not any(
+            _far(value, state.numbers.get(name)) for name, value in kept_by_loss.items()
+        ):
+            kept_by_loss = {}
         loss = sum_number(float(own_loss), world.replica_group, world.device)
         found = {name: _dense(whole(param.grad)) for name, param in executor.named_parameters().items()}
         kept = {name for name, _ in reference.named_buffers() if name in reference.state_dict()}
         buffers = {name: whole(value).clone() for name, value in executor.module.named_buffers() if name in kept}
         nn.Module.zero_grad(executor.module)
         executor.begin_anew()
-        found_all = _Result(loss=loss, gradients=found, buffers=buffers)
+        found_all = _Result(loss=loss, gradients=found, buffers=buffers, kept=kept_by_loss)
         allowed, apart = _allowed(par, first, limit), _distances(par, found_all, first)
         if limit is None and max(apart.values(), default=0.0) > allowed:
             # A usual model would be wrong. But some models make much of each rounding error, or compute a part in a
@@ -188,7 +198,7 @@ def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> Tensor:
 
 def _farthest(apart: dict[str, float]) -> float:
     """Of loss and gradients."""
-    return max((value for name, value in apart.items() if not name.startswith("buffer ")), default=0.0)
+    return max((value for name, value in apart.items() if not name.startswith((_BUFFER, _KEPT))), default=0.0)
 
 
 def _rows_compared(par: ParallelHandle, found: _Result, plain: _Result) -> DiffersError:
@@ -206,6 +216,8 @@ class _Result:
     loss: float
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
+    #: What the loss keeps between its calls, where that changes what it gives.
+    kept: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def largest(self) -> float:
         return max((_largest(grad) for grad in self.gradients.values() if grad is not None), default=0.0)
@@ -227,7 +239,9 @@ def _distances(par: ParallelHandle, found: _Result, plain: _Result, *, is_plain:
     for name, value in found.buffers.items():
         other = plain.buffers.get(name)
         if other is not None:
-            own[f"buffer {name}"] = _apart(value, other, float(other.abs().max()) if other.numel() else 0.0)
+            own[_BUFFER + name] = _apart(value, other, float(other.abs().max()) if other.numel() else 0.0)
+    for name in found.kept.keys() & plain.kept.keys():
+        own[_KEPT + name] = _far(found.kept[name], plain.kept[name])
     own[""] = abs(found.loss - plain.loss) / max(abs(plain.loss), 1e-12)
     if is_plain or par.world.size == 1:
         return own
@@ -246,7 +260,14 @@ def _verdict(par: ParallelHandle, found: _Result, plain: _Result, apart: dict[st
         raise ParallelError(f"no rank holds {', '.join(missing[:5])}: the layout has lost {len(missing)} parameters.")
     apart = dict(apart)
     loss_apart = apart.pop("")
-    buffers = {name: apart.pop(name) for name in list(apart) if name.startswith("buffer ")}
+    buffers = {name: apart.pop(name) for name in list(apart) if name.startswith(_BUFFER)}
+    kept = {name: apart.pop(name) for name in list(apart) if name.startswith(_KEPT)}
+    if far := sorted((name for name in kept if not kept[name] <= max(allowed, 1e-6)), key=lambda name: -kept[name]):
+        raise DiffersError(
+            f"on {par.world.layout} the loss keeps something else between its calls than in one process: "
+            f"{', '.join(name.removeprefix(_KEPT) for name in far[:5])}. Each replica calls it with its own rows alone. Sum over "
+            "the replicas what it keeps (torch.distributed.all_reduce), or use TensorParallel() or PipelineParallel()."
+        )
     far = sorted((name for name in apart if not apart[name] <= allowed), key=lambda name: -apart[name])
     if far:
         named = ", ".join(f"{name} ({apart[name]:.1e})" for name in far[:5])
@@ -265,7 +286,7 @@ def _verdict(par: ParallelHandle, found: _Result, plain: _Result, apart: dict[st
     if far and par.world.layout.batch_norm != "local":
         raise DiffersError(
             f"on {par.world.layout} the model's buffers are not those of the plain model after one step: "
-            f"{', '.join(name.removeprefix('buffer ') for name in far[:5])}. Loss and gradients are. Does its forward compute "
+            f"{', '.join(name.removeprefix(_BUFFER) for name in far[:5])}. Loss and gradients are. Does its forward compute "
             "them from the rows of a batch, of which each replica has others? Sum them over the replicas "
             "(torch.distributed.all_reduce)."
         )
@@ -299,6 +320,15 @@ def _apart(grad: Any, plain: Any, largest: float) -> float:
     far = _largest(grad - plain)
     # A nan stays one here, and counts as infinitely far later: two of them are no agreement.
     return far / largest if largest > 0 else far
+
+
+def _far(one: Any, other: Any) -> float:
+    """The distance of two numbers or tensors that a loss keeps, as a part of the larger one."""
+    if isinstance(one, Tensor) != isinstance(other, Tensor) or other is None:
+        return float("inf")
+    if isinstance(one, Tensor):
+        return float(_apart(one.double(), other.double(), _largest(other.double())))
+    return float(abs(one - other)) / max(abs(one), abs(other), 1e-12)
 
 
 def _largest(tensor: Tensor) -> float:
@@ -336,6 +366,8 @@ class _Plain:
     def __init__(self, model: nn.Module, parts: Parts, task: Task, device: torch.device, *, is_cut: bool) -> None:
         self._model, self._task, self._device, self._is_cut = model, task, device, is_cut
         self._parts = parts
+        #: Whether what the loss keeps between its calls changes what it gives.
+        self._reads_kept = False
 
     def run(self, *, shaken: float = 0.0, replicas: int = 1) -> _Result:
         """Loss and gradients of all microbatches.
@@ -343,7 +375,9 @@ class _Plain:
         shaken: each number of each parameter is off by this part of it. replicas: in how many pieces each microbatch is computed.
         """
         pieces, weights = self._cut(replicas)
-        with unchanged(self._model), _shaken(self._model, shaken) if shaken else contextlib.nullcontext():
+        loss, model = self._task.loss, self._task.model
+        shaking = _shaken(self._model, shaken) if shaken else contextlib.nullcontext()
+        with unchanged(self._model), loss_kept(loss, model), shaking:
             total = 0.0
             nn.Module.zero_grad(self._model)
             for piece, weight in zip(pieces, weights, strict=True):
@@ -351,7 +385,10 @@ class _Plain:
                     total += self._run(piece, weight / sum(weights))
             gradients = {name: _dense(param.grad) for name, param in self._model.named_parameters()}
             return _Result(
-                loss=total, gradients=gradients, buffers={n: b.clone() for n, b in self._model.named_buffers()}
+                loss=total,
+                gradients=gradients,
+                buffers={n: b.clone() for n, b in self._model.named_buffers()},
+                kept=LossState(loss, model).numbers if self._reads_kept else {},
             )
 
     def _cut(self, replicas: int) -> tuple[list[Parts], list[float]]:
@@ -393,17 +430,56 @@ class _Plain:
         there = unwrap(move(piece, self._device))
         with self._task.autocast(self._device):
             output = self._model(*there.args, **there.kwargs)
+            before = LossState(self._task.loss, self._task.model)
+            # A loss may change the output in place.
+            kept = map_tensors(output, lambda tensor: tensor.detach().clone()) if self._is_cut else None
             loss = self._task.loss(output, there.target)
         share = loss * part
         if share.requires_grad:
             share.backward()  # type: ignore[no-untyped-call]
-        # After the backward pass: another call of the model changes, and puts back, buffers that autograd may have saved.
+        # After the backward pass: another call of the model, or of the loss, changes tensors that autograd may have saved,
+        # and puts them back.
         if self._is_cut:
-            _check_mean(loss, lambda times: self._loss_of_more(there, output, times))
+            with loss_kept(self._task.loss, self._task.model):
+                self._check_put_back(before, loss, kept, there.target)
+                _check_mean(loss, lambda times: self._loss_of_more(before, there, kept, times))
         return float(share.detach())
 
-    def _loss_of_more(self, there: Parts, output: Any, times: int) -> Tensor:
-        """The loss of so many times these rows. output: of the rows once."""
+    def _check_put_back(self, before: LossState, loss: Tensor, output: Any, target: Any) -> None:
+        """Refuse a loss that keeps something that can't be put back: each comparison would change the training.
+
+        before: what it kept before this call. output: the output before it.
+        """
+        if self._task.loss is own_loss:
+            return  # the model's attributes are put back, and are looked at by themselves
+        given, drawn = loss.detach(), states(self._device)
+
+        def again() -> float:
+            copied = map_tensors(output, Tensor.clone)
+            with torch.no_grad(), self._task.autocast(self._device):
+                return float(self._task.loss(copied, target))
+
+        def is_far(other: float) -> bool:
+            return abs(other - float(given)) > LIMITS.get(given.dtype, 1e-4) * max(abs(float(given)), 1e-12)
+
+        try:
+            self._reads_kept |= is_far(again())
+            before.put_back()
+            other = again()
+        except Exception:
+            return  # it can't be called with an output without gradients: nothing can be said
+        if is_far(other) and states(self._device) == drawn:
+            name = getattr(self._task.loss, "__qualname__", type(self._task.loss).__qualname__)
+            what = f" ({', '.join(before.iterators[:3])})" if before.iterators else ""
+            raise DiffersError(
+                f"the loss {name} gives {float(given):.6g}, and {other:.6g} for the same output and target: it keeps something "
+                f"between its calls that Paceline can't put back{what}. Keep it in an attribute of the loss, a buffer or a "
+                "variable, as a number, a tensor or a list; an iterator, a generator or a file can't be put back."
+            )
+
+    def _loss_of_more(self, before: LossState, there: Parts, output: Any, times: int) -> Tensor:
+        """The loss of so many times these rows. before: what it keeps then. output: of the rows once."""
+        before.put_back()
         if self._task.loss is not own_loss:
             with self._task.autocast(self._device):
                 return self._task.loss(join_rows([output] * times), join_rows([there.target] * times))

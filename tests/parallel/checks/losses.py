@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import paceline
-from paceline.parallel import DataParallel, FullyShard, ParallelError, TensorParallel
+from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel
+from tests.parallel.models import Mlp
 from tests.parallel.world import Ranks
 
 SIZES = (2,)
@@ -121,3 +123,137 @@ def check_training_without_comparison_is_logged_on_rank_0(ranks: Ranks) -> None:
         logger.removeHandler(handler)
     assert len(lines) == (ranks.rank == 0), (lines, par.compared)
     assert all("trained without the comparison" in line and "five rows at least" in line for line in lines)
+
+
+CALLS = [0]
+
+
+def _warm_up(calls: int, output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target) * min(1.0, calls / 4)
+
+
+class CountsInBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        return _warm_up(int(self.calls), output, target)
+
+
+class CountsInAttribute:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        return _warm_up(self.calls, output, target)
+
+
+def _counts_in_variable() -> Callable[[Tensor, Tensor], Tensor]:
+    calls = 0
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return _warm_up(calls, output, target)
+
+    return loss
+
+
+def _counts_in_global() -> Callable[[Tensor, Tensor], Tensor]:
+    CALLS[0] = 0
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        CALLS[0] += 1
+        return _warm_up(CALLS[0], output, target)
+
+    return loss
+
+
+def _vectors(count: int = 3, rows: int = 8) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(4)
+    return [(torch.randn(rows, 12, dtype=torch.float64), torch.randint(0, 5, (rows,))) for _ in range(count)]
+
+
+def _in_one_process(batches: Any, loss: Any, microbatches: int = 1) -> nn.Module:
+    torch.manual_seed(3)
+    model = Mlp().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches:
+        optimizer.zero_grad()
+        for x_part, y_part in zip(x.tensor_split(microbatches), y.tensor_split(microbatches), strict=True):
+            (loss(model(x_part), y_part) * len(y_part) / len(y)).backward()
+        optimizer.step()
+    return model
+
+
+def check_loss_that_counts_its_calls_equals_one_process(ranks: Ranks) -> None:
+    batches = _vectors()
+    makers = {
+        "buffer": CountsInBuffer,
+        "attribute": lambda: CountsInAttribute().loss,
+        "variable": _counts_in_variable,
+        "global": _counts_in_global,
+        "partial": lambda: functools.partial(_counts_in_list, [0]),
+    }
+    for make in makers.values():
+        for strategy, microbatches in (*((one, 1) for one in (*REPLICAS, TensorParallel())), (PipelineParallel(), 2)):
+            one = _in_one_process(batches, make(), microbatches)
+            par = _trained(Mlp, batches, strategy, loss=make(), microbatches=microbatches)
+            assert "equal to the plain model" in par.compared, par.compared
+            _assert_equals_one_process(par, one)
+
+
+def _counts_in_list(box: list[int], output: Tensor, target: Tensor) -> Tensor:
+    box[0] += 1
+    return _warm_up(box[0], output, target)
+
+
+def check_loss_is_not_called_more_often_than_in_one_process(ranks: Ranks) -> None:
+    seen: list[float] = []
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        found = F.cross_entropy(output, target)
+        seen.append(float(found))
+        return found
+
+    for strategy in (*REPLICAS, TensorParallel(), PipelineParallel()):
+        seen.clear()
+        _trained(Mlp, _vectors(), strategy, loss=loss, microbatches=2)
+        assert len(seen) in (6, 0), "a stage that is not the last one calls no loss"
+        assert seen or strategy == PipelineParallel()
+
+
+def check_loss_with_state_of_each_replica_s_rows_is_refused(ranks: Ranks) -> None:
+    class Scaled(nn.Module):
+        """Divides by a running mean of the losses."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.ones((), dtype=torch.float64))
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            found = F.cross_entropy(output, target)
+            with torch.no_grad():
+                self.mean.lerp_(found, 0.1)
+            return found / self.mean
+
+    for strategy in REPLICAS:
+        with pytest.raises(ParallelError, match=r"keeps something else between its calls.*Scaled\.mean"):
+            _trained(Mlp, _vectors(), strategy, loss=Scaled())
+    for strategy in (TensorParallel(), PipelineParallel()):
+        microbatches = 1 if strategy == TensorParallel() else 2
+        par = _trained(Mlp, _vectors(), strategy, loss=Scaled(), microbatches=microbatches)
+        _assert_equals_one_process(par, _in_one_process(_vectors(), Scaled(), microbatches))
+
+
+def check_loss_with_state_that_can_t_be_put_back_is_refused_by_name(ranks: Ranks) -> None:
+    def make() -> Any:
+        weights = iter([1.0, 0.5, 0.25, 0.125] * 100)
+        return lambda output, target: F.cross_entropy(output, target) * next(weights)
+
+    for strategy in (*REPLICAS, PipelineParallel()):
+        with pytest.raises(ParallelError, match=r"the loss .*make.*can't put back \(weights of .*check='off'"):
+            _trained(Mlp, _vectors(), strategy, loss=make(), microbatches=2)

@@ -16,6 +16,7 @@ from paceline.parallel.errors import ParallelError
 from paceline.parallel.experts.found import expert_parameters
 from paceline.parallel.forecast.predict import Measured
 from paceline.parallel.large.stand_ins import stand_ins
+from paceline.parallel.loss_state import loss_kept
 from paceline.parallel.pipeline.costs import measure, now, saved_by
 from paceline.parallel.pipeline.cut import BANDWIDTH_BYTES_S, Block
 from paceline.parallel.pipeline.programs import Programs
@@ -51,7 +52,7 @@ def measured(
     found: list[tuple[Block, ...]] = [
         (Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=_sizes(model)),)
     ]
-    with normalization.alone(model):
+    with normalization.alone(model), loss_kept(task.loss, model):
         try:
             found = [_blocks(task, micro, device) for micro in micros] or found
         except ParallelError as error:

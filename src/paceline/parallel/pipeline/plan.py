@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.loss_reads import LossReads, attributes_of
+from paceline.parallel.loss_state import loss_kept
 from paceline.parallel.mesh import World
 from paceline.parallel.pipeline.costs import measure
 from paceline.parallel.pipeline.cut import Block, Plan, find_cuts, plan_by_hand
@@ -101,7 +102,8 @@ def _decide(
         seen.append(result.dtype)
         return result
 
-    blocks = measure(task, sample, boundaries, marks, world.device, loss)
+    with loss_kept(task.loss, task.model):
+        blocks = measure(task, sample, boundaries, marks, world.device, loss)
     options: dict[str, Any] = {"schedule": layout.schedule, "workers": layout.pipe, "microbatches": task.at_once}
     if layout.cut is not None:
         # The first block begins before any mark, so the marks count from 1.

@@ -17,6 +17,7 @@ from paceline.parallel.failure.watch import is_communication
 from paceline.parallel.full_tensor import is_part, whole
 from paceline.parallel.large.parts import region_of, slices
 from paceline.parallel.loss_reads import LossReads, attributes_of
+from paceline.parallel.loss_state import loss_kept
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import normal
@@ -112,7 +113,10 @@ class Reference:
                 if not looks:
                     return found
                 try:
-                    loss, of_loss = self._loss_of(output)
+                    assert self._loss is not None
+                    # Also the gradients, of which what the loss keeps may be a part.
+                    with loss_kept(self._loss, model):
+                        loss, of_loss = self._loss_of(output)
                 except Exception as error:
                     if not is_cut or is_communication(error):
                         raise

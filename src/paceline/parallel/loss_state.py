@@ -1,0 +1,179 @@
+"""What a loss keeps between its calls, put back after calls that the script does not make. Loaded on use: it imports torch.
+
+    self.calls += 1            an attribute of a loss that is an object, or a bound method
+    self.mean.lerp_(x, 0.1)    a buffer, a parameter and its gradient, any other tensor
+    nonlocal calls             a variable of an enclosing function
+    CALLS, HISTORY             a global variable that the function names, or a helper of the script's that it calls
+
+The comparison, and the trials before a model is cut, call the loss more often than a plain loop does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel.reduce import local
+from paceline.parallel.ties import all_names
+from paceline.parallel.tracing.source import is_users
+
+#: Of a container with more items only the container itself is kept, not what its items hold.
+MANY = 1000
+#: So many objects are looked at.
+MOST = 20_000
+#: A tensor or an array of more bytes is not copied.
+LARGE_BYTES = 1 << 28
+
+
+class LossState:
+    """The state that can be reached from a loss, as it is now.
+
+    loss: any callable of the script's. model: its modules and tensors are left out, for others keep those.
+    numbers: name -> a number or a copy of a tensor, to be compared with those of another time.
+    iterators: names of those that were found, which can't be put back.
+    """
+
+    def __init__(self, loss: Callable[..., Any], model: nn.Module) -> None:
+        self.numbers: dict[str, Any] = {}
+        self.iterators: list[str] = []
+        self._put_back: list[Callable[[], None]] = []
+        # Held, for another object could else get the same identity.
+        self._seen: dict[int, Any] = {
+            id(value): value for value in (*model.modules(), *dict(all_names(model)).values())
+        }
+        self._look(loss, getattr(loss, "__qualname__", type(loss).__qualname__))
+
+    def put_back(self) -> None:
+        """Make it again what it was when this was made."""
+        for put_back in self._put_back:
+            put_back()
+
+    def _look(self, value: Any, name: str) -> None:
+        if isinstance(value, (int, float)):
+            self.numbers[name] = value
+        if value is None or isinstance(value, (int, float, complex, str, bytes, type, types.ModuleType)):
+            return
+        if id(value) in self._seen or len(self._seen) > MOST:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, Tensor):
+            self._keep_tensor(value, name)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, value.args, value.keywords):
+                self._look(part, name)
+        elif isinstance(value, types.MethodType):
+            self._look(value.__func__, name)
+            self._look_into(vars(value.__self__) if hasattr(value.__self__, "__dict__") else {}, name)
+        elif isinstance(value, types.FunctionType):
+            self._look_at_function(value)
+        elif isinstance(value, (dict, list, set, deque, tuple)):
+            self._look_into(value, name)
+        elif type(value).__module__ == "numpy" and hasattr(value, "nbytes") and hasattr(value, "flat"):
+            self._keep_array(value)
+        elif hasattr(value, "__next__"):
+            self.iterators.append(name)
+        elif hasattr(value, "__dict__") and (isinstance(value, nn.Module) or _is_of_script(type(value))):
+            self._look_into(vars(value), name)
+
+    def _look_into(self, value: Any, name: str) -> None:
+        if not isinstance(value, tuple):
+            before = copy.copy(value)
+            self._put_back.append(lambda: _fill(value, before))
+        if len(value) > MANY:
+            return
+        is_named = isinstance(value, dict)
+        for key, item in list(value.items() if is_named else enumerate(value)):
+            # The tables of a module are no part of its attributes' names.
+            own = "" if key in ("_parameters", "_buffers", "_modules") else f".{key}" if is_named else f"[{key}]"
+            self._look(item, name + own)
+
+    def _look_at_function(self, function: types.FunctionType) -> None:
+        if not is_users(function.__code__.co_filename):
+            return
+        self._look_into(vars(function), function.__qualname__)
+        self._look(function.__defaults__, function.__qualname__)
+        self._look(function.__kwdefaults__, function.__qualname__)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # an empty cell
+                before = cell.cell_contents
+                self._put_back.append(functools.partial(setattr, cell, "cell_contents", before))
+                self._look(before, f"{name} of {function.__qualname__}")
+        own = function.__globals__
+        for name in sorted(_names_in(function.__code__) & own.keys()):
+            self._put_back.append(functools.partial(own.__setitem__, name, own[name]))
+            self._look(own[name], name)
+
+    def _keep_tensor(self, tensor: Tensor, name: str) -> None:
+        if tensor.is_meta or tensor.nbytes > LARGE_BYTES:
+            return
+        own, grad = local(tensor.detach()), tensor.grad if tensor.is_leaf else None
+        before, before_grad = own.clone(), None if grad is None else grad.clone()
+        self.numbers[name] = before
+
+        def put_back() -> None:
+            with torch.no_grad():
+                # Each write raises a tensor's version, and autograd refuses a saved tensor of another one.
+                if not torch.equal(own, before):
+                    own.copy_(before)
+                if tensor.is_leaf and (tensor.grad is not None or grad is not None):
+                    tensor.grad = grad
+                    if grad is not None and before_grad is not None:
+                        grad.copy_(before_grad)
+
+        self._put_back.append(put_back)
+
+    def _keep_array(self, array: Any) -> None:
+        if array.nbytes > LARGE_BYTES or not array.flags.writeable:
+            return
+        before = array.copy()
+        self._put_back.append(lambda: array.__setitem__(..., before))
+
+
+@contextlib.contextmanager
+def loss_kept(loss: Callable[..., Any], model: nn.Module) -> Iterator[LossState]:
+    """What the loss keeps is put back when the block ends."""
+    state = LossState(loss, model)
+    try:
+        yield state
+    finally:
+        state.put_back()
+
+
+def _fill(container: Any, before: Any) -> None:
+    """Give a container the items that it had, if it has others."""
+    if len(container) == len(before) and all(map(_is_same, _items(container), _items(before))):
+        return
+    if isinstance(container, list):
+        container[:] = before
+        return
+    container.clear()
+    (container.extend if isinstance(container, deque) else container.update)(before)
+
+
+def _items(container: Any) -> Any:
+    return container.items() if isinstance(container, dict) else ((item, None) for item in container)
+
+
+def _is_same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    return one[0] is other[0] and one[1] is other[1]
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """All names that a function, or one within it, may look up among the global variables."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+def _is_of_script(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return kind.__module__ == "__main__" or (file is not None and is_users(file))
