@@ -273,15 +273,15 @@ def check_buffers_that_differ_are_told(ranks: Ranks) -> None:
 
 
 class Random(Mlp):
-    """Dropout, noise and layers that are left out at random, with batch normalisation."""
+    """Dropout, noise and layers that are left out at random, with batch normalisation and a buffer that others replace."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(12)
-        self.calls = 0
-        self.seen: list[int] = []
+        self.register_buffer("turn", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
+        self.turn = self.turn + 1
         x = F.dropout(self.norm(x), 0.5, self.training)
         return super().forward(x + torch.randn_like(x) * 0.1) * torch.rand(len(x), 1).add(0.9).floor()
 

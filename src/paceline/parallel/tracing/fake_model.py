@@ -197,11 +197,15 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """The model's buffers are put back when the block ends."""
+    """The model's buffers are put back when the block ends, those in whose place others were put too."""
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     try:
         yield
     finally:
+        for table, kept in tables:
+            table.clear()
+            table.update(kept)
         with torch.no_grad():
             for buffer, value in before:
                 # Each write raises a tensor's version, and autograd refuses a saved tensor of another one.
