@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +34,7 @@ from paceline.parallel.tracing.fake_model import attributes_kept, buffers_kept
 from paceline.parallel.tracing.others import generators_kept
 from paceline.parallel.tracing.reads import plain_attributes
 from paceline.parallel.tracing.trace import user_line
-from paceline.torch_private import DispatchMode
+from paceline.torch_private import BatchNorm, DispatchMode, InstanceNorm
 
 if TYPE_CHECKING:
     from paceline.parallel.handle import ParallelHandle
@@ -157,6 +157,7 @@ def compare(
         executor.begin_anew()
         found_all = _Result(loss=loss, gradients=found, buffers=buffers, kept=kept_by_loss)
         allowed, apart = _allowed(par, first, limit), _distances(par, found_all, first)
+        room: dict[str, float] = {}
         if limit is None and max(apart.values(), default=0.0) > allowed:
             # A usual model would be wrong. But some models make much of each rounding error, or compute a part in a
             # narrower type than their parameters have, and are as far from themselves.
@@ -166,8 +167,10 @@ def compare(
             other = plain.run(shaken=seen.eps)
             # A model that draws numbers of its own differs from itself for another reason.
             if states(world.device) == drawn:
-                noise = max(_distances(par, other, first, is_plain=True).values(), default=0.0)
-                allowed = max(allowed, min(ROUNDINGS * noise, 1.0))
+                noise = _distances(par, other, first, is_plain=True)
+                allowed = max(allowed, min(ROUNDINGS * _farthest(noise), 1.0))
+                # Each by its own: a buffer that is 0 but for rounding says nothing of the gradients.
+                room = {name: ROUNDINGS * far for name, far in noise.items()}
         # The loss differs too: perhaps the loss, or the forward, compares rows with one another, and a plain model that computes
         # the replicas' pieces by themselves agrees. Were the gradients alone to differ, it would not be that but a hook of the
         # user's, which makes something else of a part of a gradient.
@@ -175,7 +178,7 @@ def compare(
             by_replica = plain.run(replicas=world.replicas)
             if _farthest(_distances(par, found_all, by_replica)) <= allowed:
                 raise _rows_compared(par, found_all, first)
-    return _verdict(par, found_all, first, apart, allowed)
+    return _verdict(par, found_all, first, apart, allowed, room)
 
 
 def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> Tensor:
@@ -213,11 +216,17 @@ def _rows_compared(par: ParallelHandle, found: _Result, plain: _Result) -> Diffe
 
 @dataclass(frozen=True, kw_only=True)
 class _Result:
+    """The values of one step.
+
+    scales: of a buffer that is a mean, the size of the numbers that it is the mean of. It may be 0 but for their rounding.
+    """
+
     loss: float
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
     #: What the loss keeps between its calls, where that changes what it gives.
-    kept: dict[str, Any] = dataclasses.field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)
+    scales: dict[str, float] = field(default_factory=dict)
 
     def largest(self) -> float:
         return max((_largest(grad) for grad in self.gradients.values() if grad is not None), default=0.0)
@@ -239,7 +248,7 @@ def _distances(par: ParallelHandle, found: _Result, plain: _Result, *, is_plain:
     for name, value in found.buffers.items():
         other = plain.buffers.get(name)
         if other is not None:
-            own[_BUFFER + name] = _apart(value, other, float(other.abs().max()) if other.numel() else 0.0)
+            own[_BUFFER + name] = _apart(value, other, max(_largest(other), plain.scales.get(name, 0.0)))
     for name in found.kept.keys() & plain.kept.keys():
         own[_KEPT + name] = _far(found.kept[name], plain.kept[name])
     own[""] = abs(found.loss - plain.loss) / max(abs(plain.loss), 1e-12)
@@ -253,7 +262,14 @@ def _distances(par: ParallelHandle, found: _Result, plain: _Result, *, is_plain:
     return apart
 
 
-def _verdict(par: ParallelHandle, found: _Result, plain: _Result, apart: dict[str, float], allowed: float) -> Checked:
+def _verdict(
+    par: ParallelHandle,
+    found: _Result,
+    plain: _Result,
+    apart: dict[str, float],
+    allowed: float,
+    room: Mapping[str, float],
+) -> Checked:
     loss, plain_loss, largest = found.loss, plain.loss, plain.largest()
     missing = [name for name in plain.gradients if name not in apart]
     if missing:
@@ -282,7 +298,10 @@ def _verdict(par: ParallelHandle, found: _Result, plain: _Result, apart: dict[st
             f"on {par.world.layout} the loss is {loss:.8g}, that of the plain model {plain_loss:.8g}. Is loss() the mean "
             "over what loss_weight() counts?"
         )
-    far = sorted((name for name in buffers if not buffers[name] <= max(allowed, 1e-6)), key=lambda name: -buffers[name])
+    far = sorted(
+        (name for name in buffers if not buffers[name] <= max(allowed, 1e-6, room.get(name, 0.0))),
+        key=lambda name: -buffers[name],
+    )
     if far and par.world.layout.batch_norm != "local":
         raise DiffersError(
             f"on {par.world.layout} the model's buffers are not those of the plain model after one step: "
@@ -309,6 +328,33 @@ def _question(par: ParallelHandle) -> str:
             "that sum? Do so behind the module that holds the experts."
         )
     return "Does the model draw random numbers other than dropout's, or keep state between calls?"
+
+
+def _scales_of_means(
+    model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor], calls: int
+) -> dict[str, float]:
+    """Return the deviation of what each normalisation's running mean has followed, by the name of that buffer.
+
+    calls: how often each was called, where it doesn't count that itself.
+
+    A running variance v that has followed variances of s with a factor f is (1 - f) v + f s afterwards.
+    """
+    scales: dict[str, float] = {}
+    for prefix, part in model.named_modules():
+        mean, variance, count = (
+            f"{prefix}.{own}".lstrip(".") for own in ("running_mean", "running_var", "num_batches_tracked")
+        )
+        if mean not in after or variance not in after or not isinstance(part, (BatchNorm, InstanceNorm)):
+            continue
+        known = count in after and bool(after[count] != before[count])
+        followed = int(after[count] - before[count]) if known else calls
+        if part.momentum is not None:
+            factor = 1 - (1 - part.momentum) ** followed
+        else:
+            factor = followed / int(after[count]) if known else 1.0
+        own = (after[variance] - (1 - factor) * before[variance]).clamp(min=0)
+        scales[mean] = math.sqrt(factor * _largest(own))
+    return scales
 
 
 def _apart(grad: Any, plain: Any, largest: float) -> float:
@@ -380,15 +426,18 @@ class _Plain:
         with unchanged(self._model), loss_kept(loss, model), shaking:
             total = 0.0
             nn.Module.zero_grad(self._model)
+            before = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
             for piece, weight in zip(pieces, weights, strict=True):
                 if weight:
                     total += self._run(piece, weight / sum(weights))
             gradients = {name: _dense(param.grad) for name, param in self._model.named_parameters()}
+            after = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
             return _Result(
                 loss=total,
                 gradients=gradients,
-                buffers={n: b.clone() for n, b in self._model.named_buffers()},
+                buffers=after,
                 kept=LossState(loss, model).numbers if self._reads_kept else {},
+                scales=_scales_of_means(self._model, before, after, len(pieces)),
             )
 
     def _cut(self, replicas: int) -> tuple[list[Parts], list[float]]:
