@@ -387,3 +387,119 @@ def test_the_check_sees_a_model_that_draws_random_numbers() -> None:
     par = paceline.parallelize(model, equality.sgd(model), loss=F.cross_entropy, strategy=DataParallel())
     with pytest.raises(ParallelError, match="random numbers other than dropout's"):
         par.check(models.CASES["mlp"].batch(4))
+
+
+def _trained_in_parts(loss: Any, batches: Any, *, parts: int, **options: Any) -> Any:
+    model = _tanh_net()
+    par = paceline.parallelize(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=loss,
+        strategy=DataParallel(),
+        accumulate=parts,
+        **options,
+    )
+    for batch in batches:
+        par.step(batch)
+    return par
+
+
+def _tanh_net() -> Any:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+
+
+def _rows(count: int = 3) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(4)
+    return [(torch.randn(8, 6, dtype=torch.float64), torch.randint(0, 4, (8,))) for _ in range(count)]
+
+
+def test_accumulated_targets_that_count_in_unequal_numbers_equal_the_whole_batch() -> None:
+    batches = _rows()
+    batches[1][1][:3] = -100
+    batches[2][1][:4] = -100
+    ends = [_trained_in_parts(F.cross_entropy, batches, parts=parts).full_state_dict() for parts in (1, 2, 4)]
+    for end in ends[1:]:
+        for name, value in ends[0].items():
+            assert float((value - end[name]).abs().max()) < 1e-12, name
+
+
+def _root(output: Tensor, target: Tensor) -> Tensor:
+    return F.mse_loss(output, F.one_hot(target, 4).double()).sqrt()
+
+
+def _in_batch(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output @ output.t(), torch.arange(len(output)))
+
+
+def _dice(output: Tensor, target: Tensor) -> Tensor:
+    found, wanted = output.softmax(-1), F.one_hot(target, 4)
+    return 1 - 2 * (found * wanted).sum() / (found.sum() + wanted.sum() + (found.square()).sum())
+
+
+def _focal(output: Tensor, target: Tensor) -> Tensor:
+    each = F.cross_entropy(output, target, reduction="none")
+    return ((1 - (-each).exp()) ** 2 * each).mean()
+
+
+@pytest.mark.parametrize("name", ["root", "in_batch", "dice"])
+def test_loss_that_is_no_mean_over_rows_is_refused_in_parts(name: str) -> None:
+    loss = {"root": _root, "in_batch": _in_batch, "dice": _dice}[name]
+    with pytest.raises(ParallelError, match=r"is no mean over rows.*accumulate=1.*check='off'"):
+        _trained_in_parts(loss, _rows(1), parts=2)
+    _trained_in_parts(loss, _rows(1), parts=2, check="off")
+    _trained_in_parts(loss, _rows(1), parts=1)
+
+
+def test_focal_loss_in_parts_equals_the_whole_batch() -> None:
+    ends = [_trained_in_parts(_focal, _rows(), parts=parts).full_state_dict() for parts in (1, 2)]
+    assert all(float((value - ends[1][name]).abs().max()) < 1e-12 for name, value in ends[0].items())
+
+
+def test_loss_that_becomes_no_mean_after_the_first_step_is_refused() -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return _root(output, target.clamp(min=0)) if (target < 0).any() else F.cross_entropy(output, target)
+
+    batches = _rows(2)
+    batches[1][1][::4] = -100
+    with pytest.raises(ParallelError, match="is no mean over rows"):
+        _trained_in_parts(loss, batches, parts=2)
+
+
+def test_looking_at_a_loss_leaves_what_it_keeps() -> None:
+    seen: list[int] = []
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        seen.append(len(output))
+        return F.cross_entropy(output, target) / len(seen)
+
+    _trained_in_parts(loss, _rows(3), parts=2)
+    assert seen == [4] * 6
+
+
+def test_embedding_that_counts_the_rows_of_a_batch_is_refused_in_parts() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ParallelError, match=r"0 divides gradients by how often .*scale_grad_by_freq=True"):
+        paceline.parallelize(model, optimizer, loss=F.cross_entropy, strategy=DataParallel(), accumulate=2)
+    paceline.parallelize(model, optimizer, loss=F.cross_entropy, strategy=DataParallel())
+
+
+def test_own_loss_that_compares_rows_is_logged_in_parts(caplog: pytest.LogCaptureFixture) -> None:
+    class Contrastive(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, compares: bool) -> None:
+            super().__init__()
+            self.net, self.norm, self.compares = _tanh_net(), nn.BatchNorm1d(6).double(), compares
+
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            output = self.net(self.norm(x))
+            return (_in_batch(output, y) if self.compares else F.cross_entropy(output, y), output)
+
+    for compares in (False, True):
+        model = Contrastive(compares)
+        par = paceline.parallelize(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), accumulate=2, strategy=DataParallel()
+        )
+        par.step(_rows(1)[0])
+        lines = [line for line in caplog.messages if "each microbatch is trained by itself" in line]
+        assert len(lines) == compares

@@ -179,7 +179,7 @@ def parallelize(
             choice = auto.choose(task, optimizer, batch, place, memory_bytes)
             strategy = choice.strategy
         world = mesh.build(place, strategies.resolve(strategy, place.size))
-        check_fits(task.model, optimizer, world.layout)
+        check_fits(task.model, optimizer, world.layout, task.microbatches)
         if values.empty:
             from paceline.parallel.large.room import refuse_too_large
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +25,14 @@ from paceline.parallel.errors import ParallelError, told
 from paceline.parallel.exchange import gather
 from paceline.parallel.failure.watch import is_communication
 from paceline.parallel.full_tensor import whole
+from paceline.parallel.loss_means import MeanOver, StepMeans, mean_over, scale_gradients
 from paceline.parallel.loss_state import LossState, loss_kept
 from paceline.parallel.own_loss import own_loss
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.randomness import generators
 from paceline.parallel.reduce import anywhere, local, sum_number
 from paceline.parallel.steady import Steady, states
-from paceline.parallel.tracing.fake_model import attributes_kept, buffers_kept
+from paceline.parallel.tracing.fake_model import attributes_kept, buffers_kept, modes_kept
 from paceline.parallel.tracing.others import generators_kept
 from paceline.parallel.tracing.reads import plain_attributes
 from paceline.parallel.tracing.trace import user_line
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from paceline.parallel.handle import ParallelHandle
     from paceline.parallel.mesh import World
     from paceline.parallel.task import Task
+
+_log = logging.getLogger(__name__)
 
 #: The part of the largest gradient by which any may differ: rounding in other orders of summing, of small models.
 LIMITS = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -118,7 +122,7 @@ def compare(
     from paceline.parallel.checkpoint.store import full_state_dict
 
     world = par.world
-    task = dataclasses.replace(par.task, microbatches=len(micros))
+    task = dataclasses.replace(par.task, microbatches=len(micros), means=StepMeans())
     executor = par.executor
     par.settle_buffers()
     reference = par.skeleton.filled(full_state_dict(par), world.device)
@@ -134,6 +138,8 @@ def compare(
     with generators(0, world.device), generators_kept(), unchanged(executor.module), Steady():  # type: ignore[no-untyped-call]
         nn.Module.zero_grad(executor.module)
         first = plain.run_short(par.world, micros) if is_short else plain.run()
+        if is_short and world.rank == 0:
+            plain.warn_of_parts()
         own_reads = [name for name, param in executor.named_parameters().items() if param.grad is not None]
         if anywhere(bool(own_reads), world):
             # The copy's loss has given the user's own model a gradient.
@@ -142,20 +148,21 @@ def compare(
                 "would be compared has another"
             )
         with loss_kept(task.loss, task.model) as state:
-            own_loss = _trained(par, micros)
+            own_loss, factor = _trained(par, micros)
             kept_by_loss = LossState(task.loss, task.model).numbers
         # Of a pipeline's stages the last one alone calls the loss.
         if world.layout.pipe > 1 and not any(
             _far(value, state.numbers.get(name)) for name, value in kept_by_loss.items()
         ):
             kept_by_loss = {}
-        loss = sum_number(float(own_loss), world.replica_group, world.device)
+        loss = factor * sum_number(float(own_loss), world.replica_group, world.device)
         found = {name: _dense(whole(param.grad)) for name, param in executor.named_parameters().items()}
         kept = {name for name, _ in reference.named_buffers() if name in reference.state_dict()}
         buffers = {name: whole(value).clone() for name, value in executor.module.named_buffers() if name in kept}
         nn.Module.zero_grad(executor.module)
         executor.begin_anew()
         found_all = _Result(loss=loss, gradients=found, buffers=buffers, kept=kept_by_loss)
+        par.task.means.keeps_state = plain.reads_kept
         allowed, apart = _allowed(par, first, limit), _distances(par, found_all, first)
         room: dict[str, float] = {}
         if limit is None and max(apart.values(), default=0.0) > allowed:
@@ -181,12 +188,18 @@ def compare(
     return _verdict(par, found_all, first, apart, allowed, room)
 
 
-def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> Tensor:
-    """The loss of one step, whose gradients are left; what fails here has not failed in the plain model."""
+def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor, float]:
+    """The loss of one step, whose gradients are left, and what it is to be multiplied by; what fails here has not failed in
+    the plain model."""
+    means, group = par.task.means, par.world.replica_group
     try:
+        means.begin()
         loss = par.executor.train_step(micros).detach()
         par.executor.finish_gradients()
-        return loss
+        means.fill([sum_number(number, group, par.world.device) for number in means.numbers()])
+        factor = means.factor()
+        scale_gradients(par.executor.named_parameters(), factor)
+        return loss, factor
     except ParallelError:
         raise
     except Exception as error:
@@ -374,7 +387,7 @@ def _far(one: Any, other: Any) -> float:
         return float("inf")
     if isinstance(one, Tensor):
         return float(_apart(one.double(), other.double(), _largest(other.double())))
-    return float(abs(one - other)) / max(abs(one), abs(other), 1e-12)
+    return float(abs(one - other) / max(abs(one), abs(other), 1e-12))
 
 
 def _largest(tensor: Tensor) -> float:
@@ -413,7 +426,7 @@ class _Plain:
         self._model, self._task, self._device, self._is_cut = model, task, device, is_cut
         self._parts = parts
         #: Whether what the loss keeps between its calls changes what it gives.
-        self._reads_kept = False
+        self.reads_kept = False
 
     def run(self, *, shaken: float = 0.0, replicas: int = 1) -> _Result:
         """Loss and gradients of all microbatches.
@@ -424,19 +437,23 @@ class _Plain:
         loss, model = self._task.loss, self._task.model
         shaking = _shaken(self._model, shaken) if shaken else contextlib.nullcontext()
         with unchanged(self._model), loss_kept(loss, model), shaking:
-            total = 0.0
+            total, means = 0.0, self._task.means
+            means.begin()
             nn.Module.zero_grad(self._model)
             before = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
             for piece, weight in zip(pieces, weights, strict=True):
                 if weight:
                     total += self._run(piece, weight / sum(weights))
+            factor = means.factor()
+            total *= factor
+            scale_gradients(dict(self._model.named_parameters()), factor)
             gradients = {name: _dense(param.grad) for name, param in self._model.named_parameters()}
             after = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
             return _Result(
                 loss=total,
                 gradients=gradients,
                 buffers=after,
-                kept=LossState(loss, model).numbers if self._reads_kept else {},
+                kept=LossState(loss, model).numbers if self.reads_kept else {},
                 scales=_scales_of_means(self._model, before, after, len(pieces)),
             )
 
@@ -451,6 +468,38 @@ class _Plain:
             pieces.append(piece)
             weights.append(float(weight))
         return pieces, weights
+
+    def warn_of_parts(self) -> None:
+        """Log it where the model's own loss of a batch is another one than that of its microbatches.
+
+        BatchNorm, which is known to see one microbatch at a time, uses its running statistics in both.
+        """
+        if self._task.loss is not own_loss or self._task.microbatches == 1:
+            return
+        with modes_kept(self._model), unchanged(self._model), contextlib.suppress(Exception):
+            for part in self._model.modules():
+                if isinstance(part, BatchNorm):
+                    part.eval()
+            means, total = StepMeans(), 0.0
+            whole = self._own_loss(self._parts)
+            pieces, weights = self._cut(1)
+            for piece, weight in zip(pieces, weights, strict=True):
+                loss = self._own_loss(piece)
+                over = MeanOver() if self._task.loss_weight is not None else mean_over(loss)
+                share = means.add(over, weight / sum(weights), Rows(piece).count)
+                total += share * float(loss.detach()) if share else 0.0
+            total, one = total * means.factor(), float(whole.detach())
+            if abs(total - one) > LIMITS.get(whole.dtype, 1e-4) * max(abs(one), 1e-12):
+                _log.warning(
+                    "the model's own loss of some rows is %.6g together and %.6g in %d microbatches: it compares the rows of a "
+                    "batch with one another, and each microbatch is trained by itself",
+                    *(one, total, self._task.microbatches),
+                )
+
+    def _own_loss(self, parts: Parts) -> Tensor:
+        there = unwrap(move(parts, self._device))
+        with torch.enable_grad(), self._task.autocast(self._device):
+            return own_loss(self._model(*there.args, **there.kwargs), there.target)
 
     def run_short(self, world: World, own: Sequence[Microbatch]) -> _Result:
         """The same, of rows that the model may not be made for. own: this rank's share, which it has to be made for too."""
@@ -483,8 +532,13 @@ class _Plain:
             # A loss may change the output in place.
             kept = map_tensors(output, lambda tensor: tensor.detach().clone()) if self._is_cut else None
             loss = self._task.loss(output, there.target)
+        if part < 1.0 and self._task.loss_weight is None:
+            over = mean_over(loss)
+            part = self._task.means.add(over, part, Rows(piece).count)
+            if over.count == 0:
+                loss = loss.nan_to_num()
         share = loss * part
-        if share.requires_grad:
+        if share.requires_grad and part:
             share.backward()  # type: ignore[no-untyped-call]
         # After the backward pass: another call of the model, or of the loss, changes tensors that autograd may have saved,
         # and puts them back.
@@ -512,7 +566,7 @@ class _Plain:
             return abs(other - float(given)) > LIMITS.get(given.dtype, 1e-4) * max(abs(float(given)), 1e-12)
 
         try:
-            self._reads_kept |= is_far(again())
+            self.reads_kept |= is_far(again())
             before.put_back()
             other = again()
         except Exception:
@@ -535,6 +589,14 @@ class _Plain:
         more: Parts = join_rows([there] * times)
         with self._task.autocast(self._device), unchanged(self._model):
             return own_loss(self._model(*more.args, **more.kwargs), more.target)
+
+
+def warn_of_parts(par: ParallelHandle, parts: Parts, microbatches: int) -> None:
+    """Log it where one process trains another loss in microbatches than the model's own; its model is left as it was."""
+    task = dataclasses.replace(par.task, microbatches=microbatches, means=StepMeans())
+    plain = _Plain(par.module, parts, task, par.world.device, is_cut=True)
+    with generators(0, par.world.device), generators_kept(), Steady():  # type: ignore[no-untyped-call]
+        plain.warn_of_parts()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.batches.loader import feed
@@ -18,7 +18,10 @@ from paceline.parallel.batches.microbatches import cut, weigh
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
 from paceline.parallel.executor import Executor
+from paceline.parallel.loss_means import mean_over
+from paceline.parallel.loss_state import loss_kept
 from paceline.parallel.mesh import World
+from paceline.parallel.pytree import map_tensors
 from paceline.parallel.task import Task
 from paceline.parallel.tracing.fake_model import modes_kept
 
@@ -42,7 +45,13 @@ def evaluate(
     """
     # An evaluation counts by rows, of which padding has 0.
     counted = dataclasses.replace(task, loss_weight=None)
-    means = _Means(metric, weight, lambda: task.autocast(world.device))
+    means = _Means(
+        metric,
+        weight,
+        lambda: task.autocast(world.device),
+        executor.module,
+        is_loss=metric is task.loss and weight is None,
+    )
     total: Tensor | None = None
     with evaluating(executor):
         for batch in feed(loader, counted, world).epoch(0):
@@ -82,26 +91,39 @@ class _Means:
         metric: Callable[[Any, Any], Any],
         weight: Callable[[Any], Any] | None,
         autocast: Callable[[], AbstractContextManager[Any]],
+        model: nn.Module,
+        *,
+        is_loss: bool,
     ) -> None:
+        """is_loss: the metric is the loss that is trained, and counts for what it is the mean over."""
         self._metric = metric
         self._weight = weight
         self._autocast = autocast
+        self._model = model
+        self._is_loss = is_loss
         self._names: list[str] | None = None
         self._called = False
 
     def __call__(self, output: Any, micro: Microbatch) -> Tensor:
         # Under autocast, as the loss of a step is: it computes losses in float32, where outside of it a loss of bf16
         # outputs would be rounded to bf16.
-        with self._autocast():
+        weight = weigh(self._weight, micro.target, micro.rows)
+        # The metric is called with padding too, for only its result says how many numbers there are. What it keeps is put back.
+        kept = contextlib.nullcontext() if weight else loss_kept(self._metric, self._model)
+        with self._autocast(), kept, torch.set_grad_enabled(self._is_loss):
+            if self._is_loss:
+                output = map_tensors(output, lambda x: x.detach().requires_grad_(x.is_floating_point()))
             found = self._metric(output, micro.target)
+        if self._is_loss and weight and isinstance(found, Tensor):
+            over = mean_over(found)
+            weight = over.count if over.count is not None and over.is_sole else weight
+            found = found.detach()
         self._called = True
         if isinstance(found, Mapping):
             self._names = [str(name) for name in found]
             values = [_number(name, value) for name, value in found.items()]
         else:
             values = [_number("metric", found)]
-        # The metric is called with padding too, for only its result says how many numbers there are.
-        weight = weigh(self._weight, micro.target, micro.rows)
         shares = [weight * value if weight else 0.0 for value in values]
         return torch.tensor([*shares, weight], dtype=torch.float64, device="cpu")
 

@@ -22,7 +22,7 @@ from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, own_
 from paceline.parallel.batches.gathered import gather_parts, most_rows
 from paceline.parallel.batches.microbatches import OwnBatch, cut_parts, split
 from paceline.parallel.batches.rows import Rows, can_join, join_rows, move, unwrap
-from paceline.parallel.check import CannotCompareError, CannotComputeError, DiffersError, compare
+from paceline.parallel.check import CannotCompareError, CannotComputeError, DiffersError, compare, warn_of_parts
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import NotPlainError
 from paceline.parallel.reduce import anywhere
@@ -48,6 +48,10 @@ def first_check(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -
     Raises:
         ParallelError: the layout computes something else than the plain model, on every rank; or it can't be trained at all.
     """
+    if par.world.size == 1:
+        # One process computes the plain model itself; only that a batch is computed in parts may make a difference.
+        warn_of_parts(par, _short(par, batch, micros, min(MICROBATCHES, len(micros))), min(MICROBATCHES, len(micros)))
+        return ""
     try:
         return f"the first step's first rows: {_compared(par, batch, micros)}"
     except CannotCompareError as error:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 _WHOLE_MATRICES = ("Adafactor",)
 
 
-def check_fits(model: nn.Module, optimizer: torch.optim.Optimizer | None, layout: Layout) -> None:
+def check_fits(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, layout: Layout, microbatches: int = 1
+) -> None:
     """Nothing where the layout can train this model with this optimizer.
 
     Raises:
@@ -29,6 +31,19 @@ def check_fits(model: nn.Module, optimizer: torch.optim.Optimizer | None, layout
                 raise ParallelError(
                     f"{name or 'the model'} has sparse gradients (sparse=True), which {layout} does not exchange. Make it "
                     "with sparse=False, or use PipelineParallel() alone."
+                )
+    if layout.replicas > 1 or microbatches > 1:
+        for name, module in model.named_modules():
+            if (
+                isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+                and module.scale_grad_by_freq
+                and module.weight.requires_grad
+            ):
+                raise ParallelError(
+                    f"{name or 'the model'} divides gradients by how often a row is in the batch (scale_grad_by_freq=True), of "
+                    f"which {layout} with {microbatches} microbatches computes each part by itself. Make it with "
+                    "scale_grad_by_freq=False, or compute each batch in one part: microbatches=1 and accumulate=1 under "
+                    "TensorParallel()."
                 )
     if layout.replicas > 1 and layout.shard == 1 and layout.pipe == 1:
         for name, param in model.named_parameters():

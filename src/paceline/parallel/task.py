@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch, Parts
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.loss_means import MeanOver, StepMeans, few_rows, mean_over
 from paceline.parallel.pytree import tensors_in
 
 
@@ -26,6 +27,7 @@ class Task:
     split: a user's batch -> Parts.
     microbatches: of a batch, all together. accumulate: in so many groups, one after the other.
     precision: None, or "bf16" for autocast.
+    means: what the losses of the step that is being computed are means over.
     """
 
     model: nn.Module
@@ -36,6 +38,7 @@ class Task:
     precision: str | None
     seed: int
     accumulate: int = 1
+    means: StepMeans = field(default_factory=StepMeans)
 
     @property
     def at_once(self) -> int:
@@ -53,9 +56,19 @@ class Task:
 
         A weight of 0 (padding, or no token that counts) gives 0 with gradients of 0, whatever the loss would be: a mean
         over nothing is nan, and so would be 0 times it.
+
+        Without a loss_weight a part of a batch counts for what its loss is the mean over, so that the sum of all shares has to be
+        multiplied by `means.factor()`.
         """
+        means, is_part = self.means, float(micro.weight) < 1.0
         if float(micro.weight) == 0.0:
+            if means.keeps_state and micro.rows == 0 and micro.global_rows:
+                # Other replicas have rows of this microbatch, and their losses count a call.
+                with torch.no_grad():
+                    self.loss(output, micro.target)
             return zero_loss(output)
+        if is_part and means.checks and means.sample is None:
+            means.sample = few_rows(output, micro.target)
         loss = self.loss(output, micro.target)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
@@ -69,8 +82,14 @@ class Task:
                 "trained. Leave .item(), .detach() and torch.no_grad() out of the loss."
             )
         # In float32 at least: in bf16 a share such as 1/3 would keep three digits.
-        weight = micro.weight.to(loss.device, torch.promote_types(loss.dtype, torch.float32))
-        return loss * weight
+        dtype = torch.promote_types(loss.dtype, torch.float32)
+        if is_part and self.loss_weight is None:
+            over = mean_over(loss)
+            if over.count == 0:
+                means.add(MeanOver(0.0), 0.0, micro.rows)
+                return zero_loss(output)
+            return loss * loss.new_tensor(means.add(over, float(micro.weight), micro.rows), dtype=dtype)
+        return loss * micro.weight.to(loss.device, dtype)
 
 
 def zero_loss(output: Any) -> Tensor:

@@ -20,14 +20,18 @@ from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut
 from paceline.parallel.clip import Clipper
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.evaluate import evaluate
+from paceline.parallel.exchange import gather
 from paceline.parallel.executor import Executor
 from paceline.parallel.failure.watch import FailureWatch
 from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.guards import KeptTensors, Layers
+from paceline.parallel.loss_means import is_due, no_mean, scale_gradients
 from paceline.parallel.mesh import World
-from paceline.parallel.randomness import Streams
+from paceline.parallel.own_loss import own_loss
+from paceline.parallel.randomness import Streams, generators
 from paceline.parallel.reduce import broadcast
 from paceline.parallel.task import Task
+from paceline.parallel.tracing.others import generators_kept
 
 if TYPE_CHECKING:
     from paceline.parallel.compared import Comparison
@@ -106,7 +110,8 @@ class Parallel:
         self.compared = "" if check_first else "not compared with the plain model: check='off'"
         #: Where the parameters' values come from, in words; "" where the model had them.
         self.source = ""
-        self._check_first = check_first and world.size > 1
+        self._check_first = check_first and (world.size > 1 or (task.microbatches > 1 and task.loss is own_loss))
+        self._check_loss = check_first and (world.replicas > 1 or task.microbatches > 1)
         self._comparison = comparison
         self._hooks = {name: Hooks(param) for name, param in task.model.named_parameters()}
         if optimizer is not None and world.size > 1:
@@ -142,6 +147,8 @@ class Parallel:
             optimizer.zero_grad(set_to_none=True)
             nn.Module.zero_grad(executor.module)
             watching = self._comparison.watching() if self._comparison is not None else contextlib.nullcontext()
+            means = self.task.means
+            means.begin(checks=self._check_loss and is_due(self._progress.steps))
             with self._streams.use("step", self._progress.steps), self._kept.explained(), watching:
                 loss = executor.train_step(micros)
             work, group = None, self.world.replica_group
@@ -151,14 +158,30 @@ class Parallel:
                 # One message has the loss and this rank's place in the data. All ranks send one type of number: the loss
                 # of padding has the type of the output, which may be another one.
                 wide = loss.double()
-                told = torch.stack([wide, *map(wide.new_tensor, tags((*self._place(batch), executor.program)))])
+                told = torch.stack(
+                    [wide, *map(wide.new_tensor, (*tags((*self._place(batch), executor.program)), *means.numbers()))]
+                )
                 work = dist.all_reduce(told, group=group, async_op=True)
             # The message is under way while the gradients are summed.
             executor.finish_gradients()
             if work is not None:
                 work.wait()
-                loss = loss if group is None else told[0].to(loss.dtype)
-                agree_on_place(told[1:], self._place(batch), executor.program, self.world)
+                if group is not None:
+                    loss = told[0].to(loss.dtype)
+                    # A GPU is not waited for where the loss is a mean over rows.
+                    if loss.device.type == "cpu" or not means.rows:
+                        means.fill(told[3:].tolist())
+                agree_on_place(told[1:3], self._place(batch), executor.program, self.world)
+            if (factor := means.factor()) != 1.0:
+                loss = loss * factor
+                scale_gradients(executor.named_parameters(), factor)
+            if means.checks:
+                # Random numbers of the script's own are left where they were.
+                with generators(0, self.device), generators_kept(), self.task.autocast(self.device):
+                    why = no_mean(self.task.loss, self.task.model, means.sample, self.task.loss_weight)
+                # On all ranks at once: those that call no loss would go on.
+                if why := next(filter(None, gather(why) if self.world.size > 1 else [why]), ""):
+                    raise ParallelError(why)
             if self.clip_norm is not None:
                 self.gradient_norm = self.clipper.clip(self.clip_norm)
             self._is_stepping = True

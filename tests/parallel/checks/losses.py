@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import paceline
-from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel
+from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel, WorkerError
 from tests.parallel.models import Mlp
 from tests.parallel.world import Ranks
 
@@ -243,9 +243,9 @@ def check_loss_with_state_of_each_replica_s_rows_is_refused(ranks: Ranks) -> Non
     for strategy in REPLICAS:
         with pytest.raises(ParallelError, match=r"keeps something else between its calls.*Scaled\.mean"):
             _trained(Mlp, _vectors(), strategy, loss=Scaled())
-    for strategy in (TensorParallel(), PipelineParallel()):
-        microbatches = 1 if strategy == TensorParallel() else 2
-        par = _trained(Mlp, _vectors(), strategy, loss=Scaled(), microbatches=microbatches)
+    # Each microbatch moves the mean, so that in several the loss is not that of the batch.
+    for strategy, microbatches, check in ((TensorParallel(), 1, "first"), (PipelineParallel(), 2, "off")):
+        par = _trained(Mlp, _vectors(), strategy, loss=Scaled(), microbatches=microbatches, check=check)
         _assert_equals_one_process(par, _in_one_process(_vectors(), Scaled(), microbatches))
 
 
@@ -257,3 +257,120 @@ def check_loss_with_state_that_can_t_be_put_back_is_refused_by_name(ranks: Ranks
     for strategy in (*REPLICAS, PipelineParallel()):
         with pytest.raises(ParallelError, match=r"the loss .*make.*can't put back \(weights of .*check='off'"):
             _trained(Mlp, _vectors(), strategy, loss=make(), microbatches=2)
+
+
+def _masked(kind: str) -> Any:
+    """A loss that is a mean over the targets that count."""
+    weights = torch.tensor([0.2, 1.0, 3.0, 0.5, 2.0], dtype=torch.float64)
+
+    def by_hand(output: Tensor, target: Tensor) -> Tensor:
+        mask = target != -100
+        return (F.cross_entropy(output, target, reduction="none") * mask).sum() / mask.sum()
+
+    def chosen(output: Tensor, target: Tensor) -> Tensor:
+        mask = target != -100
+        return 2 * (output[mask].logsumexp(-1) - output[mask, target[mask]]).square().mean()
+
+    return {
+        "function": F.cross_entropy,
+        "module": nn.CrossEntropyLoss(weight=weights, label_smoothing=0.1),
+        "weights": functools.partial(F.cross_entropy, weight=weights),
+        "log likelihood": lambda output, target: 0.5 * F.nll_loss(output.log_softmax(-1), target),
+        "by hand": by_hand,
+        "chosen": chosen,
+    }[kind]
+
+
+class Tagged(nn.Module):
+    """Returns its own loss, the mean over the tokens but the first that count, as a causal language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.body, self.head = nn.Embedding(32, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        output = self.head(torch.tanh(self.body(self.tokens(input_ids))))
+        return {"loss": F.cross_entropy(output[:, :-1].flatten(0, 1), labels[:, 1:].flatten()), "logits": output}
+
+
+def _masks_come_later(rows: int = 10) -> list[tuple[Tensor, Tensor]]:
+    """The first batch has no masked target, the last has replicas and microbatches in which none counts."""
+    batches = _vectors(4, rows)
+    batches[1][1][:3] = -100
+    batches[2][1][rows // 2 :: 2] = -100
+    batches[3][1][1:] = -100
+    return batches
+
+
+def check_loss_over_targets_that_count_is_weighted_by_itself(ranks: Ranks) -> None:
+    batches = _masks_come_later()
+    kinds = ("function", "module", "weights", "log likelihood", "by hand", "chosen")
+    for number, kind in enumerate(kinds):
+        given = batches if kind not in ("by hand", "chosen") else batches[:3]
+        one = _in_one_process(given, _masked(kind))
+        layouts = [
+            (DataParallel(), 1),
+            (FullyShard(), 2),
+            (DataParallel(), 3),
+            (PipelineParallel(), 2),
+            (TensorParallel(), 2),
+        ]
+        for strategy, microbatches in layouts if ranks.is_whole else layouts[number % 2 :: 2]:
+            par = _trained(Mlp, given, strategy, loss=_masked(kind), microbatches=microbatches)
+            _assert_equals_one_process(par, one)
+
+
+def check_own_loss_over_tokens_that_count_is_weighted_by_itself(ranks: Ranks) -> None:
+    torch.manual_seed(4)
+    batches = [{"input_ids": _tokens(), "labels": torch.randint(0, 5, (8, 6))} for _ in range(3)]
+    batches[1]["labels"][:3, 1:] = -100
+    batches[2]["labels"][5] = -100
+    torch.manual_seed(3)
+    one = Tagged().double()
+    optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        one(**batch)["loss"].backward()
+        optimizer.step()
+    for strategy, microbatches in ((DataParallel(), 2), (FullyShard(), 1), (PipelineParallel(), 4)):
+        _assert_equals_one_process(_trained(Tagged, batches, strategy, microbatches=microbatches), one)
+
+
+def check_loss_of_which_a_term_counts_targets_is_refused_in_unequal_parts(ranks: Ranks) -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target) + 0.1 * output.square().mean()
+
+    batches = _masks_come_later()
+    for strategy, microbatches in ((DataParallel(), 1), (PipelineParallel(), 2)):
+        with pytest.raises((ParallelError, WorkerError), match="Make all terms means over the same targets"):
+            _trained(Mlp, batches, strategy, loss=loss, microbatches=microbatches)
+        weight: dict[str, Any] = {"loss_weight": lambda target: (target != -100).sum(), "check": "off"}
+        _trained(Mlp, batches, strategy, loss=loss, microbatches=microbatches, **weight)
+    _assert_equals_one_process(_trained(Mlp, batches, TensorParallel(), loss=loss), _in_one_process(batches, loss))
+
+
+def check_loss_counts_a_call_where_another_replica_alone_has_rows(ranks: Ranks) -> None:
+    batches = [*_vectors(2), *_vectors(1, rows=1), *_vectors(2)]
+    one = _in_one_process(batches, _counts_in_variable())
+    for strategy in REPLICAS:
+        _assert_equals_one_process(_trained(Mlp, batches, strategy, loss=_counts_in_variable()), one)
+
+
+def check_evaluated_loss_is_the_mean_over_targets_that_count(ranks: Ranks) -> None:
+    batches = _masks_come_later()
+    calls: list[int] = []
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        calls.append(len(output))
+        return F.cross_entropy(output, target)
+
+    for strategy in (*REPLICAS, PipelineParallel()):
+        torch.manual_seed(3)
+        one = Mlp().double()
+        output, target = one(torch.cat([x for x, _ in batches])), torch.cat([y for _, y in batches])
+        model = Mlp().double()
+        model.load_state_dict(one.state_dict())
+        par = paceline.parallelize(model, None, batches, loss=loss, strategy=strategy, microbatches=2)
+        calls.clear()
+        assert abs(par.evaluate(batches) - float(F.cross_entropy(output.detach(), target))) < 1e-12
+        assert strategy == PipelineParallel() or len(calls) == 8

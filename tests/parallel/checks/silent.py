@@ -257,9 +257,12 @@ def check_a_loss_of_rows_against_one_another_is_told(ranks: Ranks) -> None:
         microbatches = 1 if strategy == TensorParallel() else 2
         one = _made(Mlp)
         _alone(one, batches, microbatches, loss=_contrastive)
-        _assert_same(
-            one, _together(_made(Mlp), batches, strategy, loss=_contrastive, microbatches=microbatches), "rows"
-        )
+        if microbatches > 1:
+            with pytest.raises(ParallelError, match=r"is no mean over rows.*check='off'"):
+                _together(_made(Mlp), batches, strategy, loss=_contrastive, microbatches=microbatches)
+        check = "first" if microbatches == 1 else "off"
+        par = _together(_made(Mlp), batches, strategy, loss=_contrastive, microbatches=microbatches, check=check)
+        _assert_same(one, par, "rows")
 
 
 def check_buffers_that_differ_are_told(ranks: Ranks) -> None:

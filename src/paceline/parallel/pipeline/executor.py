@@ -136,10 +136,13 @@ class Pipelined:
         # One message tells two things: the loss, which the last stage alone has, and if all stages are parts of one
         # graph. The sum of n numbers and the sum of their squares tell that: n * (sum of squares) is the square of the
         # sum only if all are equal.
-        told = torch.tensor([0.0, tag, tag * tag], dtype=torch.float64, device=self._world.device)
+        means = self._task.means
+        told = torch.tensor([0.0, tag, tag * tag, *means.numbers()], dtype=torch.float64, device=self._world.device)
         if losses:
             told[0] = torch.stack([loss.detach() for loss in losses]).sum()
         dist.all_reduce(told, group=self._group)
+        if self._task.loss_weight is None and len(micros) * self._world.replicas > 1:
+            means.fill(told[3:].tolist())
         self.program = traced.digest
         # On a GPU this is left out: the host would have to wait for the device here.
         if self._world.replicas > 1 and told.device.type == "cpu":

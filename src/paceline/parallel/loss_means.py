@@ -1,0 +1,295 @@
+"""What a loss is the mean over, and whether it is one. Loaded on use: it imports torch.
+
+    F.cross_entropy(output, target)                 the targets that count, or the sum of their classes' weights
+    (losses * mask).sum() / mask.sum()              what it is divided by
+    losses[mask].mean()                             the numbers that a mask or an index has chosen
+    losses.mean(), F.mse_loss(output, target)       rows
+
+Autograd's graph of a loss has that number, whatever function of the script's has computed it. So parts of a batch are weighted
+by it where `loss_weight` is not given. What can't be read there is found by computing a few rows together and in two parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel.batches.rows import Rows
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.full_tensor import is_part
+from paceline.parallel.loss_state import loss_kept
+from paceline.parallel.pytree import map_tensors, tensors_in
+from paceline.parallel.reduce import local
+
+#: A graph of more nodes than these is not read further.
+MOST_NODES = 64
+#: Rows, and numbers of the output, that are computed together and in two parts.
+ROWS, NUMBERS = 8, 1 << 20
+#: By how much the two may differ, as a part of the loss.
+LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4}
+#: One value in, and it times a constant out.
+_SCALED = {
+    *("MulBackward", "NegBackward", "ToCopyBackward", "CloneBackward", "AliasBackward", "ViewBackward"),
+    *("UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward", "UnsqueezeBackward"),
+}
+_REDUCED_BY_MEAN, _REDUCED_BY_SUM = 1, 2
+
+
+@dataclass(frozen=True)
+class MeanOver:
+    """What a loss is the mean over. count: None for rows. is_sole: False if a sum has terms that are means over other things."""
+
+    count: float | None = None
+    is_sole: bool = True
+
+
+def mean_over(loss: Tensor) -> MeanOver:
+    """Read what a loss is the mean over from its graph."""
+    return MeanOver() if loss.grad_fn is None else _read(loss.grad_fn, [MOST_NODES])
+
+
+def _read(node: Any, left: list[int]) -> MeanOver:
+    left[0] -= 1
+    if left[0] < 0:
+        return MeanOver()
+    name = node.name().rstrip("0123456789")
+    following = [other for other, _ in node.next_functions]
+    inputs = [other for other in following if other is not None]
+    if name in ("NllLossBackward", "NllLoss2DBackward"):
+        if node._saved_reduction == _REDUCED_BY_MEAN:
+            return MeanOver(float(node._saved_total_weight.detach()))
+        return MeanOver()
+    if name == "DivBackward" and len(inputs) == 1 and following[0] is not None:
+        other = node._saved_other
+        if isinstance(other, Tensor) and other.numel() != 1:
+            return MeanOver()
+        divisor = float(other.detach() if isinstance(other, Tensor) else other)
+        if _is_sum(inputs[0]):
+            return MeanOver(divisor)
+        inner = _read(inputs[0], left)
+        # losses.sum() / tokens / rows, of which both are counts; any other divisor is a constant of the loss.
+        is_count = inner.count is not None and divisor.is_integer()
+        return MeanOver(inner.count * divisor, inner.is_sole) if is_count and inner.count is not None else inner
+    if (size := _mean_size(node, name)) is not None and _is_of_chosen(inputs[0], [16]):
+        return MeanOver(size)
+    if name in _SCALED and len(inputs) == 1:
+        return _read(inputs[0], left)
+    if name in ("AddBackward", "SubBackward"):
+        terms = [_read(other, left) for other in inputs]
+        counts = [term.count for term in terms if term.count is not None]
+        if not counts:
+            return MeanOver()
+        is_sole = len(counts) == len(terms) and all(term.is_sole for term in terms)
+        return MeanOver(counts[0], is_sole and all(_close(counts[0], other) for other in counts))
+    return MeanOver()
+
+
+def _is_sum(node: Any) -> bool:
+    name = node.name().rstrip("0123456789")
+    inputs = [other for other, _ in node.next_functions if other is not None]
+    if name in ("MulBackward", "NegBackward", "ToCopyBackward") and len(inputs) == 1:
+        return _is_sum(inputs[0])
+    return (
+        name in ("SumBackward", "NansumBackward", "DotBackward")
+        or getattr(node, "_saved_reduction", None) == _REDUCED_BY_SUM
+    )
+
+
+def _mean_size(node: Any, name: str) -> float | None:
+    """The count of numbers that this node takes the mean of; None if it takes none."""
+    if name == "MeanBackward" and node.next_functions:
+        size = getattr(node, "_saved_self_sym_numel", None)
+        return None if size is None else float(size)
+    if getattr(node, "_saved_reduction", None) == _REDUCED_BY_MEAN and isinstance(
+        found := getattr(node, "_saved_self", None), Tensor
+    ):
+        return float(found.numel())
+    return None
+
+
+def _is_of_chosen(node: Any, left: list[int]) -> bool:
+    """Say if a mask or an index has chosen what this node gives, as in losses[mask].mean()."""
+    left[0] -= 1
+    if node is None or left[0] < 0:
+        return False
+    if node.name().rstrip("0123456789") in ("IndexBackward", "MaskedSelectBackward"):
+        return True
+    return any(_is_of_chosen(other, left) for other, _ in node.next_functions)
+
+
+def _close(one: float, other: float) -> bool:
+    return abs(one - other) <= 1e-6 * max(abs(one), abs(other))
+
+
+@dataclass
+class StepMeans:
+    """What the losses of one step's microbatches on this rank are means over.
+
+    weight: the sum of the microbatches' shares of the batch, each times its count for each row.
+    known, unclear, rows: how many losses were means over counts, sums of means over several things, and means over rows.
+    ratios, squares: the sums of the counts for each row of all but the last kind, and of their squares.
+    sample: a loss's arguments, of few rows, where the next microbatch's are wanted; checks: whether they are.
+    keeps_state: whether the loss keeps what changes its next value, as a counter does.
+    """
+
+    weight: float = 0.0
+    known: float = 0.0
+    unclear: float = 0.0
+    rows: float = 0.0
+    ratios: float = 0.0
+    squares: float = 0.0
+    checks: bool = False
+    sample: tuple[Any, Any] | None = None
+    keeps_state: bool = False
+
+    def begin(self, *, checks: bool = False) -> None:
+        """Forget the last step. checks: whether a sample of this one is wanted."""
+        self.fill([0.0] * 6)
+        self.checks, self.sample = checks, None
+
+    def numbers(self) -> list[float]:
+        """The sums, which are summed over ranks with different microbatches."""
+        return [self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares]
+
+    def fill(self, numbers: list[float]) -> None:
+        """Take the sums over several ranks."""
+        self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares = numbers
+
+    def add(self, over: MeanOver, weight: float, rows: int) -> float:
+        """Count a loss; the weight with which it counts, before all are divided by the sum of them."""
+        if over.count is None:
+            self.rows += 1
+            return weight
+        ratio = over.count / rows
+        self.ratios += ratio
+        self.squares += ratio * ratio
+        if not over.is_sole:
+            self.unclear += 1
+            return weight
+        self.known += 1
+        self.weight += weight * ratio
+        return weight * ratio
+
+    def factor(self) -> float:
+        """The number by which gradients and loss are multiplied, once these are the sums over all replicas.
+
+        Raises:
+            ParallelError: the parts of the batch can't be weighted.
+        """
+        count = self.known + self.unclear
+        if not count:
+            return 1.0
+        varies = count * self.squares - self.ratios**2 > 1e-9 * self.ratios**2
+        if self.unclear and varies:
+            raise ParallelError(
+                "the loss is a sum of a mean over the targets that count (ignore_index, a mask, class weights) and of another "
+                "term, and the parts of this batch have different numbers of such targets. Make all terms means over the same "
+                "targets; or compute each batch in one part (microbatches=1 and accumulate=1 on one replica, or under "
+                "TensorParallel()); or say what a part counts for, with loss_weight= and check='off'."
+            )
+        if self.unclear:
+            return 1.0
+        if self.rows:
+            raise ParallelError(
+                "the loss is a mean over the targets that count (ignore_index, a mask, class weights) for some parts of this "
+                "batch, and over rows for others. Compute it the same way for each batch, or say what it is the mean over: "
+                "loss_weight=lambda target: (target != -100).sum()."
+            )
+        if not self.weight > 0:
+            raise ParallelError("no target of this batch counts for the loss. Leave out such batches.")
+        # To the bit what it was, where all count.
+        return 1.0 if abs(self.weight - 1.0) < 1e-12 else 1.0 / self.weight
+
+
+def is_due(steps: int) -> bool:
+    """Say if the loss is to be looked at in the step after so many: in the 1st, 2nd, 4th, 8th, then in each 16th."""
+    return (steps < 16 and (steps + 1) & steps == 0) or steps % 16 == 15
+
+
+def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
+    """Multiply all gradients by this number, in place."""
+    if factor == 1.0:
+        return
+    with torch.no_grad():
+        for param in params.values():
+            if param.grad is not None:
+                (local(param.grad) if is_part(param.grad) else param.grad).mul_(factor)
+
+
+def few_rows(output: Any, target: Any) -> tuple[Any, Any] | None:
+    """A copy of the first rows of a loss's arguments; None where they have no two rows in common."""
+    try:
+        outputs, targets = Rows(output), Rows(target)
+        if outputs.count != targets.count:
+            return None
+        of_row = sum(tensor.numel() for tensor in tensors_in(output)) // outputs.count
+        count = min(outputs.count, ROWS, max(NUMBERS // max(of_row, 1), 2))
+        if count < 2:
+            return None
+        # The loss may change either in place.
+        first, second = (map_tensors(rows.take(0, count), lambda x: x.detach().clone()) for rows in (outputs, targets))
+        return first, second
+    except ParallelError:
+        return None
+
+
+def no_mean(
+    loss: Callable[[Any, Any], Any],
+    model: nn.Module,
+    sample: tuple[Any, Any] | None,
+    loss_weight: Callable[[Any], Any] | None,
+) -> str:
+    """Compute a few rows together and in two parts: why the parts, weighted as those of a batch are, do not make the whole.
+
+    "" if they do, or if nothing can be said. sample: from `few_rows`. What the loss keeps between its calls is put back.
+    """
+    if sample is None:
+        return ""
+    outputs, targets = map(Rows, sample)
+    drawn = torch.get_rng_state()
+
+    def part(start: int, stop: int) -> tuple[float, float, torch.dtype]:
+        target = targets.take(start, stop)
+
+        def learning(x: Tensor) -> Tensor:
+            return x.clone().requires_grad_(x.is_floating_point() or x.is_complex())
+
+        with loss_kept(loss, model), torch.enable_grad():
+            found = loss(map_tensors(outputs.take(start, stop), learning), map_tensors(target, Tensor.clone))
+            over = mean_over(found)
+        weight = float(stop - start)
+        if loss_weight is not None:
+            weight = float(loss_weight(target))
+        elif over.count is not None and over.is_sole:
+            weight = over.count
+        return float(found.detach()), weight, found.dtype
+
+    count = outputs.count
+    # Parts of two sizes, for what is wrong in both alike would not be seen.
+    first = max(3 * count // 8, 1)
+    try:
+        (whole, of_whole, dtype), *parts = (
+            part(start, stop) for start, stop in ((0, count), (0, first), (first, count))
+        )
+    except Exception:
+        return ""  # not made for so few rows, or for rows of one target
+    # Random numbers of a loss's own differ from call to call.
+    if not torch.equal(drawn, torch.get_rng_state()) or not of_whole > 0:
+        return ""
+    total = sum(weight for _, weight, _ in parts)
+    together = sum(value * weight for value, weight, _ in parts if weight > 0) / total if total > 0 else math.nan
+    if not math.isfinite(whole + together) or abs(together - whole) <= LIMITS.get(dtype, 5e-2) * max(abs(whole), 1e-12):
+        return ""
+    return (
+        f"loss(output, target) is {whole:.6g} for {count} rows together, and {together:.6g} for them in two parts, weighted by "
+        f"{'loss_weight' if loss_weight is not None else 'what counts in each'}: it is no mean over rows, and a batch is "
+        "computed in parts (microbatches, accumulate, replicas). If it is a mean over something else, say over what: "
+        "loss_weight=lambda target: (target != -100).sum(). If it compares rows with one another or is a root or a quotient of "
+        "means (contrastive, RMSE, Dice), compute each batch in one part: microbatches=1 and accumulate=1 on one replica, or "
+        "under TensorParallel(). To train each part by itself: check='off'."
+    )
