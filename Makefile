@@ -1,4 +1,5 @@
-# `make demo` and `make test` set up all they need in .venv; nothing has to be there before but Python 3.10 or later.
+# `make demo` and `make test` set up all they need in .venv; nothing has to be there before but Python 3.10 or later. What the demo
+# needs is a part of what the tests need.
 
 PYTHON ?= python3
 # A pinned torch keeps its download to one known wheel; override it for another build.
@@ -9,7 +10,7 @@ export PACELINE_REQUIRE_ENGINES
 
 .PHONY: demo test proof lint docs chaos bench compat engines clean gpu
 
-demo: .venv/.ready
+demo: .venv/.demo
 	$(BIN)/python examples/digits/demo.py
 
 # More processes than two cores: much of a test's time is waiting, for an engine or for a time-out.
@@ -48,7 +49,7 @@ chaos: .venv/.ready
 	PACELINE_CHAOS_KILLS=500 PACELINE_SWEEP_KILLS=200 $(BIN)/python -m pytest tests/chaos --timeout 7200
 
 bench: .venv/.ready
-	for script in import_time first_line throughput log_rate get_metrics resubmit list_runs \
+	for script in import_time first_line throughput log_rate get_metrics resubmit ignored_data list_runs \
 	    layered_environment s3_download partition torch_mpi \
 	    collectives hvd_allreduce hvd_tensors hvd_step \
 	    parallel_speed first_check pipeline_bubble auto_choice \
@@ -69,12 +70,22 @@ compat:
 engines:
 	@if [ -n "$$PACELINE_REQUIRE_ENGINES" ]; then sh .ci/engines; fi
 
-.venv/.ready: pyproject.toml Makefile
+# A terminal gets pip's progress.
+QUIET := $(shell [ -t 2 ] || echo --quiet)
+
+.venv/.demo: pyproject.toml Makefile
+	@echo "Setting up .venv with $(TORCH). On Linux pip takes the build for NVIDIA GPUs: 3 GB to download, 6.5 GB on disk, some minutes."
+	@echo "It needs no GPU. For a smaller build: make demo TORCH=WHEEL, the file or address of a CPU wheel of torch (200 MB)."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install $(QUIET) '$(TORCH)'
+	@echo "torch is installed. The packages of the demo come next."
 	# The pin again: where other packages' versions conflict at first, pip tries every release of torch, the newest first.
-	$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[torch,mpi,conda,s3,sftp,http,tabular,tune,serve,ui,mlflow,tensorboard,examples,dev]'
+	$(BIN)/python -m pip install $(QUIET) '$(TORCH)' --editable '.[torch,mpi,examples]'
+	touch .venv/.demo
+
+.venv/.ready: .venv/.demo
+	$(BIN)/python -m pip install $(QUIET) '$(TORCH)' --editable '.[torch,mpi,conda,s3,sftp,http,tabular,tune,serve,ui,mlflow,tensorboard,examples,dev]'
 	touch .venv/.ready
 
 clean:
