@@ -1,4 +1,4 @@
-"""Commit, branch and dirty flag of a source directory that lies in a git repository."""
+"""The git repository of a source directory: its files, and the commit, branch and dirty flag."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def git_state(source: Path) -> dict[str, object]:
     if uri:
         state["repository_uri"] = re.sub(r"(?<=://)[^/]*@", "", uri)
     return state
+
+
+def tracked_files(source: Path) -> list[str]:
+    """Return the files below `source` that git tracks, relative to it; none where git is not installed or too slow."""
+    text = _output(_git(source, "ls-files", "-z", "--cached"))
+    return [name for name in (text or "").split("\0") if name]
 
 
 def _git(source: Path, *arguments: str) -> subprocess.Popen[str] | None:

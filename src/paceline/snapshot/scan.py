@@ -17,11 +17,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from paceline.errors import SnapshotError
+from paceline.snapshot.git import tracked_files
 from paceline.snapshot.ignore import ALWAYS, AT_THE_TOP, Ignore
 from paceline.system.files import read_json
+from paceline.system.linked import RESULTS, NotCopied
 
 MAX_BYTES = 300 * 1024 * 1024
 MAX_FILES = 2000
+_RESULTS = "results of earlier runs"
+#: A file of this size that git does not track is data.
+_DATA_BYTES = 50 * 1024 * 1024
 #: Set to "off", it lifts both limits. The second name is the Azure SDK's.
 LIMIT_VARIABLE = "PACELINE_SNAPSHOT_LIMIT"
 _AZURE_LIMIT_VARIABLE = "AML_SNAPSHOT_NO_FILE_LIMIT"
@@ -38,7 +43,8 @@ class Tree:
     """The tree that a scan found. Paths are relative, with forward slashes.
 
     files: path -> its stamp. links: path -> target. directories: those that hold nothing else, and all others.
-    hashes: path -> hash, for the files that are unchanged since the last scan.
+    hashes: path -> hash, for the files that are unchanged since the last scan. not_copied: what a run's working folder links to,
+    and results of earlier runs.
     """
 
     source: Path
@@ -46,6 +52,7 @@ class Tree:
     links: dict[str, str] = field(default_factory=dict)
     directories: list[str] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)
+    not_copied: list[NotCopied] = field(default_factory=list)
     ignore_key: list[list[str]] = field(default_factory=list)
     scanned_ns: int = 0
     last_id: str | None = None
@@ -69,21 +76,51 @@ def stamp_of(found: os.stat_result) -> Stamp:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_mode
 
 
-def scan(source: Path, cache_file: Path, leave_out: Path, files_out: Sequence[Path] = ()) -> Tree:
-    """The tree below `source`.
+def scan(
+    source: Path,
+    cache_file: Path,
+    leave_out: Path,
+    files_out: Sequence[Path] = (),
+    opened: frozenset[str] | None = None,
+    wanted: frozenset[str] = frozenset(),
+) -> Tree:
+    """Return the tree below `source`.
 
-    cache_file: what the last scan of this tree left. leave_out: the workspace, which may lie inside the tree.
-    files_out: files and folders that are not part of it, under whatever name.
+    Args:
+        cache_file: The last scan of this tree has left it.
+        leave_out: The workspace, which may lie inside the tree.
+        files_out: Files and folders that are not part of it, under whatever name.
+        opened: For a run, which links to whatever is not copied: the script, its folder and the working directory, and those
+            above them, relative to `source`. None: nothing can be linked, so such a file is an error.
+        wanted: Folders with results of earlier runs that the run shall see, relative to `source`.
 
     Raises:
-        SnapshotError: over the limits, a link out of the tree, something that is neither file, folder nor link, or a
-            file that can't be read.
+        SnapshotError: Without `opened`: over the limits, a link out of the tree, something that is neither file, folder nor
+            link, or a file that can't be read.
     """
-    return _Scan(source, read_json(cache_file) or {}, leave_out, files_out).run()
+    return _Scan(source, read_json(cache_file) or {}, leave_out, files_out, opened, wanted).run()
+
+
+class _TooManyFilesError(Exception):
+    pass
 
 
 class _Scan:
-    def __init__(self, source: Path, cache: dict[str, Any], leave_out: Path, files_out: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        source: Path,
+        cache: dict[str, Any],
+        leave_out: Path,
+        files_out: Sequence[Path],
+        opened: frozenset[str] | None,
+        wanted: frozenset[str],
+    ) -> None:
+        self._opened = opened
+        self._wanted = wanted
+        self._is_git = (source / ".git").exists()
+        self._tracked: frozenset[str] | None = None
+        #: In the walk below a folder that may be linked as a whole: the files that it may still have.
+        self._left: int | None = None
         self._tree = Tree(source=source, scanned_ns=time.time_ns(), last_id=cache.get("id"))
         self._ignore = Ignore(source)
         self._known: dict[str, list[Any]] = cache.get("files", {})
@@ -101,8 +138,12 @@ class _Scan:
         self._tree.ignore_key = self._ignore.key()
         # An ignore file has changed: what was decided by the old ones is worth nothing, so all is decided again.
         if trust and self._tree.ignore_key != self._known_ignore:
-            return _Scan(self._tree.source, {}, Path(self._leave_out), [*map(Path, self._files_out)]).run()
-        _check_limits(self._tree)
+            files_out = [*map(Path, self._files_out)]
+            return _Scan(self._tree.source, {}, Path(self._leave_out), files_out, self._opened, self._wanted).run()
+        if self._opened is None:
+            _check_limits(self._tree)
+        else:
+            self._link_largest()
         return self._tree
 
     def _walk(self, directory: str, *, trust: bool) -> None:
@@ -116,6 +157,10 @@ class _Scan:
                 tree.directories.remove(directory)
             return
         except OSError as error:
+            if directory and self._opened is not None:
+                tree.directories.remove(directory)
+                self._leave(directory, "it can't be read", is_folder=True)
+                return
             raise SnapshotError(
                 f"folder {directory or '.'!r} of {str(tree.source)!r} can't be read: {error.strerror}. "
                 "Change its permissions or name it in .amlignore."
@@ -125,34 +170,140 @@ class _Scan:
             self._ignore.enter(directory)
         for entry in entries:
             name, path = entry.name, prefix + entry.name
-            if name in ALWAYS or (not directory and name in AT_THE_TOP):
+            if name in ALWAYS:
                 continue
             is_directory = entry.is_dir(follow_symlinks=False)
+            if not directory and name in AT_THE_TOP:
+                self._leave(path, "the place of the run's own outputs", is_folder=is_directory)
+                continue
             if self._files_out and not is_directory and os.path.realpath(entry.path) in self._files_out:
+                self._leave(path, "its values are secrets")
                 continue
             # Only files and folders that the last scan took need no decision: what it left out is not in the cache.
             decided = trust and (path in self._known_directories if is_directory else path in known)
-            if not decided and self._ignore.ignores(path, is_directory=is_directory):
+            why = None if decided else self._ignore.ignores(path, is_directory=is_directory)
+            # What git tracks belongs to the project, whatever its patterns say.
+            if why is not None and not (self._opened is not None and (path in self._opened or self._has_tracked(path))):
+                self._leave(path, why, is_folder=is_directory)
                 continue
             with contextlib.suppress(FileNotFoundError):  # gone since it was listed, as an editor's swap file
                 if is_directory:
                     self._directory(path, trust=trust)
                 elif entry.is_symlink():
-                    tree.links[path] = self._link_target(path)
+                    target = self._link_target(path)
+                    if target is not None:
+                        tree.links[path] = target
                 else:
                     self._file(path, entry)
 
+    def _leave(self, path: str, why: str, *, is_folder: bool = False) -> None:
+        """Note a file or folder that is not copied."""
+        if self._opened is None:
+            return
+        is_result = is_folder and (path in AT_THE_TOP or self._holds_results(path)) and path not in self._wanted
+        text = _RESULTS if is_result else why
+        self._tree.not_copied.append(NotCopied(path=path, why=text, is_linked=not is_result, is_folder=is_folder))
+
+    def _holds_results(self, path: str) -> bool:
+        absolute = os.path.join(self._tree.source, path)
+        if os.path.basename(path) not in RESULTS or os.path.islink(absolute):
+            return False
+        try:
+            return not any(name.endswith(".py") for name in os.listdir(absolute)) and not self._has_tracked(path)
+        except OSError:
+            return False
+
+    def _has_tracked(self, path: str) -> bool:
+        """Return whether git tracks this file, or a file below this folder."""
+        if not self._is_git or self._ignore.file_name != ".gitignore":
+            return False
+        if self._tracked is None:
+            files = tracked_files(self._tree.source)
+            above = {"/".join(parts[:n]) for parts in (file.split("/") for file in files) for n in range(1, len(parts))}
+            self._tracked = frozenset(files) | above
+        return path in self._tracked
+
     def _directory(self, path: str, *, trust: bool) -> None:
         absolute = os.path.join(self._tree.source, path)
-        if os.path.exists(os.path.join(absolute, "pyvenv.cfg")):
-            return  # a virtual environment: installed, not written
         if (real := os.path.realpath(absolute)) == self._leave_out or real in self._files_out:
             return
+        is_open = self._opened is not None and path in self._opened
+        if not is_open and os.path.exists(os.path.join(absolute, "pyvenv.cfg")):
+            # Installed, not written.
+            return self._leave(path, "a virtual environment", is_folder=True)
+        if self._opened is None or is_open:
+            self._tree.directories.append(path)
+            return self._walk(path, trust=trust)
+        if self._holds_results(path):
+            return self._leave(path, _RESULTS, is_folder=True)
+        is_group = self._left is None and not self._is_git
+        # Hidden folders outside a repository are caches and settings of programs.
+        if is_group and os.path.basename(path).startswith("."):
+            return self._leave(path, "a hidden folder", is_folder=True)
         self._tree.directories.append(path)
-        self._walk(path, trust=trust)
+        try:
+            if is_group:
+                self._left = MAX_FILES
+            self._walk(path, trust=trust)
+        except _TooManyFilesError:
+            if not is_group:
+                raise
+            self._take_back(path)
+            self._leave(path, f"more than {MAX_FILES} files", is_folder=True)
+        finally:
+            if is_group:
+                self._left = None
+
+    def _take_back(self, path: str) -> None:
+        """Forget a folder, and all that was found below it."""
+        tree, below = self._tree, f"{path}/"
+        for found in (tree.files, tree.links, tree.hashes):
+            for name in [name for name in found if name.startswith(below)]:
+                del found[name]
+        tree.directories[:] = [name for name in tree.directories if name != path and not name.startswith(below)]
+        tree.not_copied[:] = [one for one in tree.not_copied if not one.path.startswith(below)]
+
+    def _link_largest(self) -> None:
+        """Leave out the largest parts that git does not track, until the rest is within the limits."""
+        tree = self._tree
+        if tree.size <= MAX_BYTES and len(tree.files) <= MAX_FILES:
+            return
+        assert self._opened is not None
+        groups: dict[str, list[int]] = {}
+        for path, stamp in tree.files.items():
+            parts = path.split("/")
+            # The topmost folder that is neither open nor tracked; else the file itself.
+            names = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+            group = next((name for name in names if name not in self._opened and not self._has_tracked(name)), None)
+            if group is not None:
+                total = groups.setdefault(group, [0, 0])
+                total[0] += stamp[0]
+                total[1] += 1
+        while groups and (tree.size > MAX_BYTES or len(tree.files) > MAX_FILES):
+            by = 0 if tree.size > MAX_BYTES else 1
+            largest = max(groups, key=lambda group: groups[group][by])
+            del groups[largest]
+            is_folder = largest not in tree.files
+            if is_folder:
+                self._take_back(largest)
+            else:
+                del tree.files[largest]
+                tree.hashes.pop(largest, None)
+            self._leave(largest, "too large to copy", is_folder=is_folder)
 
     def _file(self, path: str, entry: os.DirEntry[str]) -> None:
         stamp = stamp_of(entry.stat(follow_symlinks=False))
+        if self._opened is not None:
+            if not stat.S_ISREG(stamp[4]):
+                return self._leave(path, "neither a file, a folder nor a link")
+            if stamp[0] > _DATA_BYTES and not self._has_tracked(path):
+                return self._leave(path, "too large to copy")
+            if not os.access(entry.path, os.R_OK):
+                return self._leave(path, "it can't be read")
+            if self._left is not None:
+                self._left -= 1
+                if self._left < 0:
+                    raise _TooManyFilesError
         if not stat.S_ISREG(stamp[4]):
             raise SnapshotError(
                 f"{path!r} is neither a file, a folder nor a link (a socket, a pipe or a device). "
@@ -164,12 +315,16 @@ class _Scan:
         if before is not None and tuple(before[:5]) == stamp and max(stamp[1], stamp[2]) < self._trusted_ns:
             self._tree.hashes[path] = before[5]
 
-    def _link_target(self, path: str) -> str:
+    def _link_target(self, path: str) -> str | None:
+        """Return the target that the link has in the copy; None for one that leads out of the tree, which a run links to."""
         absolute = os.path.join(self._root, path)
         target = os.readlink(absolute)
         resolved = os.path.realpath(absolute)
         # With the separator, since "/work/src-old" begins with "/work/src" as well.
         if resolved != self._root and not resolved.startswith(self._root + os.sep):
+            if self._opened is not None:
+                self._leave(path, f"a link to {target}", is_folder=os.path.isdir(absolute))
+                return None
             raise SnapshotError(
                 f"{path!r} is a link to {target!r}, outside {str(self._tree.source)!r}: a copy of the tree would not hold it. "
                 "Copy what it points to into the tree, or name the link in .amlignore."

@@ -19,6 +19,7 @@ from typing import TypeAlias
 from paceline.errors import SnapshotError
 from paceline.snapshot.scan import Tree, scan, stamp_of
 from paceline.system.files import write_json
+from paceline.system.linked import NotCopied
 
 _CHUNK = 1 << 20
 _TRIES = 3
@@ -29,7 +30,7 @@ Progress: TypeAlias = "Callable[[int, int], None]"
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A copy of a source directory. is_new: whether this call made it."""
+    """A copy of a source directory. is_new: whether this call made it. not_copied: names of the source that it has not."""
 
     id: str
     path: Path
@@ -37,6 +38,7 @@ class Snapshot:
     size: int
     is_new: bool
     files: frozenset[str]
+    not_copied: tuple[NotCopied, ...] = ()
 
 
 def check_folder(source: Path) -> None:
@@ -54,10 +56,13 @@ def take(
     workspace_dir: Path,
     progress: Progress | None = None,
     leave_out: Sequence[Path] = (),
+    opened: frozenset[str] | None = None,
+    wanted: frozenset[str] = frozenset(),
 ) -> Snapshot:
     """The snapshot of `source` as it is now, uncommitted edits included; copied only if there is none like it.
 
     snapshots_dir: `<workspace>/snapshots`. progress: called as bytes are read. leave_out: files and folders it has not.
+    opened, wanted: as `scan` takes them, for the source of a run.
 
     Raises:
         SnapshotError: not a folder, over the limits, a link out of the tree, an unreadable file, one that keeps
@@ -67,7 +72,7 @@ def take(
     cache_dir = snapshots_dir / ".scans"
     cache_file = cache_dir / f"{hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:32]}.json"
     for attempt in range(_TRIES):
-        tree = scan(source, cache_file, workspace_dir, leave_out)
+        tree = scan(source, cache_file, workspace_dir, leave_out, opened, wanted)
         unchanged = len(tree.hashes) == len(tree.files)
         try:
             meter = _Meter(tree, progress)
@@ -108,6 +113,7 @@ def take(
         size=tree.size,
         is_new=is_new,
         files=frozenset(tree.files) | frozenset(tree.links),
+        not_copied=tuple(tree.not_copied),
     )
 
 
