@@ -32,9 +32,11 @@ from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
-from paceline.system import locks, processes
+from paceline.snapshot.scan import scan
+from paceline.system import linked, locks, processes
 from paceline.system.files import PRIVATE, write_json
 from paceline.system.library import library_dir
+from paceline.system.linked import NotCopied
 from paceline.targets import Target, configured
 from paceline.targets.base import Alike, EarlyStart
 
@@ -43,9 +45,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SourceCopy:
-    """What a run's code is: a folder, or a snapshot that is there already (a rerun's)."""
+    """What a run's code is: a folder, or a snapshot that is there already (a rerun's).
+
+    link: folders in it, relative, with results of earlier runs that the run shall see.
+    """
 
     directory: Path
+    link: frozenset[str] = frozenset()
     snapshot_id: str | None = None
     git: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
@@ -208,7 +214,7 @@ def submit_again(folder: RunFolder, values: Mapping[str, str]) -> None:
     assert job is not None, "it was submitted"
     described = configured.read(workspace_dir, job.compute_target)
     target = described.make()
-    for path in (folder.engine, folder.gone, folder.snapshot):
+    for path in (folder.engine, folder.gone, folder.snapshot, folder.linked):
         path.unlink(missing_ok=True)
     if values:
         write_json(folder.secrets, dict(values), mode=PRIVATE)
@@ -283,6 +289,8 @@ def being_started(
     try:
         # Relative, so that it holds wherever the workspace is moved to or mounted.
         folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
+        if taken.not_copied:
+            linked.write(folder.linked, str(record.source_directory), taken.not_copied)
         if tags:
             tags_and_properties.set_tags(folder.notes, tags)
         if display_name:
@@ -415,6 +423,18 @@ def check_source(job: Job, directory: Path, workspace_dir: Path) -> None:
     entry_file(job, directory, is_here=is_here)
 
 
+def not_copied(job: Job, source: SourceCopy, workspace_dir: Path, leave_out: Sequence[Path] = ()) -> list[NotCopied]:
+    """Return the names of the source that a submission would not copy; nothing is copied.
+
+    Raises:
+        SnapshotError: the source can't be read.
+    """
+    opened = _opened(entry_file(job, source.directory), job.working_directory)
+    none = workspace_dir / "snapshots" / ".scans" / "none"
+    tree = scan(source.directory, none, workspace_dir, leave_out, opened, source.link)
+    return linked.measured(source.directory, tree.not_copied)
+
+
 def take_snapshot(
     job: Job,
     source: SourceCopy,
@@ -453,17 +473,42 @@ def _taken(
         with contextlib.suppress(OSError):
             os.utime(path)  # in use from now on, before a record says so
         return snapshot.Snapshot(
-            id=source.snapshot_id, path=path, file_count=0, size=0, is_new=False, files=frozenset()
+            id=source.snapshot_id,
+            path=path,
+            file_count=0,
+            size=0,
+            is_new=False,
+            files=frozenset(),
+            not_copied=tuple(linked.read(linked.file_of(path, source.directory))),
         )
     # Before the copy, which may take minutes: a script that is not there is said at once.
     script = entry_file(job, source.directory, is_here=is_here)
-    taken = known or snapshot.take(source.directory, snapshots_dir, workspace_dir, progress, leave_out)
+    opened = _opened(script, job.working_directory)
+    taken = known or snapshot.take(
+        source.directory, snapshots_dir, workspace_dir, progress, leave_out, opened, source.link
+    )
+    if taken.not_copied and known is None:
+        taken = dataclasses.replace(taken, not_copied=tuple(linked.measured(source.directory, taken.not_copied)))
+        # For runs that take this snapshot later: reruns, a sweep's trials.
+        linked.file_of(taken.path, source.directory).parent.mkdir(exist_ok=True)
+        linked.write(linked.file_of(taken.path, source.directory), str(source.directory), taken.not_copied)
     if script is not None and script not in taken.files:
         raise JobError(
             f"entry_script {script!r} is left out of the snapshot by .amlignore or .gitignore in "
             f"{str(source.directory)!r}, or lies in a folder that never is in one (outputs, .git). Let the script in."
         )
     return taken
+
+
+def _opened(script: str | None, working_directory: str | None) -> frozenset[str]:
+    """Return what of the source is copied though a rule says otherwise: the script; its folder, the working directory and those
+    above them, file by file."""
+    inside = [os.path.dirname(script)] if script else []
+    if working_directory is not None and working_directory.split("/")[0] != "..":
+        inside.append(os.path.normpath(working_directory))
+    parts = [path.split("/") for path in inside]
+    folders = {"/".join(one[:count]) for one in parts for count in range(1, len(one) + 1)} - {"", "."}
+    return frozenset({*folders, script} if script else folders)
 
 
 def _check_conda(environment: EnvironmentSpec) -> None:

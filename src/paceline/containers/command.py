@@ -104,8 +104,11 @@ def wrap(
     values = _variables(command, launch, shell or {}, host.names)
     folders = [
         Mount(path=launch.run_dir),
-        Mount(path=launch.work_dir),
+        # Within the run's folder, but for a launch that a test has made.
+        *([] if launch.work_dir.is_relative_to(launch.run_dir) else [Mount(path=launch.work_dir)]),
         Mount(path=launch.scratch_dir),
+        # What was not copied is linked to there.
+        *([Mount(path=launch.original_dir, read_only=True)] if launch.original_dir else []),
         *(Mount(path=path, read_only=True) for path in (launch.library_dir, *map(Path, host.library))),
         *mounts,
     ]

@@ -26,7 +26,10 @@ def entry_file(job: Job, directory: Path, *, is_here: bool = False) -> str | Non
     if not directory.is_dir():
         return None  # the snapshot says so
     if job.entry_module is not None:
-        return _of_module(job.entry_module, directory)
+        # As `python -m` looks for it: from the working directory.
+        found = _of_module(job.entry_module, directory / (job.working_directory or ""))
+        name = found and os.path.normpath(os.path.join(job.working_directory or "", found))
+        return name if name and name.split(os.sep)[0] != ".." else None
     # The snapshot lists its files by their plain names: `./train.py` is in it as `train.py`.
     script = os.path.normpath(job.entry_script).replace(os.sep, "/")
     path = directory / script

@@ -76,6 +76,9 @@ class Job:
         files end in .py; another program is a binary, or a script that begins with #!, and its file is executable. A name
         that is no such file is a program on the nodes' PATH, such as "nvidia-smi".
     entry_module: a module to run in place of a script, as `python -m` does in the source directory.
+    working_directory: where the workers run, relative to the source directory, with forward slashes; it may begin with "..".
+        The copy then stands among links to what is beside and above the source directory (`paceline.runs.work_dir`). None: in
+        the copy itself, which stands alone, as in the Azure SDK.
     arguments: the script's own, in order.
     framework: "pytorch", "tensorflow", "sklearn" or None.
     distributed_backend: None for one process; "mpi" (Open MPI), "gloo", "nccl" (plain processes with torch's
@@ -108,6 +111,7 @@ class Job:
 
     entry_script: str = ""
     entry_module: str | None = None
+    working_directory: str | None = None
     arguments: tuple[str, ...] = ()
     framework: str | None = None
     compute_target: str = "local"
@@ -137,6 +141,7 @@ class Job:
 
     def __post_init__(self) -> None:
         _check_entry(self.entry_script, self.entry_module)
+        _check_working_directory(self.working_directory)
         _check_strings("arguments", self.arguments)
         # The counts come before the backend, whose rules calculate with them.
         _take_range(self)
@@ -310,6 +315,15 @@ def _check_entry(entry_script: object, module: object) -> None:
         raise JobError(
             f"entry_script={entry_script!r} lies outside source_directory. "
             "Give a path relative to source_directory, or a source_directory that holds the script."
+        )
+
+
+def _check_working_directory(given: object) -> None:
+    if given is None:
+        return
+    if not isinstance(given, str) or not given or "\0" in given or os.path.isabs(given):
+        raise JobError(
+            f"working_directory={given!r} is not a path relative to source_directory. Write such as '.' or 'examples/mnist'."
         )
 
 

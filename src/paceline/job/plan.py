@@ -107,7 +107,8 @@ class Launch:
     """All that a launcher is told of one attempt.
 
     run_dir: the run's folder as the nodes see it.
-    work_dir: the workers' working directory, a private copy of the snapshot.
+    work_dir: the workers' working directory. source_dir: the private copy of the snapshot; None where that is `work_dir`.
+    original_dir: what that is a copy of, where its links lead there.
     prepared: one for each node.
     library_dir: a folder that holds `paceline` alone, for the worker's side.
     ports: free ports on the first node, `port_count(job)` of them: torch's rendezvous, JAX's coordinator, then one per
@@ -135,6 +136,8 @@ class Launch:
     starter: Starter | None = None
     ends_at: float | None = None
     secret: str = field(default="", repr=False)
+    source_dir: Path | None = None
+    original_dir: Path | None = None
 
     @property
     def places(self) -> tuple[RankSlot, ...]:

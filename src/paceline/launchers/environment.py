@@ -85,7 +85,7 @@ def of_run(launch: Launch) -> dict[str, str]:
         "AZUREML_ARM_WORKSPACE_NAME": launch.workspace_name,
         "AZUREML_ARM_PROJECT_NAME": launch.experiment,
         "AZUREML_OUTPUT_DIRECTORY": str(folder.outputs),
-        "AZUREML_SOURCE_DIRECTORY": str(launch.work_dir),
+        "AZUREML_SOURCE_DIRECTORY": str(launch.source_dir or launch.work_dir),
         "AZUREML_ENTRY_SCRIPT": job.entry_script or str(job.entry_module),
         "PACELINE_RUN_ID": launch.run_id,
         "PACELINE_RUN_DIR": str(launch.run_dir),
@@ -224,9 +224,17 @@ def worker_argv(launch: Launch, node_rank: int, *options: str) -> tuple[str, ...
         *options,
         *(("--kind", "module") if launch.job.entry_module else () if launch.job.is_python else ("--kind", "program")),
         "--",
-        launch.job.entry_module or launch.job.entry_script,
+        launch.job.entry_module or _script(launch),
         *launch.job.arguments,
     )
+
+
+def _script(launch: Launch) -> str:
+    """Return the script's path from the working directory, or the name of a program of the nodes."""
+    name = launch.job.entry_script
+    if launch.source_dir in (None, launch.work_dir) or launch.job.may_be_on_path:
+        return name
+    return os.path.relpath(launch.source_dir / name, launch.work_dir)
 
 
 def watch_dir(launch: Launch) -> Path:

@@ -30,7 +30,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
     came = as_here(folder)
     if apart and not folder.work.exists():
         # The supervisor makes it where nodes see its folder; each node that does not makes its own.
-        work_dir.make(folder)
+        work_dir.make(folder, is_shared=False)
     built = {} if job.environment.docker_image else _environment(job.environment, folder, node_rank, came)
     inputs: dict[str, str] = {}
     found: list[dict[str, Any]] = []

@@ -12,6 +12,7 @@ from pathlib import Path
 from paceline.pruning.models import made_by
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
+from paceline.system import linked
 from paceline.system.files import read_json, remove_tree
 
 #: A run's snapshot is there before its record is. A guess, far above what a submission takes.
@@ -53,6 +54,8 @@ def remove(workspace_dir: Path, name: str) -> bool:
         os.rename(gone, path)
         return False
     with contextlib.suppress(OSError):
+        for listed in linked.files_of(path):
+            listed.unlink()
         remove_tree(gone)
     return True
 

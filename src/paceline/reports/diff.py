@@ -14,6 +14,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import json_safe
 from paceline.runs.record import RunRecord
 from paceline.runs.series import MetricSeries
+from paceline.system import linked
 from paceline.system.files import read_json
 
 #: Of a job, what it runs with and how it is spread out. All else that differs is told under `settings`.
@@ -231,6 +232,10 @@ def _data(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
     for name, one in first.items():
         found[name] = one.get("source") or one.get("sources") or one.get("path")
         found |= {f"{name}: {key}": one[key] for key in _DATA if one.get(key) is not None}
+    # Data that was not copied: other numbers or times mean other content.
+    for left in linked.read(folder.linked):
+        if left.is_linked:
+            found[f"{left.path}: files, bytes, changed"] = [left.files, left.size, left.changed_ns]
     return found
 
 

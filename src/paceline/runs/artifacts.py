@@ -14,8 +14,8 @@ from paceline.runs.folder import RunFolder, check_file_name
 from paceline.system import links
 from paceline.system.files import copy_whole, walk_files
 
-#: Where files may be put, by links in these folders too.
-_WRITTEN = (*links.KEPT, "logs")
+#: Where files may be put, by links in these folders too. While a run goes on, its outputs may lie in its working directory.
+_WRITTEN = (*links.KEPT, "logs", "work")
 _CHUNK_BYTES = 1 << 20
 
 

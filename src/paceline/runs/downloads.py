@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from paceline.errors import RunNotFoundError, RunStateError
-from paceline.runs import artifacts
+from paceline.runs import artifacts, work_dir
 from paceline.runs.folder import RunFolder
 from paceline.system.files import copy_whole
 from paceline.system.names import some
@@ -24,7 +24,11 @@ _NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
-    """A file of a run. name: as `get_file_names` has it. path: where it lies, by a way without links. top: the run's folder."""
+    """A file of a run.
+
+    name: as `get_file_names` has it, or "work/..." of what the script left beside itself. path: where it lies, by a way without
+    links. top: the run's folder.
+    """
 
     name: str
     path: Path
@@ -115,7 +119,7 @@ def download(
 
 
 def _files(folder: RunFolder) -> Iterator[RunFile]:
-    for name, path in artifacts.files(folder):
+    for name, path in sorted([*artifacts.files(folder), *work_dir.left_files(folder)]):
         # Of a run that goes on, a file may have been removed since it was listed.
         with contextlib.suppress(OSError):
             yield RunFile(name=name, path=path, size_bytes=os.lstat(path).st_size, top=folder.path)

@@ -119,6 +119,8 @@ class RunFolder:
 
     #: Link to the workspace's snapshot.
     snapshot = Below("snapshot")
+    #: Names of the source that the snapshot has not: the working directory links to them (`paceline.system.linked`).
+    linked = Below("linked.json")
     #: Of a pipeline: links to the snapshots of its steps, so that they stay until the steps' runs have them.
     sources = Below("sources")
     #: The workers' working directory; in the end, only what the script left there.

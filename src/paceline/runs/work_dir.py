@@ -1,5 +1,16 @@
 """The workers' working directory: a private copy of the snapshot, in which `outputs` is the run's.
 
+A job with a `working_directory` has its copy among links, so that `..` and all that was not copied are where the user has them:
+
+    work/                          /
+    work/home/ann/data             -> /home/ann/data
+    work/home/ann/project/         the copy; the workers run here or in a folder of it
+    work/home/ann/project/data     -> /home/ann/project/data, which .gitignore names
+    work/home/ann/project/outputs  a folder, whose files go to the run's outputs in the end
+
+So a path in `work` is the user's own path behind `work`. A job without one has the copy as `work` itself, and `outputs` is
+a link.
+
 At the end, what the script left there stays, and what came from the snapshot unchanged goes: nothing is lost, and a
 thousand runs of one source do not fill the disk with it.
 """
@@ -11,15 +22,61 @@ import errno
 import os
 import shutil
 import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from paceline.runs import states
 from paceline.runs.folder import RunFolder
+from paceline.system import linked, links
 from paceline.system.files import read_json
-from paceline.system.links import KEPT
+
+#: The workspace's own, and what interpreters leave.
+NEVER_LINKED = frozenset({".paceline", "__pycache__"})
+#: So many names of a folder above the source are linked at most.
+_NAMES = 4096
+#: Where files of the script's end up that it wrote outside the copy.
+ABOVE = "above"
 
 
-def make(folder: RunFolder) -> Path:
+@dataclass(frozen=True)
+class Place:
+    """Where the copy of a run's source lies below `work`, and what it is a copy of.
+
+    copy: relative to `work`; "" where it is `work` itself. directory: likewise, where the workers run. source: the user's folder.
+    """
+
+    copy: str
+    directory: str
+    source: str
+
+    @property
+    def outputs(self) -> str:
+        return os.path.join(self.directory, "outputs")
+
+    def original(self, path: str) -> str:
+        """Return the user's own path of a path below `work`."""
+        return os.path.join("/", path) if self.copy else os.path.join(self.source, path)
+
+
+def place(record: Any, *, is_shared: bool = True) -> Place:
+    """Return the place of a run's copy, by its record in JSON. is_shared: on a machine that has the user's own folders."""
+    told = record if isinstance(record, dict) else {}
+    source, within = str(told.get("source_directory") or "."), (told.get("job") or {}).get("working_directory")
+    if within is None:
+        return Place("", "", source)
+    if not is_shared:
+        return Place("", "" if within.split("/")[0] in ("..", ".") else within, source)
+    copy = os.path.normpath(source).lstrip("/")
+    return Place(copy, os.path.normpath(os.path.join(copy, within)), source)
+
+
+def make(folder: RunFolder, *, is_shared: bool = True) -> Path:
     """Copy the run's snapshot to its working directory, and put the job's own files into it; modes, times and links are kept.
+
+    is_shared: as for `place`. Elsewhere nothing of the user's can be linked.
 
     Raises:
         OSError: no space, or the snapshot is gone.
@@ -29,66 +86,164 @@ def make(folder: RunFolder) -> Path:
     # Both may be left by a supervisor that was killed here, and which its engine starts again.
     for old in (beside, target):
         shutil.rmtree(old, ignore_errors=True)
-    _copy(str(source), str(beside))
+    at = place(read_json(folder.record), is_shared=is_shared)
+    copy = beside / at.copy
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    _copy(str(source), str(copy))
     for path, text in _files(folder).items():
-        given = beside / path
+        given = copy / path
         given.parent.mkdir(parents=True, exist_ok=True)
-        if not given.parent.resolve().is_relative_to(beside.resolve()):
+        if not given.parent.resolve().is_relative_to(copy.resolve()):
             raise OSError(errno.ELOOP, "a link of the source leads out of it", path)
         # In place of what the source has there, and never through a link of the source's.
         given.unlink(missing_ok=True)
         given.write_text(text)
-    # Relative, so that it holds wherever the run's folder is seen from, in a container too.
-    (beside / "outputs").symlink_to(os.path.join("..", folder.outputs.name))
+    if is_shared:
+        _link(folder, beside, at)
+    if at.copy:
+        (beside / at.outputs).mkdir(parents=True, exist_ok=True)
+    else:
+        # Relative, so that it holds wherever the run's folder is seen from, in a container too.
+        up = os.path.relpath(".", at.directory or ".")
+        (beside / at.outputs).symlink_to(os.path.normpath(os.path.join(up, "..", folder.outputs.name)))
     # Whole or not at all: a run that its engine starts again goes on with what it finds.
     os.rename(beside, target)
+    if at.copy and not folder.outputs.is_symlink():
+        # A real folder where the script has it, for `..` in it; the run's own name leads there until `rescue_outputs`.
+        for one in folder.outputs.iterdir() if folder.outputs.is_dir() else ():
+            os.rename(one, target / at.outputs / one.name)
+        with contextlib.suppress(FileNotFoundError):
+            folder.outputs.rmdir()
+        folder.outputs.symlink_to(os.path.join(target.name, at.outputs))
     return target
 
 
+def _link(folder: RunFolder, top: Path, at: Place) -> None:
+    """Link to what was not copied, and to what is beside the folders above the copy and those above the working directory."""
+    for one in linked.read(folder.linked):
+        path, original = top / at.copy / one.path, os.path.join(at.source, one.path)
+        if one.is_linked and os.path.lexists(original) and not os.path.lexists(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(original)
+    if not at.copy:
+        return
+    if os.path.lexists(os.path.join(at.source, ".git")) and not os.path.lexists(top / at.copy / ".git"):
+        (top / at.copy / ".git").symlink_to(os.path.join(at.source, ".git"))
+    is_inside = f"{at.directory}/".startswith(f"{at.copy}/")
+    opened = {*_above(at.copy), *(() if is_inside else (*_above(at.directory), at.directory))}
+    for name in opened:
+        (top / name).mkdir(parents=True, exist_ok=True)
+    for name in opened:
+        with contextlib.suppress(OSError), os.scandir(f"/{name}") as found:
+            for entry in islice(found, _NAMES):
+                inside = os.path.join(name, entry.name)
+                # Of the working directory, `outputs` is the run's own, and results are of earlier runs.
+                is_result = name == at.directory and entry.name in linked.RESULTS
+                if entry.name in NEVER_LINKED or is_result:
+                    continue
+                if not os.path.lexists(top / inside):
+                    os.symlink(f"/{inside}", top / inside)
+
+
+def _above(name: str) -> list[str]:
+    """Return the folders above this one, "" for the root first."""
+    parts = name.split("/")
+    return ["/".join(parts[:count]) for count in range(len(parts))]
+
+
+def _found(folder: RunFolder) -> Place:
+    """Return the place of the copy as it lies in `work` now: it is `work` itself on other machines, and after `clean`."""
+    record = read_json(folder.record)
+    at = place(record)
+    is_among_links = at.copy and (folder.work / at.copy.split("/")[0]).is_dir()
+    return at if is_among_links else place(record, is_shared=False)
+
+
 def clean(folder: RunFolder) -> None:
-    """Remove from the working directory what is as it was in the snapshot or in the job; the directory too, if nothing else is
-    there."""
+    """Remove from the working directory what is as it was in the snapshot or in the job, and the links that `make` made; the
+    directory too, if nothing else is there. What is left of a copy among links becomes the directory itself."""
     work = folder.work
     if not work.is_dir() or work.is_symlink():
         return
+    at = _found(folder)
     with contextlib.suppress(OSError):
         rescue_outputs(folder)
-        if (folder.work / "outputs").is_symlink():
-            (folder.work / "outputs").unlink()
+        if (work / at.outputs).is_symlink():
+            (work / at.outputs).unlink()
+        copy = work / at.copy
         for path, text in _files(folder).items():
-            if _has(work / path, text):
-                (work / path).unlink()
+            if _has(copy / path, text):
+                (copy / path).unlink()
         source = folder.snapshot.resolve(strict=True)
         # From below: a folder can go only after what is in it. Links to folders are among the folders, and never followed.
         for directory, folders, files in os.walk(work, topdown=False):
-            original = source / os.path.relpath(directory, work)
+            inside = os.path.relpath(directory, work)
+            original = source / os.path.relpath(directory, copy)
             # __pycache__ is the interpreter's, written beside the sources while the script ran; nobody looks for results there.
+            is_cache = "__pycache__" in Path(inside).parts
             for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
                 path = os.path.join(directory, name)
-                if "__pycache__" in Path(os.path.relpath(directory, work)).parts or _same(path, original / name):
+                own = at.original(os.path.normpath(os.path.join(inside, name)))
+                if is_cache or _leads_to(path, own) or _same(path, original / name):
                     os.unlink(path)
             with contextlib.suppress(OSError):
                 os.rmdir(directory)  # only if empty
+        _flatten(folder, at)
+
+
+def _flatten(folder: RunFolder, at: Place) -> None:
+    """Let `work` be what is left of the copy; what is left beside it goes below `ABOVE` there."""
+    if not at.copy or not folder.work.is_dir():
+        return
+    beside = folder.work.with_name(f".{ABOVE}")
+    os.rename(folder.work, beside)
+    if (beside / at.copy).is_dir():
+        os.rename(beside / at.copy, folder.work)
+    for name in reversed(_above(at.copy)):
+        with contextlib.suppress(OSError):
+            os.rmdir(beside / name)
+    if beside.is_dir():
+        folder.work.mkdir(exist_ok=True)
+        os.rename(beside, folder.work / ABOVE)
+
+
+def left_files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
+    """Yield the name ("work/out/model.pt") and the path of each file that the script has left beside itself.
+
+    None while the run goes on: then the source is there too.
+    """
+    record = read_json(folder.record)
+    if isinstance(record, dict) and record.get("status") in states.TERMINAL:
+        for entry in links.entries(os.fspath(folder.path), folder.work.name):
+            if entry.kind == "file":
+                yield entry.name, folder.path / entry.real
 
 
 def rescue_outputs(folder: RunFolder) -> None:
-    """Move files of a script that put a folder of its own in the place of the link to the outputs to where they belong.
+    """Make `outputs` the run's own folder again. Move the files there of a script that has put a folder in the place of the link.
 
     No link leads them elsewhere: a script in a container may not write where the supervisor may.
 
     Raises:
         OSError: no space, or no right to.
     """
-    outputs, top = folder.work / "outputs", os.path.realpath(folder.path)
-    if outputs.is_symlink() or folder.work.is_symlink():
+    outputs, top = folder.work / _found(folder).outputs, os.path.realpath(folder.path)
+    # A link on the way, such as the one to the run's outputs, would lead elsewhere.
+    is_own = os.path.realpath(outputs) == os.path.join(top, os.path.relpath(outputs, folder.path))
+    if folder.outputs.is_symlink():
+        folder.outputs.unlink()
+        if is_own and outputs.is_dir():
+            os.rename(outputs, folder.outputs)
+        folder.outputs.mkdir(exist_ok=True)
+    if not is_own:
         return
     for directory, folders, files in os.walk(outputs):
-        links = [name for name in folders if os.path.islink(os.path.join(directory, name))]
-        for name in (*files, *links):
+        linked_folders = [name for name in folders if os.path.islink(os.path.join(directory, name))]
+        for name in (*files, *linked_folders):
             target = folder.outputs / os.path.relpath(directory, outputs) / name
             place = os.path.relpath(os.path.realpath(target.parent), top)
             # Asked for the real place, because a link in the run's outputs may lead out of them.
-            if not os.path.lexists(target) and place.split(os.sep)[0] in KEPT:
+            if not os.path.lexists(target) and place.split(os.sep)[0] in links.KEPT:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(os.path.join(directory, name), target)
 
@@ -120,6 +275,13 @@ def _copy(source: str, target: str) -> None:
                 shutil.copyfile(entry.path, path)
                 os.chmod(path, stat.S_IMODE(found.st_mode))
                 os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def _leads_to(path: str, original: str) -> bool:
+    try:
+        return os.readlink(path) == original
+    except OSError:
+        return False
 
 
 def _same(path: str, original: Path) -> bool:

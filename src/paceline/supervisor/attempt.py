@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from paceline.errors import JobError
 from paceline.job.plan import Launch
 from paceline.launchers import environment, get_launcher
 from paceline.runs import states
 from paceline.runs.containers import remove_containers
+from paceline.runs.work_dir import place
 from paceline.supervisor.in_containers import wrapped
 from paceline.supervisor.logs import make_logs
 from paceline.supervisor.prepare import remove_on_nodes
@@ -88,6 +90,7 @@ def _launch(run: Supervision, number: int) -> Launch:
     assert run.nodes is not None
     assert run.seen is not None
     workspace = run.folder.path.parent.parent
+    at = place(run.record.to_json(), is_shared=run.seen.is_shared)
     if missing := sorted(set(run.job.secrets) - set(run.secrets)):
         raise JobError(
             f"the values of {', '.join(missing)} are not in the run's folder any more, where submission has put them "
@@ -99,7 +102,9 @@ def _launch(run: Supervision, number: int) -> Launch:
         experiment=run.record.experiment,
         workspace_name=workspace.parent.name if workspace.name == ".paceline" else workspace.name,
         run_dir=run.seen.run_dir,
-        work_dir=run.seen.work_dir,
+        work_dir=run.seen.work_dir / at.directory,
+        source_dir=run.seen.work_dir / at.copy,
+        original_dir=Path(at.source) if at.copy else None,
         scratch_dir=run.seen.scratch_dir,
         library_dir=run.seen.library_dir,
         nodes=run.nodes.nodes,

@@ -156,7 +156,7 @@ class Looks:
             "attempt": self._launch.attempt,
             "time": time.time(),
             "took_s": round(time.monotonic() - one.begun_s, 3),
-            "work_dir": str(self._launch.work_dir),
+            "work_dir": str(self._launch.source_dir or self._launch.work_dir),
             "ranks": ranks,
             "notes": sorted(set(one.notes)),
         }

@@ -124,13 +124,14 @@ def _interrupt(number: int, frame: object) -> None:
 
 def event_folders(folder: RunFolder) -> list[Path]:
     """The folders of a run that have event files, wherever its script has put them. No link is followed."""
-    found = []
+    found: dict[str, Path] = {}
     for top in (folder.work, folder.outputs, folder.logs, folder.checkpoints):
         for place, folders, names in os.walk(top):
             folders.sort()
+            # While a run goes on, its outputs may lie in its working directory.
             if any(map(is_event_file, names)):
-                found.append(Path(place))
-    return found
+                found.setdefault(os.path.realpath(place), Path(place))
+    return list(found.values())
 
 
 def _tags(place: Path) -> set[str]:

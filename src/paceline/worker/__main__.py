@@ -57,6 +57,7 @@ def main(argv: "list[str]") -> None:
     if os.environ.get("RANK") == "0":
         _keep_store_to_its_network()
     load_triton_before_tensorflow()
+    _import_from_copy()
     _offer_names()
     _listen_to_trackers()
     _set_old_variables()
@@ -87,6 +88,36 @@ def _keep_store_to_its_network() -> None:
     from paceline.collectives import store_address
 
     store_address.keep_to_master_address()
+
+
+def _import_from_copy() -> None:
+    """Let what is installed by `pip install -e` from the copied project be imported from the copy, here and in what the script
+    starts: its path leads to the user's own folder, which may have been edited since.
+
+    A path in a run's `work` is the user's own path behind it (`paceline.runs.work_dir`), unless a link is on the way.
+    """
+    top = os.path.join(os.path.realpath(os.environ.get("PACELINE_RUN_DIR") or "/nowhere"), "work")
+    if not os.getcwd().startswith(f"{top}/"):
+        return
+
+    def copied(path: str) -> "str | None":
+        copy = top + os.path.realpath(path)
+        return copy if path.startswith("/") and os.path.exists(copy) and os.path.realpath(copy) == copy else None
+
+    found = []
+    for index, path in enumerate(sys.path):
+        if not path.startswith(top) and (copy := copied(path)) is not None:
+            sys.path[index] = copy
+            found.append(copy)
+    # Setuptools' own finders: https://setuptools.pypa.io/en/latest/userguide/development_mode.html
+    for name, module in list(sys.modules.items()):
+        mapping: dict[str, str] = getattr(module, "MAPPING", {}) if name.startswith("__editable__") else {}
+        for package, path in mapping.items():
+            if (copy := copied(path)) is not None:
+                mapping[package] = copy
+                found.append(os.path.dirname(copy))
+    if found:
+        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (os.environ.get("PYTHONPATH"), *found) if part)
 
 
 def _offer_names() -> None:

@@ -84,7 +84,8 @@ def _become_one_on_path(name: str, arguments: list[str]) -> NoReturn:
 
 def _file(path: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
     """The main module for a file, in its place, and the file's code."""
-    absolute = os.path.abspath(path)
+    # As Python has it: `..` stays in the path.
+    absolute = os.path.join(os.getcwd(), path)
     sys.argv = [path, *arguments]
     if not _IS_SAFE_PATH:
         # With links resolved, as Python does it for `python script.py`.

@@ -157,10 +157,6 @@ def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
     if end.error is not None and exception is not None:
         if end.error.get("is_memory"):
             return "memory", f"out of memory: {exception}"
-        if exception.startswith("FileNotFoundError"):
-            exception += (
-                " (The script runs in a copy of its source folder: name what lies outside by an absolute path.)"
-            )
         return "exception", exception
     if end.signal is None:
         return "exception", f"its process ended with exit code {end.exit_code} and without an exception."

@@ -13,12 +13,15 @@ from paceline.job.plan import Launch, RankSlot
 from paceline.runs.failure import FailureReport, logs_command, signal_name
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
+from paceline.runs.work_dir import place
 from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, worker_report
 from paceline.supervisor.diagnosis.evidence import crash_stack, stalled_text
 from paceline.supervisor.diagnosis.hints import with_hints
 from paceline.supervisor.diagnosis.memory import Sample, memory_text
+from paceline.supervisor.diagnosis.missing import missing_text
 from paceline.supervisor.diagnosis.ports import find_clash, holder_here
 from paceline.supervisor.in_containers import why_not_started
+from paceline.system import linked
 from paceline.system.elastic import EXIT_RESIZE
 from paceline.system.files import read_json
 
@@ -131,10 +134,35 @@ def report(found: Findings) -> FailureReport | None:
         ),
     )
     if failed is not None:
-        return with_hints(_with_memory(failed, found), launch.job, stalled)
+        told = with_hints(_with_memory(failed, found), launch.job, stalled, _missing(failed, found))
+        return _with_own_paths(told, found)
     missing = {end.rank for end in ends if end.exit_code is None or end.stopped}
     workers = [place.rank for place in launch.places if place.rank in missing and place.role == "worker"]
     return with_hints(_launcher_report(found, workers), launch.job, stalled) if workers else None
+
+
+def _missing(failed: FailureReport, found: Findings) -> str | None:
+    """Say where what the script did not find is."""
+    is_shared = found.launch.run_dir == found.folder.path
+    at = place(read_json(found.folder.record), is_shared=is_shared)
+    return missing_text(
+        failed.exception or "", found.launch.job, at, linked.read(found.folder.linked), is_shared=is_shared
+    )
+
+
+def _with_own_paths(failed: FailureReport, found: Findings) -> FailureReport:
+    """Show the user's own path of a file in place of that of its copy, which goes with the run."""
+    work = f"{found.launch.run_dir}/work"
+    at = place(read_json(found.folder.record), is_shared=found.launch.run_dir == found.folder.path)
+    # Where the copy stands among links, what is behind `work` is the user's path.
+    own = "" if at.copy else at.source
+
+    def shown(text: str) -> str:
+        return text.replace(f"{work}/", f"{own}/")
+
+    trace = shown(failed.traceback) if failed.traceback else failed.traceback
+    lines = tuple(map(shown, failed.last_lines))
+    return dataclasses.replace(failed, message=shown(failed.message), traceback=trace, last_lines=lines)
 
 
 def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:

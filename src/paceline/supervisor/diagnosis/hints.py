@@ -55,9 +55,15 @@ _SPAWN = (
 )
 
 
-def with_hints(report: FailureReport, job: Job, stalled: str | None = None) -> FailureReport:
-    """The report, its message with what helps against this failure. stalled: what ranks were waiting for at the end."""
+def with_hints(
+    report: FailureReport, job: Job, stalled: str | None = None, missing: str | None = None
+) -> FailureReport:
+    """The report, its message with what helps against this failure.
+
+    stalled: what ranks were waiting for at the end. missing: where the file is that the script did not find.
+    """
     hints = (
+        missing,
         _of_gpus(report, job),
         _of_kernels(report, job),
         _of_triton(report),

@@ -1,0 +1,73 @@
+"""Says where a file or module is that a script did not find: pure functions from what it named to a sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+
+from paceline.job.job import Job
+from paceline.runs.work_dir import Place
+from paceline.system.linked import NotCopied
+
+_FILE = re.compile(r"FileNotFoundError: .*'([^']+)'")
+_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+
+
+def missing_text(
+    exception: str,
+    job: Job,
+    at: Place,
+    not_copied: Sequence[NotCopied],
+    *,
+    is_shared: bool,
+    exists: Callable[[str], bool] = os.path.lexists,
+) -> str | None:
+    """Return where what the script did not find is, and the option that brings it; None where it is nowhere.
+
+    Args:
+        exception: The exception's last line.
+        job: What was run.
+        at: Where its copy lies, and of which folder of the user's.
+        not_copied: The names of that folder that are not in the copy.
+        is_shared: Whether the nodes have the user's own folders, to which the copy links.
+        exists: Whether a path of this machine is there.
+    """
+    if (found := _FILE.search(exception)) is not None:
+        names = [found[1]]
+    elif (found := _MODULE.search(exception)) is not None:
+        # A package's folder, or its file, from the working directory and from the script's own folder.
+        name = found[1].partition(".")[0]
+        names = [
+            name,
+            f"{name}.py",
+            *(os.path.join(os.path.dirname(job.entry_script), one) for one in (name, f"{name}.py")),
+        ]
+    else:
+        return None
+    for name in names:
+        path = os.path.normpath(os.path.join(at.source, job.working_directory or "", _users_own(name)))
+        inside = os.path.relpath(path, at.source)
+        for one in not_copied:
+            if f"{inside}/".startswith(f"{one.path}/") and exists(path):
+                return _of_not_copied(path, one, is_shared)
+        if job.working_directory is None and inside.split(os.sep)[0] == ".." and exists(path):
+            above = os.path.commonpath((path, at.source))
+            return f"It is there as {path!r}, above the source folder, which alone is copied. Give source_directory={above!r}."
+    return None
+
+
+def _users_own(name: str) -> str:
+    """Return the user's own path of one in the working folder of a run (`paceline.runs.work_dir`)."""
+    return re.sub(r"^.*/runs/[^/]+/work(?=/)", "", name)
+
+
+def _of_not_copied(path: str, one: NotCopied, is_shared: bool) -> str | None:
+    if not one.is_linked:
+        return f"It is there as {path!r}, among {one.why}, which a run does not see. Bring them: --link {one.path}."
+    if is_shared:
+        return None  # it is linked to: what is missing is something else
+    return (
+        f"It is there as {path!r} on the submitting machine, and was not sent: {one.path!r} is {one.why}. "
+        f"Send it as an input: --input NAME={one.path}."
+    )
