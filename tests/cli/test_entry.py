@@ -96,7 +96,7 @@ def test_a_compiled_program_and_an_interpreter_that_is_not_there(cli: Cli) -> No
     assert cli("run", "-q", "src/tool", "--", "hello").stdout == "hello\n"
     (cli.folder / cli.script("#!/no/such/interpreter", "src/bad")).chmod(0o755)
     failed = cli("run", "-q", "src/bad", code=127)
-    assert "    bad can't be run by /no/such/interpreter: No such file or directory." in failed.stderr
+    assert "    src/bad can't be run by /no/such/interpreter: No such file or directory." in failed.stderr
 
 
 @pytest.mark.parametrize(("backend", "processes"), BACKENDS)

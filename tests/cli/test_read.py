@@ -45,6 +45,7 @@ DETAIL_KEYS = [
     "canceled_by",
     "source_directory",
     "snapshot_id",
+    "not_copied",
     "git",
     "job",
     "environment",
@@ -161,7 +162,7 @@ def test_show_says_all_there_is(gallery: Gallery) -> None:
     assert fields["Run"].strip() == gallery.good
     assert fields["Status"].strip().startswith("Completed, ")
     assert fields["Tags"].strip() == "a=1, bare"
-    assert fields["Command"].strip() == "train.py"
+    assert fields["Command"].strip() == "src/train.py"
     assert "  loss: 8 values, last 0.25, 0.2, 0.16666666666666666, 0.14285714285714285, 0.125\n" in text
     assert "  accuracy: 0.5\n" in text
     assert "  outputs/model.txt\n" in text

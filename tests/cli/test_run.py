@@ -27,7 +27,7 @@ def test_run_prints_the_scripts_output_and_nothing_else_on_standard_output(cli: 
     assert done.stdout == "out\nerr\n"
     (run_id,) = cli.run_ids()
     lines = done.stderr.splitlines()
-    assert lines[0] == f"Run {run_id}: train.py on local, 1 process"
+    assert lines[0] == f"Run {run_id}: src/train.py on local, 1 process"
     assert lines[-1].startswith("Completed in ")
 
 
@@ -35,7 +35,7 @@ def test_run_puts_the_rank_in_front_of_each_line(cli: Cli) -> None:
     done = cli("run", cli.script("print('out')\n"), "-j", "2x1", "--backend", "gloo")
 
     assert sorted(done.stdout.splitlines()) == ["[rank 0] out", "[rank 1] out"]
-    assert done.stderr.splitlines()[0].endswith("train.py on local, 2 nodes x 1 process, gloo")
+    assert done.stderr.splitlines()[0].endswith("src/train.py on local, 2 nodes x 1 process, gloo")
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_the_scripts_own_arguments_stand_behind_two_dashes(cli: Cli) -> None:
     words = ["--epochs", "5", "--", "-j", "2", "two words", "", "-q", "ünï\n☃"]
     done = cli("run", script, "-q", "--", *words)
 
-    assert json.loads(done.stdout) == ["train.py", *words]
-    assert json.loads(cli("run", script, "-q", "plain", "words").stdout) == ["train.py", "plain", "words"]
+    assert json.loads(done.stdout) == ["src/train.py", *words]
+    assert json.loads(cli("run", script, "-q", "plain", "words").stdout) == ["src/train.py", "plain", "words"]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_options_reach_the_run(cli: Cli) -> None:
     done = cli("run", script, *words)
 
     (run_id,) = cli.run_ids()
-    assert done.stdout == f"1 x=y z {cli.run_folder(run_id) / 'work'} True\n"
+    assert done.stdout == f"1 x=y z {cli.run_folder(run_id) / 'work'}{cli.folder} True\n"
     assert run_id.startswith("named_")
     found = cli.json("show", run_id)
     assert (found["tags"], found["job"]["entry_script"]) == ({"k": "v=w", "bare": None}, "src/train.py")
@@ -208,10 +208,12 @@ def test_options_reach_the_run(cli: Cli) -> None:
     ("folder", "experiment"), [("digits", "digits"), ("my digits; 2", "my-digits-2"), ("ünï-", "n"), ("☃", "default")]
 )
 def test_the_experiment_is_named_after_the_folder(cli: Cli, folder: str, experiment: str) -> None:
-    cli("run", cli.script("", f"{folder}/train.py"))
-
-    (run_id,) = cli.run_ids()
+    script = cli.folder / cli.script("", f"{folder}/train.py")
+    run_id = cli(
+        "submit", script.name, cwd=script.parent, env={"PACELINE_WORKSPACE": str(cli.folder / ".paceline")}
+    ).stdout
     assert run_id.rsplit("_", 2)[0] == experiment
+    cli.wait(run_id.strip())
 
 
 def test_parameter_servers_are_told_apart_from_workers(cli: Cli) -> None:
@@ -249,8 +251,8 @@ def test_a_dry_run_shows_what_would_start_and_starts_nothing(
 
     assert "Nothing was started." in text
     assert "A='b c'" in text
-    assert "entry_script: 'train.py'" in text
-    assert list(found) == ["job", "source_directory", "commands"]
+    assert "entry_script: 'src/train.py'" in text
+    assert list(found) == ["job", "source_directory", "not_copied", "commands"]
     assert found["job"]["arguments"] == ["--epochs", "5"]
     assert all(list(command) == ["node_rank", "ranks", "argv", "environment"] for command in found["commands"])
     assert [rank for command in found["commands"] for rank in command["ranks"]] == list(range(size))

@@ -49,7 +49,7 @@ def test_top_and_profile_of_a_run_that_goes_on_and_of_one_that_has_ended(cli: Cl
     finally:
         terminal.hang_up()
     profiled = cli("profile", run_id, "--seconds", "1", "-o", "all.json").stdout
-    assert "computes  train.py:" in profiled
+    assert "computes  src/train.py:" in profiled
     assert "All samples: all.json." in profiled
     assert json.loads((cli.folder / "all.json").read_text())["profiles"][0]["name"] == "rank 0, main"
     cli("cancel", "--wait", run_id)

@@ -16,11 +16,11 @@ WRONG = {
     "a folder": (["run", "src"], "'src' is a folder. Name the Python file in it that is to run."),
     "no Python file and no program": (
         ["run", "src/data.txt"],
-        "'data.txt' is no Python file (.py), no script that begins with #!, and no binary. Name one of them",
+        "'src/data.txt' is no Python file (.py), no script that begins with #!, and no binary. Name one of them",
     ),
     "a program that is not executable": (
         ["run", "src/run.sh"],
-        "entry_script 'run.sh' is not executable. Make it so: chmod +x {folder}/src/run.sh",
+        "entry_script 'src/run.sh' is not executable. Make it so: chmod +x {folder}/src/run.sh",
     ),
     "a module that is not there": (
         ["run", "-m", "sub.b", "--source", "src"],
@@ -152,7 +152,7 @@ WRONG = {
     ),
     "a script outside its source": (
         ["run", "src/train.py", "--source", "src/sub"],
-        "entry_script='../train.py' lies outside source_directory.",
+        "'src/train.py' does not lie in --source 'src/sub'.",
     ),
     "a Python that is none": (["run", "src/train.py", "--python", "nopython"], "python='nopython' can't be run"),
     "two requirements files": (

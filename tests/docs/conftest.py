@@ -36,7 +36,7 @@ SMALLER = {
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the repository's examples, as the working directory, with `paceline` and `python` on PATH."""
     lacking({"torch", "sklearn", "matplotlib", "mpi4py", "Open MPI"})
-    copy = tmp_path / "checkout"
+    copy = tmp_path / "paceline"
     shutil.copytree(ROOT / "examples", copy / "examples", ignore=shutil.ignore_patterns("__pycache__", "outputs"))
     for name, changes in SMALLER.items():
         path = copy / "examples" / name

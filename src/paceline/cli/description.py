@@ -35,7 +35,7 @@ from paceline.workspace import Workspace
 class Asked:
     """A job, the folder of its source, its experiment's name, its tags and display name.
 
-    values: of secrets that were given in files. leave_out: those files, which no snapshot is to hold.
+    values: of secrets that were given in files. leave_out: those files, which no snapshot is to hold. link: as of `SourceCopy`.
     """
 
     job: Job
@@ -45,10 +45,11 @@ class Asked:
     display_name: str | None = None
     values: Mapping[str, str] = field(default_factory=dict)
     leave_out: tuple[Path, ...] = ()
+    link: frozenset[str] = frozenset()
 
     @property
     def source(self) -> SourceCopy:
-        return SourceCopy(directory=self.directory.absolute())
+        return SourceCopy(directory=self.directory.absolute(), link=self.link)
 
     def submit(self, *, progress: Callable[[int, int], None] | None = None, run_id: str | None = None) -> RunFolder:
         """Submit it in the workspace of this place. progress, run_id: as of `paceline.submit.submit`."""
@@ -130,7 +131,15 @@ def asked(description: Mapping[str, Any]) -> Asked:
     given: dict[str, Any] = {
         name: said[name]
         for name in (
-            *("entry_script", "entry_module", "compute_target", "use_gpu", "gpu_visibility", "max_restarts"),
+            *(
+                "entry_script",
+                "entry_module",
+                "working_directory",
+                "compute_target",
+                "use_gpu",
+                "gpu_visibility",
+                "max_restarts",
+            ),
             *("max_run_duration_seconds", "grace_period_seconds", "restart_on_exception"),
             *("hang_seconds", "on_hang", "elastic_seconds"),
         )
@@ -162,7 +171,17 @@ def asked(description: Mapping[str, Any]) -> Asked:
         display_name=said.get("display_name"),
         values={name: value for name, value in values.items() if name in in_files},
         leave_out=files,
+        link=frozenset(_within(path, directory) for path in said.get("link") or ()),
     )
+
+
+def _within(path: str, directory: Path) -> str:
+    name = os.path.relpath(os.path.realpath(path), os.path.realpath(directory))
+    if name.split(os.sep)[0] == ".." or not os.path.isdir(path):
+        raise JobError(
+            f"--link {path!r} is not a folder below {str(directory)!r}, the folder that is copied. Name one of it."
+        )
+    return name
 
 
 def _counts(said: Mapping[str, Any], backend: str | None) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from paceline.job.secret_values import HIDDEN, shown
 from paceline.job.sizes import range_text
 from paceline.launchers import environment, get_launcher
 from paceline.runs.visible import visible
-from paceline.submit import check, check_source, values_of, warn_of_secrets
+from paceline.runs.work_dir import place
+from paceline.submit import check, check_source, not_copied, values_of, warn_of_secrets
 from paceline.targets import Target, find_target
 from paceline.targets.base import Queued
 from paceline.workspace import Workspace
@@ -44,12 +45,14 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     values_of(job, asked.values)
     warn_of_secrets(job)
     check(job, workspace.path)
+    skipped = not_copied(job, asked.source, workspace.path, asked.leave_out)
     target = find_target(job.compute_target, workspace.path)
     granted = target.preview(job)
     script = _script(target, job)
     given = job.resized(max(job.least_nodes, min(len(granted.nodes), job.node_count))) if job.node_range else job
     # Names in <> stand where a folder or a port is chosen only when the run starts.
     run_dir = Path("<workspace>/runs/<run id>")
+    at = place({"source_directory": str(asked.directory), "job": job.to_json()})
     launch = Launch(
         # The environment is printed below, where secrets are to be seen by name.
         job=given.with_values(dict.fromkeys(job.secrets, HIDDEN)),
@@ -57,7 +60,8 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         experiment=asked.experiment,
         workspace_name="<workspace>",
         run_dir=run_dir,
-        work_dir=run_dir / "work",
+        work_dir=run_dir / "work" / at.directory,
+        source_dir=run_dir / "work" / at.copy,
         scratch_dir=Path("<scratch folder>"),
         library_dir=Path("<library>"),
         nodes=granted.nodes,
@@ -74,6 +78,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
             {
                 "job": job.shown(),
                 "source_directory": str(asked.directory),
+                "not_copied": [dataclasses.asdict(one) for one in skipped],
                 "commands": [
                     {
                         "node_rank": command.node_rank,
@@ -87,7 +92,10 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
             }
         )
         return 0
-    print(f"Source: {asked.directory}\nJob:")
+    print(f"Source: {asked.directory}")
+    for one in skipped:
+        print(f"  {'linked in place' if one.is_linked else 'left out'}: {visible(str(one), lines=True)}")
+    print("Job:")
     for name, value in job.shown().items():
         print(f"  {name}: {value!r}")
     if script is not None:

@@ -35,6 +35,7 @@ from paceline.runs.ids import is_trial
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.runs.select import matches
 from paceline.runs.visible import visible
+from paceline.system import linked
 from paceline.system.files import tree_size
 from paceline.system.names import some
 from paceline.targets import configured
@@ -183,6 +184,10 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> None:
         *_load(folder, record, found["load"]),
         ("Attempts", _attempts(record.attempts) if len(record.attempts) > 1 else ""),
         ("Models", ", ".join(found["models"])),
+        (
+            "Not copied",
+            [visible(f"{one}{'' if one.is_linked else '; not linked'}") for one in linked.read(folder.linked)],
+        ),
         ("Left out", left_out.lines(record, limit=left_out.LIMIT)),
         ("Disk", size_text(found["size_bytes"])),
         ("Folder", str(folder.path)),

@@ -23,6 +23,7 @@ from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import Show
 from paceline.runs.record import RunRecord, user_name
+from paceline.system import linked
 from paceline.workspace import Workspace
 
 
@@ -140,6 +141,8 @@ def _tell_or_follow(folder: RunFolder, given: Mapping[str, Any], *, follow: bool
     if follow:
         return _follow(folder, as_json=given["json"], quiet=given["quiet"])
     run_id = folder.run_id
+    if (text := linked.line(linked.read(folder.linked))) and not given["quiet"]:
+        print(text, file=sys.stderr)
     hints = f"Follow it:  paceline logs -f {run_id}\nSee it:     paceline status {run_id}\nEnd it:     paceline cancel {run_id}"
     return print_submitted(folder, hints, as_json=given["json"])
 
@@ -153,6 +156,8 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     try:
         view = RunView(size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
         view.say(_headline(record))
+        if text := linked.line(linked.read(folder.linked)):
+            view.say(text)
         record = _follow_with_interrupts(folder, view)
     finally:
         if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -66,7 +67,8 @@ RUN = (
         "-e --experiment", "Default: the name of the source folder.", "NAME", key="experiment", complete="experiments"
     ),
     NAME,
-    VerbOption("--source", "Folder to copy; default: the script's. The script runs in a copy of it.", "FOLDER", Path),
+    VerbOption("--source", "Folder to copy; default: the git repository, else the folder you are in.", "FOLDER", Path),
+    VerbOption("--link", "Folder with results of earlier runs that the script reads; may be repeated.", "FOLDER", list),
     VerbOption("--compute", "Compute target; default: local.", "TARGET", key="compute_target", complete="targets"),
     VerbOption("--gpu/--no-gpu", "One GPU for each process.", type=bool, key="use_gpu"),
     VerbOption(
@@ -209,6 +211,8 @@ def words(given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
     if given["nodes"] is not None:
         found["node_count"], found["process_count_per_node"] = _nodes(given["nodes"])
     found |= _environment(given["env"])
+    if given["link"]:
+        found["link"] = [os.path.abspath(path) for path in given["link"]]
     plain = {option.key: given[option.name] for option in RUN if option.key} | {
         "pip_requirements_file": one_file(given["requirements"]),
         "layered": None if given["isolated"] is None else not given["isolated"],
@@ -258,10 +262,8 @@ def pairs(option: str, given: list[str] | None) -> dict[str, Any]:
 def _entry(
     script: Path | None, source: Path | None, module: str | None, arguments: list[str]
 ) -> tuple[Path | None, dict[str, Any]]:
-    """The job file; else the source folder, and the script's path or the module in it."""
+    """The job file; else the source folder, the working directory, and the script's path or the module."""
     found: dict[str, Any] = {}
-    if source is not None:
-        found["source_directory"] = str(source.absolute())
     if module is not None:
         # The parser gives the first word to `script`, also where it stood behind `--`: there it is the module's.
         if script is not None and script.suffix == ".py" and script.is_file() and "--" not in sys.argv:
@@ -270,7 +272,10 @@ def _entry(
             )
         # What stands behind `--` is the module's own, for there is no script.
         arguments = [*([str(script)] if script is not None else []), *arguments]
-        found = {"source_directory": str(Path.cwd()), **found, "entry_module": module}
+        found = {**_project(None, source), "entry_module": module}
+        # From above the folder that was named, no module of it could be found.
+        if source is not None and found["working_directory"].split(os.sep)[0] == "..":
+            found["working_directory"] = "."
     if arguments:
         found["arguments"] = arguments
     if module is not None:
@@ -281,23 +286,56 @@ def _entry(
             "(paceline run job.yaml)."
         )
     if script.suffix not in (".yaml", ".yml") and (command := _command(script, len(arguments))) is not None:
-        return None, {"source_directory": str(Path.cwd()), **found, **_of_command(command)}
-    if script.is_dir():
-        raise JobError(f"{str(script)!r} is a folder. Name the Python file in it that is to run.")
+        place = _project(None, source)
+        return None, found | place | _of_command(command, place["source_directory"])
     if not script.is_file():
         # A bare name may be a program of the machine that it is to run on, such as nvidia-smi.
-        if len(script.parts) == 1 and script.suffix not in (".py", ".yaml", ".yml"):
-            return None, {"source_directory": str(Path.cwd()), "entry_script": script.name, **found}
+        is_name = len(script.parts) == 1 and script.suffix not in (".py", ".yaml", ".yml")
+        if script.is_dir() and not (is_name and shutil.which(script.name)):
+            raise JobError(f"{str(script)!r} is a folder. Name the Python file in it that is to run.")
+        if is_name:
+            return None, _project(None, source) | {"entry_script": script.name, **found}
         raise JobError(f"there is no script {str(script)!r} here ({Path.cwd()}). Give the path of a Python file.")
     # A job file says itself where its source is.
     if script.suffix in (".yaml", ".yml"):
-        return script.absolute(), found
-    if source is None:
-        return None, {"source_directory": str(script.absolute().parent), "entry_script": script.name, **found}
-    try:
-        return None, {**found, "entry_script": os.path.relpath(script.absolute(), source.absolute())}
-    except ValueError as error:
-        raise JobError(f"{str(script)!r} does not lie in --source {str(source)!r}.") from error
+        return script.absolute(), found | ({"source_directory": str(source.absolute())} if source is not None else {})
+    place = _project(script, source)
+    name = os.path.relpath(os.path.realpath(script), place["source_directory"])
+    if name.split(os.sep)[0] == "..":
+        raise JobError(f"{str(script)!r} does not lie in --source {str(source)!r}.")
+    return None, found | place | {"entry_script": _file_name(name)}
+
+
+def _project(script: Path | None, source: Path | None) -> dict[str, str]:
+    """Return the folder to copy, and the working directory seen from there.
+
+    The folder is that of the git repository which holds the script (without a script, the working directory); else the working
+    directory if the script lies below it; else the script's own folder.
+    """
+    here = os.getcwd()
+    folder = os.path.dirname(os.path.realpath(script)) if script is not None else here
+    if source is not None:
+        root = os.path.realpath(source)
+    else:
+        is_below = f"{folder}/".startswith(f"{here.rstrip('/')}/")
+        root = _repository(folder) or (here if is_below else folder)
+    return {"source_directory": root, "working_directory": os.path.relpath(here, root)}
+
+
+def _repository(folder: str) -> str | None:
+    home = os.path.realpath(os.path.expanduser("~"))
+    start = folder
+    # A home folder may be a repository of settings, which is no project.
+    while folder not in ("/", home) or folder == start != "/":
+        if os.path.exists(os.path.join(folder, ".git")):
+            return folder
+        folder = os.path.dirname(folder)
+    return None
+
+
+def _file_name(name: str) -> str:
+    """Return the name of a file of the source: one without a folder is marked, for it may also be that of a program."""
+    return name if "/" in name or name.endswith(".py") else f"./{name}"
 
 
 def _command(first: Path, further: int) -> list[str] | None:
@@ -310,15 +348,17 @@ def _command(first: Path, further: int) -> list[str] | None:
     return behind if len(behind) == 1 + further and Path(behind[0]) == first else None
 
 
-def _of_command(command: list[str]) -> dict[str, Any]:
-    """A command line as a job's entry and arguments: run in the source folder, as a shell would run it."""
+def _of_command(command: list[str], root: str) -> dict[str, Any]:
+    """A command line as a job's entry and arguments: run in the working directory, as a shell would run it."""
     first = command[0]
     if len(command) == 1 and re.search(r"[\s;|&<>$]", first):
         return {"entry_script": "bash", "arguments": ["-c", first]}
-    if os.path.isabs(first):
-        # A program of the machine's: its folder is nothing to copy.
+    is_file = "/" in first or os.path.isfile(first)
+    name = os.path.relpath(os.path.realpath(first), root) if is_file else first
+    if os.path.isabs(first) or name.split(os.sep)[0] == "..":
+        # A program of the machine's, which is not copied.
         return {"entry_script": "bash", "arguments": ["-c", f"exec {shlex.join(command)}"]}
-    return {"entry_script": os.path.normpath(first), "arguments": command[1:]}
+    return {"entry_script": _file_name(name) if is_file else first, "arguments": command[1:]}
 
 
 def _inputs(given: list[str] | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Any
 
 from paceline.cli.common import print_json
@@ -10,6 +11,7 @@ from paceline.runs import loads, metrics, read, tags_and_properties
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
+from paceline.system import linked
 from paceline.system.files import read_json, tree_size
 
 
@@ -72,6 +74,7 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "canceled_by": record.canceled_by,
         "source_directory": record.source_directory,
         "snapshot_id": record.snapshot_id,
+        "not_copied": [asdict(one) for one in linked.read(folder.linked)],
         "git": dict(record.git),
         "job": record.job.shown() if record.job else None,
         "environment": read_json(folder.environment),

@@ -1,0 +1,145 @@
+"""`paceline run X` does what `python X` does where the user stands: same output, exit code, files, folder and path."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.projects.layouts import LAYOUTS, Layout
+
+#: Of each project, where it is also started from, which `make proof` tries for all of them.
+ELSEWHERE = ("data that .gitignore names", "src and configs", "by the file's own place", "no repository")
+
+
+class Outcome(NamedTuple):
+    """code: the exit code. lines: of standard output. files: path in the area -> text, of those that are new or changed."""
+
+    code: int
+    lines: list[str]
+    files: dict[str, str]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    (tmp_path / "home").mkdir()
+    return Cli(tmp_path / "home")
+
+
+def made(layout: Layout, area: Path) -> Path:
+    """Make the project below `area`; return its folder."""
+    project = area / "project"
+    for name, text in layout.files.items():
+        path = Path(os.path.normpath(project / name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if text.startswith("-> "):
+            path.symlink_to(text[3:])
+            continue
+        path.write_text(text)
+        if text.startswith("#!"):
+            path.chmod(0o755)
+    (area / "elsewhere").mkdir()
+    if layout.is_git:
+        git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run([*git, "init", "-q"], cwd=project, check=True)
+        subprocess.run([*git, "add", "."], cwd=project, check=True)
+        for name in layout.tracked:
+            subprocess.run([*git, "add", "-f", name], cwd=project, check=True)
+        subprocess.run([*git, "commit", "-q", "-m", "first"], cwd=project, check=True)
+    return project
+
+
+def texts(area: Path) -> dict[str, str]:
+    found = {}
+    for folder, folders, names in os.walk(area):
+        folders[:] = [name for name in folders if name not in (".git", "__pycache__")]
+        for name in names:
+            path = Path(folder, name)
+            found[str(path.relative_to(area))] = path.read_text()
+    return found
+
+
+def words_from(layout: Layout, cwd: str) -> tuple[str, ...]:
+    """Return the command's words as they are typed in `cwd`, relative to the project."""
+    first, *others = layout.command
+    if first == "-m" or cwd == layout.cwd or (layout.is_program and "/" not in first):
+        return layout.command
+    return (os.path.relpath(os.path.join("/project", layout.cwd, first), os.path.join("/project", cwd)), *others)
+
+
+def plainly(layout: Layout, area: Path, cwd: str) -> Outcome:
+    project = made(layout, area)
+    before = texts(area)
+    words = words_from(layout, cwd)
+    environment = {
+        **{"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(area), "PYTHONUNBUFFERED": "1"},
+        **layout.env,
+    }
+    argv = words if layout.is_program else [sys.executable, *words]
+    # A run's log has both of a script's streams.
+    out, err = subprocess.PIPE, subprocess.STDOUT
+    done = subprocess.run(argv, cwd=project / cwd, env=environment, stdout=out, stderr=err, text=True, check=False)
+    after = {name: text for name, text in texts(area).items() if before.get(name) != text}
+    return Outcome(done.returncode, done.stdout.replace(str(area), "").splitlines(), after)
+
+
+def by_paceline(cli: Cli, layout: Layout, area: Path, cwd: str) -> Outcome:
+    project = made(layout, area)
+    before = texts(area)
+    workspace = cli.folder / "ws"
+    words = words_from(layout, cwd)
+    typed = ["--", *words] if layout.is_program else [*words[:2], "--", *words[2:]] if words[0] == "-m" else words
+    if not layout.is_program and words[0] != "-m":
+        typed = [words[0], "--", *words[1:]]
+    environment = {**layout.env, "PACELINE_WORKSPACE": str(workspace)}
+    done = subprocess.run(
+        cli.argv("run", "-q", *typed),
+        cwd=project / cwd,
+        env={**cli.environment, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert texts(area) == before, "the user's own folders are as they were"
+    assert (workspace / "runs").exists(), done.stderr
+    (run,) = [path for path in (workspace / "runs").iterdir() if path.name[0] != "."]
+    files = {}
+    for top, place in ((run / "outputs", os.path.join("project", cwd, "outputs")), (run / "work", "project")):
+        for name, text in texts(top).items() if top.is_dir() else ():
+            own = name.removeprefix("above" + str(area))
+            files[own.lstrip("/") if own != name else os.path.normpath(os.path.join(place, name))] = text
+    lines = done.stdout.replace(f"{run}/work", "").replace(str(area), "").splitlines()
+    return Outcome(done.returncode, lines, files)
+
+
+def check(cli: Cli, name: str, tmp_path: Path, cwd: str | None = None) -> None:
+    layout = LAYOUTS[name]
+    cwd = layout.cwd if cwd is None else cwd
+    expected = plainly(layout, tmp_path / "plain", cwd)
+    assert by_paceline(cli, layout, tmp_path / "paceline", cwd) == expected
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_project_runs_as_without_paceline(cli: Cli, tmp_path: Path, name: str) -> None:
+    check(cli, name, tmp_path)
+
+
+@pytest.mark.parametrize("cwd", ["data", "../elsewhere"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ELSEWHERE else [pytest.mark.proof])
+        for name, layout in LAYOUTS.items()
+        if "/" in layout.command[0] or layout.command[0].endswith(".py")
+    ],
+)
+def test_project_runs_from_another_folder_as_without_paceline(cli: Cli, tmp_path: Path, name: str, cwd: str) -> None:
+    layout = LAYOUTS[name]
+    if cwd == "data" and not any(path.startswith("data/") for path in layout.files):
+        cwd = "."
+    check(cli, name, tmp_path, cwd)
