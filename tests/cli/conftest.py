@@ -147,7 +147,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
     bad = """
         import os, time
         print("hello")
-        if os.environ["RANK"] == "0":
+        if os.environ["PACELINE_RANK"] == "0":
             open("outputs/there", "w")
             time.sleep(600)
         while not os.path.exists("outputs/there"):

@@ -33,7 +33,7 @@ def test_a_module_runs_as_under_python_m(cli: Cli, backend: str | None, processe
         assert pickle.loads(pickle.dumps(Own)) is Own
         assert __name__ == "__main__" and __package__ == "pkg" and __spec__.name == "pkg.train"
         assert sys.argv[0] == __file__ and sys.path[0] == os.getcwd()
-        print(os.environ["RANK"], twice(2), *sys.argv[1:])
+        print(os.environ["PACELINE_RANK"], twice(2), *sys.argv[1:])
         sys.exit(sys.argv[1:] == ["fail"] and 7)
     """
     cli.script(text, "pkg/train.py")
@@ -70,7 +70,7 @@ def test_a_module_that_is_installed_runs_and_one_that_is_nowhere_says_so(cli: Cl
 def test_a_program_runs_with_its_rank_and_its_end_is_reported(cli: Cli, backend: str | None, processes: str) -> None:
     text = """\
         #!/bin/sh
-        echo "rank $RANK of $WORLD_SIZE: $1"
+        echo "rank $PACELINE_RANK of $PACELINE_WORLD_SIZE: $1"
         test "$2" = kill && kill -9 $$
         echo "last words" >&2
         exit ${2:-0}

@@ -92,7 +92,7 @@ def test_logs_f_follows_from_the_start_across_attempts_in_another_terminal(cli: 
 
 
 def test_logs_f_of_one_rank(cli: Cli) -> None:
-    run_id = cli.submit("import os; print('rank', os.environ['RANK'])\n", "-j", "2", "--backend", "gloo")
+    run_id = cli.submit("import os; print('rank', os.environ['PACELINE_RANK'])\n", "-j", "2", "--backend", "gloo")
 
     assert cli("logs", "-f", "--rank", "1", run_id).stdout == "rank 1\n"
 
@@ -196,7 +196,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
     cli.good = cli.submit(
         """
         import os, signal, sys, time
-        attempt, rank = os.environ["PACELINE_ATTEMPT"], int(os.environ["RANK"])
+        attempt, rank = os.environ["PACELINE_ATTEMPT"], int(os.environ["PACELINE_RANK"])
         here = lambda name: os.path.join("outputs", name)
         if rank == 1:
             while not os.path.exists(here("zero" + attempt)):

@@ -75,7 +75,7 @@ def test_a_failure_is_explained_at_the_end(cli: Cli) -> None:
     script = cli.script(
         """
         import os, time
-        if os.environ["RANK"] == "1":
+        if os.environ["PACELINE_RANK"] == "1":
             raise ValueError("bad batch")
         time.sleep(600)
         """
@@ -102,7 +102,7 @@ def test_the_scripts_own_arguments_stand_behind_two_dashes(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (["bash", "-c", "echo $RANK of $#", "name", "a b"], "0 of 1"),
+        (["bash", "-c", "echo $PACELINE_RANK of $#", "name", "a b"], "0 of 1"),
         # One word is a line for the shell.
         (["cd src && ls"], "go.sh"),
         # A program of the machine's by its path: its folder is nothing to copy.

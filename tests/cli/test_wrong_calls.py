@@ -125,7 +125,7 @@ WRONG = {
         "variable 'A'.",
     ),
     "a variable that the launcher sets": (
-        ["run", "src/train.py", "--env", "RANK=1"],
+        ["run", "src/train.py", "--backend", "gloo", "--env", "RANK=1"],
         "environment_variables sets RANK",
     ),
     "a variable of no such name": (["run", "src/train.py", "--env", "1 a=b"], "has the name '1 a'"),

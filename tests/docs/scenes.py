@@ -137,10 +137,10 @@ x = torch.randint(0, 32, (32, 8))
 loader = test_loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x), batch_size=16)
 model = Model(config)
 optimizer = torch.optim.AdamW(model.parameters())
-LlamaForCausalLM(config).save_pretrained("my-model-of-" + __import__("os").environ["RANK"])
+LlamaForCausalLM(config).save_pretrained("my-model-of-" + __import__("os").environ["PACELINE_RANK"])
 """
     # Each worker writes its own, for both would write the same files at once.
-    scene.instead = {'"my-model"': '"my-model-of-" + __import__("os").environ["RANK"]'}
+    scene.instead = {'"my-model"': '"my-model-of-" + __import__("os").environ["PACELINE_RANK"]'}
 
 
 @supposed_by("command-line")

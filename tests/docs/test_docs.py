@@ -230,9 +230,13 @@ def test_every_python_and_toml_block_can_be_read(page: Path) -> None:
 
 LOOPBACK = (Node(node_rank=0, name="local-0", address="127.0.0.1", cores=8, interface="lo"),)
 
+#: Defaults too, where the node's interface is known.
+INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+
 LAUNCHES = {
     "one process": make_launch(make_job()),
     "on this machine": make_launch(make_job(), nodes=LOOPBACK),
+    "one process with a backend": make_launch(make_job(distributed_backend="gloo"), nodes=LOOPBACK),
     "gloo": make_launch(make_job(node_count=2, process_count_per_node=2, distributed_backend="gloo")),
     "nccl": make_launch(
         make_job(node_count=2, process_count_per_node=2, distributed_backend="nccl", use_gpu=True), gpus=2
@@ -277,7 +281,11 @@ def test_workers_find_the_documented_variables_and_no_others() -> None:
     everywhere = set.intersection(*(one for of_launch in found.values() for one in of_launch))
     somewhere = set.union(*(one for of_launch in found.values() for one in of_launch))
 
-    assert somewhere == documented("Set for every worker") | documented("Defaults")
+    launched = documented("Set by a launcher")
+    assert somewhere == documented("Set for every worker") | launched | documented("Defaults")
+    assert not launched & found["one process"][0]
+    assert not launched & found["on this machine"][0]
+    assert launched - set.intersection(*found["gloo"]) == INTERFACES
     assert documented("Set for every worker", 0) <= everywhere
     assert not documented("Set for every worker", 1) & everywhere
 
@@ -286,7 +294,7 @@ def test_the_documented_defaults_are_those_that_the_shell_may_replace() -> None:
     commands = [
         command for launch in LAUNCHES.values() for command in get_launcher(launch.job.launcher).commands(launch)
     ]
-    assert {name for command in commands for name in command.defaults} == documented("Defaults")
+    assert {name for command in commands for name in command.defaults} == documented("Defaults") | INTERFACES
 
 
 @pytest.mark.parametrize("node_count", [1, 2])
@@ -298,8 +306,9 @@ def test_workers_under_open_mpi_find_the_documented_variables(monkeypatch: pytes
         monkeypatch.setattr(mpi, "find_open_mpi", lambda python, version=version: mpi.OpenMpi("mpirun", version))
         found |= under_open_mpi(make_launch(job))
 
+    everywhere = documented("Set for every worker") | documented("Set by a launcher")
     assert documented("Set for every worker", 0) <= found
-    assert found - documented("Set for every worker") - documented("Defaults") == documented("With Open MPI")
+    assert found - everywhere - documented("Defaults") == documented("With Open MPI")
 
 
 def under_open_mpi(launch: Launch) -> set[str]:

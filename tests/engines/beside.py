@@ -21,12 +21,12 @@ from tests.helpers import wait_until
 WAITS = """
 import os, time
 print("up", flush=True)
-while not os.path.exists("outputs/stop_" + os.environ["RANK"]):
+while not os.path.exists("outputs/stop_" + os.environ["PACELINE_RANK"]):
     time.sleep(0.05)
 """
 #: The same, after far more lines than a log of `LIMIT` holds.
 LOUD, LIMIT = "for number in range(100_000): print(f'{number:07d}')\n" + WAITS, "100kB"
-STOP = ["sh", "-c", "touch outputs/stop_$RANK"]
+STOP = ["sh", "-c", "touch outputs/stop_$PACELINE_RANK"]
 WORDS = ["a 'b\" $(touch oops); {x} \\n", "", "é", "-x"]
 
 
@@ -34,9 +34,7 @@ def check_exec(run: pl.Run) -> None:
     """Run commands beside both workers of a run of `WAITS` with MINE=abc in its environment, and end it."""
     # An engine takes its time to give nodes.
     wait_until(lambda: run.status == states.RUNNING, "the run is Running", 120)
-    show = (
-        "import json, os, sys; print(json.dumps([os.environ['RANK'], os.environ['MINE'], os.getcwd(), sys.argv[1:]]))"
-    )
+    show = "import json, os, sys; print(json.dumps([os.environ['PACELINE_RANK'], os.environ['MINE'], os.getcwd(), sys.argv[1:]]))"
     folders = set()
     for rank in range(2):
         done = run.exec([sys.executable, "-c", show, *WORDS], rank=rank)
@@ -140,7 +138,7 @@ def _check_load(run: pl.Run) -> None:
 STOPS = """
 import os, signal, time
 print("up", flush=True)
-if os.environ["RANK"] == "1":
+if os.environ["PACELINE_RANK"] == "1":
     os.kill(os.getpid(), signal.SIGSTOP)
 def rests():
     time.sleep(1000)

@@ -18,9 +18,9 @@ SCRIPT = """
 import os, socket, sys
 from azureml.core import Run
 run = Run.get_context()
-assert sys.argv[1:] == ["--rank", os.environ["RANK"]], sys.argv
-run.log("rank", int(os.environ["RANK"]))
-if os.environ["RANK"] == "0":
+assert sys.argv[1:] == ["--rank", os.environ["PACELINE_RANK"]], sys.argv
+run.log("rank", int(os.environ["PACELINE_RANK"]))
+if os.environ["PACELINE_RANK"] == "0":
     os.makedirs("outputs", exist_ok=True)
     with open("outputs/model.txt", "w") as file:
         file.write("weights")

@@ -11,7 +11,7 @@ COUNTS = """
 import os, sys, time
 from paceline.system.elastic import EXIT_RESIZE, MAX_NODES_VARIABLE, MIN_NODES_VARIABLE, is_resize_requested
 
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+rank, size = int(os.environ["PACELINE_RANK"]), int(os.environ["PACELINE_WORLD_SIZE"])
 assert int(os.environ[MIN_NODES_VARIABLE]) <= int(os.environ["HOROVOD_CROSS_SIZE"]) <= int(os.environ[MAX_NODES_VARIABLE])
 folder = os.environ["PACELINE_CHECKPOINT_DIR"]
 step = max([int(name[5:]) for name in os.listdir(folder) if name.startswith("step_")], default=0)

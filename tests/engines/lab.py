@@ -24,7 +24,7 @@ KEEP = textwrap.dedent(
     """\
     import json, os, sys
     def keep(value, name="seen"):
-        with open(f"outputs/{name}_{os.environ['RANK']}.json", "w") as file:
+        with open(f"outputs/{name}_{os.environ['PACELINE_RANK']}.json", "w") as file:
             json.dump(value, file)
     """
 )
@@ -47,7 +47,7 @@ DAEMON = textwrap.dedent(
         with os.fdopen(read) as file:
             pid = file.read()
         os.wait()
-        name = f"daemon_{os.environ['RANK']}"
+        name = f"daemon_{os.environ['PACELINE_RANK']}"
         with open(name, "w") as file:
             file.write(pid)
         os.rename(name, f"outputs/{name}")

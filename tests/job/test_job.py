@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.environments.environment import Environment
 from paceline.errors import JobError
 from paceline.job.data_reference import DataReference, Source
-from paceline.job.job import BACKENDS, JOB_VERSION, RANK_VARIABLES, Job
+from paceline.job.job import BACKENDS, JOB_VERSION, RANK_VARIABLES, RUN_VARIABLES, Job
 from tests.helpers import make_job
 
 
@@ -33,7 +33,7 @@ WRONG = [
         {"secrets": {"A": "env:B"}, "environment_variables": {"A": "1"}},
         ("secrets and environment_variables both set A",),
     ),
-    ({"secrets": {"RANK": "env:B"}}, ("RANK", "the launcher sets")),
+    ({"secrets": {"RANK": "env:B"}, "distributed_backend": "gloo"}, ("RANK", "the launcher sets")),
     ({"secrets": {"SLURM_JWT": "env:B"}}, ("SLURM_JWT", "Slurm reads itself")),
     ({"secrets": {"A": "hunter2"}}, ("named by its place", "not shown")),
     ({"secrets": ["A"]}, ("secrets=... is not a dict",)),
@@ -125,10 +125,17 @@ def test_a_refusal_is_a_value_error_too():
         make_job(node_count=0)
 
 
-# By the last of them a worker finds the folder that it reports to.
-@pytest.mark.parametrize("name", sorted({*RANK_VARIABLES, "HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "PACELINE_ATTEMPT"}))
-def test_a_rank_variable_for_all_workers_is_refused(name):
+@pytest.mark.parametrize("name", sorted({*RANK_VARIABLES, "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"}))
+def test_a_rank_variable_is_refused_where_a_launcher_sets_it_and_the_user_s_in_one_process(name):
     with pytest.raises(JobError, match=f"sets {name}, which the launcher sets for each worker"):
+        make_job(environment_variables={name: "0"}, distributed_backend="gloo")
+    # The story: `--env RANK=-1`, by which a script takes itself for one that was not launched, was refused.
+    assert make_job(environment_variables={name: "-1"}).environment_variables == {name: "-1"}
+
+
+@pytest.mark.parametrize("name", sorted(RUN_VARIABLES))
+def test_a_variable_by_which_a_worker_finds_its_run_is_refused(name):
+    with pytest.raises(JobError, match=f"sets {name}, which Paceline sets for each worker"):
         make_job(environment_variables={name: "0"})
 
 

@@ -93,10 +93,22 @@ def test_the_run_s_variables():
         "PACELINE_CHECKPOINT_DIR": f"{RUN_DIR}/checkpoints",
         "PACELINE_WORKSPACE": "/shared/team/.paceline",
         "PACELINE_ATTEMPT": "2",
+        "PACELINE_MAX_RESTARTS": "3",
+        "PACELINE_WORLD_SIZE": "4",
         "PACELINE_STALL_FILE": f"{launch.run_dir}/attempts/2/stalled.jsonl",
         "PACELINE_WATCH_DIR": "/dev/shm/paceline-0/watch_2",
         "PACELINE_RUN_SECRET": "5e" * 32,
     }
+
+
+def test_one_process_without_a_backend_has_no_variable_of_a_launcher():
+    # The story: scripts that ask by RANK or MASTER_ADDR whether torchrun has started them left their single-process path.
+    launch = make_launch(make_job(environment_variables={"RANK": "-1"}))
+    place = launch.places[0]
+    found = environment.of_run(launch) | environment.of_place(launch, place) | environment.of_rank(launch, place)
+    assert {name for name in found if not name.startswith(("PACELINE_", "AZUREML_"))} == set()
+    assert (found["PACELINE_RANK"], found["PACELINE_WORLD_SIZE"]) == ("0", "1")
+    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & environment.defaults(launch, place).keys()
 
 
 def test_a_time_limit_is_told():
@@ -125,6 +137,7 @@ def test_the_place_s_variables():
 def test_the_rank_s_variables():
     launch = make_launch(make_job(**TWO_BY_TWO), attempt=2)
     assert environment.of_rank(launch, launch.places[3]) == {
+        "PACELINE_RANK": "3",
         "RANK": "3",
         "JAX_PROCESS_ID": "3",
         "HOROVOD_RANK": "3",

@@ -15,8 +15,8 @@ from tests.helpers import make_run, run_python
 WORKER = {
     "PACELINE_RUN_ID": "digits_1_2",
     "PACELINE_RUN_DIR": "/ws/runs/digits_1_2",
-    "RANK": "3",
-    "WORLD_SIZE": "4",
+    "PACELINE_RANK": "3",
+    "PACELINE_WORLD_SIZE": "4",
     "PACELINE_ATTEMPT": "2",
 }
 
@@ -31,7 +31,7 @@ def test_outside_a_run_there_is_no_context(environment):
     assert WorkerContext.from_environment(environment) is None
 
 
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "PACELINE_ATTEMPT"])
+@pytest.mark.parametrize("name", ["PACELINE_RANK", "PACELINE_WORLD_SIZE", "PACELINE_ATTEMPT"])
 @pytest.mark.parametrize("value", [None, "", "x", "-1", "1.5", " 1"])
 def test_a_missing_or_broken_variable_is_an_error_and_never_a_world_of_one(name, value):
     environment = {key: text for key, text in WORKER.items() if key != name}
@@ -39,6 +39,12 @@ def test_a_missing_or_broken_variable_is_an_error_and_never_a_world_of_one(name,
         environment[name] = value
     with pytest.raises(RunContextError, match=f"^{name}=.*digits_1_2.*launcher sets"):
         WorkerContext.from_environment(environment)
+
+
+@pytest.mark.parametrize("value", ["-1", "x", "0"])
+def test_a_rank_that_the_user_gave_one_process_is_not_the_worker_s(value):
+    alone = WORKER | {"PACELINE_RANK": "0", "PACELINE_WORLD_SIZE": "1", "RANK": value}
+    assert WorkerContext.from_environment(alone) == WorkerContext(Path("/ws/runs/digits_1_2"), 0, 1, 2)
 
 
 def test_the_script_finds_its_run_and_its_metrics_go_to_its_rank(tmp_path, monkeypatch):
@@ -64,7 +70,7 @@ def test_outside_a_run_an_offline_one_may_be_refused():
 
 def test_a_broken_environment_is_an_error_for_the_script_too(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_RUN_DIR", str(tmp_path))
-    with pytest.raises(RunContextError, match="RANK=''"):
+    with pytest.raises(RunContextError, match="PACELINE_RANK=''"):
         Run.get_context()
 
 
@@ -72,10 +78,10 @@ def test_a_broken_environment_is_an_error_for_the_script_too(tmp_path, monkeypat
 CLEARED = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], env={}, check=True)"
 
 
-@pytest.mark.parametrize("rank", ["RANK", "OMPI_COMM_WORLD_RANK"])
+@pytest.mark.parametrize("rank", ["PACELINE_RANK", "OMPI_COMM_WORLD_RANK"])
 def test_a_process_with_a_cleared_environment_finds_its_run_by_those_above_it(tmp_path, rank):
     folder, fd = make_run(tmp_path / "ws/runs", status=states.RUNNING)
-    worker = {key: value for key, value in WORKER.items() if key != "RANK"}
+    worker = {key: value for key, value in WORKER.items() if key != "PACELINE_RANK"}
     worker |= {"PACELINE_RUN_DIR": str(folder.path), "PACELINE_RUN_ID": folder.run_id, rank: "3"}
     code = (
         "import os, paceline; run = paceline.Run.get_context(); run.log('loss', 0.5)\n"

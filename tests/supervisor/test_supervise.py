@@ -138,13 +138,13 @@ def test_the_attempt_after_a_lost_node_runs_on_other_nodes(tmp_path):
 PEER_GONE = """
 import os, time
 if os.environ["PACELINE_ATTEMPT"] == "1":
-    if os.environ["RANK"] == "1":
+    if os.environ["PACELINE_RANK"] == "1":
         open("outputs/lose", "w")
         time.sleep(600)
     while not os.path.exists("outputs/lose"):
         time.sleep(0.01)
     raise {error}
-if os.environ["RANK"] == "0":
+if os.environ["PACELINE_RANK"] == "0":
     os.remove("outputs/lose")
 """
 TWO_NODES = {"distributed_backend": "gloo", "node_count": 2, "max_restarts": 1, "grace_period_seconds": 0.1}

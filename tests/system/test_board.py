@@ -60,7 +60,7 @@ def test_ranks_as_text(ranks, text):
 def test_a_forked_child_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(own, "_board", None)
     monkeypatch.setattr(own, "_is_made", False)
-    own.board({"PACELINE_WATCH_DIR": str(tmp_path), "RANK": "0"})
+    own.board({"PACELINE_WATCH_DIR": str(tmp_path), "PACELINE_RANK": "0"})
     text = entry_text("c", "k", "n", "", 0, "")
     with own.under_way(text, 3):
         assert [one.number for one in board.read(str(tmp_path / "board_0"))] == [3]

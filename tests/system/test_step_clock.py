@@ -17,7 +17,7 @@ def made(tmp_path, monkeypatch):
     monkeypatch.setattr(step_clock, "_clock", None)
     now = [100.0]
     monkeypatch.setattr(step_clock.time, "monotonic", lambda: now[0])
-    found = begin({"PACELINE_WATCH_DIR": str(tmp_path), "RANK": "3"})
+    found = begin({"PACELINE_WATCH_DIR": str(tmp_path), "PACELINE_RANK": "3"})
     return found, str(tmp_path / "steps_3"), now
 
 
@@ -77,8 +77,8 @@ def test_a_function_is_timed_also_when_it_fails(made):
 
 def test_without_a_folder_there_is_no_clock(tmp_path, monkeypatch):
     monkeypatch.setattr(step_clock, "_clock", None)
-    assert begin({"RANK": "0"}) is None
-    assert begin({"PACELINE_WATCH_DIR": str(tmp_path / "none"), "RANK": "0"}) is None
+    assert begin({"PACELINE_RANK": "0"}) is None
+    assert begin({"PACELINE_WATCH_DIR": str(tmp_path / "none"), "PACELINE_RANK": "0"}) is None
     assert timed(lambda: 7, WAIT)() == 7
     assert read(str(tmp_path / "steps_0")) is None
     (tmp_path / "steps_0").write_bytes(b"half")

@@ -54,7 +54,13 @@ def noted(tmp_path: Path, script: str, world_size: int = 2, **variables: str) ->
     path.unlink(missing_ok=True)
     environment = {
         **os.environ,
-        **{"RANK": "1", "WORLD_SIZE": str(world_size), "PACELINE_RUN_DIR": str(tmp_path / "run")},
+        **{
+            "PACELINE_RANK": "1",
+            "PACELINE_WORLD_SIZE": str(world_size),
+            "RANK": "1",
+            "WORLD_SIZE": str(world_size),
+            "PACELINE_RUN_DIR": str(tmp_path / "run"),
+        },
         **{"PACELINE_ATTEMPT": "1", "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
         **{"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
         **variables,

@@ -29,7 +29,12 @@ class Worker:
     def start(self, script: str, *words: str, **variables: str) -> subprocess.Popen[str]:
         (self.work / "train.py").write_text(script)
         mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-        run = {"PACELINE_RUN_DIR": str(self.run_dir), "PACELINE_ATTEMPT": "1", "WORLD_SIZE": "1"}
+        run = {
+            "PACELINE_RUN_DIR": str(self.run_dir),
+            "PACELINE_ATTEMPT": "1",
+            "PACELINE_WORLD_SIZE": "1",
+            "WORLD_SIZE": "1",
+        }
         return subprocess.Popen(
             [sys.executable, str(MAIN), *(words or ("--mpi", "--", "train.py"))],
             cwd=self.work,
@@ -132,7 +137,7 @@ def test_words_with_an_equals_sign_in_front_mean_the_same(worker):
 
 
 def test_without_mpi_the_script_is_the_process_itself(worker):
-    code, text = worker.run("import sys; print('out'); sys.exit(3)", "--", "train.py", RANK="0")
+    code, text = worker.run("import sys; print('out'); sys.exit(3)", "--", "train.py", PACELINE_RANK="0")
     assert (code, text) == (3, "out\n")
     assert worker.written("start")["pid"] > 0
     assert not (worker.attempt / "end_0.json").exists()
@@ -157,7 +162,7 @@ def test_little_is_loaded_before_the_script(worker):
     """Every module is time before the script's first line; what the interpreter has loaded by itself is not ours."""
     ask = "import sys; print(*sys.modules)"
     own = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
-    code, text = worker.run(ask, "--", "train.py", RANK="0")
+    code, text = worker.run(ask, "--", "train.py", PACELINE_RANK="0")
     assert code == 0
     loaded = {name.partition(".")[0] for name in set(text.split()) - set(own)}
     assert loaded <= {"__future__", "__paceline_main__", "importlib", "paceline", "types", "warnings"}

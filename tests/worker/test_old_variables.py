@@ -17,7 +17,8 @@ SHOW = "import json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)])
 def found(tmp_path: Path, *words: str, **variables: str) -> tuple[list[str], dict[str, str]]:
     (tmp_path / "attempts/1").mkdir(parents=True)
     (tmp_path / "train.py").write_text(SHOW)
-    own = {"PACELINE_RUN_DIR": str(tmp_path), "PACELINE_ATTEMPT": "1", "RANK": "1", "WORLD_SIZE": "1"}
+    own = {"PACELINE_RUN_DIR": str(tmp_path), "PACELINE_ATTEMPT": "1", "PACELINE_RANK": "1", "PACELINE_WORLD_SIZE": "2"}
+    own |= {"RANK": "1", "AZ_BATCH_MASTER_NODE": "10.0.0.1:1"}
     done = subprocess.run(
         [sys.executable, str(MAIN), *words],
         cwd=tmp_path,

@@ -43,7 +43,12 @@ class Server:
             "PMIX_RANK": "0",
             "PMIX_SERVER_URI4": f"pmix-server.7;tcp4://127.0.0.1:{self._listener.getsockname()[1]}",
         }
-        run = {"PACELINE_RUN_DIR": str(self._top), "PACELINE_ATTEMPT": "1", "WORLD_SIZE": "2"}
+        run = {
+            "PACELINE_RUN_DIR": str(self._top),
+            "PACELINE_ATTEMPT": "1",
+            "PACELINE_WORLD_SIZE": "2",
+            "WORLD_SIZE": "2",
+        }
         process = subprocess.Popen(
             [sys.executable, str(MAIN), "--srun", "--", "train.py"],
             cwd=self._top,

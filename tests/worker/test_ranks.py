@@ -19,6 +19,7 @@ def test_ranks_are_those_that_mpirun_gave():
     environment = dict(GIVEN)
     from_open_mpi(environment)
     assert environment == GIVEN | {
+        "PACELINE_RANK": "3",
         "RANK": "3",
         "JAX_PROCESS_ID": "3",
         "HOROVOD_RANK": "3",

@@ -15,7 +15,7 @@ def attempt(tmp_path, monkeypatch):
     """The folder of the attempt whose worker this process is."""
     path = tmp_path / "attempts/3"
     path.mkdir(parents=True)
-    for name, value in (("PACELINE_RUN_DIR", str(tmp_path)), ("PACELINE_ATTEMPT", "3"), ("RANK", "5")):
+    for name, value in (("PACELINE_RUN_DIR", str(tmp_path)), ("PACELINE_ATTEMPT", "3"), ("PACELINE_RANK", "5")):
         monkeypatch.setenv(name, value)
     return path
 
@@ -119,7 +119,7 @@ def test_a_folder_that_is_gone_does_not_keep_the_script_from_its_end(attempt, ca
 def test_on_a_full_disk_the_exception_is_written_into_the_space_that_was_held(small_disk, monkeypatch, length):
     attempt = small_disk / "attempts/3"
     attempt.mkdir(parents=True)
-    for name, value in (("PACELINE_RUN_DIR", str(small_disk)), ("PACELINE_ATTEMPT", "3"), ("RANK", "5")):
+    for name, value in (("PACELINE_RUN_DIR", str(small_disk)), ("PACELINE_ATTEMPT", "3"), ("PACELINE_RANK", "5")):
         monkeypatch.setenv(name, value)
     report.started()
     fill_disk(small_disk)

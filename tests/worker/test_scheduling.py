@@ -38,7 +38,12 @@ def policies(folder: Path, start=None, **variables: str) -> list[str]:
     (folder / "train.py").write_text(SHOW)
     (folder / "attempts/1").mkdir(parents=True, exist_ok=True)
     environment = {name: text for name, text in os.environ.items() if name != scheduling.VARIABLE}
-    environment |= {"PYTHONPATH": str(MAIN.parents[2]), "PYTHONUNBUFFERED": "1", "RANK": "0", "WORLD_SIZE": "1"}
+    environment |= {
+        "PYTHONPATH": str(MAIN.parents[2]),
+        "PYTHONUNBUFFERED": "1",
+        "PACELINE_RANK": "0",
+        "PACELINE_WORLD_SIZE": "1",
+    }
     environment |= {"PACELINE_RUN_DIR": str(folder), "PACELINE_ATTEMPT": "1", **variables}
     command = [sys.executable, str(MAIN), "--", "train.py"]
     done = subprocess.run(

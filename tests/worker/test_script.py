@@ -29,7 +29,7 @@ class Ended:
 def python(folder: Path, *words: str) -> Ended:
     """How a Python that starts in `folder` with these words ends."""
     environment = {**os.environ, "PYTHONPATH": str(MAIN.parents[2]), "PYTHONHASHSEED": "0", "NO_COLOR": "1"}
-    environment |= {"PACELINE_RUN_DIR": str(folder.parent), "PACELINE_ATTEMPT": "1", "RANK": "0"}
+    environment |= {"PACELINE_RUN_DIR": str(folder.parent), "PACELINE_ATTEMPT": "1", "PACELINE_RANK": "0"}
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=180, check=False
     )

@@ -24,9 +24,10 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
     if not _is_made:
         _is_made = True
         from paceline.system.board import FOLDER_VARIABLE, RankBoard
+        from paceline.system.nested import nested_rank
 
-        folder, rank = environ.get(FOLDER_VARIABLE), environ.get("RANK")
-        if folder and rank:
+        folder, rank = environ.get(FOLDER_VARIABLE), environ.get("PACELINE_RANK")
+        if folder and rank and nested_rank(environ) is None:
             try:
                 _board = RankBoard(os.path.join(folder, f"board_{rank}"))
             except (OSError, ValueError):  # no room, or no such folder: a run goes on without

@@ -187,6 +187,8 @@ def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
     """
     texts = [environ.get(name) or environ.get(other, "") for name, other in _VARIABLES.items()]
     rank, size, host, port = texts
+    if not rank and not size and environ.get("PACELINE_WORLD_SIZE") == "1":
+        return 0, 1, host, 0  # the one process of a run, which nobody had to launch
     if rank.isdigit() and size.isdigit() and int(rank) < int(size) and host and port.isdigit():
         return int(rank), int(size), host, int(port)
     seen = ", ".join(f"{name}={environ[name]!r}" if name in environ else f"{name} missing" for name in _VARIABLES)

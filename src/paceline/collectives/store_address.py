@@ -52,7 +52,6 @@ def _patch(module: ModuleType, environ: Mapping[str, str]) -> None:
     kind: Any = getattr(module, "TCPStore", None)
     if kind is None or getattr(kind, "_paceline", False):
         return
-    here = environ.get("MASTER_ADDR", "")
 
     class TCPStore(kind):  # type: ignore[misc]
         """torch's, whose server listens at MASTER_ADDR alone."""
@@ -61,7 +60,8 @@ def _patch(module: ModuleType, environ: Mapping[str, str]) -> None:
 
         def __init__(self, *given: Any, **options: Any) -> None:
             names = ("host_name", "port", "world_size", "is_master")
-            # The first four arguments may be given by place.
+            # Read now: a script may set it after it has imported torch. The first four arguments may be given by place.
+            here = environ.get("MASTER_ADDR", "")
             told = {**dict(zip(names, given, strict=False)), **options}
             is_ours = told.get("is_master") and told.get("host_name") == here and len(given) <= len(names)
             if not is_ours or told.get("master_listen_fd") is not None:

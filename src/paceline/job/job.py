@@ -48,9 +48,14 @@ RANK_VARIABLES = (
     "JAX_NUM_PROCESSES",
     "HOROVOD_RANK",
     "HOROVOD_LOCAL_RANK",
+)
+#: Set for every worker, whoever starts it.
+RUN_VARIABLES = (
     "PACELINE_ATTEMPT",
     "PACELINE_RUN_ID",
     "PACELINE_RUN_DIR",
+    "PACELINE_RANK",
+    "PACELINE_WORLD_SIZE",
 )
 
 #: Whether a worker sees the one device that is its own, or all of its node's and takes that of its local rank.
@@ -152,6 +157,7 @@ class Job:
         _take_secrets(self)
         _check_variables(self.environment_variables)
         _check_secrets(self)
+        _check_own_variables(self)
         if self.max_run_duration_seconds is not None:
             _check_seconds("max_run_duration_seconds", self.max_run_duration_seconds, zero=False)
         _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
@@ -226,6 +232,11 @@ class Job:
     def launcher(self) -> str:
         """The name of the launcher that starts the workers: "processes", also for one without a backend, or "mpi"."""
         return BACKENDS[self.distributed_backend] if self.distributed_backend else "processes"
+
+    @property
+    def has_launcher(self) -> bool:
+        """True if the workers find a launcher's variables (`RANK`, `MASTER_ADDR`, ...): a backend was named."""
+        return self.distributed_backend is not None
 
     @property
     def uses_tf_config(self) -> bool:
@@ -516,8 +527,16 @@ def _check_variables(variables: object) -> None:
             raise JobError(
                 f"environment_variables[{name!r}]={value!r} is not a string without NUL. Write it as {str(value)!r}."
             )
-        if name in RANK_VARIABLES:
+
+
+def _check_own_variables(job: Job) -> None:
+    """Refuse a value for a variable that each worker gets one of its own of."""
+    for name in (*job.environment_variables, *job.secrets):
+        if name in RUN_VARIABLES:
+            raise JobError(f"environment_variables sets {name}, which Paceline sets for each worker. Remove it.")
+        if name in RANK_VARIABLES and job.has_launcher:
             raise JobError(
                 f"environment_variables sets {name}, which the launcher sets for each worker by itself. Remove it; "
-                "node_count and process_count_per_node say how many workers there are."
+                "node_count and process_count_per_node say how many workers there are. A single process without a "
+                "distributed_backend has no launcher, and may have any value."
             )

@@ -63,22 +63,9 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
 
 def of_run(launch: Launch) -> dict[str, str]:
     """The variables that are the same for every worker."""
-    job, head, folder = launch.job, launch.nodes[0].address, RunFolder(launch.run_dir)
+    job, folder = launch.job, RunFolder(launch.run_dir)
     return {
-        "WORLD_SIZE": str(job.world_size),
-        "MASTER_ADDR": head,
-        "MASTER_PORT": str(launch.ports[0]),
-        "TORCHELASTIC_RUN_ID": launch.run_id,
-        "TORCHELASTIC_RESTART_COUNT": str(launch.attempt - 1),
-        "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
-        "JAX_COORDINATOR_ADDRESS": f"{head}:{launch.ports[1]}",
-        "JAX_NUM_PROCESSES": str(job.world_size),
-        "HOROVOD_SIZE": str(job.world_size),
-        "HOROVOD_CROSS_SIZE": str(job.node_count),
-        # What scripts for Azure's Batch AI read, the SDK's first service.
-        "AZ_BATCHAI_PYTORCH_INIT_METHOD": f"tcp://{head}:{launch.ports[0]}",
-        "AZ_BATCH_MASTER_NODE": f"{head}:{launch.ports[0]}",
-        "AZ_BATCHAI_MPI_MASTER_NODE": head,
+        **(_of_launcher(launch) if job.has_launcher else {}),
         "AZUREML_RUN_ID": launch.run_id,
         "AZUREML_ARM_SUBSCRIPTION": "local",
         "AZUREML_ARM_RESOURCEGROUP": "local",
@@ -93,6 +80,8 @@ def of_run(launch: Launch) -> dict[str, str]:
         "PACELINE_CHECKPOINT_DIR": str(folder.checkpoints),
         "PACELINE_WORKSPACE": str(launch.run_dir.parent.parent),
         "PACELINE_ATTEMPT": str(launch.attempt),
+        "PACELINE_MAX_RESTARTS": str(job.max_restarts),
+        "PACELINE_WORLD_SIZE": str(job.world_size),
         "PACELINE_STALL_FILE": str(folder.stalled(launch.attempt)),
         "PACELINE_WATCH_DIR": str(watch_dir(launch)),
         **({"PACELINE_END_TIME": f"{launch.ends_at:.0f}"} if launch.ends_at is not None else {}),
@@ -103,6 +92,27 @@ def of_run(launch: Launch) -> dict[str, str]:
             else {}
         ),
         **_of_elastic(launch),
+    }
+
+
+def _of_launcher(launch: Launch) -> dict[str, str]:
+    """The variables of a launcher: a script that finds them takes itself for one of several processes."""
+    head, size = launch.nodes[0].address, str(launch.job.world_size)
+    return {
+        "WORLD_SIZE": size,
+        "MASTER_ADDR": head,
+        "MASTER_PORT": str(launch.ports[0]),
+        "TORCHELASTIC_RUN_ID": launch.run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(launch.attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(launch.job.max_restarts),
+        "JAX_COORDINATOR_ADDRESS": f"{head}:{launch.ports[1]}",
+        "JAX_NUM_PROCESSES": size,
+        "HOROVOD_SIZE": size,
+        "HOROVOD_CROSS_SIZE": str(launch.job.node_count),
+        # What scripts for Azure's Batch AI read, the SDK's first service.
+        "AZ_BATCHAI_PYTORCH_INIT_METHOD": f"tcp://{head}:{launch.ports[0]}",
+        "AZ_BATCH_MASTER_NODE": f"{head}:{launch.ports[0]}",
+        "AZ_BATCHAI_MPI_MASTER_NODE": head,
     }
 
 
@@ -119,15 +129,17 @@ def _of_elastic(launch: Launch) -> dict[str, str]:
 
 def of_place(launch: Launch, place: RankSlot) -> dict[str, str]:
     """The variables that follow from a worker's node and its place there."""
-    values = {
-        "LOCAL_RANK": str(place.local_rank),
-        "HOROVOD_LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_world_size),
-        "HOROVOD_LOCAL_SIZE": str(place.local_world_size),
-        "NODE_RANK": str(place.node_rank),
-        "GROUP_RANK": str(place.node_rank),
-        "HOROVOD_CROSS_RANK": str(place.node_rank),
-    }
+    values: dict[str, str] = {}
+    if launch.job.has_launcher:
+        values = {
+            "LOCAL_RANK": str(place.local_rank),
+            "HOROVOD_LOCAL_RANK": str(place.local_rank),
+            "LOCAL_WORLD_SIZE": str(place.local_world_size),
+            "HOROVOD_LOCAL_SIZE": str(place.local_world_size),
+            "NODE_RANK": str(place.node_rank),
+            "GROUP_RANK": str(place.node_rank),
+            "HOROVOD_CROSS_RANK": str(place.node_rank),
+        }
     if gpus := launch.nodes[place.node_rank].gpus:
         own = gpus if launch.job.gpu_visibility == "node" else gpus[place.local_rank : place.local_rank + 1]
         values["CUDA_VISIBLE_DEVICES"] = ",".join(own)
@@ -142,13 +154,20 @@ def of_place(launch: Launch, place: RankSlot) -> dict[str, str]:
 
 def of_rank(launch: Launch, place: RankSlot) -> dict[str, str]:
     """The variables that name the one worker. Under Open MPI the worker itself derives them from the rank that mpirun gave it."""
+    own = {"PACELINE_RANK": str(place.rank)}
+    if not launch.job.has_launcher:
+        return own
     config = tf_config(launch, place) if launch.job.uses_tf_config else None
-    return {
-        "RANK": str(place.rank),
-        "JAX_PROCESS_ID": str(place.rank),
-        "HOROVOD_RANK": str(place.rank),
-        "TORCHELASTIC_ERROR_FILE": str(RunFolder(launch.run_dir).worker_error(launch.attempt, place.rank)),
-    } | ({"TF_CONFIG": config} if config else {})
+    return (
+        own
+        | {
+            "RANK": str(place.rank),
+            "JAX_PROCESS_ID": str(place.rank),
+            "HOROVOD_RANK": str(place.rank),
+            "TORCHELASTIC_ERROR_FILE": str(RunFolder(launch.run_dir).worker_error(launch.attempt, place.rank)),
+        }
+        | ({"TF_CONFIG": config} if config else {})
+    )
 
 
 def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
@@ -171,7 +190,7 @@ def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
             # On one machine ranks share memory. Open MPI's TCP would listen at every address of the machine, on a port a
             # rank, and can't be told not to.
             values["OMPI_MCA_btl"] = "^tcp"
-    if interface := launch.nodes[place.node_rank].interface:
+    if launch.job.has_launcher and (interface := launch.nodes[place.node_rank].interface):
         # Gloo and NCCL would look for the interface of the host's name, which a laptop off its network can't resolve, and
         # which on a cluster may be that of another network.
         values |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}

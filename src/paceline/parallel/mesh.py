@@ -244,8 +244,9 @@ def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None
         return "gloo"
     # MASTER_ADDR or MASTER_PORT alone, or WORLD_SIZE=1, may have been exported in a shell for another program, and says
     # nothing. A rank, or a number of processes above 1, says that a launcher has started this process as one of several.
-    started = environment.get("WORLD_SIZE") or mpi_size or environment.get("SLURM_STEP_NUM_TASKS")
-    if environment.get("RANK") or (started is not None and started != "1"):
+    sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PACELINE_WORLD_SIZE")
+    started = next((environment[name] for name in sizes if environment.get(name)), None)
+    if environment.get("RANK", "").isdigit() or (started is not None and started != "1"):
         missing = ", ".join(name for name in names if name not in given)
         raise ParallelError(
             f"a launcher started this process as one of {started or 'several'}, but {missing} "

@@ -9,16 +9,20 @@ from pathlib import Path
 
 from paceline.errors import RunContextError
 from paceline.system import processes
+from paceline.system.nested import nested_rank
 
-#: Who tells a process its rank: Paceline's launcher, Open MPI's mpirun, srun. From the last two a worker sets RANK itself, which
+#: Who tells a process its rank: Paceline, Open MPI's mpirun, srun. From the last two a worker sets PACELINE_RANK itself, which
 #: its parents' environments don't show.
-_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+_RANKS = ("PACELINE_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 _SUPERVISOR = ["-m", "paceline.supervisor"]
 
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """This process's run, its rank there and the attempt it belongs to."""
+    """This process's run, its rank there and the attempt it belongs to.
+
+    rank, world_size: of a rank that the script has started itself (`paceline.system.nested`), those that it has there.
+    """
 
     run_dir: Path
     rank: int
@@ -56,7 +60,7 @@ class WorkerContext:
         if not run_dir:
             return None
         numbers = []
-        for name in ("RANK", "WORLD_SIZE", "PACELINE_ATTEMPT"):
+        for name in ("PACELINE_RANK", "PACELINE_WORLD_SIZE", "PACELINE_ATTEMPT"):
             value = environment.get(name, "")
             # int() takes " 1" and "-1" as well, which no launcher writes.
             if not value.isdigit():
@@ -66,7 +70,8 @@ class WorkerContext:
                     "changed it; pass the environment on as it is."
                 )
             numbers.append(int(value))
-        return cls(Path(run_dir), *numbers)
+        rank, world_size = nested_rank(environment) or numbers[:2]
+        return cls(Path(run_dir), rank, world_size, numbers[2])
 
 
 def _of_parents() -> dict[str, str]:
@@ -82,7 +87,7 @@ def _of_parents() -> dict[str, str]:
         environment = processes.environment_of(pid)
         if environment.get("PACELINE_RUN_DIR"):
             rank = next((environment[name] for name in _RANKS if name in environment), "")
-            return environment | {"RANK": rank}
+            return environment | {"PACELINE_RANK": rank}
         if (run_id := environment.get(processes.SUPERVISOR_VARIABLE)) is None:
             continue
         command = processes.command_of(pid)

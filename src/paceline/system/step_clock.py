@@ -135,7 +135,7 @@ _clock: StepClock | None = None
 def begin(environ: Mapping[str, str] = os.environ) -> StepClock | None:
     """Make this process's clock, where whoever has started it wants one; it is the one of `clock` from now on."""
     global _clock
-    folder, rank = environ.get("PACELINE_WATCH_DIR"), environ.get("RANK")
+    folder, rank = environ.get("PACELINE_WATCH_DIR"), environ.get("PACELINE_RANK")
     if folder and rank and _clock is None:
         try:
             _clock = StepClock(os.path.join(folder, f"steps_{rank}"))

@@ -77,7 +77,7 @@ class CompletingChecks:
             assert foreign(found, wanted) == []
             assert int(found["OMP_NUM_THREADS"]) >= 1
             assert found["PYTHONUNBUFFERED"] == found["PYTHONFAULTHANDLER"] == "1"
-            paths.add((found["PYTHONPATH"].split(os.pathsep)[0], found["PACELINE_RUN_DIR"], found["MASTER_ADDR"]))
+            paths.add((found["PYTHONPATH"].split(os.pathsep)[0], found["PACELINE_RUN_DIR"], found.get("MASTER_ADDR")))
 
             assert what["argv"] == list(WORDS)
             assert what["cwd"] == found["AZUREML_SOURCE_DIRECTORY"]

@@ -7,10 +7,12 @@ from __future__ import annotations
 MEETING = '''\
 import os, socket, struct, time
 
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+RANK, SIZE = int(os.environ["PACELINE_RANK"]), int(os.environ["PACELINE_WORLD_SIZE"])
 
 
 def meet():
+    if SIZE == 1:
+        return RANK
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if RANK == 0:
         with socket.create_server(place) as server:

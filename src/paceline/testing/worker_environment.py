@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline.job.plan import Launch, Node, NodeSetup
 from paceline.launchers import environment
 from paceline.runs.run import Run
+from paceline.system.nested import OUTPUT_VARIABLE
 
 #: What mpirun itself sets for its workers.
 _MPIRUNS = ("OMPI_", "PMIX_", "PRTE_")
@@ -33,11 +34,11 @@ def expected(run: Run, rank: int, found: Mapping[str, str]) -> dict[str, str]:
         scratch_dir=Path(found["PACELINE_WATCH_DIR"]).parent,
         library_dir=Path("/nowhere"),
         nodes=tuple(
-            Node(node_rank=number, name=name, address=found["MASTER_ADDR"], cores=cores)
+            Node(node_rank=number, name=name, address=found.get("MASTER_ADDR", ""), cores=cores)
             for number, name in enumerate(attempt.nodes)
         ),
         prepared=(NodeSetup(python="python"),) * len(attempt.nodes),
-        ports=(int(found["MASTER_PORT"]), int(found["JAX_COORDINATOR_ADDRESS"].rpartition(":")[2])),
+        ports=(int(found.get("MASTER_PORT", 0)), int(found.get("JAX_COORDINATOR_ADDRESS", "0").rpartition(":")[2])),
         attempt=attempt.number,
         # Whether the nodes are one machine is the target's to know.
         remote_shell=() if "OMPI_MCA_btl" in found else ("ssh",),
@@ -50,6 +51,7 @@ def expected(run: Run, rank: int, found: Mapping[str, str]) -> dict[str, str]:
         **environment.of_rank(launch, place),
         **{name: found[name] for name in environment.defaults(launch, place)},
         **job.environment_variables,
+        OUTPUT_VARIABLE: found[OUTPUT_VARIABLE],
     }
 
 
@@ -60,7 +62,12 @@ def foreign(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
 
 
 #: Variables that say where the first node is, and nothing else.
-_OF_THE_PLACE = {"MASTER_ADDR": "<address>", "MASTER_PORT": "<port>", "AZ_BATCHAI_MPI_MASTER_NODE": "<address>"}
+_OF_THE_PLACE = {
+    "MASTER_ADDR": "<address>",
+    "MASTER_PORT": "<port>",
+    "AZ_BATCHAI_MPI_MASTER_NODE": "<address>",
+    OUTPUT_VARIABLE: "<file>",
+}
 
 
 def comparable(found: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
@@ -70,15 +77,15 @@ def comparable(found: Mapping[str, str], names: Iterable[str]) -> dict[str, str]
         found["AZUREML_SOURCE_DIRECTORY"]: "<working directory>",
         found["PACELINE_WORKSPACE"]: "<workspace>",
         found["PACELINE_RUN_ID"]: "<run>",
-        found["JAX_COORDINATOR_ADDRESS"]: "<address>:<port>",
-        found["AZ_BATCH_MASTER_NODE"]: "<address>:<port>",
+        found.get("JAX_COORDINATOR_ADDRESS"): "<address>:<port>",
+        found.get("AZ_BATCH_MASTER_NODE"): "<address>:<port>",
         found["PACELINE_RUN_SECRET"]: "<secret>",
         found["PACELINE_WATCH_DIR"]: "<watch folder>",
     }
     same = {}
     for name in names:
         text = found[name]
-        for place in sorted(places, key=len, reverse=True):
+        for place in sorted(filter(None, places), key=len, reverse=True):
             text = text.replace(place, places[place])
         same[name] = _OF_THE_PLACE.get(name, text)
     return same

@@ -19,7 +19,7 @@ if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpat
     del sys.path[0]
 
 from paceline.system.when_loaded import load_triton_before_tensorflow
-from paceline.worker import report, scheduling, script, watched
+from paceline.worker import nested, report, scheduling, script, watched
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish")
 
@@ -53,14 +53,15 @@ def main(argv: "list[str]") -> None:
         if launcher == "--srun":
             from paceline.worker import mpi_world
 
-            mpi_world.check_when_loaded(int(os.environ["WORLD_SIZE"]))
-    if os.environ.get("RANK") == "0":
+            mpi_world.check_when_loaded(int(os.environ["PACELINE_WORLD_SIZE"]))
+    if os.environ.get("PACELINE_RANK") == "0":
         _keep_store_to_its_network()
     load_triton_before_tensorflow()
     _import_from_copy()
     _offer_names()
     _listen_to_trackers()
     _set_old_variables()
+    nested.begin_worker()
     scheduling.begin()
     watched.begin(kind)
     report.started()
@@ -147,7 +148,7 @@ def _set_old_variables() -> None:
         name = word.partition(":")[0]
         if (folder := os.environ.get(f"PACELINE_INPUT_{name}")) is not None:
             os.environ.setdefault(name, folder)
-    if "RANK" in os.environ:
+    if "AZ_BATCH_MASTER_NODE" in os.environ:
         os.environ.setdefault("AZ_BATCHAI_TASK_INDEX", os.environ["RANK"])
 
 

@@ -29,7 +29,7 @@ _JAX_TRAINERS = ("optax", "flax", "equinox", "haiku")
 
 def note() -> None:
     """Write `alone_<rank>.json`, which names the library, where this worker has trained alone."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or os.environ.get(SEPARATE):
+    if int(os.environ.get("PACELINE_WORLD_SIZE", "1")) < 2 or os.environ.get(SEPARATE):
         return
     try:
         library = trained_alone(sys.modules)

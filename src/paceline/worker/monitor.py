@@ -21,7 +21,9 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 def redirect_output() -> None:
     """Send this process's standard output and error to its rank's log."""
     folder = os.path.join(os.environ["PACELINE_RUN_DIR"], "attempts", os.environ["PACELINE_ATTEMPT"])
-    log = os.open(os.path.join(folder, f"rank_{os.environ['RANK']}.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    log = os.open(
+        os.path.join(folder, f"rank_{os.environ['PACELINE_RANK']}.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666
+    )
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -38,7 +40,7 @@ def wait_for_child(*, under_srun: bool = False) -> None:
 
         relay = PmixRelay(os.environ)
     # Taken now, while the disk has room: the end is to be told on a full disk, too.
-    report.hold_space(f"end_{os.environ['RANK']}.json")
+    report.hold_space(f"end_{os.environ['PACELINE_RANK']}.json")
     # Forked while this process has one thread, and nothing of the script is loaded: a lock that another thread held at that
     # moment would stay held in the child for ever.
     child = os.fork()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, MutableMapping
 from paceline.errors import RunContextError
 
 _RANK_FROM = {
+    "PACELINE_RANK": "OMPI_COMM_WORLD_RANK",
     "RANK": "OMPI_COMM_WORLD_RANK",
     "JAX_PROCESS_ID": "OMPI_COMM_WORLD_RANK",
     "HOROVOD_RANK": "OMPI_COMM_WORLD_RANK",

@@ -12,24 +12,33 @@ HELD = ".held"
 _HELD_BYTES = 4096
 
 
+#: Of the worker that has said that it started: a script may change the environment.
+_rank: str | None = None
+
+
 def started() -> None:
     """Say that this rank's process is there, and which one it is."""
-    hold_space(f"error_{os.environ['RANK']}.json")
+    global _rank
+    _rank = os.environ["PACELINE_RANK"]
+    hold_space(f"error_{_rank}.json")
     host = os.uname().nodename
     value: dict[str, object] = {"pid": os.getpid(), "host": host, "time": time.time()}
     # Numbers and words look in Python as in JSON, and to load json would take longer than all else that is done here.
     is_plain = host.isascii() and host.replace("-", "").replace(".", "").isalnum()
-    _write(f"start_{os.environ['RANK']}.json", value, str(value).replace("'", '"') if is_plain else None)
+    _write(f"start_{os.environ['PACELINE_RANK']}.json", value, str(value).replace("'", '"') if is_plain else None)
 
 
 def ended(exit_code: int, peak_bytes: int = 0) -> None:
     """Say how the script's process ended; written by the process that waited for it. peak_bytes: its memory at most."""
-    _write(f"end_{os.environ['RANK']}.json", {"exit_code": exit_code, "time": time.time(), "peak_bytes": peak_bytes})
+    _write(
+        f"end_{os.environ['PACELINE_RANK']}.json",
+        {"exit_code": exit_code, "time": time.time(), "peak_bytes": peak_bytes},
+    )
 
 
 def note_alone(library: str) -> None:
     """Say that this worker has trained a model with `library`, and no other has taken part in it."""
-    _write(f"alone_{os.environ['RANK']}.json", {"library": library})
+    _write(f"alone_{os.environ['PACELINE_RANK']}.json", {"library": library})
 
 
 def failed(error: BaseException) -> None:
@@ -39,7 +48,7 @@ def failed(error: BaseException) -> None:
     """
     line, last, text = _texts(error)
     now = time.time()
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE") or f"error_{os.environ.get('RANK')}.json"
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE") or f"error_{_rank or os.environ.get('PACELINE_RANK')}.json"
     _write(
         path,
         {

@@ -47,7 +47,7 @@ def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
 
 def _end_well(worker: int) -> None:
     # A script that knows of no others has nothing loaded that could join them; and one alone has none to join.
-    if os.environ.get("WORLD_SIZE", "1") != "1" and os.getpid() == worker:
+    if os.environ.get("PACELINE_WORLD_SIZE", "1") != "1" and os.getpid() == worker:
         from paceline.worker import alone
 
         alone.note()

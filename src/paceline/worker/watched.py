@@ -24,7 +24,7 @@ _FIRST_FD = 200
 
 def begin(kind: str = "script") -> None:
     """Answer from now on, where whoever has started this worker wants to know. No failure of it is one of the worker's."""
-    folder, rank = os.environ.get("PACELINE_WATCH_DIR"), os.environ.get("RANK")
+    folder, rank = os.environ.get("PACELINE_WATCH_DIR"), os.environ.get("PACELINE_RANK")
     if not folder or not rank:
         return
     try:
@@ -37,7 +37,7 @@ def begin(kind: str = "script") -> None:
     from paceline.collectives import step_hooks
 
     step_hooks.install()
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if os.environ.get("PACELINE_WORLD_SIZE", "1") != "1":
         from paceline.collectives import recorder
 
         recorder.answer_when_loaded(os.path.join(folder, f"ask_{rank}"))

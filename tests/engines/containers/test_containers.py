@@ -65,7 +65,7 @@ WAITS = """\
 #: Says what its container's root folder is, and waits to be told to stop.
 BESIDE = (
     "import json, os\n"
-    "with open('outputs/root_' + os.environ['RANK'], 'w') as file:\n"
+    "with open('outputs/root_' + os.environ['PACELINE_RANK'], 'w') as file:\n"
     "    json.dump([sorted(os.listdir('/')), os.stat('/').st_ino], file)\n" + WAITS_BESIDE
 )
 
@@ -244,7 +244,7 @@ def test_shared_memory_of_a_given_size_is_one_for_all_workers_of_a_node(runs):
     launch = runs.launch(
         """\
         import os, time
-        rank = os.environ["RANK"]
+        rank = os.environ["PACELINE_RANK"]
         open("/dev/shm/rank" + rank, "w").close()
         while sorted(os.listdir("/dev/shm"))[-2:] != ["rank0", "rank1"]:
             time.sleep(0.02)
@@ -317,7 +317,8 @@ def test_mpirun_and_its_workers_share_one_container(runs):
     launch = runs.launch(
         """\
         import os
-        open("outputs/" + os.environ["RANK"], "w").write(open("/proc/self/cgroup").read() + os.environ["WORLD_SIZE"])
+        seen = open("/proc/self/cgroup").read() + os.environ["PACELINE_WORLD_SIZE"]
+        open("outputs/" + os.environ["PACELINE_RANK"], "w").write(seen)
         """,
         process_count_per_node=2,
         distributed_backend="mpi",
@@ -741,7 +742,7 @@ def test_a_command_beside_a_worker_joins_its_container(own_podman, engine, machi
     wait_until(lambda: run.status == states.RUNNING, "the run is Running", 120)
     script = """
         import json, os, sys
-        print(json.dumps([os.environ["RANK"], os.environ["TOKEN"], os.environ["PLAIN"], os.environ["IMAGES_OWN"]]))
+        print(json.dumps([os.environ["PACELINE_RANK"], os.environ["TOKEN"], os.environ["PLAIN"], os.environ["IMAGES_OWN"]]))
         print(json.dumps([os.getcwd(), os.getuid(), sorted(os.listdir("/")), os.stat("/").st_ino, sys.argv[1:]]))
         sys.stdout.flush()
         sys.stderr.write("wrong\\n" + sys.stdin.read())
@@ -916,7 +917,7 @@ def test_data_is_there_in_containers_under_the_same_paths(own_podman, lab, tmp_p
     script = KEEP + (
         "folders = sys.argv[2:7:2]\n"
         "keep([{name: open(f'{folder}/{name}').read() for name in os.listdir(folder)} for folder in folders])\n"
-        "open(f\"{sys.argv[8]}/{os.environ['RANK']}\", 'w').write('left')\n"
+        "open(f\"{sys.argv[8]}/{os.environ['PACELINE_RANK']}\", 'w').write('left')\n"
     )
     params = {
         "--mount": store.path("mnist", "mounted").as_mount(),

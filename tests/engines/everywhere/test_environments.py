@@ -31,7 +31,7 @@ LOOK = KEEP + (
     "      'own': tree(find['--own']), 'part': tree(find['--part']), 'web': tree(find['--web']),\n"
     "      'image': os.environ.get('IMAGES_OWN')})\n"
     "for name in {'--out', '--home'} & set(find):\n"
-    "    with open(os.path.join(find[name], 'of_' + os.environ['RANK']), 'w') as file:\n"
+    "    with open(os.path.join(find[name], 'of_' + os.environ['PACELINE_RANK']), 'w') as file:\n"
     "        file.write('stored')\n"
 )
 #: Four workers on two nodes.
@@ -44,14 +44,14 @@ REDUCE = KEEP + (
     "      'container': os.readlink('/proc/self/ns/mnt'), 'image': os.environ.get('IMAGES_OWN'),\n"
     "      'shm': os.statvfs('/dev/shm').f_blocks * os.statvfs('/dev/shm').f_frsize})\n"
 )
-FAILS = "import os, sys, time\nif os.environ['RANK'] == '3':\n    sys.exit(7)\ntime.sleep(600)\n"
+FAILS = "import os, sys, time\nif os.environ['PACELINE_RANK'] == '3':\n    sys.exit(7)\ntime.sleep(600)\n"
 WAITS = """\
 import os, signal, sys, time
 def leave(number, frame):
-    open("outputs/asked_" + os.environ["RANK"], "w").write("SIGTERM")
+    open("outputs/asked_" + os.environ["PACELINE_RANK"], "w").write("SIGTERM")
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
-open("outputs/waits_" + os.environ["RANK"], "w").write("1")
+open("outputs/waits_" + os.environ["PACELINE_RANK"], "w").write("1")
 time.sleep(600)
 """
 FILES = {f"{number}.txt": str(number) * 10 for number in range(4)}

@@ -18,7 +18,7 @@ import paceline
 
 given = json.load(open("given.json"))
 assert given == {"model": {"layers": 3}, "x": 2}, given
-if os.environ["RANK"] == "1":
+if os.environ["PACELINE_RANK"] == "1":
     print("read on node", os.environ["NODE_RANK"])
 paceline.Run.get_context().log("score", given["x"])
 """

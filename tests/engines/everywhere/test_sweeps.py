@@ -32,7 +32,7 @@ parser.add_argument("--stay", type=int, default=0)
 given = parser.parse_args()
 run = paceline.Run.get_context()
 for step in range(given.values):
-    if os.environ["RANK"] == "0":
+    if os.environ["PACELINE_RANK"] == "0":
         run.log("score", given.x + min(step, 10) / 100, step=step)
     time.sleep(0.1)
 if os.environ["PACELINE_ATTEMPT"] == "1":

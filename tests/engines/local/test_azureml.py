@@ -24,7 +24,7 @@ parser.add_argument("--rank")
 parser.add_argument("--epochs", type=int)
 given = parser.parse_args()
 run = Run.get_context()
-assert given.rank == os.environ["RANK"] == os.environ["AZ_BATCHAI_TASK_INDEX"], given
+assert given.rank == os.environ["PACELINE_RANK"] == os.environ["AZ_BATCHAI_TASK_INDEX"], given
 assert os.path.isdir(given.data_dir) and open(os.path.join(given.data_dir, "d/x.csv")).read() == "a,b"
 assert os.environ["AZ_BATCHAI_PYTORCH_INIT_METHOD"].startswith("tcp://")
 assert run.experiment.workspace.get_default_datastore().name == "workspaceblobstore"

@@ -112,7 +112,7 @@ def test_outputs_are_stored_when_the_run_ends(
     script = (
         "import os, sys\n"
         "os.makedirs(sys.argv[2] + '/deep', exist_ok=True)\n"
-        "open(f'{sys.argv[2]}/deep/{os.environ[\"RANK\"]}.txt', 'w').write('model')\n"
+        "open(f'{sys.argv[2]}/deep/{os.environ[\"PACELINE_RANK\"]}.txt', 'w').write('model')\n"
     )
     run = lab.complete(script, script_params={"--out": store.path("models/1", "model").as_upload()}, **way)
 

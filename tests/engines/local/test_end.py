@@ -18,7 +18,7 @@ SLEEP = "import time\ntime.sleep(600)\n"
 IGNORE_SIGTERM = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open(f"outputs/deaf_{os.environ['RANK']}", "w").write("deaf")
+open(f"outputs/deaf_{os.environ['PACELINE_RANK']}", "w").write("deaf")
 time.sleep(600)
 """
 
@@ -83,11 +83,11 @@ def test_the_grace_period_is_enough_to_save_a_checkpoint(lab: Lab, parent: dict[
         def save(number, frame):
             time.sleep(0.3)
             assert loader.poll() is None
-            with open(os.path.join(os.environ["PACELINE_CHECKPOINT_DIR"], f"rank_{os.environ['RANK']}"), "w") as file:
+            with open(os.path.join(os.environ["PACELINE_CHECKPOINT_DIR"], f"rank_{os.environ['PACELINE_RANK']}"), "w") as file:
                 file.write("all of it")
             sys.exit(0)
         signal.signal(signal.SIGTERM, save)
-        open(f"outputs/ready_{os.environ['RANK']}", "w").write("x")
+        open(f"outputs/ready_{os.environ['PACELINE_RANK']}", "w").write("x")
         while True:
             time.sleep(600)
     """
@@ -105,7 +105,7 @@ def test_the_grace_period_is_enough_to_save_a_checkpoint(lab: Lab, parent: dict[
 def test_the_survivors_of_a_failed_rank_get_their_grace_too(lab: Lab) -> None:
     script = """
         import os, signal, sys, time
-        if os.environ["RANK"] == "1":
+        if os.environ["PACELINE_RANK"] == "1":
             while not os.path.exists("outputs/ready"):
                 time.sleep(0.01)
             sys.exit(5)
@@ -149,11 +149,11 @@ def test_the_time_in_the_queue_does_not_count_for_the_limit(lab: Lab) -> None:
 def test_no_child_of_a_child_outlives_the_run(lab: Lab, parent: dict[str, Any], end: str) -> None:
     ending = {
         "success": "",
-        "failure": "if os.environ['RANK'] == '0': raise ValueError\ntime.sleep(600)",
+        "failure": "if os.environ['PACELINE_RANK'] == '0': raise ValueError\ntime.sleep(600)",
         "cancel": "time.sleep(600)",
     }[end]
     # All have one before the first ends.
-    wait = "while len(os.listdir('outputs')) < int(os.environ['WORLD_SIZE']): time.sleep(0.01)\n"
+    wait = "while len(os.listdir('outputs')) < int(os.environ['PACELINE_WORLD_SIZE']): time.sleep(0.01)\n"
     run = lab.submit(DAEMON + f"import time\ndaemon()\n{wait}{ending}\n", **parent)
     daemons = [run.folder.outputs / f"daemon_{rank}" for rank in range(len(parent) or 1)]
     if end == "cancel":
@@ -171,7 +171,7 @@ def test_the_scratch_folder_goes_with_the_run(lab: Lab, mpirun: str) -> None:
         import json, os, signal
         with open(os.path.join(os.environ["PACELINE_RUN_DIR"], "run.json")) as file:
             scratch = json.load(file)["scratch_dir"]
-        if os.environ["RANK"] == "0":
+        if os.environ["PACELINE_RANK"] == "0":
             open("outputs/scratch", "w").write(scratch)
             open(os.path.join(scratch, "left"), "w").write("by a killed worker")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -19,7 +19,7 @@ TWO = {"process_count_per_node": 2, "distributed_backend": "gloo"}
 #: Rank 0 and rank 1 of a script, connected: `peer` is the other.
 CONNECTED = """
 import os, socket, sys, time
-rank, place = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+rank, place = int(os.environ["PACELINE_RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 if rank == 0:
     with socket.create_server(place) as server:
         peer, _ = server.accept()
@@ -78,7 +78,7 @@ def test_under_mpirun_the_exit_code_is_the_workers_own(lab: Lab, mpirun: str, en
     script = f"""
         import os, time
         {NO_CORE}
-        if os.environ["RANK"] == "0":
+        if os.environ["PACELINE_RANK"] == "0":
             open("outputs/there", "w")
             time.sleep(600)
         while not os.path.exists("outputs/there"):
@@ -146,7 +146,9 @@ def test_the_first_of_two_that_fail_by_themselves_is_named(lab: Lab) -> None:
 
 
 def test_a_rank_that_exits_with_0_does_not_hide_one_that_fails(lab: Lab) -> None:
-    script = "import os, sys, time\nif os.environ['RANK'] == '0':\n    sys.exit(0)\ntime.sleep(0.5)\nsys.exit(4)\n"
+    script = (
+        "import os, sys, time\nif os.environ['PACELINE_RANK'] == '0':\n    sys.exit(0)\ntime.sleep(0.5)\nsys.exit(4)\n"
+    )
     run = lab.finish(script, **TWO)
 
     report = failed(run)

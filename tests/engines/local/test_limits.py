@@ -40,7 +40,7 @@ def small_disk(lab: Lab) -> Iterator[Path]:
 FILL = """
 import json, os, sys, time, paceline
 run = paceline.Run.get_context()
-if os.environ["RANK"] != "0":
+if os.environ["PACELINE_RANK"] != "0":
     time.sleep(600)
 done = 0
 try:
@@ -193,7 +193,7 @@ def limit_memory() -> Iterator[Callable[[int], None]]:
 #: The last rank takes memory without end.
 TAKE_ALL = """
 import os, time
-if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+if int(os.environ["PACELINE_RANK"]) == int(os.environ["PACELINE_WORLD_SIZE"]) - 1:
     blocks = []
     while True:
         blocks.append(bytearray(b"x" * (1 << 20)))

@@ -46,7 +46,7 @@ SCRIPT = textwrap.dedent(
     """\
     import json, os, sys
     print("ran", flush=True)
-    with open(f"outputs/seen_{os.environ['RANK']}.json", "w") as file:
+    with open(f"outputs/seen_{os.environ['PACELINE_RANK']}.json", "w") as file:
         json.dump({"argv": sys.argv, "file": __file__, "path": sys.path[0], "cwd": os.getcwd()}, file)
     """
 )

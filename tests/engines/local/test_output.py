@@ -60,7 +60,7 @@ def test_output_is_there_while_the_script_runs(lab: Lab, parent: dict[str, Any])
 def test_a_worker_that_prints_a_hundred_megabytes_neither_loses_a_byte_nor_disturbs_the_other(lab: Lab) -> None:
     script = """
         import os, sys
-        if os.environ["RANK"] == "0":
+        if os.environ["PACELINE_RANK"] == "0":
             for _ in range(100):
                 sys.stdout.write("x" * (1 << 20))
         else:
@@ -111,7 +111,7 @@ def test_lines_of_all_ranks_come_in_the_order_they_were_written(lab: Lab) -> Non
             while not os.path.exists(name):
                 time.sleep(0.005)
             time.sleep(0.6)
-        if os.environ["RANK"] == "0":
+        if os.environ["PACELINE_RANK"] == "0":
             print("a")
             open("outputs/a", "w")
             wait("outputs/b")

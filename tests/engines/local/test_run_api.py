@@ -21,7 +21,7 @@ def test_what_every_rank_logs_is_kept_apart_and_merged(lab: Lab, parent: dict[st
     script = """
         import os, paceline
         from paceline.compat.azureml import Run
-        run, rank = Run.get_context(), int(os.environ["RANK"])
+        run, rank = Run.get_context(), int(os.environ["PACELINE_RANK"])
         for epoch in range(3):
             run.log("loss", 10 * rank + epoch, step=epoch)
         if rank == 0:
@@ -111,9 +111,9 @@ def test_a_worker_tags_uploads_and_shows_images(lab: Lab) -> None:
 def test_two_ranks_that_upload_one_name_are_told(lab: Lab) -> None:
     script = KEEP + (
         "import paceline\n"
-        "open(f'mine_{os.environ[\"RANK\"]}', 'w').write(os.environ['RANK'])\n"
+        "open(f'mine_{os.environ[\"PACELINE_RANK\"]}', 'w').write(os.environ['PACELINE_RANK'])\n"
         "try:\n"
-        "    keep(paceline.Run.get_context().upload_file('shared', f'mine_{os.environ[\"RANK\"]}'))\n"
+        "    keep(paceline.Run.get_context().upload_file('shared', f'mine_{os.environ[\"PACELINE_RANK\"]}'))\n"
         "except paceline.errors.RunStateError as error:\n"
         "    keep(str(error))\n"
     )
@@ -179,7 +179,7 @@ def test_a_run_submitted_by_a_worker_is_its_child(lab: Lab) -> None:
         import os, sys, paceline as pl
         run = pl.Run.get_context()
         if len(sys.argv) > 1:
-            print(os.environ["PACELINE_RUN_ID"], os.environ["RANK"])
+            print(os.environ["PACELINE_RUN_ID"], os.environ["PACELINE_RANK"])
             sys.exit(0)
         child = run.submit_child(pl.Estimator(".", entry_script="train.py", script_params={"child": ""}))
         print(child.id)
@@ -204,11 +204,13 @@ def test_a_value_that_was_logged_survives_the_workers_sigkill(lab: Lab) -> None:
 
 
 def test_a_disturbed_environment_is_an_error_not_a_world_of_one(lab: Lab) -> None:
-    script = "import os, paceline\ndel os.environ['RANK']\npaceline.Run.get_context()\n"
+    script = "import os, paceline\ndel os.environ['PACELINE_RANK']\npaceline.Run.get_context()\n"
     report = lab.finish(script).failure
 
     assert report is not None
-    assert (report.exception or "").startswith("paceline.errors.RunContextError: RANK='' in a process of run lab_")
+    assert (report.exception or "").startswith(
+        "paceline.errors.RunContextError: PACELINE_RANK='' in a process of run lab_"
+    )
 
 
 def test_details_have_the_sdks_keys(lab: Lab) -> None:

@@ -125,7 +125,7 @@ def test_a_script_may_close_its_output(lab: Lab, parent: dict[str, Any]) -> None
         os.close(1)
         os.close(2)
         time.sleep(0.3)
-        open(f"outputs/after_{os.environ['RANK']}", "w").write("went on")
+        open(f"outputs/after_{os.environ['PACELINE_RANK']}", "w").write("went on")
         os._exit(0)
     """
     run = lab.complete(script, **parent)
@@ -190,7 +190,7 @@ def test_a_child_that_raises_is_not_taken_for_its_worker(lab: Lab, parent: dict[
 def test_all_ranks_write_to_outputs_at_once(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os
-        rank = os.environ["RANK"]
+        rank = os.environ["PACELINE_RANK"]
         os.makedirs("outputs/models", exist_ok=True)
         for number in range(100):
             with open(f"outputs/models/{rank}_{number}", "w") as file:

@@ -32,7 +32,7 @@ TWO = {"node_count": 2, "distributed_backend": "gloo", "compute_target": "cluste
 WAITING = KEEP + (
     "import signal, socket, time\n"
     "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
-    "path = os.path.join(os.environ['PACELINE_CHECKPOINT_DIR'], 'rank' + os.environ['RANK'])\n"
+    "path = os.path.join(os.environ['PACELINE_CHECKPOINT_DIR'], 'rank' + os.environ['PACELINE_RANK'])\n"
     "keep({'before': os.path.exists(path), 'host': socket.gethostname()}, 'seen' + os.environ['PACELINE_ATTEMPT'])\n"
     "open(path, 'w').close()\n"
     "print('waiting', flush=True)\n"
@@ -100,7 +100,7 @@ def test_two_nodes_train_together_and_know_nothing_of_ray(cluster: RayLab, lab: 
         KEEP
         + "import socket, torch, torch.distributed as dist\n"
         + "dist.init_process_group('gloo')\n"
-        + "total = torch.tensor([float(os.environ['RANK']) + 1])\n"
+        + "total = torch.tensor([float(os.environ['PACELINE_RANK']) + 1])\n"
         + "dist.all_reduce(total)\n"
         + "keep({'sum': total.item(), 'host': socket.gethostname(), 'environment': dict(os.environ), 'argv': sys.argv[1:]})\n"
         + "import paceline; paceline.Run.get_context().log('sum', total.item())\n",
@@ -233,7 +233,8 @@ def test_without_a_shared_folder_everything_travels_through_a_datastore(cluster:
         KEEP
         + "import time\n"
         + "print('begun', flush=True)\n"
-        + "open(os.path.join(os.environ['PACELINE_CHECKPOINT_DIR'], 'c' + os.environ['RANK']), 'wb').write(b'x' * 5_000_000)\n"
+        + "kept = os.path.join(os.environ['PACELINE_CHECKPOINT_DIR'], 'c' + os.environ['PACELINE_RANK'])\n"
+        + "open(kept, 'wb').write(b'x' * 5_000_000)\n"
         + "import paceline; paceline.Run.get_context().log('loss', 0.5)\n"
         + "time.sleep(3)\n"
         + "keep({'dir': os.environ['PACELINE_RUN_DIR'], 'data': open('data.txt').read()})\n",

@@ -51,7 +51,7 @@ WORK = """
         print("ended in peace", flush=True)
         sys.exit(0)
     signal.signal(signal.SIGTERM, end)
-    with open(f"outputs/begun_{os.environ['RANK']}_{os.environ['PACELINE_ATTEMPT']}", "w") as file:
+    with open(f"outputs/begun_{os.environ['PACELINE_RANK']}_{os.environ['PACELINE_ATTEMPT']}", "w") as file:
         file.write(os.uname().nodename)
     time.sleep(600)
 """
@@ -133,13 +133,13 @@ def test_a_script_runs_as_it_does_here(slurm: SlurmLab, lab: Lab, backend: str, 
         "mpi = None\n"
         "if os.environ.get('OMPI_COMM_WORLD_SIZE'):\n"
         "    from mpi4py import MPI\n"
-        "    mpi = MPI.COMM_WORLD.allreduce(int(os.environ['RANK']))\n"
+        "    mpi = MPI.COMM_WORLD.allreduce(int(os.environ['PACELINE_RANK']))\n"
         "names = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'NODE_RANK', 'PACELINE_ATTEMPT')\n"
         "own = {name: os.environ[name] for name in names} | {'mpi': mpi, 'argv': sys.argv[1:]}\n"
         "keep(own)\n"
         "keep(sorted(os.environ), 'names')\n"
         "keep(os.uname().nodename, 'host')\n"
-        "print('rank', os.environ['RANK'])\n"
+        "print('rank', os.environ['PACELINE_RANK'])\n"
     )
     values = {
         "node_count": 2,
@@ -170,7 +170,9 @@ def test_a_hang_on_two_nodes_is_noticed_and_named(slurm: SlurmLab, lab: Lab):
 
 
 def test_a_script_that_fails_does_so_with_its_own_exit_code(slurm: SlurmLab, lab: Lab):
-    run = lab.finish("import os, sys\nsys.exit(7 if os.environ['RANK'] == '1' else 0)", compute_target="cluster", **TWO)
+    run = lab.finish(
+        "import os, sys\nsys.exit(7 if os.environ['PACELINE_RANK'] == '1' else 0)", compute_target="cluster", **TWO
+    )
     record = run.record()
     assert (record.status, record.exit_code) == ("Failed", 7)
     assert record.failure is not None
@@ -253,7 +255,7 @@ def test_srun_starts_mpi_s_workers_each_at_its_place_with_what_mpirun_gives_them
         "own = {name: os.environ[name] for name in (*names, 'CUDA_VISIBLE_DEVICES', 'SLURM_MINE')}\n"
         "keep([own, world.rank, world.allreduce(2 ** world.rank), sys.argv[1:], os.uname().nodename])\n"
         "keep(sorted(os.environ), 'names')\n"
-        "print('rank', os.environ['RANK'])\n"
+        "print('rank', os.environ['PACELINE_RANK'])\n"
     )
     values = {
         "node_count": 2,
@@ -401,7 +403,7 @@ def test_a_preempted_run_goes_on_from_its_checkpoint(slurm: SlurmLab, lab: Lab):
     add(lab, time="10", exclusive=True)
     script = """
         import os, signal, sys, time
-        path = os.path.join(os.environ["PACELINE_CHECKPOINT_DIR"], f"step_{os.environ['RANK']}")
+        path = os.path.join(os.environ["PACELINE_CHECKPOINT_DIR"], f"step_{os.environ['PACELINE_RANK']}")
         if os.path.exists(path):
             print("goes on from step", open(path).read(), flush=True)
             sys.exit()
@@ -410,7 +412,7 @@ def test_a_preempted_run_goes_on_from_its_checkpoint(slurm: SlurmLab, lab: Lab):
                 file.write("41")
             sys.exit()
         signal.signal(signal.SIGTERM, save)
-        open(f"outputs/begun_{os.environ['RANK']}_1", "w").write("here")
+        open(f"outputs/begun_{os.environ['PACELINE_RANK']}_1", "w").write("here")
         time.sleep(600)
     """
     run = submit(lab, script, **TWO, max_restarts=1)

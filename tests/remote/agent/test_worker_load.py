@@ -72,7 +72,7 @@ def test_the_clock_of_a_rank_gives_shares_of_its_time(tmp_path, monkeypatch):
 
 
 def test_a_worker_is_found_by_its_environment(tmp_path):
-    env = {**os.environ, "PACELINE_RUN_ID": "lab_1_f00d", "RANK": "5"}
+    env = {**os.environ, "PACELINE_RUN_ID": "lab_1_f00d", "PACELINE_RANK": "5"}
     with subprocess.Popen(["sleep", "1000"], env=env) as process:
         meter = WorkerLoads()
         wait_until(

@@ -14,7 +14,7 @@ from paceline.errors import DataError, RunContextError
 
 # What says that a process was started as one of several: (variable, who set it). A value of 1 says "alone".
 _SIGNS = (
-    ("PACELINE_RUN_DIR", "Paceline's launcher"),
+    ("PACELINE_WORLD_SIZE", "Paceline's launcher"),
     ("TORCHELASTIC_RUN_ID", "torchrun"),
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
     ("PMI_SIZE", "an MPI launcher"),
@@ -90,6 +90,9 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[int, int]:
 
 def _launcher(environment: Mapping[str, str]) -> str | None:
     """The launcher that started this process as one of several, with the variable that says so, or None."""
+    # A run's worker that is not told how many there are: its environment was changed.
+    if environment.get("PACELINE_RUN_DIR") and not environment.get("PACELINE_WORLD_SIZE"):
+        return f"Paceline's launcher (PACELINE_RUN_DIR={environment['PACELINE_RUN_DIR']})"
     for name, owner in _SIGNS:
         if (value := environment.get(name)) and value != "1":
             return f"{owner} ({name}={value})"

@@ -152,7 +152,7 @@ class WorkerLoads:
         self._found = {rank: pid for rank, pid in self._found.items() if os.path.exists(f"/proc/{pid}")}
         if now >= self._next_family_s and any(rank not in self._found for rank in ranks):
             for pid in sorted(processes.with_variable("PACELINE_RUN_ID", run_id)):
-                if (rank := processes.environment_of(pid).get("RANK")) is not None:
+                if (rank := processes.environment_of(pid).get("PACELINE_RANK")) is not None:
                     self._found.setdefault(rank, pid)
         return {rank: self._found.get(rank, 0) for rank in ranks}
 

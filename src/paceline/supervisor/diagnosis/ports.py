@@ -39,8 +39,11 @@ def find_clash(
 
     log_lines: the last lines of a rank's log, some hundred. holder: who listens on a port now that the run's workers
         have ended, where that can be seen.
-    A script that fails with ports of its own, which a next attempt would ask for again, is not meant.
+    A script that fails with ports of its own, which a next attempt would ask for again, is not meant; nor one without a
+    launcher, which was told none of these.
     """
+    if not launch.job.has_launcher:
+        return None
     for end in sorted((end for end in ends if end.failed), key=lambda end: (end.failed_at, end.rank)):
         if not _IN_USE.search(end.said):
             continue

@@ -68,7 +68,7 @@ def test_a_horovod_of_the_script_s_own_comes_first(lab: Lab) -> None:
 
 def fails(lab: Lab, script: str, end: str, wait: str, code: int) -> pl.Run:
     """The run of the script, of which rank 1 fails in the end, where rank 0 waits for it."""
-    run = lab.finish(f"{script}if os.environ['RANK'] == '1': {end}\n{wait}\n", **WORLD)
+    run = lab.finish(f"{script}if os.environ['PACELINE_RANK'] == '1': {end}\n{wait}\n", **WORLD)
     assert run.failure is not None
     assert (run.failure.cause, run.failure.rank, run.failure.exit_code) == ("exception", 1, code)
     assert exit_codes(run)["0"] != 0

@@ -20,7 +20,7 @@ from tests.helpers import wait_until
 #: native code that holds the interpreter; rank 3 has turned into another program.
 STANDS = """
 import ctypes, os, signal, subprocess, sys, threading, time
-rank = os.environ["RANK"]
+rank = os.environ["PACELINE_RANK"]
 lock = threading.Lock()
 lock.acquire()
 def waits_here():

@@ -16,10 +16,10 @@ from paceline.compat.azureml.parallel_run.sharing import Sharing
 
 def main(argv: Sequence[str]) -> None:
     settings, arguments = Settings.of_text(argv[0]), argv[1:]
-    if os.environ["RANK"] != "0":
+    if os.environ["PACELINE_RANK"] != "0":
         work(asking.of_first_rank(), settings, arguments)
         return
-    listening = asking.Listening(int(os.environ["WORLD_SIZE"]) - 1)
+    listening = asking.Listening(int(os.environ["PACELINE_WORLD_SIZE"]) - 1)
     found = batches.all_of(settings)
     if not found:
         print("There is nothing in the inputs.", flush=True)

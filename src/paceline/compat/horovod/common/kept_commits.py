@@ -34,7 +34,7 @@ def base_of(environment: Mapping[str, str] = os.environ) -> str | None:
     if told := environment.get(VARIABLE):
         return told
     folder = environment.get("PACELINE_CHECKPOINT_DIR")
-    restarts = environment.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    restarts = environment.get("PACELINE_MAX_RESTARTS") or environment.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if folder and (elastic.MIN_NODES_VARIABLE in environment or restarts not in ("", "0")):
         return os.path.join(folder, "horovod_commit")
     return None

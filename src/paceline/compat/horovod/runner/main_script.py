@@ -28,7 +28,7 @@ def main(argv: "list[str]") -> None:
         # Only now: a process that has them takes itself for a worker of a Paceline run.
         # The folder goes with the process beside this one, which may be gone before this one is.
         if scratch is not None and os.path.isdir(scratch):
-            os.environ |= {"PACELINE_RUN_DIR": scratch, "PACELINE_ATTEMPT": "1"}
+            os.environ |= {"PACELINE_RUN_DIR": scratch, "PACELINE_ATTEMPT": "1", "PACELINE_RANK": os.environ["RANK"]}
             told(error)
 
     # `script.run` looks it up in that module when an exception leaves the script.
