@@ -258,7 +258,7 @@ def _build(
 
         batch = sample()
         micro = None if batch is None and layout.plan is not None else _first_micro(task, world, batch)
-        few = None if micro is None else first_rows(batch, task, world, cutting.ROWS)
+        few = None if micro is None else first_rows(batch, task, world, cutting.few_rows(task.model))
         tied = ties.find(task.model)
         notes = cutting.apply(task.model, world, layout.plan, tied, micro, task.weighted_loss, few).lines
     if layout.context > 1:

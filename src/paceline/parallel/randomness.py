@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.parallel.steady import drawing
+
 
 class Streams:
     """This rank's random streams."""
@@ -68,7 +70,8 @@ def derive(purpose: str, *numbers: int) -> int:
 def normal(shape: Sequence[int], purpose: str, *numbers: int) -> Tensor:
     """Standard normal numbers, the same for purpose and numbers; drawn on the CPU, for a GPU's generator gives others."""
     generator = torch.Generator().manual_seed(derive(purpose, *numbers))
-    return torch.randn(shape, generator=generator, device="cpu")
+    with drawing():
+        return torch.randn(shape, generator=generator, device="cpu")
 
 
 @contextlib.contextmanager

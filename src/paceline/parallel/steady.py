@@ -6,7 +6,8 @@ number in place of each: dropout keeps everything, noise is a constant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import contextlib
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -23,8 +24,13 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
     draws by itself, as cuDNN's recurrent layers do, is not: `states` tells.
     """
 
+    #: Whether numbers are drawn all the same; see `drawing`.
+    draws = False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if Steady.draws:
+            return func(*args, **kwargs)
         name, place = _known(func)
         # At this level operations are torch's own kernels: whatever a layer is made of, its random numbers come from one
         # of these.
@@ -39,6 +45,16 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
             else:
                 kwargs["dropout_p"] = 0.0
         return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def drawing() -> Iterator[None]:
+    """Within the block numbers are drawn, from a generator of Paceline's own that gives the same on every layout."""
+    before, Steady.draws = Steady.draws, True
+    try:
+        yield
+    finally:
+        Steady.draws = before
 
 
 def states(device: torch.device) -> tuple[Hashable, ...]:

@@ -208,7 +208,8 @@ def check_another_random_number_is_seen_in_each_strategy(ranks: Ranks) -> None:
     for strategy, name in ranks.cells(EVERY[:1] + EVERY[2:], EVERY):
         _changed(name, strategy, noise=True, check="first")
         change = mock.patch.dict(steady._FIXED, {"aten.rand_like": other})
-        with change, pytest.raises(ParallelError, match="before the first step"):
+        # The trial of TensorParallel() draws as training does, and sees it even before.
+        with change, pytest.raises(ParallelError, match=r"before the first step|is not the plain one: the gradient of"):
             _changed(name, strategy, noise=True, check="first")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
 
 import paceline
 from paceline.parallel import DataParallel, FullyShard, ParallelError, TensorParallel
@@ -278,3 +280,90 @@ def check_a_model_that_can_not_compute_few_rows_is_cut_by_all_of_them(ranks: Any
     case = Case(name="at least", make=AtLeast, batch=plain_tokens, loss=token_loss)
     options: dict[str, Any] = {"rows": (8,), "optimizer": sgd}
     assert_equal(alone(case, **options), together(case, TensorParallel(), **options), loss=FLOAT64, gradient=FLOAT64)
+
+
+class Auxiliary(nn.Module):
+    """Has heads that only training sees, as GoogLeNet; dropout, a layer left out at random, and normalisation over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(12, 24), nn.Linear(24, 12)
+        self.norm, self.drop = nn.BatchNorm1d(12), nn.Dropout(0.5)
+        self.head, self.other = nn.Linear(12, 5), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.norm(x + self.down(self.drop(torch.relu(self.up(x)))))
+        if not self.training:
+            return self.head(h)
+        if torch.rand(()) > 0.9:
+            h = h * 2
+        return {"output": self.head(h), "auxiliary": self.other(h)}
+
+
+def _with_auxiliary(output: Any, target: Tensor) -> Tensor:
+    return F.cross_entropy(output["output"], target) + 0.3 * F.cross_entropy(output["auxiliary"], target)
+
+
+class Narrow(nn.Module):
+    """Computes in bfloat16 by itself, or normalises over the batch by hand."""
+
+    def __init__(self, *, narrow: bool) -> None:
+        super().__init__()
+        self.narrow = narrow
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 12)) for _ in range(4))
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.narrow):
+            for block in self.blocks:
+                x = x + block(x)
+                if not self.narrow:
+                    x = (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-12).sqrt()
+        return self.head(x.to(self.head.weight.dtype))
+
+
+class Wrong(Narrow):
+    """Computes something else once it is cut: a part of what the columns give, as if it were the whole."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y + 0.3 * float(type(self.blocks[0][0].weight) is not nn.Parameter)
+
+
+def _tensor_of(model: nn.Module, batch: Any, loss: Any = F.cross_entropy) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return paceline.parallelize(model, optimizer, [batch], loss=loss, strategy=TensorParallel())
+
+
+def check_the_trial_sees_what_training_sees(ranks: Any, sizes: Any = (2,)) -> None:
+    """Story: it ran in evaluation mode, where the model returned something else, and the loss raised an AttributeError."""
+    torch.manual_seed(3)
+    model = Auxiliary().double()
+    batch = torch.randn(8, 12, dtype=torch.float64), torch.randint(0, 5, (8,))
+    for mode in (True, False):
+        spread = copy.deepcopy(model).train(mode)
+        before = copy.deepcopy(spread.state_dict())
+        par = _tensor_of(spread, batch, _with_auxiliary if mode else F.cross_entropy)
+        assert "colwise: up" in par.explain()
+        # The trial has left statistics and modes as they were.
+        after = par.full_state_dict()
+        assert all(torch.equal(value, after[name]) for name, value in before.items())
+        assert all(part.training == mode for part in spread.modules())
+        par.step(batch)
+        assert "equal to the plain model" in par.compared, par.compared
+
+
+def check_rounding_of_a_model_that_makes_much_of_it_is_no_difference(ranks: Any, sizes: Any = (2,)) -> None:
+    """Story: a model with autocast in its own forward, and one that normalises over the batch by hand, were refused."""
+    batch = torch.randn(8, 12), torch.randint(0, 5, (8,))
+    for narrow in (True, False):
+        torch.manual_seed(3)
+        model = Narrow(narrow=narrow)
+        model, own = (model, batch) if narrow else (model.double(), (batch[0].double(), batch[1]))
+        par = _tensor_of(model, own)
+        par.step(own)
+        assert "equal to the plain model" in par.compared, par.compared
+    for narrow in (True, False):
+        torch.manual_seed(3)
+        with pytest.raises(ParallelError, match=r"cut by TensorParallel\(\) is not the plain one: the output of"):
+            _tensor_of(Wrong(narrow=narrow), batch)

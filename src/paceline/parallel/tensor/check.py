@@ -31,6 +31,10 @@ from paceline.parallel.tracing.source import shown
 # How far sums in another order may lie apart, in steps of the type on the scale of the largest number. Measured: below 50.
 _STEPS = 2000
 _MOST = 0.1
+#: Of the largest gradient; a smaller one may be the difference of numbers as large as that, behind a normalisation of few rows.
+_LEAST_SCALE = 0.02
+#: A model may answer to being cut with so many times the difference that a rounding error in each module's output makes.
+_ROUNDINGS = 10
 
 
 class Reference:
@@ -58,6 +62,7 @@ class Reference:
         self._reads = LossReads(model, [tensor for _, tensor in attributes_of(model)])
         drawn = [state() for _, state in GENERATORS]
         self._plain = self._pass(is_cut=False)
+        self._room = self._room_for_rounding()
         for (name, state), before in zip(GENERATORS, drawn, strict=True):
             if state() != before:
                 raise ParallelError(
@@ -75,7 +80,7 @@ class Reference:
         # Before the pass: a model that is cut may read otherwise.
         lines = self._reads.state | self._reads.left
         found = self._pass(is_cut=True)
-        message = _first_difference(self._plain, found)
+        message = _first_difference(self._plain, found, self._room)
         if message := next(filter(None, gather(message, group)), ""):
             raise ParallelError(
                 f"the model that was cut by TensorParallel() is not the plain one: {message}. Leave what is in this module "
@@ -93,14 +98,34 @@ class Reference:
                 "FullyShard()."
             )
 
-    def _pass(self, *, is_cut: bool) -> _Pass:
+    def _room_for_rounding(self) -> _Room:
+        """How far the plain model is from itself when each module's output is off by a rounding error.
+
+        Much where it computes in a narrower type (autocast), or divides by what is near 0 (a normalisation over few rows).
+        """
+        try:
+            other = self._pass(is_cut=False, is_shaken=True)
+        except Exception as error:
+            if is_communication(error):
+                raise
+            return _Room()
+        if [name for name, _ in self._plain.outputs] != [name for name, _ in other.outputs]:
+            return _Room()
+        return _Room(
+            outputs=[_noise(x, y) for (_, x), (_, y) in zip(self._plain.outputs, other.outputs, strict=True)],
+            gradients={name: _noise(grad, other.gradients[name]) for name, grad in self._plain.gradients.items()},
+        )
+
+    def _pass(self, *, is_cut: bool, is_shaken: bool = False) -> _Pass:
         model, sample = self.model, self.sample
         outputs: list[tuple[str, Tensor]] = []
 
-        def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
-            return lambda module, args, output: outputs.extend(
-                (name, whole(tensor.detach())) for tensor in tensors_in(output)
-            )
+        def keep(name: str) -> Callable[[nn.Module, Any, Any], Any]:
+            def hook(module: nn.Module, args: Any, output: Any) -> Any:
+                outputs.extend((name, whole(tensor.detach())) for tensor in tensors_in(output))
+                return _shaken(output) if is_shaken and isinstance(output, Tensor) else None
+
+            return hook
 
         handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
         try:
@@ -108,7 +133,7 @@ class Reference:
                 output = model(*sample.args, **sample.kwargs)
                 learning = (tensor for tensor in tensors_in(output) if tensor.requires_grad)
                 total = sum(_weighted(index, tensor) for index, tensor in enumerate(learning))
-                looks = self._loss is not None and (not is_cut or self._reads_own())
+                looks = self._loss is not None and not is_shaken and (not is_cut or self._reads_own())
                 found = _Pass(outputs=outputs, gradients=gradients_of(model, total, self._most_numbers, again=looks))
                 if not looks:
                     return found
@@ -178,6 +203,29 @@ class _Pass:
     failed: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Room:
+    """What rounding alone makes of the outputs, in their order, and of the gradients, by name; empty where that is not known."""
+
+    outputs: Sequence[float] = ()
+    gradients: Mapping[str, float] = field(default_factory=dict)
+
+
+def _shaken(output: Tensor) -> Tensor:
+    """Each number off by a rounding error of its type, up or down, or not at all."""
+    if not output.is_floating_point():
+        return output
+    signs = torch.arange(output.numel(), device=output.device).reshape(output.shape) * 7919 % 3 - 1
+    return output * (1 + signs * torch.finfo(output.dtype).eps).to(output.dtype)
+
+
+def _noise(x: Tensor | None, y: Tensor | None) -> float:
+    """The largest finite distance; 0.0 where there is none."""
+    if x is None or y is None or x.shape != y.shape or not x.is_floating_point():
+        return 0.0
+    return scale_of(x - y)
+
+
 def _loss_alone(found: _Pass) -> _Pass:
     return _Pass(outputs=[] if found.loss is None else [("", found.loss)], gradients=found.of_loss)
 
@@ -206,13 +254,15 @@ def _weighted(index: int, tensor: Tensor) -> Tensor:
     return (tensor * weights).sum()
 
 
-def _first_difference(expected: _Pass, found: _Pass) -> str:
+def _first_difference(expected: _Pass, found: _Pass, room: _Room | None = None) -> str:
+    room = room or _Room()
     if [name for name, _ in expected.outputs] != [name for name, _ in found.outputs]:
         return "its modules run in another order"
-    for (name, x), (_, y) in zip(expected.outputs, found.outputs, strict=True):
+    rooms = room.outputs or [0.0] * len(expected.outputs)
+    for (name, x), (_, y), noise in zip(expected.outputs, found.outputs, rooms, strict=True):
         # Between the layers cut by columns and the one cut by rows each rank has a part of an output; the sum behind them
         # is compared.
-        if (x.shape == y.shape or not name) and (text := _difference(x, y)):
+        if (x.shape == y.shape or not name) and (text := _difference(x, y, noise=noise)):
             return f"the output of {name or 'the model'!r} {text}"
     largest = max((scale_of(grad) for grad in expected.gradients.values() if grad is not None), default=0.0)
     for name, grad in expected.gradients.items():
@@ -220,7 +270,9 @@ def _first_difference(expected: _Pass, found: _Pass) -> str:
         if grad is None or other is None:
             if (grad is None) != (other is None):
                 return f"the parameter {name!r} has {'a' if grad is None else 'no'} gradient"
-        elif text := _difference(*_as_held(grad, other), least_scale=largest * 1e-3):
+        elif text := _difference(
+            *_as_held(grad, other), least_scale=largest * _LEAST_SCALE, noise=room.gradients.get(name, 0.0)
+        ):
             return f"the gradient of {name!r} {text}"
     return ""
 
@@ -234,13 +286,17 @@ def _as_held(plain: Tensor, other: Any) -> tuple[Tensor, Tensor]:
     return plain[slices(region_of(other))], local(other)
 
 
-def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0) -> str:
-    """The distance of `y` from `x`, or "" if rounding explains it. least_scale: at least this is taken for the largest number."""
+def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0, noise: float = 0.0) -> str:
+    """The distance of `y` from `x`, or "" if rounding explains it.
+
+    least_scale: at least this is taken for the largest number. noise: what a rounding error makes of it.
+    """
     if x.shape != y.shape:
         return f"has the shape {list(y.shape)} in place of {list(x.shape)}"
     if not x.is_floating_point() or x.numel() == 0:
         return "" if torch.equal(x, y) else "differs"
-    allowed = min(_STEPS * torch.finfo(x.dtype).eps, _MOST) * max(scale_of(x), least_scale)
+    scale = max(scale_of(x), least_scale)
+    allowed = max(min(_STEPS * torch.finfo(x.dtype).eps, _MOST) * scale, min(_ROUNDINGS * noise, _MOST * scale))
     if within(x, y, allowed):
         return ""
     return f"differs by {float((x - y).abs().max()):.3g}, where at most {allowed:.2g} is rounding"

@@ -30,10 +30,11 @@ from paceline.parallel.tensor.names import fold
 from paceline.parallel.tensor.pieces import deal
 from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
 from paceline.parallel.ties import tie_again
-from paceline.torch_private import keep_lookups_apart, keep_own_parts
+from paceline.torch_private import BatchNorm, keep_lookups_apart, keep_own_parts
 
-#: Of a microbatch, for the trials and for the comparison behind them; all of them where a model can't compute so few.
-ROWS = 2
+#: Of a microbatch, for the trials and for the comparison behind them; all of them where a model can't compute so few. More with
+#: batch normalisation, which makes nothing of two rows.
+ROWS, ROWS_NORMALISED = 2, 4
 #: Of a model without values only the gradients of parameters with at most so many numbers are compared.
 SMALL = 2**16
 
@@ -64,6 +65,11 @@ class Applied:
             for name in fold(f"{name}.{attribute}" for name, attribute in plan.divided)
         ]
         return shown + list(plan.notes)
+
+
+def few_rows(model: nn.Module) -> int:
+    """Return how many rows of a microbatch the trials begin with."""
+    return ROWS_NORMALISED if any(isinstance(part, BatchNorm) for part in model.modules()) else ROWS
 
 
 def apply(

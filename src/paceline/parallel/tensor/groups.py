@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.reentrant import checkpoints_opened
+from paceline.parallel.replicas import normalization
+from paceline.parallel.steady import Steady
 from paceline.parallel.tensor.layers import linear_kind
 from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 
@@ -89,10 +91,14 @@ def is_plain(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; modes, buffers, attributes, random generators and `requires_grad` are put back."""
+    """Let the model be called in the modes that it has, with fixed random numbers and without asking other ranks.
+
+    Modes, buffers, attributes, random generators and `requires_grad` are put back. In evaluation mode a model may return
+    something else, such as GoogLeNet without its auxiliary heads.
+    """
     wanted = [(param, param.requires_grad) for param in model.parameters()]
     try:
-        with untouched(model, training=False), attributes_kept(model):
+        with untouched(model), attributes_kept(model), normalization.alone(model), Steady():  # type: ignore[no-untyped-call]
             yield
     finally:
         for param, flag in wanted:
