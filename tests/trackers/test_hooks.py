@@ -120,3 +120,12 @@ def test_csv_loggers_tell_what_they_write(to: Sink) -> None:
 
 def test_names_of_wandb_s_dicts_have_dots() -> None:
     assert [*wandb_run.flat({"a": {"b": {"c": 1}}, "d": SimpleNamespace})] == [("a.b.c", 1), ("d", SimpleNamespace)]
+
+
+def test_csv_files_of_several_trainings_are_told_apart(to: Sink) -> None:
+    lightning, keras = SimpleNamespace(log_dir="csv/0/version_0"), SimpleNamespace(filename="fold_0.csv")
+    csv_loggers._of_lightning(to, lightning, {"loss": 1.0})
+    csv_loggers._of_lightning(to, SimpleNamespace(log_dir="csv/1/version_0"), {"loss": 2.0})
+    csv_loggers._of_keras(to, keras, 0, {"acc": 3.0})
+    csv_loggers._of_keras(to, SimpleNamespace(filename="fold_1.csv"), 0, {"acc": 4.0})
+    assert logged(to) == {"loss": 1.0, "1/loss": 2.0, "acc": 3.0, "fold_1/acc": 4.0}

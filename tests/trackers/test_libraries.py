@@ -133,7 +133,7 @@ def test_what_summarywriter_was_told_survives_the_workers_sigkill(cli: Cli) -> N
 
 def test_event_files_of_a_shell_script_s_python_are_read_at_its_end(cli: Cli) -> None:
     cli.script(WRITES, "src/fit.py")
-    cli.script("#!/bin/sh\npython fit.py\n", "src/train.sh")
+    cli.script("#!/bin/sh\npython src/fit.py\n", "src/train.sh")
     (cli.folder / "src" / "train.sh").chmod(0o755)
     # One of an earlier time: it came with the source.
     old = cli.folder / "src" / "tb" / "events.out.tfevents.1.old"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,3 +76,54 @@ def test_folders_of_event_files_are_told_apart_by_what_stands_before_their_tags(
 
 def test_the_folders_of_keras_s_callback_say_train_and_validation(to: Sink) -> None:
     assert [to.prefix(f"logs/{name}") for name in ("train", "validation", "other")] == ["train/", "validation/", ""]
+
+
+FOLDS = [f"logs/{fold}/tensorboard/version_0" for fold in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("folders", "prefixes"),
+    [
+        (FOLDS, ["", "1/", "2/"]),
+        ([f"multirun/2026-11-28/06-20-11/{job}/tb" for job in range(3)], ["", "1/", "2/"]),
+        ([f"out/fold{fold}/runs/Nov28_06-2{fold}-11_host" for fold in range(2)], ["", "fold1/"]),
+        (["lightning_logs/version_0", "lightning_logs/version_1"], ["", "version_1/"]),
+        (["runs/Nov28_06-20-11_host", "runs/Nov28_06-21-11_host"], ["", "Nov28_06-21-11_host/"]),
+        (["f0/train", "f0/val", "f1/train", "f1/val"], ["train/", "val/", "f1/train/", "f1/val/"]),
+        (["a/x/v", "b/x/v", "a/b/v"], ["", "b/", "b/v/"]),
+    ],
+)
+def test_trainings_of_one_process_have_the_part_of_the_path_that_differs(
+    to: Sink, folders: list[str], prefixes: list[str]
+) -> None:
+    # The story: three folds in folders of one name, `version_0`, ran into one curve.
+    assert [to.prefix(folder) for folder in folders] == prefixes
+    assert [to.prefix(folder) for folder in folders] == prefixes
+
+
+def test_processes_of_one_rank_and_trackers_agree_on_the_prefixes(to: Sink) -> None:
+    assert [to.prefix(folder) for folder in FOLDS[:2]] == ["", "1/"]
+    assert [to.prefix(f"csv/{fold}", "lightning") for fold in range(2)] == ["", "1/"]
+    other = Sink(to.context)
+    assert [other.prefix(folder) for folder in FOLDS] == ["", "1/", "2/"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "prefixes"),
+    [
+        # It goes on with the last fold; all over again, with the next number of a version, or at another time.
+        (FOLDS, FOLDS[2:], ["2/"]),
+        (FOLDS[:2], FOLDS[2:], ["2/"]),
+        (FOLDS, [folder.replace("version_0", "version_1") for folder in FOLDS], ["", "1/", "2/"]),
+        (["l/version_0", "l/version_1"], ["l/version_2", "l/version_3"], ["", "version_1/"]),
+        (["m/2026-11-28/06-20-11/0", "m/2026-11-28/06-20-11/1"], ["m/2026-11-29/01-00-00/1"], ["1/"]),
+        (["runs/happy-cat"], ["runs/sad-dog"], [""]),
+    ],
+)
+def test_the_next_attempt_continues_the_curves_of_the_one_before(
+    to: Sink, first: list[str], second: list[str], prefixes: list[str]
+) -> None:
+    for folder in first:
+        to.prefix(folder)
+    again = Sink(dataclasses.replace(to.context, attempt=2))
+    assert [again.prefix(folder) for folder in second] == prefixes

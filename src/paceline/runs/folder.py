@@ -228,6 +228,10 @@ class RunFolder:
         """Files by which workers hold the space for their reports, lest the disk fill up."""
         return sorted(self.attempt(attempt).glob("*.held"))
 
+    def metric_folders(self, rank: int) -> Path:
+        """The folders of trackers' files that this rank's processes have met, with the prefixes of their metrics."""
+        return self.metrics / f"folders_{rank}.jsonl"
+
     def file(self, name: str) -> Path:
         """The path of the run's file of this name (`outputs/...`, `logs/...` or any other).
 

@@ -17,10 +17,14 @@ def listen(module: ModuleType) -> None:
 
 
 def _of_lightning(to: Sink, writer: Any, metrics_dict: Any, step: Any = None) -> None:
+    folder = getattr(writer, "log_dir", None)
+    prefix = to.prefix(str(folder), "lightning") if folder is not None else ""
     for name, value in dict(metrics_dict).items():
-        to.log("lightning", str(name), value, step)
+        to.log("lightning", f"{prefix}{name}", value, step)
 
 
 def _of_keras(to: Sink, callback: Any, epoch: Any, logs: Any = None) -> None:
+    file = getattr(callback, "filename", None)
+    prefix = to.prefix(str(file), "keras").replace(".csv/", "/") if file is not None else ""
     for name, value in dict(logs or {}).items():
-        to.log("keras", str(name), value, epoch)
+        to.log("keras", f"{prefix}{name}", value, epoch)

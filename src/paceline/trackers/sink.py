@@ -7,11 +7,15 @@ first that logged it; what another tracker says under that name is passed over.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
+import json
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from paceline.errors import MetricError, RunContextError
@@ -21,6 +25,11 @@ from paceline.runs.metrics import MetricLog, logged_here, plain_scalar
 
 #: Folders that say which part of the data values are of, by the custom of Keras and of TensorFlow's estimators.
 _PARTS = ("train", "validation", "val", "eval", "test")
+#: Names of folders by the time: "2026-11-28", "06-20-11", "20261128_062011", "Nov28_06-20-11_host", "1795847941.25".
+_TIME = re.compile(
+    r"\d{4}-\d\d-\d\d.*|\d\d[-:]\d\d[-:]\d\d|\d{8}[-_T]?\d{4,6}.*|[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d.*|\d{9,}[\d.]*"
+)
+_OF_ATTEMPT = re.compile(rf"{_TIME.pattern}|version_\d+")
 
 
 class Sink:
@@ -32,7 +41,7 @@ class Sink:
         path = self.folder.metric_log(context.rank, context.attempt)
         self._log = MetricLog(path, attempt=context.attempt, of_tracker=True)
         self._owners: dict[str, str] = {}
-        self._folders: dict[str, str] = {}
+        self._folders: dict[tuple[str, str], str] = {}
         self._lock = threading.Lock()
         self._is_full = False
 
@@ -61,21 +70,43 @@ class Sink:
         for name in names:
             self._owners.setdefault(name, tracker)
 
-    def prefix(self, folder: str) -> str:
-        """What stands before the tags of event files in this folder: "" or such as "validation/".
+    def prefix(self, folder: str, tracker: str = "tensorboard") -> str:
+        """Return the text before the names of a tracker's values in this folder: "" or such as "fold1/validation/".
 
-        The first folder has nothing before its tags. One below another that is known has the rest of its path, as TensorBoard
-        shows it; one beside it, its own name. `train`, `validation` and so on always stand there.
+        The first training has nothing before its names, each other one the part of its path that differs; a folder below
+        another that is known has the rest of its path, as TensorBoard shows it. `train`, `validation` and so on always stand
+        there. Processes of one rank share what is known, and the next attempt continues it.
         """
         path = os.path.abspath(folder)
         with self._lock:
-            if path not in self._folders:
-                self._folders[path] = prefix_among(path, self._folders)
-            return self._folders[path]
+            if (tracker, path) not in self._folders:
+                self._folders[tracker, path] = self._shared_prefix(tracker, path)
+            return self._folders[tracker, path]
+
+    def _shared_prefix(self, tracker: str, path: str) -> str:
+        try:
+            self.folder.metrics.mkdir(parents=True, exist_ok=True)
+            with open(self.folder.metric_folders(self.context.rank), "a+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+                file.seek(0)
+                known, before = dict[str, str](), dict[str, str]()
+                for line in file:
+                    with contextlib.suppress(ValueError):  # cut short by a full disk
+                        attempt, of, where, prefix = json.loads(line)
+                        if of == tracker:
+                            (known if attempt == self.context.attempt else before)[where] = prefix
+                if path not in known:
+                    known[path] = prefix_among(path, known, before)
+                    file.write(json.dumps([self.context.attempt, tracker, path, known[path]]) + "\n")
+                return known[path]
+        except OSError:  # a full disk: this process is on its own
+            return prefix_among(
+                path, {where: prefix for (of, where), prefix in self._folders.items() if of == tracker}, {}
+            )
 
 
-def prefix_among(path: str, known: dict[str, str]) -> str:
-    """The prefix of a folder, where these have one already: folder -> prefix, in the order in which they came."""
+def prefix_among(path: str, known: Mapping[str, str], before: Mapping[str, str]) -> str:
+    """Return the prefix of a folder. known, before: folder -> prefix, in their order, of this attempt and of earlier ones."""
     name = os.path.basename(path)
     above = [other for other in known if path.startswith(f"{other}{os.sep}")]
     if above:
@@ -84,10 +115,63 @@ def prefix_among(path: str, known: dict[str, str]) -> str:
         if name.replace(".", "").isdigit():
             return known[nearest]
         return f"{known[nearest]}{os.path.relpath(path, nearest).replace(os.sep, '/')}/"
-    if name in _PARTS:
-        return f"{name}/"
-    # By its own name, and not by a number: the next attempt of the run may open them in another order.
-    return f"{name}/" if any(os.path.basename(other) not in _PARTS for other in known) else ""
+    root, part = _training(path)
+    trainings, earlier = _trainings(known, bool(part)), _trainings(before, bool(part))
+    return _of_training(root, trainings, earlier) + part
+
+
+def _training(folder: str) -> tuple[str, str]:
+    """Return the folder of a training and the prefix of its part ("train/"; "" for none)."""
+    above, name = os.path.split(folder)
+    return (above, f"{name}/") if name in _PARTS else (folder, "")
+
+
+def _trainings(folders: Mapping[str, str], is_part: bool) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for folder, prefix in folders.items():
+        root, part = _training(folder)
+        if is_part or not part:
+            found.setdefault(root, prefix.removesuffix(part))
+    return found
+
+
+def _of_training(root: str, known: Mapping[str, str], before: Mapping[str, str]) -> str:
+    if root in known:
+        return known[root]
+    if root in before and before[root] not in known.values():
+        return before[root]
+    # A new attempt has new folders for the same trainings: "version_1", or another time.
+    for other, prefix in before.items():
+        if _lasting(other, _OF_ATTEMPT) == _lasting(root, _OF_ATTEMPT) and prefix not in known.values():
+            return prefix
+    others = {**before, **known}
+    return _difference(root, others) if known or len(set(others.values())) > 1 else ""
+
+
+def _difference(root: str, others: Mapping[str, str]) -> str:
+    """Return the part of a path in which it differs from that of the first training, as a prefix that no other has."""
+    first = next(other for other in (*(one for one in others if not others[one]), *others))
+    rest = _behind_common(root.split(os.sep), first.split(os.sep))
+    lasting = _behind_common(*(_lasting(one, _TIME).split(os.sep) for one in (root, first)))
+    other = _behind_common(*(_lasting(one, _TIME).split(os.sep) for one in (first, root)))
+    while lasting and other and lasting[-1] == other[-1]:
+        lasting, other = lasting[:-1], other[:-1]
+    taken = set(others.values())
+    prefixes = ("/".join(words) + "/" for words in (lasting, rest, root.strip(os.sep).split(os.sep)) if words)
+    return next((prefix for prefix in prefixes if prefix not in taken), f"{root}/")
+
+
+def _behind_common(words: list[str], others: list[str]) -> list[str]:
+    """Return the words behind those that both begin with."""
+    number = 0
+    while number < min(len(words), len(others)) and words[number] == others[number]:
+        number += 1
+    return words[number:]
+
+
+def _lasting(path: str, passing: re.Pattern[str]) -> str:
+    """Return the path without the names that only say when, or for how many times, it was made."""
+    return os.sep.join(name for name in path.split(os.sep) if not passing.fullmatch(name))
 
 
 def hear(kind: Any, name: str, tell: Callable[..., None]) -> None:

@@ -40,10 +40,13 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             return
         PacelineCallback._last = logs
         names = [name for name in logs if name not in _NOT_ABOUT_IT]
+        # Each of several Trainers, one a fold, has an output folder of its own.
+        folder = getattr(args, "output_dir", None)
+        prefix = found.prefix(str(folder), TRACKER) if folder else ""
         # The names under which its callbacks for TensorBoard and W&B tell the same values.
-        found.claim(TRACKER, map(rewritten, names))
+        found.claim(TRACKER, (prefix + rewritten(name) for name in names))
         for name in names:
-            found.log(TRACKER, name, logs[name], state.global_step)
+            found.log(TRACKER, prefix + name, logs[name], state.global_step)
 
 
 def rewritten(name: str) -> str:

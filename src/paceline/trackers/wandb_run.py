@@ -23,8 +23,11 @@ def listen(module: ModuleType) -> None:
         at = step if step is not None else getattr(self, "step", None)
         result = log(self, data, step, *args, **options)
         if isinstance(data, Mapping):
+            # Several W&B runs of one process have names of their own, which are no paths.
+            own = getattr(self, "name", None) or getattr(self, "id", None)
+            prefix = found.prefix(f"/{str(own).replace('/', '_')}", TRACKER) if own else ""
             for name, value in flat(data):
-                found.log(TRACKER, name, value, at)
+                found.log(TRACKER, prefix + name, value, at)
         return result
 
     kind.log = log_and_keep

@@ -1,0 +1,56 @@
+"""Event files of programs that are no Python, taken up at the end of each attempt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.runs import metrics
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricLog
+from paceline.trackers import left_files
+from paceline.trackers.export import event_writer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    metrics.logged_here.clear()
+    return RunFolder(tmp_path / "ws/runs/digits_1_2")
+
+
+def written(folder: RunFolder, steps: range, *, at_s: float, name: str = "logs") -> None:
+    """A file of the program's with `loss` of these steps, a second apart."""
+    write = event_writer(folder.work / name)
+    for step in steps:
+        write("loss", step, step / 2, at_s + step)
+    write(None, 0, 0.0, 0.0)
+
+
+def taken_up(folder: RunFolder, attempt: int) -> dict[str, object]:
+    left_files.take_up(folder, attempt, since=0.0, variables={})
+    return metrics.read(folder.metrics)
+
+
+def test_a_program_without_python_keeps_its_metrics_in_each_attempt(folder: RunFolder) -> None:
+    # The story: the names of the first attempt were taken for the program's own, so later attempts lost theirs.
+    written(folder, range(3), at_s=100.0)
+    assert taken_up(folder, 1) == {"loss": [0.0, 0.5, 1.0]}
+    written(folder, range(2, 5), at_s=200.0)
+    # The first file is still there; no value of it comes again.
+    assert taken_up(folder, 2) == {"loss": [0.0, 0.5, 1.0, 1.5, 2.0]}
+    second = metrics.placed_entries_by_name(folder.metrics, attempts=[2])["loss"]
+    assert [entry["step"] for entry in second] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("step", [1, None])
+def test_a_value_that_the_program_has_logged_itself_is_not_taken_twice(folder: RunFolder, step: int | None) -> None:
+    MetricLog(folder.metric_log(0, 1), of_tracker=True).scalar("loss", 0.5, step, 101.0)
+    written(folder, range(1, 2), at_s=100.0)
+    assert taken_up(folder, 1) == {"loss": 0.5}
+
+
+def test_trainings_of_one_program_are_told_apart(folder: RunFolder) -> None:
+    for fold in range(2):
+        written(folder, range(2), at_s=100.0 * fold, name=f"logs/{fold}/version_0")
+    assert taken_up(folder, 1) == {"loss": [0.0, 0.5], "1/loss": [0.0, 0.5]}
