@@ -119,3 +119,14 @@ def test_numbers_sizes_and_times_are_kept(top: Path, tmp_path: Path) -> None:
     assert linked.read(tmp_path / "linked.json") == [one]
     (tmp_path / "linked.json").write_text('{"not_copied": [{"path": "x", "of": 1}]}')
     assert linked.read(tmp_path / "linked.json") == []
+
+
+def test_virtual_environment_is_linked_and_not_counted(top: Path) -> None:
+    (top / ".gitignore").write_text(".venv\n")
+    for name in (".venv", "env"):
+        (top / name).mkdir()
+        (top / name / "pyvenv.cfg").touch()
+    found = left(top)
+    assert (found[".venv"], found["env"]) == ("a virtual environment", "a virtual environment")
+    listed = linked.measured(top, [linked.NotCopied(path="env", why=found["env"], is_linked=True, is_folder=True)])
+    assert (str(listed[0]), linked.line(listed)) == ("env/ (a virtual environment)", None)

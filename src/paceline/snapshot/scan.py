@@ -20,7 +20,7 @@ from paceline.errors import SnapshotError
 from paceline.snapshot.git import tracked_files
 from paceline.snapshot.ignore import ALWAYS, AT_THE_TOP, Ignore
 from paceline.system.files import read_json
-from paceline.system.linked import RESULTS, NotCopied
+from paceline.system.linked import RESULTS, VIRTUAL_ENVIRONMENT, NotCopied
 
 MAX_BYTES = 300 * 1024 * 1024
 MAX_FILES = 2000
@@ -201,7 +201,8 @@ class _Scan:
         if self._opened is None:
             return
         is_result = is_folder and (path in AT_THE_TOP or self._holds_results(path)) and path not in self._wanted
-        text = _RESULTS if is_result else why
+        is_environment = is_folder and _is_environment(os.path.join(self._tree.source, path))
+        text = _RESULTS if is_result else VIRTUAL_ENVIRONMENT if is_environment else why
         self._tree.not_copied.append(NotCopied(path=path, why=text, is_linked=not is_result, is_folder=is_folder))
 
     def _holds_results(self, path: str) -> bool:
@@ -228,9 +229,9 @@ class _Scan:
         if (real := os.path.realpath(absolute)) == self._leave_out or real in self._files_out:
             return
         is_open = self._opened is not None and path in self._opened
-        if not is_open and os.path.exists(os.path.join(absolute, "pyvenv.cfg")):
+        if not is_open and _is_environment(absolute):
             # Installed, not written.
-            return self._leave(path, "a virtual environment", is_folder=True)
+            return self._leave(path, VIRTUAL_ENVIRONMENT, is_folder=True)
         if self._opened is None or is_open:
             self._tree.directories.append(path)
             return self._walk(path, trust=trust)
@@ -334,6 +335,10 @@ class _Scan:
             # A link that leaves the tree by its name and comes back would lead from the copy to the original.
             target = os.path.relpath(resolved, os.path.dirname(absolute))
         return target
+
+
+def _is_environment(path: str) -> bool:
+    return os.path.exists(os.path.join(path, "pyvenv.cfg"))
 
 
 def _check_limits(tree: Tree) -> None:

@@ -19,6 +19,8 @@ RESULTS = frozenset(
         *("multirun", "multiruns"),
     }
 )
+#: Reason for a folder of installed packages, which nobody asks about.
+VIRTUAL_ENVIRONMENT = "a virtual environment"
 #: So many files are counted in all. A folder beyond that has "at least" so many.
 _COUNTED = 10_000
 #: So many names are in a line.
@@ -45,6 +47,8 @@ class NotCopied:
 
     def __str__(self) -> str:
         name = f"{self.path}/" if self.is_folder else self.path
+        if self.why == VIRTUAL_ENVIRONMENT:
+            return f"{name} ({self.why})"
         least = "" if self.is_whole else "at least "
         count = f"{least}{counted(self.files, 'file')}, " if self.is_folder else ""
         return f"{name} ({count}{size_text(self.size)}; {self.why})"
@@ -52,7 +56,7 @@ class NotCopied:
 
 def line(found: Sequence[NotCopied]) -> str | None:
     """Return one line on what a run's working folder links to; None where it links to nothing."""
-    linked = [one for one in found if one.is_linked]
+    linked = [one for one in found if one.is_linked and one.why != VIRTUAL_ENVIRONMENT]
     if not linked:
         return None
     # Data first: what is large.
@@ -68,7 +72,8 @@ def measured(source: Path, found: Iterable[NotCopied]) -> list[NotCopied]:
     for one in found:
         files = size = changed = 0
         is_whole = True
-        for stat in _stats(os.path.join(source, one.path)):
+        is_counted = one.why != VIRTUAL_ENVIRONMENT
+        for stat in _stats(os.path.join(source, one.path)) if is_counted else ():
             if files >= left:
                 is_whole = False
                 break
