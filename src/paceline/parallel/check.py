@@ -534,7 +534,8 @@ class _Plain:
             loss = self._task.loss(output, there.target)
         if part < 1.0 and self._task.loss_weight is None:
             over = mean_over(loss)
-            part = self._task.means.add(over, part, Rows(piece).count)
+            if not over.counts_nothing(loss):
+                part = self._task.means.add(over, part, Rows(piece).count)
             if over.count == 0:
                 loss = loss.nan_to_num()
         share = loss * part

@@ -116,7 +116,8 @@ class _Means:
             found = self._metric(output, micro.target)
         if self._is_loss and weight and isinstance(found, Tensor):
             over = mean_over(found)
-            weight = over.count if over.count is not None and over.is_sole else weight
+            if over.count is not None and over.is_sole:
+                weight = 0.0 if over.counts_nothing(found) else over.count
             found = found.detach()
         self._called = True
         if isinstance(found, Mapping):

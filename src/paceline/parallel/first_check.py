@@ -55,7 +55,8 @@ def first_check(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -
     try:
         return f"the first step's first rows: {_compared(par, batch, micros)}"
     except CannotCompareError as error:
-        if par.world.rank == 0:
+        # With batch_norm="local" the script has asked for another model.
+        if par.world.rank == 0 and par.world.layout.batch_norm != "local":
             _log.warning("%s on %s is trained without the comparison: %s", par.skeleton.name, par.world.layout, error)
         return f"not compared with the plain model: {error}"
     except CannotComputeError as error:

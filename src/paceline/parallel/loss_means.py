@@ -30,8 +30,8 @@ from paceline.parallel.reduce import local
 MOST_NODES = 64
 #: Rows, and numbers of the output, that are computed together and in two parts.
 ROWS, NUMBERS = 8, 1 << 20
-#: By how much the two may differ, as a part of the loss.
-LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4}
+#: By how much the two may differ, as a part of the loss; and in rounding errors of numbers as large as the output's.
+LIMITS, ROUNDINGS = {torch.float64: 1e-7, torch.float32: 1e-4}, 50
 #: One value in, and it times a constant out.
 _SCALED = {
     *("MulBackward", "NegBackward", "ToCopyBackward", "CloneBackward", "AliasBackward", "ViewBackward"),
@@ -46,6 +46,16 @@ class MeanOver:
 
     count: float | None = None
     is_sole: bool = True
+    #: It is divided by 1, which may stand for 0: mask.sum().clamp(min=1).
+    may_be_none: bool = False
+
+    def counts_nothing(self, loss: Tensor) -> bool:
+        """Say if this is a part in which nothing counts, for which its loss gives 0: it leaves out the mean, or clamps a count.
+
+        Where parts are means over rows, it makes no difference. On a GPU the value of such a loss would have to be waited for.
+        """
+        is_looked_at = self.may_be_none or (self.count is None and loss.device.type == "cpu")
+        return is_looked_at and not bool(loss.detach())
 
 
 def mean_over(loss: Tensor) -> MeanOver:
@@ -70,7 +80,7 @@ def _read(node: Any, left: list[int]) -> MeanOver:
             return MeanOver()
         divisor = float(other.detach() if isinstance(other, Tensor) else other)
         if _is_sum(inputs[0]):
-            return MeanOver(divisor)
+            return MeanOver(divisor, may_be_none=divisor == 1.0)
         inner = _read(inputs[0], left)
         # losses.sum() / tokens / rows, of which both are counts; any other divisor is a constant of the loss.
         is_count = inner.count is not None and divisor.is_integer()
@@ -253,37 +263,52 @@ def no_mean(
     outputs, targets = map(Rows, sample)
     drawn = torch.get_rng_state()
 
-    def part(start: int, stop: int) -> tuple[float, float, torch.dtype]:
+    def part(start: int, stop: int, *, is_wide: bool) -> tuple[float, float, torch.dtype, MeanOver | None]:
         target = targets.take(start, stop)
 
+        def copied(x: Tensor) -> Tensor:
+            return x.double() if is_wide and x.is_floating_point() and x.dtype != torch.float64 else x.clone()
+
         def learning(x: Tensor) -> Tensor:
-            return x.clone().requires_grad_(x.is_floating_point() or x.is_complex())
+            return copied(x).requires_grad_(x.is_floating_point() or x.is_complex())
 
         with loss_kept(loss, model), torch.enable_grad():
-            found = loss(map_tensors(outputs.take(start, stop), learning), map_tensors(target, Tensor.clone))
+            found = loss(map_tensors(outputs.take(start, stop), learning), map_tensors(target, copied))
             over = mean_over(found)
         weight = float(stop - start)
         if loss_weight is not None:
             weight = float(loss_weight(target))
         elif over.count is not None and over.is_sole:
             weight = over.count
-        return float(found.detach()), weight, found.dtype
+        return float(found.detach()), weight, found.dtype, None if over.counts_nothing(found) else over
 
     count = outputs.count
+    largest = max(
+        (float(x.abs().max()) for x in tensors_in(sample[0]) if x.numel() and x.is_floating_point()), default=1.0
+    )
     # Parts of two sizes, for what is wrong in both alike would not be seen.
     first = max(3 * count // 8, 1)
-    try:
-        (whole, of_whole, dtype), *parts = (
-            part(start, stop) for start, stop in ((0, count), (0, first), (first, count))
-        )
-    except Exception:
+    spans = ((0, count), (0, first), (first, count))
+    # In float64, where the loss can be computed in it, for late in training a loss may be as small as its rounding.
+    for is_wide in (True, False):
+        try:
+            (whole, of_whole, dtype, _), *parts = (part(start, stop, is_wide=is_wide) for start, stop in spans)
+            break
+        except Exception:
+            continue
+    else:
         return ""  # not made for so few rows, or for rows of one target
     # Random numbers of a loss's own differ from call to call.
     if not torch.equal(drawn, torch.get_rng_state()) or not of_whole > 0:
         return ""
-    total = sum(weight for _, weight, _ in parts)
-    together = sum(value * weight for value, weight, _ in parts if weight > 0) / total if total > 0 else math.nan
-    if not math.isfinite(whole + together) or abs(together - whole) <= LIMITS.get(dtype, 5e-2) * max(abs(whole), 1e-12):
+    if loss_weight is None and any(over is not None and over.count is not None for *_, over in parts):
+        parts = [one for one in parts if one[-1] is not None]
+    total = sum(weight for _, weight, *_ in parts)
+    together = sum(value * weight for value, weight, *_ in parts if weight > 0) / total if total > 0 else math.nan
+    if not math.isfinite(whole + together):
+        return ""
+    rounding = ROUNDINGS * torch.finfo(dtype).eps * max(largest, 1.0) ** 2
+    if abs(together - whole) <= max(LIMITS.get(dtype, 5e-2) * abs(whole), rounding):
         return ""
     return (
         f"loss(output, target) is {whole:.6g} for {count} rows together, and {together:.6g} for them in two parts, weighted by "

@@ -176,4 +176,5 @@ def _names_in(code: types.CodeType) -> set[str]:
 def _is_of_script(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
-    return kind.__module__ == "__main__" or (file is not None and is_users(file))
+    # A namespace of the standard library is nothing but its attributes.
+    return kind.__module__ in ("__main__", "types", "argparse") or (file is not None and is_users(file))

@@ -85,6 +85,8 @@ class Task:
         dtype = torch.promote_types(loss.dtype, torch.float32)
         if is_part and self.loss_weight is None:
             over = mean_over(loss)
+            if over.counts_nothing(loss):
+                return loss * micro.weight.to(loss.device, dtype)
             if over.count == 0:
                 means.add(MeanOver(0.0), 0.0, micro.rows)
                 return zero_loss(output)

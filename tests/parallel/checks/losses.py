@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -197,6 +198,7 @@ def check_loss_that_counts_its_calls_equals_one_process(ranks: Ranks) -> None:
         "variable": _counts_in_variable,
         "global": _counts_in_global,
         "partial": lambda: functools.partial(_counts_in_list, [0]),
+        "namespace": lambda: functools.partial(_counts_in_namespace, types.SimpleNamespace(calls=0)),
     }
     for make in makers.values():
         for strategy, microbatches in (*((one, 1) for one in (*REPLICAS, TensorParallel())), (PipelineParallel(), 2)):
@@ -209,6 +211,11 @@ def check_loss_that_counts_its_calls_equals_one_process(ranks: Ranks) -> None:
 def _counts_in_list(box: list[int], output: Tensor, target: Tensor) -> Tensor:
     box[0] += 1
     return _warm_up(box[0], output, target)
+
+
+def _counts_in_namespace(kept: types.SimpleNamespace, output: Tensor, target: Tensor) -> Tensor:
+    kept.calls += 1
+    return _warm_up(kept.calls, output, target)
 
 
 def check_loss_is_not_called_more_often_than_in_one_process(ranks: Ranks) -> None:
@@ -267,6 +274,13 @@ def _masked(kind: str) -> Any:
         mask = target != -100
         return (F.cross_entropy(output, target, reduction="none") * mask).sum() / mask.sum()
 
+    def clamped(output: Tensor, target: Tensor) -> Tensor:
+        mask = target >= 3
+        return (output.square().mean(-1) * mask).sum() / mask.sum().clamp(min=1)
+
+    def zero(output: Tensor, target: Tensor) -> Tensor:
+        return clamped(output, target) if (target >= 3).any() else output.sum() * 0
+
     def chosen(output: Tensor, target: Tensor) -> Tensor:
         mask = target != -100
         return 2 * (output[mask].logsumexp(-1) - output[mask, target[mask]]).square().mean()
@@ -277,6 +291,8 @@ def _masked(kind: str) -> Any:
         "weights": functools.partial(F.cross_entropy, weight=weights),
         "log likelihood": lambda output, target: 0.5 * F.nll_loss(output.log_softmax(-1), target),
         "by hand": by_hand,
+        "clamped": clamped,
+        "zero": zero,
         "chosen": chosen,
     }[kind]
 
@@ -304,7 +320,7 @@ def _masks_come_later(rows: int = 10) -> list[tuple[Tensor, Tensor]]:
 
 def check_loss_over_targets_that_count_is_weighted_by_itself(ranks: Ranks) -> None:
     batches = _masks_come_later()
-    kinds = ("function", "module", "weights", "log likelihood", "by hand", "chosen")
+    kinds = ("function", "module", "weights", "log likelihood", "by hand", "chosen", "clamped", "zero")
     for number, kind in enumerate(kinds):
         given = batches if kind not in ("by hand", "chosen") else batches[:3]
         one = _in_one_process(given, _masked(kind))
