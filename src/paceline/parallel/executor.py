@@ -21,9 +21,11 @@ class Executor(Protocol):
     """One rank's part of the computation. Every method but `named_parameters` is called on all ranks in the same order.
 
     program: a number for what the last step's first microbatch went through, the same on all ranks; 0 without a trace.
+    written: name -> size, of each parameter that the last step's forward passes have changed in place; of a pipeline none.
     """
 
     program: int
+    written: dict[str, float]
 
     @property
     def module(self) -> nn.Module:

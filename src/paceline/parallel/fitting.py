@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.ties import find
 from paceline.torch_private import BatchNorm
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def check_fits(
                     "scale_grad_by_freq=False, or compute each batch in one part: microbatches=1 and accumulate=1 under "
                     "TensorParallel()."
                 )
+    _refuse_renormalised(model, layout)
     if layout.replicas > 1 and layout.shard == 1 and layout.pipe == 1:
         for name, param in model.named_parameters():
             if param.is_complex() and param.requires_grad:
@@ -79,6 +81,27 @@ def check_fits(
         raise ParallelError(
             f"{kind} looks at whole matrices, and {layout} leaves each worker a part of them. Use DataParallel() or "
             "PipelineParallel(), or another optimizer, such as AdamW."
+        )
+
+
+def _refuse_renormalised(model: nn.Module, layout: Layout) -> None:
+    """Raises:
+    ParallelError: an embedding scales the rows that its batch looks up, and not every copy of it gets the same batch.
+    """
+    tied = {name for group in find(model) for name in group}
+    for name, module in model.named_modules():
+        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or module.max_norm is None:
+            continue
+        if max(layout.replicas, layout.context, layout.expert) > 1:
+            why = "of which each worker looks up others, so that their copies would differ"
+        elif layout.pipe > 1 and f"{name}.weight".lstrip(".") in tied:
+            why = "and another stage may hold a copy of the tied weight, which stays as it is"
+        else:
+            continue
+        raise ParallelError(
+            f"{name or 'the model'} ({type(module).__name__}) with max_norm={module.max_norm} scales the rows that it looks "
+            f"up in its forward, {why} under {layout}. Use TensorParallel(), where all workers look up the same rows, or leave "
+            "max_norm out."
         )
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel import optimizers
-from paceline.parallel.batches.agree import agree_on_place, tags
+from paceline.parallel.batches.agree import agree_on_place, agree_on_written, tags
 from paceline.parallel.batches.loader import Feed
 from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut
 from paceline.parallel.clip import Clipper
@@ -158,9 +158,9 @@ class Parallel:
                 # One message has the loss and this rank's place in the data. All ranks send one type of number: the loss
                 # of padding has the type of the output, which may be another one.
                 wide = loss.double()
-                told = torch.stack(
-                    [wide, *map(wide.new_tensor, (*tags((*self._place(batch), executor.program)), *means.numbers()))]
-                )
+                size = sum(executor.written.values())
+                numbers = *tags((*self._place(batch), executor.program)), size, size * size, *means.numbers()
+                told = torch.stack([wide, *map(wide.new_tensor, numbers)])
                 work = dist.all_reduce(told, group=group, async_op=True)
             # The message is under way while the gradients are summed.
             executor.finish_gradients()
@@ -170,10 +170,13 @@ class Parallel:
                     loss = told[0].to(loss.dtype)
                     # A GPU is not waited for where the loss is a mean over rows.
                     if loss.device.type == "cpu" or not means.rows:
-                        means.fill(told[3:].tolist())
+                        means.fill(told[5:].tolist())
                 agree_on_place(told[1:3], self._place(batch), executor.program, self.world)
             if (factor := means.factor()) != 1.0:
                 loss = loss * factor
+                # On a GPU in the first step alone, for the host has to wait for it.
+                if group is not None and (told.device.type == "cpu" or self._progress.steps == 0):
+                    agree_on_written(told[3:5], [*executor.written], self.world)
                 scale_gradients(executor.named_parameters(), factor)
             if means.checks:
                 # Random numbers of the script's own are left where they were.

@@ -480,3 +480,65 @@ def check_batches_padded_to_their_longest_row_are_compared_and_trained(ranks: Ra
             assert "equal to the plain model" in par.compared, par.compared
             _assert_same(one, par, "padded rows")
             assert "equal" in str(par.check(batch))
+
+
+class _Renormalised(nn.Module):
+    """A model with an embedding whose rows are scaled as they are looked up."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.table = kind(20, 12, max_norm=1)
+        self.last = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.table((x.abs() * 7).long() % 20)
+        return self.last(found.mean(1) if found.dim() == 3 else found)
+
+
+class _Noting(nn.Module):
+    """A model whose forward keeps the last row of the batch, or a scale, in a parameter."""
+
+    def __init__(self, of_batch: bool) -> None:
+        super().__init__()
+        self.last = nn.Linear(12, 5)
+        self.note = nn.Parameter(torch.ones(12), requires_grad=False)
+        self._of_batch = of_batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.note.data.mul_(0.9)
+        with torch.no_grad():
+            self.note.copy_(x[-1] if self._of_batch else self.note + 1)
+        return self.last(x)
+
+
+def check_an_embedding_with_max_norm_is_right_or_refused(ranks: Ranks) -> None:
+    batches = _batches(3)
+    for kind in (nn.Embedding, nn.EmbeddingBag):
+        for strategy in REPLICAS:
+            with pytest.raises(ParallelError, match=rf"table \({kind.__name__}\) with max_norm=1.*TensorParallel"):
+                _together(_made(lambda kind=kind: _Renormalised(kind)), batches, strategy)
+        one = _made(lambda kind=kind: _Renormalised(kind))
+        _alone(one, batches)
+        strategy = TensorParallel(plan={"last": "rowwise"})
+        par = _together(_made(lambda kind=kind: _Renormalised(kind)), batches, strategy)
+        _assert_same(one, par, f"{kind.__name__} with max_norm")
+        one = _made(lambda kind=kind: _Renormalised(kind))
+        _alone(one, batches, 2)
+        par = _together(
+            _made(lambda kind=kind: _Renormalised(kind)), batches, PipelineParallel(cut=["last"]), microbatches=2
+        )
+        _assert_same(one, par, f"{kind.__name__} with max_norm")
+
+
+def check_a_forward_that_writes_its_batch_to_a_parameter_is_refused_on_replicas(ranks: Ranks) -> None:
+    batches = _batches(3)
+    for strategy in REPLICAS:
+        model = _made(lambda: _Noting(True))
+        before = model.last.weight.detach().clone()
+        with pytest.raises(ParallelError, match="forward changes note in place by what is in its batch"):
+            _together(model, batches, strategy)
+        if isinstance(strategy, DataParallel):
+            assert torch.equal(model.last.weight, before), "refused before anything is trained"
+        one = _made(lambda: _Noting(False))
+        _alone(one, batches)
+        _assert_same(one, _together(_made(lambda: _Noting(False)), batches, strategy), "a scale that no row changes")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -83,6 +84,28 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     raise ParallelError(
         f"the ranks are not at the same batch: {shown}. Every rank has to make the same calls: does one of them leave out a "
         "step, or leave the loop, by its own clock or data?"
+    )
+
+
+def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
+    """Compare what the replicas' forward passes have written to parameters; no message where they agree.
+
+    sums: of the size of what was written and of its square, over the replica group, which has no other ranks.
+    names: of the parameters that this rank's forward has changed.
+
+    Raises:
+        ParallelError: on every rank: each replica has written other values.
+    """
+    count = dist.get_world_size(world.replica_group)
+    total, squares = sums.tolist()
+    # The variance, as a part of the squared mean: its square root is the distance, and 1e-6 of that is rounding.
+    if squares * count - total * total <= 1e-12 * total * total:
+        return
+    shown = ", ".join(dict.fromkeys(name for of_rank in gather(list(names), world.replica_group) for name in of_rank))
+    raise ParallelError(
+        f"the model's forward changes {shown} in place by what is in its batch, and each replica has other rows: under "
+        f"{world.layout} the copies would differ. Change a parameter after par.step(batch), under torch.no_grad(), or use "
+        "PipelineParallel()."
     )
 
 

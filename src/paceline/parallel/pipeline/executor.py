@@ -91,6 +91,7 @@ class Pipelined:
             held = [plan.uses[index] for index in self._own]
             self._module = joined(task.model, zip(self._modules, held, strict=True))
         self.program = 0
+        self.written: dict[str, float] = {}
         self._trained = {name: param.requires_grad for name, param in self.named_parameters().items()}
         self._messages = StageMessages(self._group, world.device)
         self._stages = [

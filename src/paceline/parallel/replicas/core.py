@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from paceline.parallel.loss_reads import LossReads
 from paceline.parallel.mesh import World
 from paceline.parallel.reduce import sum_gradients
 from paceline.parallel.replicas import normalization, shard
+from paceline.parallel.replicas.shard_written import Written, size_of
 from paceline.parallel.task import Task
 from paceline.parallel.tracing.source import shown
 
@@ -59,13 +60,15 @@ class Plain:
         self._world = world
         self._module = task.model
         self.program = 0
+        self.written: dict[str, float] = {}
+        self._units_written: list[Written] = []
         self._is_sharded = world.layout.shard > 1
         self._used: Any = None
         self._loss_is_known = False
         if self._is_sharded:
             from paceline.parallel.replicas.shard_used import Used
 
-            shard.shard_stage(self._module, world)
+            self._units_written = shard.shard_stage(self._module, world)
             self._used = Used(self._module, world, find_unused)
         # With workers that have parts of the model, or of each sequence, there is more to sum, or in other groups.
         is_plain = max(world.layout.tensor, world.layout.context, world.layout.expert) == 1
@@ -91,6 +94,7 @@ class Plain:
         if (watched := self._ddp or self._used) is not None:
             watched.follow()
         micros = with_rows(micros)
+        versions = {name: param._version for name, param in self._plain_parameters()}
         for micro in micros:
             is_last = micro is micros[-1]
             if self._used is not None:
@@ -107,7 +111,21 @@ class Plain:
                     whole.backward()  # type: ignore[no-untyped-call]
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
+        self.written = self._sizes_written(versions)
         return total
+
+    def _plain_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Those that FSDP2 does not put together, with their names."""
+        own = {id(param) for param in shard.left_whole(self._module)} if self._is_sharded else None
+        return [(name, param) for name, param in self._module.named_parameters() if own is None or id(param) in own]
+
+    def _sizes_written(self, versions: Mapping[str, int]) -> dict[str, float]:
+        """Return the size of each parameter that is not of these versions any more."""
+        sizes = {name: size_of(param) for name, param in self._plain_parameters() if param._version != versions[name]}
+        for written in self._units_written:
+            sizes |= written.sizes
+            written.sizes = {}
+        return sizes
 
     def _loss(self, output: Any, micro: Microbatch) -> Tensor:
         if not self._is_sharded or self._loss_is_known:

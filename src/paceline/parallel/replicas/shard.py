@@ -19,20 +19,20 @@ from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.large.parts import give_memory
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import map_tensors
+from paceline.parallel.replicas.shard_written import Written
 from paceline.torch_private import reduce_unused_too
 
 
-def shard_stage(module: nn.Module, world: World) -> None:
+def shard_stage(module: nn.Module, world: World) -> list[Written]:
     """Replace the module's parameters by this rank's parts (DTensors) over the axes data and shard, of which shard is in use.
 
-    Names stay. Gradients come out of the backward pass as sums over the replicas, not means.
+    Names stay. Gradients come out of the backward pass as sums over the replicas, not means. Return for each unit what notes
+    the parameters that its forward pass changes.
 
     Raises:
         ParallelError: a pattern of `units` matches no module; torch can't shard a parameter.
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard
-
-    from paceline.parallel.replicas.shard_written import Written
 
     layout = world.layout
     mesh = world.mesh["data", "shard"] if layout.data > 1 else world.mesh["shard"]
@@ -43,13 +43,16 @@ def shard_stage(module: nn.Module, world: World) -> None:
     names = [*find_units(module, layout.units), ""]
     _check_dtypes(module, names, ignored)
     hooks = {name: Hooks(param) for name, param in module.named_parameters(remove_duplicate=False)}
+    noted: list[Written] = []
+    held_names: dict[int, str] = {}
     try:
         for name in names:
             part = module.get_submodule(name)
             part.register_forward_hook(_own_outputs)
             # Hooks run in the order in which they were registered. This one has to run before FSDP2's own, which lets go
             # of the whole parameters, and so it is registered before `fully_shard`.
-            written = Written(part)
+            written = Written(part, held_names)
+            noted.append(written)
             part.register_forward_hook(written.after)
             fully_shard(part, **options)
             # And this one after FSDP2's own, which puts the parameters together.
@@ -62,6 +65,7 @@ def shard_stage(module: nn.Module, world: World) -> None:
     give_memory(world.device, module)
     for name, param in module.named_parameters(remove_duplicate=False):
         held: Any = param
+        held_names.setdefault(id(param), name)
         held._paceline_hooks = hooks[name].also(param)
     for part in module.modules():
         if isinstance(part, FSDPModule):
@@ -72,6 +76,7 @@ def shard_stage(module: nn.Module, world: World) -> None:
             # A parameter that a rank's rows leave out goes as zeros. Without that the rank would send a shorter message
             # than the others, which hangs or ends the process.
             reduce_unused_too(part)
+    return noted
 
 
 def _keep_recurrent_weights_apart(module: nn.Module) -> None:

@@ -12,7 +12,7 @@ FSDP2 gathers and parts; what is changed of a whole is put into this rank's part
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,9 +73,12 @@ class Written:
     FSDP2 gives it whole ones, and lets go of them: what is written there, such as a momentum encoder's values, would be lost.
     """
 
-    def __init__(self, part: nn.Module) -> None:
-        self._part = part
+    def __init__(self, part: nn.Module, names: Mapping[int, str]) -> None:
+        """names: id of each parameter in parts -> its name, filled once there are parts."""
+        self._part, self._names = part, names
         self._versions: dict[int, int] = {}
+        #: Name -> size of what was written, until the executor takes it; the same on all ranks if they wrote the same.
+        self.sizes: dict[str, float] = {}
 
     def before(self, *_: Any) -> None:
         """A hook that runs once the parameters are whole."""
@@ -86,7 +89,14 @@ class Written:
         for sharded, whole in whole_parameters(self._part, inner=False):
             if whole._version != self._versions.get(id(whole), whole._version):
                 _write_back(sharded, whole)
+                self.sizes[self._names.get(id(sharded), "a parameter")] = size_of(whole)
                 self._versions[id(whole)] = whole._version
+
+
+def size_of(param: Any) -> float:
+    """The sum of a parameter's absolute values."""
+    part = param.detach()
+    return float((part.to_local() if is_part(part) else part).abs().sum(dtype=torch.float64))
 
 
 def _write_back(sharded: Any, whole: nn.Parameter) -> None:
