@@ -31,6 +31,7 @@ class ParallelHandle(Protocol):
     skeleton: Any
     measured: Measured | None
     memory: Any
+    averages: list[Any]
 
     @property
     def progress(self) -> Progressed: ...

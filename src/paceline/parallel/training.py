@@ -34,6 +34,7 @@ from paceline.parallel.task import Task
 from paceline.parallel.tracing.others import generators_kept
 
 if TYPE_CHECKING:
+    from paceline.parallel.average import Average, Decay, Twin
     from paceline.parallel.compared import Comparison
     from paceline.parallel.memory_plan import MemoryPlan
 
@@ -113,6 +114,8 @@ class Parallel:
         self._check_first = check_first and (world.size > 1 or (task.microbatches > 1 and task.loss is own_loss))
         self._check_loss = check_first and (world.replicas > 1 or task.microbatches > 1)
         self._comparison = comparison
+        #: What follows the model's weights, in the order in which it was asked for.
+        self.averages: list[Average | Twin] = []
         self._hooks = {name: Hooks(param) for name, param in task.model.named_parameters()}
         if optimizer is not None and world.size > 1:
             own = weakref.ref(self)
@@ -134,6 +137,7 @@ class Parallel:
             optimizer = self.optimizer
             if optimizer is None:
                 raise ParallelError("step() needs an optimizer: parallelize(model, optimizer, ...).")
+            self._refuse_averaged("step()")
             micros = cut(batch, self.task, self.world)
             executor = self.executor_for(batch)
             self.micro = self.micro or micros[0]
@@ -172,11 +176,11 @@ class Parallel:
                     if loss.device.type == "cpu" or not means.rows:
                         means.fill(told[5:].tolist())
                 agree_on_place(told[1:3], self._place(batch), executor.program, self.world)
-            if (factor := means.factor()) != 1.0:
-                loss = loss * factor
                 # On a GPU in the first step alone, for the host has to wait for it.
                 if group is not None and (told.device.type == "cpu" or self._progress.steps == 0):
                     agree_on_written(told[3:5], [*executor.written], self.world)
+            if (factor := means.factor()) != 1.0:
+                loss = loss * factor
                 scale_gradients(executor.named_parameters(), factor)
             if means.checks:
                 # Random numbers of the script's own are left where they were.
@@ -194,6 +198,8 @@ class Parallel:
                     optimizer.step()
             finally:
                 self._is_stepping = False
+            for average in self.averages:
+                average.stepped()
             self._advance(batch)
         if self._comparison is not None:
             with self.watch.guard("the comparison"):
@@ -281,9 +287,47 @@ class Parallel:
 
     # State.
 
+    def average(
+        self, decay: Decay = None, *, every: int = 1, of: str | None = None, into: str | None = None
+    ) -> Average | Twin:
+        """Average the weights from here on, after each step; under every layout, and in checkpoints.
+
+        The average begins with the weights of now, and after each update it is decay * average + (1 - decay) * weights.
+
+        Args:
+            decay: From 0 (a copy) to 1; a function of the number of updates before; None: the mean of the weights at all updates.
+            every: Update after each so many steps.
+            of: With `into`: the names of two modules of the model. The second is frozen, and follows the first (a target network,
+                a momentum encoder). Without them the average of the whole model lies beside it.
+
+        Returns:
+            The average, with `applied()` and `full_state_dict()`; of a twin its number of updates alone.
+
+        Raises:
+            ParallelError: the two modules are not of one shape, or the second is trained.
+        """
+        with self.watch.guard("average()"):
+            from paceline.parallel.average import Average, Twin
+
+            self._refuse_averaged("average()")
+            if (of is None) != (into is None):
+                raise ParallelError(
+                    f"average(of={of!r}, into={into!r}): give both names, or neither for the whole model."
+                )
+            follower = Average(self, decay, every) if of is None or into is None else Twin(self, decay, every, of, into)
+            self.averages.append(follower)
+            return follower
+
+    def _refuse_averaged(self, call: str) -> None:
+        if any(average.is_applied for average in self.averages):
+            raise ParallelError(
+                f"{call} was called while the average is in the model's place. Leave the block of average.applied() first."
+            )
+
     def save(self, path: str | Path | None = None, **options: Any) -> Any:
         """Write a checkpoint that any layout can load; see `checkpoint.save`."""
         with self.watch.guard("save()"):
+            self._refuse_averaged("save()")
             from paceline.parallel.checkpoint import store
 
             return store.save(self, path, **options)
@@ -298,6 +342,7 @@ class Parallel:
     def load(self, path: str | Path | None = None, **options: Any) -> Any:
         """Go on from a checkpoint, of whatever layout; see `checkpoint.load`."""
         with self.watch.guard("load()"):
+            self._refuse_averaged("load()")
             from paceline.parallel.checkpoint import store
 
             return store.load(self, path, **options)

@@ -2,6 +2,7 @@
 
     model.<name>               every parameter and kept buffer; of a tie the first name alone
     optimizer.<name>.<key>     every tensor of the optimizer's state
+    average.<number>.<name>    the same of each average
     `record`                   everything else: groups, single values, progress, schedulers; one object, for all ranks
 
 Each rank has some of the names (a stage) or parts of the tensors (DTensors); together they have all.
@@ -9,7 +10,7 @@ Each rank has some of the names (a stage) or parts of the tensors (DTensors); to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +27,21 @@ class HeldState:
     """This rank's part of the model and its optimizer.
 
     module: under original names. parameters: original name -> parameter, of a tie the first name in the whole model.
+    averages: of each, first name -> this rank's part.
     """
 
     module: nn.Module
     parameters: Mapping[str, nn.Parameter]
     optimizer: torch.optim.Optimizer | None
+    averages: Sequence[Mapping[str, Tensor]] = ()
+
+    def average_tensors(self) -> dict[str, Tensor]:
+        """Key -> this rank's part of each tensor of each average."""
+        return {
+            f"average.{number}.{name}": tensor
+            for number, average in enumerate(self.averages)
+            for name, tensor in average.items()
+        }
 
     def model_tensors(self) -> dict[str, Tensor]:
         """First name -> the tensor itself, as the module uses it."""
@@ -72,7 +83,7 @@ def tensors(held: HeldState) -> dict[str, Tensor]:
     found = {f"model.{name}": tensor.detach() for name, tensor in held.model_tensors().items()}
     for name, (_, state) in held.optimizer_states().items():
         found |= {f"optimizer.{name}.{key}": x.detach() for key, x in state.items() if isinstance(x, Tensor)}
-    return found
+    return found | held.average_tensors()
 
 
 def own_record(held: HeldState) -> dict[str, Any]:
@@ -109,6 +120,7 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
     saved: key -> shape and type of the whole tensor in the checkpoint.
     """
     found = {f"model.{name}": torch.empty_like(tensor.detach()) for name, tensor in held.model_tensors().items()}
+    found |= {key: torch.empty_like(tensor) for key, tensor in held.average_tensors().items()}
     params = {name: param for name, (param, _) in held.optimizer_states().items()}
     for key, (shape, dtype) in saved.items():
         kind, _, rest = key.partition(".")
@@ -170,6 +182,8 @@ def put_back(held: HeldState, found: Mapping[str, Tensor], record: Mapping[str, 
     with torch.no_grad():
         for name, tensor in held.model_tensors().items():
             local(tensor).copy_(local(found[f"model.{name}"]))
+        for key, tensor in held.average_tensors().items():
+            local(tensor).copy_(local(found[key]))
     own = held.model_values()
     if own:
         held.module.load_state_dict({name: record["model_values"][name] for name in own}, strict=False)

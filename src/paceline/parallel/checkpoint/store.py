@@ -100,6 +100,7 @@ def save(
         "optimizer": _kind(par.optimizer),
         "layout": str(world.layout),
         "state": par.state(),
+        "averages": [average.state for average in par.averages],
         "schedulers": [scheduler.state_dict() for scheduler in schedulers],
     }
     packed = on_rank_0(world, lambda: _pack(record), "") or b""
@@ -153,6 +154,8 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     # they could.
     put_back(held, buffers, record)
     par.load_state(record["state"])
+    for average, own in zip(par.averages, record.get("averages", ()), strict=False):
+        average.state = own
     for scheduler, state in zip(schedulers, record["schedulers"], strict=True):
         scheduler.load_state_dict(state)
     return True
@@ -169,7 +172,12 @@ def hold(par: ParallelHandle) -> HeldState:
     # FSDP2 leaves parameters whole for a while after a forward pass. To ask it for the state puts them in parts again,
     # and so this comes first.
     executor.module.state_dict(keep_vars=True)
-    return HeldState(module=executor.module, parameters=executor.named_parameters(), optimizer=par.optimizer)
+    return HeldState(
+        module=executor.module,
+        parameters=executor.named_parameters(),
+        optimizer=par.optimizer,
+        averages=[average.tensors for average in par.averages],
+    )
 
 
 def _pack(record: dict[str, Any]) -> bytes:
@@ -252,6 +260,12 @@ def _compare(
     message = message or next(filter(None, gather(groups_mismatch(held, record))), "")
     if not message and len(record["schedulers"]) != schedulers:
         message = f"it has the states of {len(record['schedulers'])} schedulers, and load() was given {schedulers}"
+    averages = len(record.get("averages", ()))
+    if not message and averages != len(par.averages) and par.optimizer is not None:
+        message = (
+            f"it has {averages} averages, and this training {len(par.averages)}: call par.average() as often before load(), or "
+            "after it to begin another"
+        )
     if message:
         raise ParallelError(
             f"the checkpoint {str(folder)!r} is not one of this training: {message}. Nothing has been changed; load it "

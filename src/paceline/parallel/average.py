@@ -1,0 +1,209 @@
+"""Averages of a model's weights while it is trained, and frozen twins that follow a part of it. Imports torch.
+
+Average    the whole model, beside it; each worker has the part that it has of the model
+Twin       a frozen part of the model itself (a target network, a momentum encoder) that follows another part
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.parallel.checkpoint.store import full_state_dict, hold
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.exchange import gather
+from paceline.parallel.full_tensor import is_part, whole
+from paceline.parallel.large.parts import region_of, slices
+from paceline.parallel.reduce import local
+
+if TYPE_CHECKING:
+    from paceline.parallel.handle import ParallelHandle
+
+#: A number, or a function of how often the average was updated before; None is the mean of all updates.
+Decay = float | Callable[[int], float] | None
+
+
+class Average:
+    """An average of all parameters, which `Parallel.step` updates.
+
+    count: how often it was updated. tensors: first name -> this rank's part of the average, in float32 at least.
+    """
+
+    def __init__(self, par: ParallelHandle, decay: Decay, every: int) -> None:
+        _check(decay, every)
+        self._par, self._decay, self._every = par, decay, every
+        self.count = self._steps = 0
+        self.is_applied = False
+        held = hold(par)
+        self._learned = {name for name in held.parameters if _is_averaged(held.parameters[name])}
+        self.tensors = {name: _wide(tensor.detach()) for name, tensor in held.model_tensors().items()}
+
+    @property
+    def state(self) -> list[int]:
+        """How often it was updated, and the steps since it was begun: the part of a checkpoint beside the tensors."""
+        return [self.count, self._steps]
+
+    @state.setter
+    def state(self, value: list[int]) -> None:
+        self.count, self._steps = value
+
+    @torch.no_grad()
+    def stepped(self) -> None:
+        """Follow a step of the optimizer. Buffers are copied, as torch's AveragedModel does."""
+        self._steps += 1
+        if self._steps % self._every:
+            return
+        keep = _kept(self._decay, self.count)
+        for name, tensor in hold(self._par).model_tensors().items():
+            _follow(local(self.tensors[name]), local(tensor.detach()), keep if name in self._learned else 0.0)
+        self.count += 1
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model computes with the average until the block ends: for `evaluate` and `save_safetensors`."""
+        if self.is_applied:
+            raise ParallelError("average.applied() is open already. Leave its block before opening it again.")
+        held = {name: tensor.detach() for name, tensor in hold(self._par).model_tensors().items()}
+        before = {name: local(tensor).clone() for name, tensor in held.items()}
+        self.is_applied = True
+        try:
+            for name, tensor in held.items():
+                local(tensor).copy_(local(self.tensors[name]))
+            yield
+        finally:
+            # Asked for again: FSDP2 may have put parameters together meanwhile.
+            for name, tensor in hold(self._par).model_tensors().items():
+                local(tensor.detach()).copy_(before[name])
+            self.is_applied = False
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The whole average under the model's names, on the CPU, for `model.load_state_dict` anywhere; on every rank."""
+        with self.applied():
+            return full_state_dict(self._par)
+
+
+class Twin:
+    """A frozen module of the model that follows another one of the same shape, by the names of their tensors."""
+
+    tensors: dict[str, Tensor] = {}  # noqa: RUF012  # It lies in the model, and so in its checkpoints.
+    is_applied = False
+
+    def __init__(self, par: ParallelHandle, decay: Decay, every: int, of: str, into: str) -> None:
+        _check(decay, every)
+        self._par, self._decay, self._every = par, decay, every
+        self._of, self._into = of, into
+        self.count = self._steps = 0
+        held = hold(par)
+        tensors = held.model_tensors()
+        own = {name: (tensors[first].shape, tensors[first].dtype) for name, first in held.first_names().items()}
+        self._pipe = par.world.group("pipe")
+        #: The names that each stage holds.
+        stages = [own] if self._pipe is None else gather(own, self._pipe)
+        self._stages = [set(of_stage) for of_stage in stages]
+        self._about = {name: about for of_stage in reversed(stages) for name, about in of_stage.items()}
+        rests = {end: _ends(self._about, end) for end in (of, into)}
+        for end in (of, into):
+            if not rests[end]:
+                raise ParallelError(f"average(of={of!r}, into={into!r}): the model has no part {end!r} with tensors.")
+        if different := sorted(rests[of] ^ rests[into]):
+            raise ParallelError(f"average(of={of!r}, into={into!r}): {different[0]!r} is in one of the two alone.")
+        self._rests = sorted(rests[of])
+        for rest in self._rests:
+            shapes = [list(self._about[f"{end}.{rest}"][0]) for end in (of, into)]
+            if shapes[0] != shapes[1]:
+                raise ParallelError(
+                    f"average(of={of!r}, into={into!r}): {rest!r} has the shape {shapes[0]} in the one and "
+                    f"{shapes[1]} in the other."
+                )
+        learns = [
+            name for name, param in held.parameters.items() if name.startswith(f"{into}.") and param.requires_grad
+        ]
+        if self._pipe is not None:
+            learns = [name for of_stage in gather(learns, self._pipe) for name in of_stage]
+        if learns:
+            raise ParallelError(
+                f"average(into={into!r}): {learns[0]} is trained itself. Freeze it before parallelize: "
+                f"model.{into}.requires_grad_(False)."
+            )
+
+    state = Average.state
+
+    @torch.no_grad()
+    def stepped(self) -> None:
+        """Follow a step of the optimizer."""
+        self._steps += 1
+        if self._steps % self._every:
+            return
+        keep = _kept(self._decay, self.count)
+        held = hold(self._par)
+        first, tensors = held.first_names(), held.model_tensors()
+        for rest in self._rests:
+            source, twin = (f"{end}.{rest}" for end in (self._of, self._into))
+            own = tensors[first[source]].detach() if source in first else None
+            there = tensors[first[twin]].detach() if twin in first else None
+            value = self._moved(own, there, source, twin)
+            if there is not None:
+                is_averaged = _is_averaged(there) and first[twin] in held.parameters
+                _follow(local(there), value, keep if is_averaged else 0.0)
+        self.count += 1
+
+    def _moved(self, own: Any, there: Any, source: str, twin: str) -> Any:
+        """This rank's part of the source, cut as the twin is; called on all ranks of a pipeline."""
+        if not any(twin in names and source not in names for names in self._stages):
+            if there is None or own is None:
+                return None
+            alike = [getattr(tensor, "placements", None) for tensor in (own, there)]
+            return local(own) if alike[0] == alike[1] else _cut(whole(own), there)
+        root = next(stage for stage, names in enumerate(self._stages) if source in names)
+        is_root = self._par.world.coordinate("pipe") == root
+        shape, dtype = self._about[source]
+        value = whole(own).contiguous() if is_root else torch.empty(shape, dtype=dtype, device=self._par.device)
+        dist.broadcast(value, dist.get_global_rank(self._pipe, root), group=self._pipe)
+        return None if there is None else _cut(value, there)
+
+
+def _check(decay: Decay, every: int) -> None:
+    if not (decay is None or callable(decay) or (isinstance(decay, (int, float)) and 0 <= decay <= 1)):
+        raise ParallelError(
+            f"average(decay={decay!r}): a number from 0 (a copy) to 1 (no change), a function of the number of updates, or None "
+            "for the mean of all."
+        )
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise ParallelError(f"average(every={every!r}): a whole number of steps, of at least 1.")
+
+
+def _kept(decay: Decay, count: int) -> float:
+    """The part of the average that stays in the update after so many."""
+    if decay is None:
+        return count / (count + 1)
+    return float(decay(count)) if callable(decay) else float(decay)
+
+
+def _follow(average: Tensor, value: Tensor, keep: float) -> None:
+    if keep:
+        average.mul_(keep).add_(value, alpha=1 - keep)
+    else:
+        average.copy_(value)
+
+
+def _is_averaged(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """A copy in float32 at least: in bf16 a decay of 0.999 would change nothing."""
+    is_narrow = tensor.is_floating_point() and tensor.dtype.itemsize < 4
+    return tensor.clone().to(torch.float32) if is_narrow else tensor.clone()
+
+
+def _ends(names: Any, module: str) -> set[str]:
+    return {name.removeprefix(f"{module}.") for name in names if name.startswith(f"{module}.")}
+
+
+def _cut(value: Tensor, like: Any) -> Tensor:
+    return value[slices(region_of(like))] if is_part(like) else value
