@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "runs": "errors system job containers",
     # Loaded in workers, beside what the script loads; and by the command line, to tell other trackers of runs.
     "trackers": "errors system job runs models workspace_dir reports",
-    "snapshot": "errors system",
+    "snapshot": "errors system job.secret_values",
     "environments": "errors system job",
     "data": "errors system job",
     # Another machine: a process on it, the link to it, and what of a run's files travels there and back.

@@ -90,8 +90,8 @@ def submit(
     # (`paceline.cli.quick`).
     runs_dir, run_id = workspace_dir / "runs", run_id or new_run_id(experiment)
     # Before anything is made or copied, for a value that is missing ends the submission.
-    secrets = values_of(job, values or {})
-    warn_of_secrets(job)
+    job, values = unrecorded(job, values or {})
+    secrets = values_of(job, values)
     environment, left_out = sdk_packages.without(job.environment)
     if left_out:
         job = dataclasses.replace(job, environment=environment)
@@ -400,16 +400,33 @@ def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
-def warn_of_secrets(job: Job) -> None:
-    """Say which of the variables that the run's record will hold look like secrets."""
-    for name, value in job.environment_variables.items():
-        if looks_secret(name, value):
-            _log.warning(
-                "%s looks like a secret, and its value is written down in the run's record (run.json). To hand it over "
-                "unrecorded: `--env %s`, which takes the value from your shell, or `--env-file FILE`; "
-                "paceline.secret(%r) in Python.",
-                *(name,) * 3,
-            )
+def unrecorded(job: Job, values: Mapping[str, str]) -> tuple[Job, dict[str, str]]:
+    """Return the job with variables that look like secrets among its secrets, and the values with theirs.
+
+    So no record holds such a value. A rerun reads it from the variable of the same name.
+    """
+    # Slurm's own names can't be secrets (`paceline.job.job`).
+    found = {
+        name: value
+        for name, value in job.environment_variables.items()
+        if looks_secret(name, value) and not name.startswith(("SLURM_", "SRUN_"))
+    }
+    # The estimator has put the environment's own among the job's variables.
+    own = {name: v for name, v in job.environment.environment_variables.items() if not looks_secret(name, v)}
+    if not found and len(own) == len(job.environment.environment_variables):
+        return job, dict(values)
+    for name in found:
+        _log.warning(
+            "%s looks like a secret: its value is not recorded. A rerun takes it from your shell: `export %s=...` before it.",
+            *(name,) * 2,
+        )
+    job = dataclasses.replace(
+        job,
+        environment_variables={name: v for name, v in job.environment_variables.items() if name not in found},
+        secrets={**job.secrets, **{name: f"env:{name}" for name in found}},
+        environment=dataclasses.replace(job.environment, environment_variables=own),
+    )
+    return job, {**values, **found}
 
 
 def check_source(job: Job, directory: Path, workspace_dir: Path) -> None:

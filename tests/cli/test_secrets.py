@@ -122,20 +122,25 @@ def test_rerun_takes_the_values_anew_and_says_which_is_missing(cli: Cli) -> None
     assert "(third)" in cli("list").stdout
 
 
-def test_what_looks_like_a_secret_is_warned_of_and_hidden(cli: Cli) -> None:
+def test_variable_that_looks_like_a_secret_reaches_the_script_and_is_not_recorded(cli: Cli) -> None:
     token = "ghp_" + "a1B2" * 9
-    script = cli.script("")
+    script = cli.script("import os; print(len(os.environ['MINE']))")
     dry = cli("run", "--dry-run", script, "--env", f"MINE={token}", "--env", "PLAIN=1")
-    done = cli("run", script, "--env", f"MINE={token}", "--env", "PLAIN=1")
+    file = cli("run", "--dry-run", "--yaml", script, "--env", f"MINE={token}", "--env", "PLAIN=1")
+    done = cli("run", "-q", script, "--env", f"MINE={token}", "--env", "PLAIN=1")
 
-    for stderr in (dry.stderr, done.stderr):
+    assert done.stdout == "40\n"
+    assert "MINE: env:MINE" in file.stdout
+    for stderr in (dry.stderr, file.stderr, done.stderr):
         (line,) = [line for line in stderr.splitlines() if "warning" in line]
-        assert line.startswith("paceline: warning: MINE looks like a secret, and its value is written down")
-        assert "`--env MINE`" in line
+        assert line.startswith("paceline: warning: MINE looks like a secret: its value is not recorded")
+        assert "`export MINE=...`" in line
         assert token not in line
     (run_id,) = cli.run_ids()
-    shown = dry.stdout + cli("show", run_id, "--json").stdout
+    shown = dry.stdout + file.stdout + cli("show", run_id, "--json").stdout
     assert token not in shown
+    assert not [path for path in cli.folder.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
+    assert cli("rerun", "-q", run_id, env={"MINE": token}).stdout == "40\n"
     assert cli.run_folder(run_id).joinpath("run.json").stat().st_mode & 0o777 == 0o600
 
 
@@ -191,3 +196,63 @@ def test_secrets_are_told_from_other_variables() -> None:
         assert not looks_secret(name, value), name
     assert "t0p" not in repr(pl.secret("HF_TOKEN"))
     assert os.environ.get("HF_TOKEN") is None
+
+
+#: All printable characters between two words that are looked for: whoever writes a part of it writes one of them.
+PLANTED = f"PLANTED{''.join(map(chr, range(32, 127)))}DETNALP"
+
+
+def test_planted_secret_in_every_field_is_on_no_screen_and_no_disk(cli: Cli) -> None:
+    """The story: the password of a package index, given as `${TOKEN}`, was written down in clear because it has a blank."""
+    script = cli.script("import os; print(len(os.environ.get('PLANTED_TOKEN', '')))")
+    host = "127.0.0.1:9"
+    fields = {
+        "index": f"--index-url http://me:${{TOKEN}}@{host}/simple\nnosuch\n",
+        "user": f"--index-url http://${{TOKEN}}@{host}/simple\nnosuch\n",
+        "extra": f"--index-url http://{host}/a\n--extra-index-url http://me:${{TOKEN}}@{host}/simple\nnosuch\n",
+        "git": f"nosuch @ git+http://me:${{TOKEN}}@{host}/x.git\n",
+        "wheel": f"nosuch @ http://me:${{TOKEN}}@{host}/nosuch-1.0-py3-none-any.whl\n",
+        "clear": f"--index-url http://me:{PLANTED}@{host}/simple\nnosuch\n",
+    }
+    told = []
+
+    def call(*words: str, code: int, **env: str) -> None:
+        quick = {"PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0", "TOKEN": PLANTED}
+        done = cli(*words, code=code, env={**quick, **env})
+        told.append(done.stdout + done.stderr)
+
+    for name, text in fields.items():
+        file = cli.folder / f"{name}.txt"
+        file.write_text(text)
+        call("run", script, "--requirements", str(file), code=2 if name == "clear" else 1)
+        file.unlink()
+    url = f"http://me:{PLANTED}@{host}"
+    call("run", script, "--pip", "nosuch", code=1, PIP_INDEX_URL=f"{url}/simple")
+    call(
+        "run", script, "--pip", "nosuch", code=1, PIP_EXTRA_INDEX_URL=f"{url}/simple", PIP_INDEX_URL=f"http://{host}/a"
+    )
+    call("run", script, "--pip", "nosuch", code=1, PIP_INDEX_URL=f"http://{host}/a", PIP_PROXY=url)
+    call("run", script, "--pip", "nosuch", code=1, PIP_INDEX_URL="http://index.example/a", HTTP_PROXY=url)
+    call("run", script, "--pip", f"nosuch @ {url}/x.whl", code=2)
+    call("run", script, "--env", f"PLANTED_TOKEN={PLANTED}", "--env", f"DATABASE={url}/db", code=0)
+    call("submit", script, "--notify", f"slack:{url}", code=2)
+    call("submit", script, "--notify", f"slack:hooks.example/{PLANTED}", code=2)
+    call("submit", script, "--notify", PLANTED, code=2)
+    call("submit", script, "--notify", f"command:curl '{url.replace(chr(39), '')}'", code=2)
+    call("data", "add", "lab", f"sftp://me:{PLANTED}@{host}/x", code=2)
+    call("data", "add", "lab", "s3://bucket", "--option", f"secret={PLANTED}", code=2)
+    call("data", "add", "lab", "s3://bucket", "--option", f"endpoint_url={url}", code=2)
+    call("data", "add", "lab", "s3://bucket", "--credential", f"secret={PLANTED}", code=2)
+    for run_id in cli.run_ids():
+        call("show", run_id, code=0)
+        call("logs", run_id, code=0)
+
+    assert f"{len(PLANTED)}\n" in "".join(told)
+    for text in told:
+        assert "PLANTED" not in text.replace("PLANTED_TOKEN", ""), text
+        assert "DETNALP" not in text, text
+    written = [path for path in cli.folder.rglob("*") if path.is_file()]
+    for path in written:
+        data = path.read_bytes().replace(b"PLANTED_TOKEN", b"")
+        assert b"PLANTED" not in data, path
+        assert b"DETNALP" not in data, path

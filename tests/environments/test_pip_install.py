@@ -312,10 +312,14 @@ def test_a_variable_in_a_requirement_is_filled_in_and_masked(ensure, wheels, tmp
     assert "secret-folder-name" not in "\n".join(said)
 
 
+#: With all printable characters, which Paceline has to encode for the URL.
+PASSWORD = f"hunter2secret{''.join(map(chr, range(32, 127)))}"
+
+
 @pytest.fixture
 def guarded(tmp_path):
-    """host:port of a server of tmp_path/"served" that wants the password "hunter2secret"."""
-    wanted = "Basic " + base64.b64encode(b"me:hunter2secret").decode()
+    """host:port of a server of tmp_path/"served" that wants `PASSWORD`."""
+    wanted = "Basic " + base64.b64encode(f"me:{PASSWORD}".encode()).decode()
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def do_GET(self):
@@ -346,7 +350,7 @@ def test_a_password_from_a_variable_is_used_and_kept_nowhere(
     ensure, store, base_python, guarded, tmp_path, monkeypatch, installer
 ):
     wheel = make_wheel(tmp_path / "served", "handmade", "4.0", ["small"])
-    monkeypatch.setenv("INDEX_TOKEN", "hunter2secret")
+    monkeypatch.setenv("INDEX_TOKEN", PASSWORD)
     asked = f"handmade @ http://me:${{INDEX_TOKEN}}@{guarded}/{wheel.name}"
     built, said = ensure(pip_packages=[asked])
     assert built.locked.locked_pip == (asked, "small==1.1")

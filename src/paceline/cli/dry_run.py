@@ -20,7 +20,7 @@ from paceline.job.sizes import range_text
 from paceline.launchers import environment, get_launcher
 from paceline.runs.visible import visible
 from paceline.runs.work_dir import place
-from paceline.submit import check, check_source, not_copied, values_of, warn_of_secrets
+from paceline.submit import check, check_source, not_copied, unrecorded, values_of
 from paceline.targets import Target, find_target
 from paceline.targets.base import Queued
 from paceline.workspace import Workspace
@@ -31,8 +31,13 @@ def print_file(asked: Asked, description: Mapping[str, Any]) -> int:
     workspace_dir = Workspace.from_config(create=False).path
     check_source(asked.job, asked.directory, workspace_dir)
     check(asked.job, workspace_dir)
-    warn_of_secrets(asked.job)
-    print(job_file.text(whole(description)), end="")
+    job, _ = unrecorded(asked.job, {})
+    said = whole(description)
+    if job.secrets != asked.job.secrets:
+        variables = {name: v for name, v in said["environment_variables"].items() if name in job.environment_variables}
+        secrets = {name: place for name, place in job.secrets.items() if name in said["environment_variables"]}
+        said |= {"environment_variables": variables, "secrets": {**said.get("secrets", {}), **secrets}}
+    print(job_file.text(said), end="")
     return 0
 
 
@@ -42,8 +47,8 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     workspace = Workspace.from_config(create=False)
     check_source(job, asked.directory, workspace.path)
     # A value that is missing is refused here as at a submission; those that are there go no further.
-    values_of(job, asked.values)
-    warn_of_secrets(job)
+    job, values = unrecorded(job, asked.values)
+    values_of(job, values)
     check(job, workspace.path)
     skipped = not_copied(job, asked.source, workspace.path, asked.leave_out)
     target = find_target(job.compute_target, workspace.path)

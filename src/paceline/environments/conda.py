@@ -21,6 +21,7 @@ from paceline.environments import program
 from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
 from paceline.job.environment import EnvironmentSpec
+from paceline.job.secret_values import hidden
 
 DEFAULT_CHANNELS = ("conda-forge",)
 _ANSWER = "conda-answer.json"
@@ -93,7 +94,7 @@ def install(
     if code != 0 or not isinstance(found, dict):
         told = [line for line in lines if line.strip()]
         reason = found["error"] if isinstance(found, dict) and "error" in found else (told or [f"exit code {code}"])[-1]
-        raise EnvironmentBuildError(program.masker()(f"the conda packages could not be installed: {reason}"))
+        raise EnvironmentBuildError(hidden(f"the conda packages could not be installed: {reason}"))
     return tuple(found["packages"]), tuple(found["urls"])
 
 

@@ -53,6 +53,8 @@ class Installer:
     _constraints: list[RequirementLine] = field(default_factory=list)
     _wanted: list[RequirementLine] = field(default_factory=list)
     _settings: PipSettings | None = None
+    #: Passwords in the form that URLs take, under the names by which the files of requirements name them.
+    _added: dict[str, str] = field(default_factory=dict)
 
     def install(self, environment: EnvironmentSpec) -> None:
         """Install what the environment asks for, or what its lock says.
@@ -160,7 +162,7 @@ class Installer:
             command.append("--no-index")
         code, output = program.run(
             command,
-            _for_uv(build_environment(), variables),
+            _for_uv({**build_environment(), **self._added}, variables),
             self.say,
             lock_fd=self.lock_fd,
             secrets=[*settings.secrets(), *_secrets_in(lines)],
@@ -197,7 +199,7 @@ class Installer:
             command += ["-c", str(self._write("constraints.txt", [line.text for line in self._constraints]))]
         secrets = [*self._settings_of_pip().secrets(), *_secrets_in([*self._options, *lines])]
         # pip's own mark for a call by another interpreter: without it pip looks for the interpreter again.
-        variables = {**build_environment(), "_PIP_RUNNING_IN_SUBPROCESS": "1"}
+        variables = {**build_environment(), **self._added, "_PIP_RUNNING_IN_SUBPROCESS": "1"}
         code, output = program.run(command, variables, self.say, lock_fd=self.lock_fd, secrets=secrets)
         if code != 0:
             raise EnvironmentBuildError(_sentence(reasons.of_pip(output)))
@@ -206,7 +208,9 @@ class Installer:
         folder = self.prefix / "paceline"
         folder.mkdir(exist_ok=True)
         path = folder / name
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        text, added = pip_settings.encoded_variables("".join(f"{line}\n" for line in lines), os.environ)
+        self._added |= added
+        path.write_text(text, encoding="utf-8")
         return path
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from paceline.environments.requirements import RequirementLine
+from paceline.job.secret_values import encoded, with_encoded_user
 from paceline.system import processes
 
 #: Settings that say how pip shows, keeps or names things, and change nothing of what is installed.
@@ -184,7 +185,7 @@ def parse(listed: str) -> dict[str, list[str]]:
         except (ValueError, SyntaxError):
             continue
         # Lists are written over several lines or with blanks; a path with a blank is not possible in pip's either.
-        values = str(value).split()
+        values = with_encoded_user(str(value)).split()
         if values:
             sections[section][name.replace("_", "-")] = values
     return _merged(sections)
@@ -195,7 +196,7 @@ def _variables(environment: Mapping[str, str]) -> dict[str, list[str]]:
     return {
         name[len("PIP_") :].lower().replace("_", "-"): values
         for name, value in environment.items()
-        if name.startswith("PIP_") and (values := value.split())
+        if name.startswith("PIP_") and (values := with_encoded_user(value).split())
     }
 
 
@@ -234,6 +235,27 @@ def _is_number(text: str) -> bool:
     return re.fullmatch(r"\d+(\.\d+)?", text) is not None
 
 
+def encoded_variables(text: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Return the text and the variables to set so that a password filled in for `${NAME}` is percent-encoded.
+
+    A `${NAME}` in a URL's user part whose value can't stand there as it is becomes `${PACELINE_URL_NAME}`.
+    """
+    added: dict[str, str] = {}
+
+    def renamed(found: re.Match[str]) -> str:
+        value = environment.get(found[1], "")
+        _, begins, before = text[: found.start()].rpartition("://")
+        in_user = begins and "/" not in before and "@" in text[found.end() :].partition("/")[0]
+        if not in_user or encoded(value) == value:
+            return found[0]
+        added[f"PACELINE_URL_{found[1]}"] = encoded(value)
+        return f"${{PACELINE_URL_{found[1]}}}"
+
+    return _VARIABLE.sub(renamed, text), added
+
+
 def _filled_in(text: str) -> str:
-    """`${NAME}` replaced where the variable is set, as pip does it in requirements files."""
-    return _VARIABLE.sub(lambda found: os.environ.get(found[1], found[0]), text)
+    """Return the text with `${NAME}` replaced where the variable is set, as pip does it in requirements files."""
+    text, added = encoded_variables(text, os.environ)
+    values = {**os.environ, **added}
+    return _VARIABLE.sub(lambda found: values.get(found[1], found[0]), text)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from paceline.errors import EnvironmentBuildError
+from paceline.job.secret_values import hidden
 from paceline.system import processes
 
 #: Called with each line of a build's output.
 Say: TypeAlias = "Callable[[str], None]"
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_CREDENTIALS = re.compile(r"(://)[^/@\s:]*(:[^@\s]*)?@")
 
 
 def run(
@@ -35,7 +35,7 @@ def run(
     Raises:
         EnvironmentBuildError: it could not be started.
     """
-    mask = masker(secrets)
+    secrets = tuple(secrets)
     try:
         process = subprocess.Popen(
             command,
@@ -65,7 +65,7 @@ def run(
         assert process.stdout is not None
         for raw in process.stdout:
             # Masked before anybody sees it: the line goes to the terminal, a log file and perhaps an error.
-            line = mask(_ESCAPES.sub("", raw).rstrip())
+            line = hidden(_ESCAPES.sub("", raw).rstrip(), secrets)
             lines.append(line)
             if line:
                 say(line)
@@ -84,16 +84,3 @@ def run(
         if process.stdout is not None:
             process.stdout.close()
         process.wait()
-
-
-def masker(secrets: Iterable[str] = ()) -> Callable[[str], str]:
-    """A function that puts *** in the place of credentials in URLs, and of these values."""
-    # Longest first, for one may be the beginning of another; very short ones are in too many words.
-    hidden = sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True)
-
-    def mask(line: str) -> str:
-        for secret in hidden:
-            line = line.replace(secret, "***")
-        return _CREDENTIALS.sub(r"\1***@", line)
-
-    return mask

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentSpecError
 from paceline.job.local_paths import LocalPath, local_path
+from paceline.job.secret_values import hidden
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -87,17 +88,17 @@ def lines_of(environment: EnvironmentSpec) -> list[RequirementLine]:
     """
     found = list(parse(environment.pip_requirements or "", "pip_requirements", None))
     for package in environment.pip_packages:
-        for line in parse(package, f"pip_packages: {package!r}", None, numbered=False):
+        for line in parse(package, f"pip_packages: {hidden(package)!r}", None, numbered=False):
             if line.option is not None and line.option != "--editable":
                 raise EnvironmentSpecError(
-                    f"pip_packages has {package!r}, which is an option. Write options into a requirements file."
+                    f"pip_packages has {hidden(package)!r}, which is an option. Write options into a requirements file."
                 )
             found.append(line)
     for line in found:
         if line.option in ("--requirement", "--constraint"):
             raise EnvironmentSpecError(
-                f"{line.where}: {line.text!r} includes another file, and a text has no place to look for it. Read the file "
-                "with Environment.from_pip_requirements(name, path), which includes it."
+                f"{line.where}: {hidden(line.text)!r} includes another file, and a text has no place to look for it. "
+                "Read the file with Environment.from_pip_requirements(name, path), which includes it."
             )
     return found
 
@@ -111,7 +112,7 @@ def constraints_of(environment: EnvironmentSpec) -> list[RequirementLine]:
     return [
         line
         for text in environment.pip_constraints
-        for line in parse(text, f"pip_constraints: {text!r}", None, numbered=False)
+        for line in parse(text, f"pip_constraints: {hidden(text)!r}", None, numbered=False)
     ]
 
 
@@ -134,14 +135,14 @@ def _walk(path: Path, above: tuple[Path, ...], is_constraint: bool) -> Iterator[
         if line.option in ("--requirement", "--constraint"):
             if "://" in line.value:
                 raise EnvironmentSpecError(
-                    f"{line.where}: {line.text!r} is read from the network, and might be another file for each run. "
+                    f"{line.where}: {hidden(line.text)!r} is read from the network, and might be another file for each run. "
                     "Download it, and name the file."
                 )
             included = Path(os.path.abspath(path.parent / os.path.expanduser(line.value)))
             if not included.is_file():
                 raise EnvironmentSpecError(
-                    f"{line.where}: there is no file {str(included)!r}, which {line.text!r} includes. Paths are relative to "
-                    "the file that they stand in."
+                    f"{line.where}: there is no file {str(included)!r}, which {hidden(line.text)!r} includes. "
+                    "Paths are relative to the file that they stand in."
                 )
             yield from _walk(included, (*above, path), is_constraint or line.option == "--constraint")
         else:
@@ -202,7 +203,7 @@ def _parse_line(line: str, where: str, folder: Path | None) -> RequirementLine:
     except InvalidRequirement as error:
         reason = str(error).splitlines()[0].rstrip(".: ")
         raise EnvironmentSpecError(
-            f"{where}: {_masked(head)!r} is not a requirement that pip can parse: {reason}. Write it as name==1.2, "
+            f"{where}: {hidden(head)!r} is not a requirement that pip can parse: {reason}. Write it as name==1.2, "
             'name[extra]>=1,<2, name @ URL or ./folder; a marker goes behind "; ".'
         ) from error
 
@@ -220,7 +221,7 @@ def _parse_option(line: str, where: str, folder: Path | None) -> RequirementLine
     option = _WITH_VALUE.get(word)
     if option is None or not value:
         raise EnvironmentSpecError(
-            f"{where}: {_masked(line)!r} is not an option of a requirements file. There are "
+            f"{where}: {hidden(line)!r} is not an option of a requirements file. There are "
             f"{', '.join(sorted({*_WITH_VALUE.values(), *_FLAGS}))}."
         )
     if option == "--editable":
@@ -237,14 +238,10 @@ def _parse_option(line: str, where: str, folder: Path | None) -> RequirementLine
 def _local(path: LocalPath, line: str, where: str) -> RequirementLine:
     if not path.path.exists():
         raise EnvironmentSpecError(
-            f"{where}: there is no {str(path.path)!r}, which {line!r} names. Give the path of a folder or an archive."
+            f"{where}: there is no {str(path.path)!r}, which {hidden(line)!r} names. Give the path of a folder or an archive."
         )
     if path.path.is_dir() and not any((path.path / name).is_file() for name in ("pyproject.toml", "setup.py")):
         raise EnvironmentSpecError(
             f"{where}: {str(path.path)!r} has neither pyproject.toml nor setup.py, so pip can't install it."
         )
     return RequirementLine(where=where, value=str(path), path=path)
-
-
-def _masked(text: str) -> str:
-    return re.sub(r"://[^/@\s]*@", "://***@", text)

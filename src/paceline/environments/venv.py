@@ -10,6 +10,7 @@ from paceline.environments import program
 from paceline.environments.base import Base
 from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError
+from paceline.job.secret_values import with_encoded_user
 
 #: After all others in the order in which `site` reads them, so that editable packages of the layer come first.
 LAYER_FILE = "zzz_paceline_base.pth"
@@ -29,8 +30,11 @@ _LEFT_OUT = frozenset(
 
 def build_environment() -> dict[str, str]:
     """The variables of the programs of a build."""
+    # URLs of indexes and proxies with a blank in the password would be taken for two.
     kept = {
-        name: value for name, value in os.environ.items() if name not in _LEFT_OUT and not name.startswith("PYTHON")
+        name: with_encoded_user(value) if name.upper().startswith("PIP_") or name.upper().endswith("_PROXY") else value
+        for name, value in os.environ.items()
+        if name not in _LEFT_OUT and not name.startswith("PYTHON")
     }
     return kept | {"NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1", "PIP_NO_INPUT": "1"}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.errors import EnvironmentSpecError
 from paceline.job.local_paths import absolute
+from paceline.job.secret_values import hidden
 from paceline.system.names import name_rule
 
 NAME = name_rule("_.-", 128)
@@ -26,10 +27,6 @@ _LISTS = {
     "locked_conda": "https://conda.anaconda.org/conda-forge/noarch/x-1-0.conda#<sha256>",
 }
 
-# `${NAME}` in the password's place is filled in when the line is read. A port ("host:8080/") is no password.
-_PASSWORD = re.compile(r"://[^/@\s:]*:(?!\$\{)(?!\d+/)[^@\s]+@")
-#: A token in the user's place, as code hosts and package indexes take it.
-_TOKEN = re.compile(r"https?://(?!\$\{)[^/@\s:]+@")
 #: A token in the path of a conda channel, as conda servers take it.
 _CONDA_TOKEN = re.compile(r"/t/(?!\$\{)[^/\s]+/")
 # `python`, `python=3.11` and `conda-forge::python>=3.10`, but neither `python-dateutil` nor `python_abi`.
@@ -148,7 +145,7 @@ def _check_scalars(environment: Any) -> None:
 
 def _check_secret(field: str, value: str) -> None:
     # The value itself would end up in logs.
-    if _PASSWORD.search(value) or _TOKEN.search(value):
+    if hidden(value) != value:
         raise EnvironmentSpecError(
             f"{field} has a URL with a password or a token in it, which would be kept with the run. Write ${{NAME}} in its "
             "place and set the variable NAME (capitals): pip and uv fill it in from the environment when they read the line."
@@ -156,7 +153,7 @@ def _check_secret(field: str, value: str) -> None:
 
 
 def _check_channel(field: str, value: str) -> None:
-    if _PASSWORD.search(value) or _TOKEN.search(value) or _CONDA_TOKEN.search(value):
+    if hidden(value) != value or _CONDA_TOKEN.search(value):
         raise EnvironmentSpecError(
             f"{field} has a URL with a password or a token in it, which would be kept with the run. Leave it out, and give "
             'it in a file that RATTLER_AUTH_FILE names, such as {"conda.example.org": {"BearerToken": "..."}}.'

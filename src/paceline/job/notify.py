@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 
 from paceline.errors import JobError
-from paceline.job.secret_values import is_place
+from paceline.job.secret_values import hidden, is_place
 
 #: Told by an address that is a secret.
 HOOKS = ("slack", "teams", "webhook")
@@ -76,7 +76,7 @@ def _absolute(one: str) -> str:
 
 def _check(one: str) -> None:
     kind, _, rest = one.partition(":")
-    if "://" in one and kind != "command":
+    if hidden(one) != one if kind == "command" else "://" in one:
         raise JobError(
             "notify: a webhook's URL is a secret, and is not recorded or shown. Name the place that holds it: "
             "slack:env:SLACK_URL, with the URL in that variable of your shell (or keyring:service/user, file:PATH)."
@@ -84,7 +84,8 @@ def _check(one: str) -> None:
     if kind in HOOKS:
         if not is_place(rest):
             raise JobError(
-                f"notify={one!r}: {kind}: is followed by the place of the URL, {kind}:env:VARIABLE, {kind}:keyring:service/user "
+                f"notify: {kind}: is followed by the place of the URL, which is a secret and not shown here: "
+                f"{kind}:env:VARIABLE, {kind}:keyring:service/user "
                 f"or {kind}:file:PATH."
             )
     elif kind == "mail":
@@ -98,4 +99,6 @@ def _check(one: str) -> None:
         if not words:
             raise JobError(f"notify={one!r} has no command. Write command:./told.sh.")
     else:
-        raise JobError(f"notify={one!r}: {kind!r} is unknown. Write one of {FORMS}.")
+        # What is no word may be a webhook's address without its scheme.
+        shown = repr(kind) if kind.isalpha() and len(kind) <= 16 else "what was given (not shown: it may be a secret)"
+        raise JobError(f"notify: {shown} is unknown. Write one of {FORMS}.")

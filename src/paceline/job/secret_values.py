@@ -6,9 +6,11 @@ A job holds places alone. `submit` reads the values, and they go to the workers 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from urllib.parse import quote, quote_plus
 
 from paceline.errors import JobError
 
@@ -33,8 +35,18 @@ _HARMLESS_VALUE = re.compile(r"(?i)|-?[0-9.]+|true|false|yes|no|on|off|none|null
 _VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|xox[abeoprs]-[\w-]{8,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*"
-    r"|[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@\S*"
 )
+# The user's part of a URL, up to the last "@" of the line or before the next URL. A ":" begins a password, which may hold any
+# character, "/", "@" and blanks too; without a ":" the first "/" begins the path. A port is no password.
+_USER_PART = re.compile(
+    r"(?i)(?P<scheme>[a-z][a-z0-9+.-]{0,30})://"
+    r"(?P<user>[^/\s:@]*:(?!\d+(?:[/?#\s'\"`,;)]|$))(?:(?![a-z][a-z0-9+.-]{0,30}://)[^\n])*|(?:(?![a-z][a-z0-9+.-]{0,30}://)[^/\n])*)"
+    r"@(?=[\w\[])"
+)
+#: A user's part whose secrets are variables, which are filled in where the URL is used: "${USER}:${TOKEN}", "me:${TOKEN}".
+_VARIABLES = re.compile(r"(?:[^:@/\s]*:)?(?:\$\{[A-Z0-9_]+\})+")
+#: What may stand in the user's part as it is (RFC 3986): a value of these alone is in its encoded form already.
+_ENCODED = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*")
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,7 @@ def is_place(place: object) -> bool:
 def looks_secret(name: str, value: str) -> bool:
     """True if a variable of this name and value is likely a secret: by its name (`HF_TOKEN`), or the form of the value
     (`hf_...`, `AKIA...`, a URL with a password)."""
-    if _VALUE.fullmatch(value):
+    if _VALUE.fullmatch(value) or hidden(value) != value:
         return True
     return bool(_NAME.search(name)) and not _HARMLESS_NAME.search(name) and not _HARMLESS_VALUE.fullmatch(value)
 
@@ -99,3 +111,50 @@ def looks_secret(name: str, value: str) -> bool:
 def shown(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables as they may be shown: values that look like secrets are hidden."""
     return {name: HIDDEN if looks_secret(name, value) else value for name, value in variables.items()}
+
+
+def hidden(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return the text with *** in the place of credentials in URLs, and of the given values in each form they may take.
+
+    What stands between a scheme and the last `@` before the path is hidden if a password is in it, or if the scheme is a web
+    address's, where a user alone may be a token. `${NAME}` stays: nothing has been put in its place.
+    """
+    known = {form for secret in secrets for form in forms(secret)}
+    # Longest first, for one may be the beginning of another.
+    for form in sorted(known, key=len, reverse=True):
+        # Very short values are in too many words.
+        if len(form) >= 4:
+            text = text.replace(form, HIDDEN)
+    return _USER_PART.sub(lambda found: f"{found['scheme']}://{HIDDEN}@" if _is_credential(found) else found[0], text)
+
+
+def forms(secret: str) -> set[str]:
+    """Return the forms in which programs print a value: as it is, line by line, in a URL, in JSON and as a repr."""
+    if not secret:
+        return set()
+    lines = {line.strip() for line in secret.splitlines()}
+    found = {secret, quote(secret, safe=""), quote(secret), quote_plus(secret), repr(secret)[1:-1], *lines}
+    # The url crate, which uv uses, leaves some characters that Python encodes.
+    found |= {quote(secret, safe="!$%&'()*+,-._~"), quote(secret, safe="!$&'()*+,-._~")}
+    return (found | {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}) - {""}
+
+
+def encoded(value: str) -> str:
+    """Return the value percent-encoded for a URL's user part; one that could stand there as it is stays."""
+    return value if _ENCODED.fullmatch(value) else quote(value, safe="")
+
+
+def with_encoded_user(text: str) -> str:
+    """Return the text with the user and the password of its URLs percent-encoded."""
+
+    def user_part(found: re.Match[str]) -> str:
+        user, colon, password = found["user"].partition(":")
+        return f"{found['scheme']}://{encoded(user)}{colon}{encoded(password)}@"
+
+    return _USER_PART.sub(lambda found: user_part(found) if _is_credential(found) else found[0], text)
+
+
+def _is_credential(found: re.Match[str]) -> bool:
+    user, scheme = found["user"], found["scheme"].lower()
+    is_web = scheme.endswith(("http", "https"))
+    return user != HIDDEN and (":" in user or is_web) and bool(user) and not _VARIABLES.fullmatch(user)

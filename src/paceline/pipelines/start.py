@@ -8,14 +8,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from paceline.errors import UserError
+from paceline.errors import JobError, UserError
 from paceline.pipelines.spec import PipelineSpec, StepSpec
 from paceline.runs import controllers, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name
 from paceline.runs.record import RunRecord, user_name, utc_now
 from paceline.snapshot import Progress, Snapshot, git_state
-from paceline.submit import SourceCopy, being_started, check, take_snapshot, values_of, warn_of_secrets
+from paceline.submit import SourceCopy, being_started, check, take_snapshot, unrecorded, values_of
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.start import check_points
 
@@ -44,8 +44,17 @@ def submit_pipeline(
     """
     check_experiment_name(experiment)
     secrets: dict[str, str] = {}
+    checked = []
     for step, directory in zip(spec.steps, directories, strict=True):
-        secrets |= _checked(step, directory, workspace_dir, values or {})
+        job, given = unrecorded(step.job, values or {})
+        checked.append(dataclasses.replace(step, job=job))
+        for place, value in _checked(checked[-1], directory, workspace_dir, given).items():
+            if secrets.setdefault(place, value) != value:
+                raise JobError(
+                    f"step {step.name!r} and another step have different secrets at {place!r}, which is one place. Put each "
+                    "into a variable of its own and name it with paceline.secret(NAME)."
+                )
+    spec = dataclasses.replace(spec, steps=tuple(checked))
     copies: dict[Path, Snapshot] = {}
     steps = []
     for step, directory in zip(spec.steps, directories, strict=True):
@@ -96,7 +105,6 @@ def _checked(step: StepSpec, directory: Path, workspace_dir: Path, given: Mappin
     """
     with _in_step(step):
         found = values_of(step.job, given)
-        warn_of_secrets(step.job)
         check(step.job, workspace_dir)
         if step.sweep is not None:
             check_points(step.job, SweepSpec.from_json(step.sweep), directory)

@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from paceline.job.secret_values import hidden
+
 _TIMEOUT_S = 5.0
 
 
@@ -40,7 +42,7 @@ def git_state(source: Path) -> dict[str, object]:
                 # Every line without "#" is a file that differs.
                 state["dirty"] = True
     if uri:
-        state["repository_uri"] = re.sub(r"(?<=://)[^/]*@", "", uri)
+        state["repository_uri"] = re.sub(r"(?<=://)[^/]*@", "", hidden(uri))
     return state
 
 

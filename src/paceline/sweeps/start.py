@@ -24,8 +24,8 @@ from paceline.submit import (
     check_source,
     first_record,
     take_snapshot,
+    unrecorded,
     values_of,
-    warn_of_secrets,
 )
 from paceline.sweeps.children import count
 from paceline.sweeps.fit.fit import check_script
@@ -70,6 +70,7 @@ def submit_sweep(
         UserError: anything that can be known to be wrong before a process starts.
         TargetError: the controller could not be started.
     """
+    job, values = unrecorded(job, values or {})
     known = checked(job, spec, source, workspace_dir, experiment, values)
     taken = take_snapshot(job, source, workspace_dir, progress, leave_out)
     record = first_record(
@@ -124,7 +125,6 @@ def checked(
     """
     check_experiment_name(experiment)
     secrets = values_of(job, values or {})
-    warn_of_secrets(job)
     check(job, workspace_dir)
     described = configured.read(workspace_dir, job.compute_target)
     _check_target(spec, described)

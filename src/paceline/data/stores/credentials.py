@@ -15,10 +15,10 @@ import re
 import stat
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, quote, quote_plus
+from urllib.parse import parse_qsl
 
 from paceline.errors import DataError
-from paceline.job.secret_values import PLACES, is_place
+from paceline.job.secret_values import PLACES, forms, hidden, is_place
 
 # Options of fsspec's file systems, headers and URL parameters that hold a secret, whatever stands around these words.
 _SECRET_NAME = re.compile(
@@ -63,9 +63,7 @@ class Secrets:
         """The text without any of the values, as they are or as they stand in a URL or a repr."""
         # Longest first: a short value that is cut out of a longer one would leave the rest of that to be read.
         for value in sorted({*self._values.values(), *self._others.values()}, key=len, reverse=True):
-            forms = {value, quote(value, safe=""), quote(value), quote_plus(value), repr(value)[1:-1]}
-            forms |= {json.dumps(value)[1:-1], *(line.strip() for line in value.splitlines())}
-            for form in sorted(forms, key=len, reverse=True):
+            for form in sorted(forms(value), key=len, reverse=True):
                 # A shorter form is part of too many words: the gaps in the message would tell what it is.
                 if len(form) >= 3:
                     text = text.replace(form, "***")
@@ -127,20 +125,10 @@ def hidden_url(url: str) -> str:
     """The URL without its password, its signature and other secret parameters, for messages."""
     if "://" not in url:
         return url
-    scheme, _, rest = url.partition("://")
-    netloc, slash, path = rest.partition("/")
-    if "@" not in netloc and "@" in path and not netloc.rpartition(":")[2].isdigit() and ":" in netloc:
-        # A password with a "/" in it, which should have been written as %2F.
-        netloc, _, path = rest.rpartition("@")
-        netloc, slash, path = f"{netloc}@{path.partition('/')[0]}", "/", path.partition("/")[2]
-    user, at, host = netloc.rpartition("@")
-    if at and (":" in user or scheme.startswith("http")):
-        # Before a web host even a user alone may be a token.
-        netloc = f"{user.partition(':')[0] if ':' in user else '***'}:***@{host}"
-    path, mark, query = path.partition("?")
+    path, mark, query = hidden(url).partition("?")
     if mark and any(_is_secret(name) for name, _ in parse_qsl(query, keep_blank_values=True)):
         query = "***"
-    return f"{scheme}://{netloc}{slash}{path}{mark}{query}"
+    return f"{path}{mark}{query}"
 
 
 def _secret_names(options: Mapping[str, Any], prefix: str = "") -> list[str]:
