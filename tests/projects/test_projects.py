@@ -143,3 +143,36 @@ def test_project_runs_from_another_folder_as_without_paceline(cli: Cli, tmp_path
     if cwd == "data" and not any(path.startswith("data/") for path in layout.files):
         cwd = "."
     check(cli, name, tmp_path, cwd)
+
+
+#: As setuptools writes it for `pip install -e`, in short.
+FINDER = """
+import sys
+from importlib.util import spec_from_file_location
+MAPPING = {"mapped": %r}
+class Finder:
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return spec_from_file_location(name, MAPPING[name] + "/__init__.py") if name in MAPPING else None
+sys.meta_path.append(Finder)
+"""
+
+
+def test_packages_installed_in_place_come_from_the_copy(cli: Cli, tmp_path: Path) -> None:
+    script = (
+        "import mapped, on_path, subprocess, sys\nprint(mapped.__file__)\nprint(on_path.__file__)\n"
+        "subprocess.run([sys.executable, '-c', 'import mapped, on_path; print(mapped.__file__); print(on_path.__file__)'])\n"
+    )
+    files = {"train.py": script, "src/on_path.py": "", "lib/mapped/__init__.py": ""}
+    project = made(Layout(command=("train.py",), files=files), tmp_path)
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "__editable___mapped_finder.py").write_text(FINDER % str(project / "lib/mapped"))
+    (site / "sitecustomize.py").write_text("import __editable___mapped_finder")
+    environment = {**cli.environment, "PYTHONPATH": f"{site}{os.pathsep}{project / 'src'}", "PYTHONUNBUFFERED": "1"}
+    command = cli.argv("run", "-q", "train.py")
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        assert f"/work{project}/" in line

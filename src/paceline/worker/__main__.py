@@ -118,7 +118,10 @@ def _import_from_copy() -> None:
                 mapping[package] = copy
                 found.append(os.path.dirname(copy))
     if found:
-        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (os.environ.get("PYTHONPATH"), *found) if part)
+        library, *others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        others = [copied(path) or path for path in others]
+        paths = (library, *(path for path in found if path not in others), *others)
+        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
 
 
 def _offer_names() -> None:
