@@ -11,7 +11,6 @@ The comparison, and the trials before a model is cut, call the loss more often t
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import sys
 import types
@@ -30,8 +29,8 @@ from paceline.parallel.tracing.source import is_users
 MANY = 1000
 #: So many objects are looked at.
 MOST = 20_000
-#: A tensor or an array of more bytes is not copied.
-LARGE_BYTES = 1 << 28
+#: So many bytes of tensors and arrays are copied, and of parameters that do not learn, as a teacher's, only small ones.
+COPIED_BYTES, SMALL_BYTES = 1 << 28, 1 << 16
 
 
 class LossState:
@@ -46,6 +45,7 @@ class LossState:
         self.numbers: dict[str, Any] = {}
         self.iterators: list[str] = []
         self._put_back: list[Callable[[], None]] = []
+        self._left_bytes = COPIED_BYTES
         # Held, for another object could else get the same identity.
         self._seen: dict[int, Any] = {
             id(value): value for value in (*model.modules(), *dict(all_names(model)).values())
@@ -65,6 +65,11 @@ class LossState:
         if id(value) in self._seen or len(self._seen) > MOST:
             return
         self._seen[id(value)] = value
+        # An object of somebody's own may fail when it is asked for its parts, as a proxy does outside of its context.
+        with contextlib.suppress(Exception):
+            self._look_closer(value, name)
+
+    def _look_closer(self, value: Any, name: str) -> None:
         if isinstance(value, Tensor):
             self._keep_tensor(value, name)
         elif isinstance(value, functools.partial):
@@ -79,14 +84,14 @@ class LossState:
             self._look_into(value, name)
         elif type(value).__module__ == "numpy" and hasattr(value, "nbytes") and hasattr(value, "flat"):
             self._keep_array(value)
-        elif hasattr(value, "__next__"):
+        elif hasattr(type(value), "__next__"):
             self.iterators.append(name)
         elif hasattr(value, "__dict__") and (isinstance(value, nn.Module) or _is_of_script(type(value))):
             self._look_into(vars(value), name)
 
     def _look_into(self, value: Any, name: str) -> None:
         if not isinstance(value, tuple):
-            before = copy.copy(value)
+            before = dict(value) if isinstance(value, dict) else list(value)
             self._put_back.append(lambda: _fill(value, before))
         if len(value) > MANY:
             return
@@ -113,7 +118,8 @@ class LossState:
             self._look(own[name], name)
 
     def _keep_tensor(self, tensor: Tensor, name: str) -> None:
-        if tensor.is_meta or tensor.nbytes > LARGE_BYTES:
+        is_frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        if tensor.is_meta or (is_frozen and tensor.nbytes > SMALL_BYTES) or not self._may_copy(tensor.nbytes):
             return
         own, grad = local(tensor.detach()), tensor.grad if tensor.is_leaf else None
         before, before_grad = own.clone(), None if grad is None else grad.clone()
@@ -132,10 +138,16 @@ class LossState:
         self._put_back.append(put_back)
 
     def _keep_array(self, array: Any) -> None:
-        if array.nbytes > LARGE_BYTES or not array.flags.writeable:
+        if not array.flags.writeable or not self._may_copy(array.nbytes):
             return
         before = array.copy()
         self._put_back.append(lambda: array.__setitem__(..., before))
+
+    def _may_copy(self, size: int) -> bool:
+        if size > self._left_bytes:
+            return False
+        self._left_bytes -= size
+        return True
 
 
 @contextlib.contextmanager

@@ -1,0 +1,134 @@
+"""What a loss keeps between its calls is found and put back."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.late import late
+
+torch, nn, np = late("torch"), late("torch.nn"), late("numpy")
+loss_state = late("paceline.parallel.loss_state")
+
+KEPT: dict[str, Any] = {"calls": 0}
+
+
+class Slow:
+    """A proxy that fails whatever it is asked."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("outside of its context")
+
+
+class Loss:
+    unused = 0
+
+    def __init__(self) -> None:
+        self.calls, self.seen, self.kinds, self.last = 0, [1.0], Counter(a=1), deque([1, 2], maxlen=3)
+        self.mean, self.table = torch.ones(3), np.ones(3)
+        self.inner, self.space, self.proxy = {"sums": {1, 2}}, types.SimpleNamespace(n=0), Slow()
+
+    def __call__(self, output: Any, target: Any) -> None:
+        self.calls += 1
+        self.new = 1
+        self.seen.append(2.0)
+        self.kinds["b"] += 1
+        self.last.append(3)
+        self.mean.lerp_(torch.zeros(3), 0.5)
+        self.table *= 2
+        self.inner["sums"].add(3)
+        self.space.n += 1
+
+
+def _in_object() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    loss = Loss()
+    return loss, lambda: repr({name: value for name, value in vars(loss).items() if name != "proxy"})
+
+
+def _in_method() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    loss, shown = _in_object()
+    return loss.__call__, shown
+
+
+def _in_closure() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    calls, seen = 0, [0]
+
+    def loss(output: Any, target: Any) -> None:
+        nonlocal calls
+        calls += 1
+        seen.append(calls)
+
+    return loss, lambda: (calls, list(seen))
+
+
+def _in_helper() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    return functools.partial(_through), lambda: dict(KEPT)
+
+
+def _through(output: Any, target: Any) -> None:
+    _count()
+
+
+def _count() -> None:
+    KEPT["calls"] += 1
+
+
+def _in_module() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    class Centred(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.centre = nn.Parameter(torch.ones(2))
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, output: Any, target: Any) -> None:
+            self.centre.sum().backward()
+            with torch.no_grad():
+                self.centre.mul_(2)
+            self.seen = self.seen + 1
+
+    loss = Centred()
+    return loss, lambda: (loss.centre.tolist(), loss.centre.grad, float(loss.seen))
+
+
+@pytest.mark.parametrize("kind", ["object", "method", "closure", "helper", "module"])
+def test_state_of_a_loss_is_put_back_from_every_kind_of_place(kind: str) -> None:
+    makers = {
+        "object": _in_object,
+        "method": _in_method,
+        "closure": _in_closure,
+        "helper": _in_helper,
+        "module": _in_module,
+    }
+    loss, shown = makers[kind]()
+    loss(None, None)
+    if kind == "module":
+        nn.Module.zero_grad(loss)  # type: ignore[attr-defined]
+    before = shown()
+    with loss_state.loss_kept(loss, nn.Linear(1, 1)):
+        loss(None, None)
+        assert shown() != before
+    assert shown() == before
+
+
+def test_tensors_that_a_loss_has_not_changed_keep_their_version() -> None:
+    table = torch.ones(3)
+    with loss_state.loss_kept(lambda output, target: (output * table).sum(), nn.Linear(1, 1)):
+        pass
+    assert table._version == 0
+
+
+def test_frozen_teacher_of_a_loss_is_not_copied() -> None:
+    teacher, model = nn.Linear(512, 512).requires_grad_(False), nn.Linear(512, 512)
+    state = loss_state.LossState(lambda output, target: (teacher(output), model), nn.Sequential(model))
+    assert sum(value.numel() for value in state.numbers.values() if isinstance(value, torch.Tensor)) == 512
+
+
+def test_iterator_of_a_loss_is_named() -> None:
+    weights = iter([1.0])
+    state = loss_state.LossState(lambda output, target: output * next(weights), nn.Linear(1, 1))
+    assert [name.split(" of ")[0] for name in state.iterators] == ["weights"]
