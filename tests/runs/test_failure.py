@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from paceline.runs.failure import CAUSES, FailureReport, logs_command, signal_name, signal_words
+from paceline.runs.failure import CAUSES, FailureReport, last_words, logs_command, signal_name, signal_words
 
 FULL = FailureReport(
     cause="exception",
@@ -87,3 +87,29 @@ def test_the_command_is_one_that_a_shell_understands():
 
 def test_the_causes_are_told_apart():
     assert len(set(CAUSES.values())) == len(CAUSES)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], ""),
+        (["loss 0.5", "", "  train.py: error: no data  ", ""], "train.py: error: no data"),
+        # tyro, typer, rich: the last line is the bottom of a box.
+        (
+            [
+                "usage: train.py",
+                "╭─ Required options ─────────────╮",
+                "│ The following are required: --lr │",
+                "│ ──────────────────────────────── │",
+                "│ For full helptext, see --help    │",
+                "╰────────────────────────────────╯",
+            ],
+            "Required options: The following are required: --lr",
+        ),
+        (["┌──────┐", "│ lost │", "└──────┘", ""], "lost"),
+        (["╰──╯"], ""),
+        (["- not a box -"], "- not a box -"),
+    ],
+)
+def test_the_last_words_of_a_log_are_told_of_a_box_too(lines, words):
+    assert last_words(lines) == words

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,6 +44,11 @@ EXIT_PREEMPTED = 75
 #: As a shell has it for a program that SIGTERM has ended.
 EXIT_CANCELED = 128 + signal.SIGTERM
 _LAST_LINES = 20
+
+
+#: The characters of boxes: Unicode's "Box Drawing", and what stands for them where a terminal has ASCII alone.
+_FRAME = "".join(map(chr, range(0x2500, 0x2580))) + " \t|+-"
+_TOP, _BOTTOM = re.compile(r"^\s*(\[rank \d+\] )?[╭┌┏╔]"), re.compile(r"^\s*(\[rank \d+\] )?[╰└┗╚][─━═]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +109,19 @@ class FailureReport:
         if self.see:
             lines += ["", f"More: {self.see}"]
         return "\n".join(lines)
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """Return the last thing that a log says in one line, "" for nothing; of a box (rich, tyro), its title and first line."""
+    found = [line for line in lines if line.strip()]
+    if not found:
+        return ""
+    if not _BOTTOM.search(found[-1]):
+        return found[-1].strip()
+    tops = [number for number, line in enumerate(found[:-1]) if _TOP.search(line)]
+    words = [text for line in found[(tops or [0])[-1] : -1] if (text := line.strip(_FRAME))]
+    title = tops and found[tops[-1]].strip(_FRAME)
+    return ": ".join(words[:2]) if title else (words or [""])[0]
 
 
 def signal_name(number: int) -> str:

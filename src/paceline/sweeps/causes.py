@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paceline.errors import PacelineError
 from paceline.runs import store
-from paceline.runs.failure import FailureReport
+from paceline.runs.failure import FailureReport, last_words
 from paceline.runs.folder import RunFolder
 from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Trial
@@ -53,6 +53,6 @@ def common(sweep: SweepState, failed: Sequence[Trial]) -> Cause:
 def _text(report: FailureReport) -> str:
     if report.exception:
         return report.exception.strip()
-    last = next((line.strip() for line in reversed(report.last_lines) if line.strip()), "")
+    last = last_words(report.last_lines)
     # A script that leaves with an exit code has said why before, as argparse does.
     return f"{report.message.strip()} Its last line: {last}" if last and report.cause == "exception" else report.message

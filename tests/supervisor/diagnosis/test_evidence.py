@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from paceline.supervisor.diagnosis.evidence import alone_text, crash_stack, stalled_text
+from paceline.supervisor.diagnosis.evidence import alone_text, crash_stack, printed_traceback, stalled_text
 from paceline.system.files import write_json
 from tests.helpers import make_job, make_run
 
@@ -165,3 +165,57 @@ def test_one_worker_and_parameter_servers_are_none_of_its_business(folder):
     assert alone_text(make_job(), folder, 1) is None
     servers = {"distributed_backend": "ps", "worker_count": 1, "parameter_server_count": 1}
     assert alone_text(make_job(**servers), folder, 1) is None
+
+
+RAISED = [
+    "Traceback (most recent call last):",
+    '  File "train.py", line 3, in <module>',
+    "    raise ValueError('bad batch')",
+    "ValueError: bad batch",
+]
+OF_TORCHRUN = [
+    "E1128 06:20:11 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: 1) local_rank: 1",
+    "Traceback (most recent call last):",
+    '  File "/env/bin/torchrun", line 7, in <module>',
+    "    sys.exit(main())",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    *["=" * 60] * 20,
+]
+OF_RICH = [
+    "╭─ Traceback (most recent call last) ─╮",
+    "│ train.py:3 in <module>              │",
+    "╰─────────────────────────────────────╯",
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "exception"),
+    [
+        (["epoch 1", *RAISED], "ValueError: bad batch"),
+        ([f"[rank 1] {line}" for line in RAISED], "ValueError: bad batch"),
+        ([f"[rank1]: {line}" for line in RAISED], "ValueError: bad batch"),
+        ([f"[default1]:{line}" for line in RAISED], "ValueError: bad batch"),
+        (
+            [
+                *RAISED,
+                "",
+                "During handling of the above exception, another exception occurred:",
+                "",
+                *RAISED[:3],
+                "Oops",
+            ],
+            "Oops",
+        ),
+        ([*RAISED, *OF_TORCHRUN], "ValueError: bad batch"),
+        ([*OF_RICH, "ValueError: bad batch"], "ValueError: bad batch"),
+        ([*RAISED, "train.sh: giving up"], "ValueError: bad batch"),
+        # The program went on after it, and failed for another reason.
+        ([*RAISED, *(f"epoch {number}" for number in range(20))], None),
+        (["Traceback (most recent call last):", "  File"], None),
+        ([], None),
+    ],
+)
+def test_a_traceback_at_the_end_of_a_program_s_log_is_its_exception(lines: list[str], exception: str | None) -> None:
+    found = printed_traceback(lines)
+    assert (found and found[0]) == exception
+    assert found is None or (found[1].endswith(found[0]) and "Traceback" in found[1].splitlines()[0])

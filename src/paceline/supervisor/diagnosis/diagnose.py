@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.runs.failure import FailureReport, logs_command, signal_name, signal_words
+from paceline.runs.failure import FailureReport, last_words, logs_command, signal_name, signal_words
 
 #: What frameworks say when another worker is gone, not when something is wrong here.
 _LOST_PEER = re.compile(
@@ -40,7 +40,8 @@ class WorkerEnd:
     """One worker's end, as far as it was seen by the time the attempt was over.
 
     exit_code: as a shell gives it; None while it ran. error: its error file. ended_at, error_at: seconds since 1970.
-    stopped: Paceline ended it. stack: where it was when a signal such as SIGSEGV ended it.
+    stopped: Paceline ended it. stack: where it was when a signal such as SIGSEGV ended it. printed: the exception's line and
+    the traceback that its log ends with, of a program that is no Python of the worker's own.
     """
 
     rank: int
@@ -50,6 +51,7 @@ class WorkerEnd:
     ended_at: float | None = None
     stopped: bool = False
     stack: str | None = None
+    printed: tuple[str, str] | None = None
     last_lines: tuple[str, ...] = ()
 
     @property
@@ -152,6 +154,8 @@ def gone_before(first: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
 def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
     """The key of the cause, and a sentence."""
     exception, _ = _exception(end)
+    if end.printed is not None and exception == end.printed[0]:
+        return "memory" if "OutOfMemoryError" in exception else "exception", exception
     if end.error is not None and end.error.get("type") == "SystemExit":
         return "exception", f"the script left with exit code {end.exit_code if end.exit_code is not None else '?'}."
     if end.error is not None and exception is not None:
@@ -170,9 +174,9 @@ def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
 
 
 def _exception(end: WorkerEnd) -> tuple[str | None, str | None]:
-    """The exception's last line and its whole traceback; none for a script that left by sys.exit."""
+    """The exception's last line and its whole traceback; of a script that left by sys.exit, those that it printed."""
     if end.error is None or end.error.get("type") == "SystemExit":
-        return None, None
+        return end.printed if end.printed is not None and end.signal is None else (None, None)
     extra = (end.error.get("message") or {}).get("extraInfo") or {}
     return str(end.error.get("exception")), extra.get("py_callstack")
 
@@ -204,4 +208,4 @@ def _victim_text(end: WorkerEnd, of_first: str | None) -> str:
 
 
 def _last(end: WorkerEnd) -> str:
-    return end.last_lines[-1] if end.last_lines else f"exit code {end.exit_code}"
+    return last_words(end.last_lines) or f"exit code {end.exit_code}"

@@ -9,6 +9,7 @@ Training alone: `alone_<rank>.json` of a worker that knew of no other (`paceline
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,15 @@ from paceline.system.files import read_json
 _FRAMES = 15
 #: In which file the outermost calls are: those that start the script.
 _OURS = "/paceline/worker/"
+_TRACEBACK = "Traceback (most recent call last)"
+_EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::|$)")
+#: Stand before lines of ranks: Paceline's mark, torch's, torchrun's.
+_MARK = re.compile(r"^(?:\[rank \d+\] |\[rank\d+\]:\s?|\[\w+\d+\]:)+")
+_FRAMES_OF_RICH = ("╭", "│", "╰", "┌", "└", "+", "|")
+#: Exceptions by which those who start ranks say that one has failed.
+_LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException")
+#: Lines that may stand behind the exception's: of its message, or a farewell.
+_MOST_BEHIND = 8
 #: Late operations that are named; the others are counted.
 _SHOWN = 3
 #: What makes one model of all workers, by the library that they trained with.
@@ -54,6 +64,29 @@ def crash_stack(lines: Sequence[str]) -> str | None:
             break
         found.append(line)
     return "\n".join(found)
+
+
+def printed_traceback(lines: Sequence[str]) -> tuple[str, str] | None:
+    """Return the exception's line and the traceback of Python that a log ends with; None where it does not end with one.
+
+    A launcher (torchrun, accelerate) fails with an exception of its own behind those of its ranks, which are the cause.
+    """
+    plain = [_MARK.sub("", line) for line in lines]
+    found: list[tuple[str, int, int]] = []
+    for start in (number for number, line in enumerate(plain) if _TRACEBACK in line):
+        for number in range(start + 1, len(plain)):
+            if plain[number] and not plain[number].startswith((" ", "\t", *_FRAMES_OF_RICH)):
+                if (exception := _EXCEPTION.match(plain[number])) is not None:
+                    found.append((exception[1], start, number))
+                break
+    if not found:
+        return None
+    is_launcher = found[-1][0].rpartition(".")[2] in _LAUNCHERS
+    if not is_launcher and sum(bool(line.strip()) for line in plain[found[-1][2] + 1 :]) > _MOST_BEHIND:
+        return None  # the program went on
+    causes = [one for one in found if one[0].rpartition(".")[2] not in _LAUNCHERS]
+    _, start, end = causes[0 if is_launcher else -1] if causes else found[-1]
+    return plain[end].strip(), "\n".join(plain[start : end + 1])
 
 
 def stalled_text(path: Path) -> str | None:

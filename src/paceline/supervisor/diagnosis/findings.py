@@ -15,7 +15,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
 from paceline.runs.work_dir import place
 from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, worker_report
-from paceline.supervisor.diagnosis.evidence import crash_stack, stalled_text
+from paceline.supervisor.diagnosis.evidence import crash_stack, printed_traceback, stalled_text
 from paceline.supervisor.diagnosis.hints import with_hints
 from paceline.supervisor.diagnosis.memory import Sample, memory_text
 from paceline.supervisor.diagnosis.missing import missing_text
@@ -108,6 +108,8 @@ class Findings:
             ended_at=self.ended_at.get(rank),
             stopped=stopped,
             stack=crash_stack(lines),
+            # A worker's own Python has told its exception itself.
+            printed=printed_traceback(lines) if exit_code and not stopped else None,
             last_lines=tuple(lines[-20:]),
         )
 
