@@ -101,7 +101,7 @@ def parallelize(
     if old:
         raise ParallelError(old)
     torch_private.warn_if_untried("parallelize")
-    from paceline.parallel import mesh, same_model
+    from paceline.parallel import guards, mesh, same_model
     from paceline.parallel import strategy as strategies
     from paceline.parallel.batches.batch import default_split
     from paceline.parallel.batches.loader import feed
@@ -127,6 +127,7 @@ def parallelize(
         if comparison is not None:
             comparison.prepare(model)
             strategy = comparison.strategy(strategy)
+        guards.refuse_shared(model)
         parts.move(model, place.device)
         if parts.is_empty(model) and place.device.type == "cpu":
             parts.return_memory()
@@ -180,6 +181,7 @@ def parallelize(
             strategy = choice.strategy
         world = mesh.build(place, strategies.resolve(strategy, place.size))
         check_fits(task.model, optimizer, world.layout, task.microbatches)
+        guards.refuse_shared(task.model, world.layout)
         if values.empty:
             from paceline.parallel.large.room import refuse_too_large
 
@@ -192,7 +194,9 @@ def parallelize(
                 found = batch()
                 return found if found is not None or given is None else given.sample()
 
+            guards.refuse_shared(task.model, world.layout)
             executor = _build(task, world, first, find_unused, memory_bytes, recompute)
+            guards.take(task.model, world.layout)
             values.fill(executor.named_parameters())
             return executor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 from torch.nn.modules.module import (
@@ -16,6 +16,9 @@ from torch.nn.modules.module import (
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import is_communication
 from paceline.torch_private import whole_parameters
+
+if TYPE_CHECKING:
+    from paceline.parallel.strategy import Layout
 
 
 class KeptTensors:
@@ -47,6 +50,55 @@ class KeptTensors:
                         f"call parallelize. torch says: {error}"
                     ) from error
             raise
+
+
+class _Taken(NamedTuple):
+    """The training that a module is part of. root: its model."""
+
+    root: weakref.ref[nn.Module]
+    layout: Layout
+
+
+_taken: weakref.WeakKeyDictionary[nn.Module, _Taken] = weakref.WeakKeyDictionary()
+
+
+def take(model: nn.Module, layout: Layout) -> None:
+    """Note that `parallelize` has laid out this model and all of its modules."""
+    taken = _Taken(weakref.ref(model), layout)
+    for module in model.modules():
+        _taken[module] = taken
+
+
+def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
+    """Refuse a model with a module that another training has, unless both leave it whole.
+
+    layout: the one that the model is to have; None: not known yet.
+
+    Raises:
+        ParallelError: before anything is cut, with the module's name.
+    """
+    for name, module in model.named_modules():
+        taken = _taken.get(module)
+        if taken is None or not any(True for _ in module.parameters()):
+            continue
+        # What was cut stays so. What was left whole is free again once its training, or this one, is over.
+        is_apart = taken.root() is not model
+        if _cuts(taken.layout) and not is_apart:
+            raise ParallelError(
+                f"{type(model).__name__} was taken over by parallelize already, on {taken.layout}, which has cut it. Go on with "
+                "that one, or build the model anew."
+            )
+        if _cuts(taken.layout) or (taken.root() is not None and is_apart and layout is not None and _cuts(layout)):
+            now = "" if layout is None else f", and {layout} would cut it for this one"
+            raise ParallelError(
+                f"{name or type(model).__name__} is part of a model that parallelize has taken over already, on "
+                f"{taken.layout}{now}. Only with DataParallel() in both may two trainings share a module, such as the "
+                "discriminator of a GAN or what an actor and a critic have in common: it leaves modules whole."
+            )
+
+
+def _cuts(layout: Layout) -> bool:
+    return max(layout.shard, layout.pipe, layout.tensor, layout.context, layout.expert) > 1
 
 
 class Layers:

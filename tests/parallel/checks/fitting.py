@@ -175,3 +175,51 @@ def check_a_loss_that_reads_a_parameter_is_trained_without_the_comparison(ranks:
     assert "the loss reads weight of the model itself" in par.explain()
     with pytest.raises(ParallelError, match="the loss reads weight of the model itself"):
         par.check(vectors(8))
+
+
+class Joined(nn.Module):
+    """The generator's step: what the discriminator says of it. Or a critic on what an actor has in common with it."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def _pair(kind: str) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(5)
+    shared, other = nn.Linear(12, 12), nn.Linear(12, 12)
+    shared.weight.requires_grad_(True)
+    if kind == "gan":
+        # The second one trains the shared module; the first one looks through it.
+        return Joined(other, Joined(shared, nn.Linear(12, 5))), Joined(shared, nn.Linear(12, 5))
+    return Joined(shared, nn.Linear(12, 5)), Joined(shared, nn.Linear(12, 5))
+
+
+def check_a_module_of_two_trainings_is_trained_whole_or_refused(ranks: Ranks) -> None:
+    """Story: FullyShard ended inside Gloo, TensorParallel hung, and PipelineParallel gave another reason."""
+    batches = [vectors(8), vectors(8)]
+    for kind in ("gan", "actor and critic"):
+        plain, models = _pair(kind), _pair(kind)
+        alone_by = [sgd(model) for model in plain]
+        pars = [spread(model, DataParallel()) for model in models]
+        for batch in batches:
+            for model, optimizer, par in zip(plain, alone_by, pars, strict=True):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(batch[0]), batch[1])
+                loss.backward()
+                optimizer.step()
+                assert abs(float(par.step(batch)) - float(loss.detach())) < 1e-5
+        for model, par in zip(plain, pars, strict=True):
+            after = par.full_state_dict()
+            assert all(torch.allclose(value, after[name], atol=1e-5) for name, value in model.state_dict().items())
+        for strategy in (FullyShard(), PipelineParallel(), TensorParallel()):
+            for first, second in ((strategy, strategy), (DataParallel(), strategy), (strategy, DataParallel())):
+                one, other = _pair(kind)
+                par = spread(one, first)
+                with pytest.raises(ParallelError, match=r"is part of a model that parallelize has taken over already"):
+                    spread(other, second)
+                # The first one goes on.
+                par.step(batches[0])
