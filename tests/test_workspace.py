@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from paceline import workspace_dir
 from paceline.errors import JobError, RunNotFoundError, WorkspaceError
 from paceline.workspace import Experiment, Workspace
 from tests.helpers import make_job, write_tree
@@ -172,3 +174,59 @@ def test_no_workspace_is_made_among_sources(tmp_path: Path) -> None:
     # One that is there is one, whatever has come into its folder since.
     (tmp_path / "runs").mkdir()
     Workspace(tmp_path)
+
+
+# --- workspaces of other users
+
+
+@pytest.fixture
+def foreign(tmp_path, monkeypatch):
+    """A folder with a workspace and a configuration, which belong to another user than this one."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    top = tmp_path / "scratch"
+    (top / ".paceline").mkdir(parents=True)
+    (top / "mine").mkdir()
+    monkeypatch.setattr(workspace_dir.os, "geteuid", lambda: os.stat(tmp_path).st_uid)
+    os.chown(top / ".paceline", 12345, -1)
+    return top
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
+
+
+@needs_root
+def test_workspace_of_another_user_is_refused_until_it_is_trusted(foreign, monkeypatch):
+    monkeypatch.chdir(foreign)
+    with pytest.raises(WorkspaceError, match=r"belongs to user 12345.*paceline trust .*\.paceline"):
+        Workspace.from_config(create=False)
+    # By the variable it is named.
+    monkeypatch.setenv("PACELINE_WORKSPACE", str(foreign / ".paceline"))
+    assert Workspace.from_config(create=False).path == foreign / ".paceline"
+    monkeypatch.delenv("PACELINE_WORKSPACE")
+    workspace_dir.trust(foreign / ".paceline")
+    assert Workspace.from_config(create=False).path == foreign / ".paceline"
+
+
+@needs_root
+def test_configuration_of_another_user_above_is_passed_over_until_it_is_trusted(foreign, monkeypatch, capsys):
+    (foreign / "paceline.toml").write_text('[workspace]\npath = "planted"')
+    os.chown(foreign / "paceline.toml", 12345, -1)
+    monkeypatch.chdir(foreign / "mine")
+    assert Workspace.from_config(create=False).path == foreign / "mine" / ".paceline"
+    assert "belongs to user 12345 and is passed over" in capsys.readouterr().err
+    workspace_dir.trust(foreign)
+    assert Workspace.from_config(create=False).path == foreign / "planted"
+
+
+@needs_root
+def test_trust_list_of_another_user_counts_for_nothing(foreign, monkeypatch):
+    monkeypatch.chdir(foreign)
+    workspace_dir.trust(foreign / ".paceline")
+    os.chown(foreign.parent / "config/paceline/trusted", 12345, -1)
+    with pytest.raises(WorkspaceError, match="belongs to"):
+        Workspace.from_config(create=False)
+
+
+def test_trust_wants_a_folder(tmp_path):
+    with pytest.raises(WorkspaceError, match="is not a folder"):
+        workspace_dir.trust(tmp_path / "none")

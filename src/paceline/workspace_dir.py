@@ -1,8 +1,14 @@
-"""Where the workspace lies that is configured for the working directory."""
+"""Where the workspace lies that is configured for the working directory, and whether it is this user's own.
+
+Whoever can write to a workspace decides which programs its commands start. So a workspace counts only if it belongs to this
+user or to root, or if this user has named it: by a path, by `PACELINE_WORKSPACE`, or once by `paceline trust`. The same holds
+for a `paceline.toml`. Git has this rule since CVE-2022-24765 (`safe.directory` in git-config(1)).
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -18,7 +24,7 @@ def configured(start: Path | None = None) -> Path:
     """The workspace's folder, as `Workspace.from_config` says. start: a configuration, or the folder in which to look.
 
     Raises:
-        WorkspaceError: a configuration that can't be read.
+        WorkspaceError: a configuration that can't be read, or a workspace of another user's that this one has not named.
     """
     named = os.environ.get(WORKSPACE_VARIABLE)
     # Whoever names a configuration means that one, whatever variable the shell still has.
@@ -30,16 +36,81 @@ def configured(start: Path | None = None) -> Path:
             f"there is no {str(here)!r}. Name a {CONFIG_FILE}, or a folder that holds one or shall hold a workspace."
         )
     config = here if here.is_file() else _nearest_config(here)
-    if config is None:
-        return here / DEFAULT_FOLDER
     # Joined to another path, an absolute one stands alone, so the file may give either kind.
-    return config.parent / os.path.expanduser(_path_in(config))
+    found = here / DEFAULT_FOLDER if config is None else config.parent / os.path.expanduser(_path_in(config))
+    # A file that the caller names is the caller's word for what stands in it.
+    if not here.is_file() and not is_own(found):
+        raise WorkspaceError(
+            f"the workspace {str(found)!r} belongs to {_owner(found)}, who could start programs as you by what lies in it. "
+            f"If you trust everybody who can write there: paceline trust {shlex.quote(str(found))}. Else work in another folder."
+        )
+    return found
+
+
+def is_own(path: Path) -> bool:
+    """Return whether a file or folder belongs to this user or to root, is one that `trust` names, or is not there."""
+    try:
+        return path.stat().st_uid in (os.geteuid(), 0) or os.path.realpath(path) in trusted()
+    except OSError:
+        return True
+
+
+def trusted() -> list[str]:
+    """Return the folders that this user has trusted."""
+    file = _trust_file()
+    # Whoever could write this file could trust anything.
+    try:
+        return file.read_text().splitlines() if file.stat().st_uid in (os.geteuid(), 0) else []
+    except (OSError, ValueError):
+        return []
+
+
+def trust(path: Path) -> str:
+    """Let a folder of another user's be a workspace of this user's from now on. Return its path without links.
+
+    Raises:
+        WorkspaceError: There is no such folder, or the list can't be written.
+    """
+    folder, file = os.path.realpath(path), _trust_file()
+    if not os.path.isdir(folder):
+        raise WorkspaceError(f"{str(path)!r} is not a folder. Name the workspace's folder, such as .paceline.")
+    if folder not in trusted():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with open(file, "a") as opened:
+                opened.write(f"{folder}\n")
+        except OSError as error:
+            raise WorkspaceError(
+                f"{str(file)!r} can't be written: {error.strerror}. It lists what you trust."
+            ) from error
+    return folder
+
+
+def _trust_file() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "paceline" / "trusted"
+
+
+def _owner(path: Path) -> str:
+    import pwd
+
+    uid = path.stat().st_uid
+    try:
+        return repr(pwd.getpwuid(uid).pw_name)
+    except KeyError:
+        return f"user {uid}"
 
 
 def _nearest_config(folder: Path) -> Path | None:
     for parent in (folder.absolute(), *folder.absolute().parents):
-        if (parent / CONFIG_FILE).is_file():
-            return parent / CONFIG_FILE
+        config = parent / CONFIG_FILE
+        if config.is_file():
+            if is_own(config) or os.path.realpath(parent) in trusted():
+                return config
+            print(
+                f"paceline: {config} belongs to {_owner(config)} and is passed over. If you trust it: "
+                f"paceline trust {shlex.quote(str(parent))}",
+                file=sys.stderr,
+            )
     return None
 
 

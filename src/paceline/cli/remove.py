@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from paceline import workspace_dir
 from paceline.cli import completing
 from paceline.cli.common import folders_of, print_json, print_table, state_named, warn
 from paceline.cli.durations import duration_option
@@ -229,3 +231,15 @@ def _summary(found: Pruned) -> str:
 
 def _total(gone: list[Removed] | tuple[Removed, ...]) -> str:
     return size_text(sum(one.size_bytes for one in gone))
+
+
+def trust(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[FOLDER]", help="The workspace's folder; default: ./.paceline.")
+    ] = None,
+) -> None:
+    """Use a workspace that belongs to another user, such as a group's.
+
+    Whoever can write to a workspace can start programs as you: trust a folder whose writers you trust.
+    """
+    print(f"Trusted: {workspace_dir.trust(folder or Path(workspace_dir.DEFAULT_FOLDER))}")

@@ -58,6 +58,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "Remove what is needed no longer: old runs, snapshots and environments that no run uses, cached data. "
         "Never what a living run uses, nor a run with the tag `keep`, nor one that made a model.",
     ),
+    "trust": ("remove.trust", "Use a workspace that belongs to another user, such as a group's."),
     "cancel": (
         "cancel.cancel",
         "End runs: SIGTERM to their workers, after the grace period SIGKILL. A run that has ended stays as it is.",
