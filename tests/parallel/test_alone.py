@@ -451,9 +451,42 @@ def test_loss_that_is_no_mean_over_rows_is_refused_in_parts(name: str) -> None:
     _trained_in_parts(loss, _rows(1), parts=1)
 
 
-def test_focal_loss_in_parts_equals_the_whole_batch() -> None:
-    ends = [_trained_in_parts(_focal, _rows(), parts=parts).full_state_dict() for parts in (1, 2)]
-    assert all(float((value - ends[1][name]).abs().max()) < 1e-12 for name, value in ends[0].items())
+#: Of an output, of classes of which some are masked, and of numbers between 0 and 1.
+MEANS: dict[str, Any] = {
+    "focal": lambda o, c, t: _focal(o, c.clamp(min=0)),
+    "focal by positives": lambda o, c, t: (F.cross_entropy(o, c, reduction="none") * (c > 0)).sum() / (c > 0).sum(),
+    "two terms with one mask": lambda o, c, t: (
+        F.cross_entropy(o, c) + 0.5 * F.cross_entropy(-o, c, label_smoothing=0.1)
+    ),
+    "sum by its count": lambda o, c, t: F.cross_entropy(o, c, reduction="sum") / (c >= 0).sum(),
+    "chosen": lambda o, c, t: -o.log_softmax(-1).gather(1, c.clamp(min=0)[:, None])[c >= 0].mean(),
+    "weighted": lambda o, c, t: (F.mse_loss(o, t, reduction="none") * t).sum() / t.sum(),
+    "chosen numbers": lambda o, c, t: F.huber_loss(o[t > 0.5], t[t > 0.5]),
+    "likelihood and divergence": lambda o, c, t: F.mse_loss(o, t, reduction="sum") / len(o) + 0.1 * o.square().mean(),
+    "sum by numbers and rows": lambda o, c, t: F.mse_loss(o, t, reduction="sum") / 4 / len(o),
+    "soft targets": lambda o, c, t: F.kl_div(o.log_softmax(-1), t.softmax(-1), reduction="batchmean") * 4,
+    "dice of each row": lambda o, c, t: (1 - 2 * (o.sigmoid() * t).sum(-1) / (o.sigmoid() + t).sum(-1)).mean(),
+    "critic": lambda o, c, t: o.mean() - t.mean(),
+    "margin": lambda o, c, t: F.triplet_margin_loss(o, t, t.flip(1)),
+}
+
+
+@pytest.mark.parametrize("name", list(MEANS))
+def test_mean_in_uneven_parts_equals_the_whole_batch(name: str) -> None:
+    torch.manual_seed(4)
+    x, classes, numbers = torch.randn(8, 6).double(), torch.randint(0, 4, (8,)), torch.rand(8, 4).double()
+    classes[:2] = -100
+
+    def loss(output: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
+        return MEANS[name](output, *target)  # type: ignore[no-any-return]
+
+    ends = [
+        _trained_in_parts(
+            loss, [(x, classes, numbers)] * 2, parts=parts, split=lambda b: paceline.parallel.Parts(b[:1], {}, b[1:])
+        ).full_state_dict()
+        for parts in (1, 3)
+    ]
+    assert all(float((value - ends[1][key]).abs().max()) < 1e-12 for key, value in ends[0].items())
 
 
 def test_loss_that_becomes_no_mean_after_the_first_step_is_refused() -> None:

@@ -63,13 +63,14 @@ def parallelize(
     its `step` and `zero_grad`, and the model itself, are not to be called any more: `step(batch)` does it all.
 
     loader: a DataLoader whose batch_size is that of all workers together, or any iterable of global batches.
-    loss: (output, target) -> the mean over the rows. None takes the model's own: it is given the whole batch, labels too, and
-        returns the loss (0-dim), a dict or an object with `loss`, or a tuple that begins with it.
+    loss: (output, target) -> the mean over the rows, or the targets that count. None takes the model's own: it is given the
+        whole batch, labels too, and returns the loss (0-dim), a dict or an object with `loss`, or a tuple that begins with it.
     strategy: DataParallel(), FullyShard(), PipelineParallel(), TensorParallel(), ContextParallel(), ExpertParallel(), some of
         them joined by @, or "auto".
     microbatches: each batch is computed in so many parts, and the gradients are summed.
     clip_norm: the largest norm of all gradients together.
-    loss_weight: target -> what the loss is the mean over, such as the number of tokens that count; None: the rows.
+    loss_weight: target -> what the loss is the mean over, such as the number of tokens that count; None: what its graph shows
+        (ignore_index, class weights, a mask), else the rows.
     split: batch -> Parts(args, kwargs, target); None takes (x, ..., y), or a dict with "labels", "target" or "y".
     precision: "bf16" computes under autocast; parameters stay as they are.
     seed: of the order of samples and of dropout, the same on all ranks.

@@ -46,15 +46,16 @@ class MeanOver:
 
     count: float | None = None
     is_sole: bool = True
-    #: It is divided by 1, which may stand for 0: mask.sum().clamp(min=1).
-    may_be_none: bool = False
+    #: A sum was divided by it.
+    is_divisor: bool = False
 
     def counts_nothing(self, loss: Tensor) -> bool:
         """Say if this is a part in which nothing counts, for which its loss gives 0: it leaves out the mean, or clamps a count.
 
         Where parts are means over rows, it makes no difference. On a GPU the value of such a loss would have to be waited for.
         """
-        is_looked_at = self.may_be_none or (self.count is None and loss.device.type == "cpu")
+        # 1 may stand for 0: mask.sum().clamp(min=1).
+        is_looked_at = (self.is_divisor and self.count == 1) or (self.count is None and loss.device.type == "cpu")
         return is_looked_at and not bool(loss.detach())
 
 
@@ -80,11 +81,12 @@ def _read(node: Any, left: list[int]) -> MeanOver:
             return MeanOver()
         divisor = float(other.detach() if isinstance(other, Tensor) else other)
         if _is_sum(inputs[0]):
-            return MeanOver(divisor, may_be_none=divisor == 1.0)
+            return MeanOver(abs(divisor), is_divisor=True)
         inner = _read(inputs[0], left)
         # losses.sum() / tokens / rows, of which both are counts; any other divisor is a constant of the loss.
-        is_count = inner.count is not None and divisor.is_integer()
-        return MeanOver(inner.count * divisor, inner.is_sole) if is_count and inner.count is not None else inner
+        if inner.is_divisor and inner.count is not None and divisor.is_integer():
+            return MeanOver(inner.count * divisor, is_divisor=True)
+        return inner
     if (size := _mean_size(node, name)) is not None and _is_of_chosen(inputs[0], [16]):
         return MeanOver(size)
     if name in _SCALED and len(inputs) == 1:

@@ -23,7 +23,7 @@ class Task:
 
     model: the user's, whole, already on this rank's device.
     loss: (output, target) -> the mean loss of these rows, a number (0-dim tensor).
-    loss_weight: target -> what this mean is over, such as the number of tokens that count; None: the rows.
+    loss_weight: target -> what this mean is over, such as the number of tokens that count; None: see `loss_means`.
     split: a user's batch -> Parts.
     microbatches: of a batch, all together. accumulate: in so many groups, one after the other.
     precision: None, or "bf16" for autocast.

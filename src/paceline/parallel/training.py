@@ -112,7 +112,8 @@ class Parallel:
         #: Where the parameters' values come from, in words; "" where the model had them.
         self.source = ""
         self._check_first = check_first and (world.size > 1 or (task.microbatches > 1 and task.loss is own_loss))
-        self._check_loss = check_first and (world.replicas > 1 or task.microbatches > 1)
+        is_in_parts = world.replicas > 1 or task.microbatches > 1
+        self._check_loss = check_first and is_in_parts and task.loss is not own_loss
         self._comparison = comparison
         #: What follows the model's weights, in the order in which it was asked for.
         self.averages: list[Average | Twin] = []
