@@ -51,8 +51,9 @@ def check_fits(
         for name, param in model.named_parameters():
             if param.is_complex() and param.requires_grad:
                 raise ParallelError(
-                    f"{name} is complex, and torch's DistributedDataParallel adds up real gradients alone. Use FullyShard(), "
-                    "TensorParallel() or PipelineParallel(), or keep it as two real parameters."
+                    f"{name} is complex, and torch's DistributedDataParallel adds up real gradients alone. Keep it as real "
+                    "numbers (torch.view_as_complex(param) in the forward), or use PipelineParallel(), or FullyShard() where all "
+                    "parameters of a block have one type."
                 )
     if layout.context > 1:
         for name, module in model.named_modules():

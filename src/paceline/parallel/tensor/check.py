@@ -213,7 +213,7 @@ class _Room:
 
 def _shaken(output: Tensor) -> Tensor:
     """Each number off by a rounding error of its type, up or down, or not at all."""
-    if not output.is_floating_point():
+    if not (output.is_floating_point() or output.is_complex()):
         return output
     signs = torch.arange(output.numel(), device=output.device).reshape(output.shape) * 7919 % 3 - 1
     return output * (1 + signs * torch.finfo(output.dtype).eps).to(output.dtype)
@@ -221,7 +221,7 @@ def _shaken(output: Tensor) -> Tensor:
 
 def _noise(x: Tensor | None, y: Tensor | None) -> float:
     """The largest finite distance; 0.0 where there is none."""
-    if x is None or y is None or x.shape != y.shape or not x.is_floating_point():
+    if x is None or y is None or x.shape != y.shape or not (x.is_floating_point() or x.is_complex()):
         return 0.0
     return scale_of(x - y)
 
@@ -249,7 +249,8 @@ def gradients_of(
 
 
 def _weighted(index: int, tensor: Tensor) -> Tensor:
-    """A number that each element of the tensor has its own part in."""
+    """A number that each element of the tensor has its own part in, and of a complex one both of its parts."""
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     weights = normal(tensor.shape, "tensor check", index).to(tensor.device, tensor.dtype)
     return (tensor * weights).sum()
 
@@ -293,7 +294,7 @@ def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0, noise: float = 0
     """
     if x.shape != y.shape:
         return f"has the shape {list(y.shape)} in place of {list(x.shape)}"
-    if not x.is_floating_point() or x.numel() == 0:
+    if not (x.is_floating_point() or x.is_complex()) or x.numel() == 0:
         return "" if torch.equal(x, y) else "differs"
     scale = max(scale_of(x), least_scale)
     allowed = max(min(_STEPS * torch.finfo(x.dtype).eps, _MOST) * scale, min(_ROUNDINGS * noise, _MOST * scale))

@@ -236,7 +236,7 @@ def _random(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
 def _same(x: Tensor, y: Tensor) -> bool:
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
-    if not x.is_floating_point():
+    if not (x.is_floating_point() or x.is_complex()):
         return torch.equal(x, y)
     # Rounding alone: 50 of the type's own steps, on the scale of the largest number.
     return within(x, y, 50 * torch.finfo(x.dtype).eps * scale_of(y))
