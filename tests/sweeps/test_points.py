@@ -56,8 +56,8 @@ def test_values_are_variables() -> None:
     assert found.environment_variables == {
         **{"lr": "0.1", "X": "y", "model_layers": "2", "sizes": "[1, 2]", "fast": "True"},
     }
-    with pytest.raises(JobError, match="RANK"):
-        job_of(job, {"RANK": 1}, "environment")
+    with pytest.raises(JobError, match="PACELINE_RANK"):
+        job_of(job, {"PACELINE_RANK": 1}, "environment")
 
 
 def test_values_are_a_file_over_the_sources_own(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_ways_that_are_none_and_names_that_can_not_go_them() -> None:
         (
             "yaml",
             {"a": 1},
-            "pass_as='yaml': write one of arguments, assignments, environment, or the name of a JSON file",
+            "pass_as='yaml': write one of arguments, equals, words, assignments, additions, environment, a form such as",
         ),
         (3, {"a": 1}, "pass_as=3"),
         ("/a.json", {"a": 1}, "no path below"),

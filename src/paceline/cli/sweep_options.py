@@ -64,8 +64,9 @@ SWEEP = (
     VerbOption("--max-sweep-duration", "End the sweep after so long, such as 90s or 1h30m.", type=float),
     VerbOption(
         "--pass-as",
-        "How the script gets the values: arguments (--lr 0.1, the default), assignments (lr=0.1), environment (a variable lr), "
-        "or the name of a JSON file, such as parameters.json.",
+        "How the script gets the values, where its text does not tell: arguments (--lr 0.1, the default), equals (--lr=0.1), "
+        "words (--sizes 1 2 of a list), assignments (lr=0.1), additions (+lr=0.1), environment (a variable lr), or the name of a "
+        "JSON file, such as parameters.json.",
         "WAY",
     ),
     VerbOption(

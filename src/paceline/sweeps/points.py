@@ -14,8 +14,20 @@ from paceline.job.job import Job
 from paceline.sweeps.expressions import Choice, Fixed
 from paceline.sweeps.space import Dimension, Space, argument
 
-#: `--lr 0.1`, `lr=0.1`, a variable lr; anything that ends with .json is the path of a file.
-ARGUMENTS, ASSIGNMENTS, ENVIRONMENT = WAYS = ("arguments", "assignments", "environment")
+#: `--lr 0.1`, `--lr=0.1`, `--sizes 1 2`, `lr=0.1`, `+lr=0.1`, a variable lr; what ends with .json is the path of a file.
+ARGUMENTS, EQUALS, WORDS, ASSIGNMENTS, ADDITIONS, ENVIRONMENT = WAYS = (
+    *("arguments", "equals", "words", "assignments", "additions", "environment"),
+)
+#: Ways as they look.
+_FORMS = {
+    "--name value": ARGUMENTS,
+    "--name=value": EQUALS,
+    "--name value value": WORDS,
+    "name=value": ASSIGNMENTS,
+    "+name=value": ADDITIONS,
+}
+#: Those by which a value has dashes before its name, and a switch none.
+_DASHED = (ARGUMENTS, EQUALS, WORDS)
 
 #: What argparse takes for a negative number (`ArgumentParser._negative_number_matcher`).
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
@@ -40,19 +52,25 @@ def job_of(
         SweepError: the file in the source is no JSON object, or has no object where a name is nested.
         JobError: a variable that no job may set.
     """
-    if pass_as == ARGUMENTS:
+    if pass_as in _DASHED:
         own = without(job.arguments, [argument(name) for name in values], switches)
-        return dataclasses.replace(job, arguments=(*own, *words(values, switches)))
+        return dataclasses.replace(job, arguments=(*own, *words(values, switches, pass_as)))
     plain = {name.lstrip("-"): value for name, value in values.items()}
-    if pass_as == ASSIGNMENTS:
-        said = [word for word in job.arguments if "=" not in word or word.partition("=")[0] not in plain]
-        given = [f"{name}={text_of(value)}" for name, value in plain.items() if value is not None]
+    if pass_as in (ASSIGNMENTS, ADDITIONS):
+        said = [word for word in job.arguments if "=" not in word or word.partition("=")[0].lstrip("+") not in plain]
+        plus = "+" if pass_as == ADDITIONS else ""
+        given = [f"{plus}{name}={text_of(value)}" for name, value in plain.items() if value is not None]
         return dataclasses.replace(job, arguments=(*said, *given))
     if pass_as == ENVIRONMENT:
         variables = {variable(name): text_of(value) for name, value in plain.items() if value is not None}
         return dataclasses.replace(job, environment_variables={**job.environment_variables, **variables})
     text = json.dumps(_nested(plain, _there(pass_as, source), pass_as), indent=2)
     return dataclasses.replace(job, files={**job.files, pass_as: f"{text}\n"})
+
+
+def way(given: object) -> str:
+    """Return the way that is meant: by its name, by the form that it has (`--name=value`), or a file's."""
+    return _FORMS.get(given, given) if isinstance(given, str) else given  # type: ignore[return-value]
 
 
 def check_way(pass_as: object, space: Space) -> None:
@@ -62,7 +80,8 @@ def check_way(pass_as: object, space: Space) -> None:
     """
     if not isinstance(pass_as, str) or (pass_as not in WAYS and not pass_as.endswith(".json")):
         raise SweepError(
-            f"pass_as={pass_as!r}: write one of {', '.join(WAYS)}, or the name of a JSON file, such as 'parameters.json'."
+            f"pass_as={pass_as!r}: write one of {', '.join(WAYS)}, a form such as '--name=value', or the name of "
+            "a JSON file, such as 'parameters.json'."
         )
     names = list(dict.fromkeys(name.lstrip("-") for name in space.names))
     if pass_as == ENVIRONMENT:
@@ -86,7 +105,7 @@ def check_switches(switches: Sequence[str], pass_as: str, space: Space) -> None:
     Raises:
         SweepError: values are no arguments, or a switch is none of the space's names, or has values beside true and false.
     """
-    if switches and pass_as != ARGUMENTS:
+    if switches and pass_as not in _DASHED:
         raise SweepError(
             f"switches={list(switches)!r} with pass_as={pass_as!r}: switches are arguments. Leave them out."
         )
@@ -133,8 +152,9 @@ def variable(name: str) -> str:
     return re.sub(r"\W", "_", name.lstrip("-"), flags=re.ASCII)
 
 
-def words(values: Mapping[str, Any], switches: Sequence[str] = ()) -> list[str]:
-    """`--name value` for each value. None leaves an argument out; a switch stands alone where it is true."""
+def words(values: Mapping[str, Any], switches: Sequence[str] = (), pass_as: str = ARGUMENTS) -> list[str]:
+    """`--name value`, `--name=value` or `--name value value` for each value. None leaves an argument out; a switch stands alone
+    where it is true."""
     opposites = {switch.partition("/")[0]: switch.partition("/")[2] for switch in switches}
     found: list[str] = []
     for name, value in values.items():
@@ -144,8 +164,11 @@ def words(values: Mapping[str, Any], switches: Sequence[str] = ()) -> list[str]:
         if word in opposites:
             found += [word] if value else [off] if (off := opposites[word]) else []
             continue
+        if pass_as == WORDS and isinstance(value, (list, tuple)):
+            found += [word, *map(text_of, value)]
+            continue
         # To argparse, -1e-05 and -a are options of their own where they stand alone; -0.5 is a value.
-        if text.startswith("-") and not _NEGATIVE.fullmatch(text):
+        if pass_as == EQUALS or (text.startswith("-") and not _NEGATIVE.fullmatch(text)):
             found.append(f"{word}={text}")
         else:
             found += [word, text]

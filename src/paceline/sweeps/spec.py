@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from paceline.errors import SweepError
-from paceline.sweeps.points import ARGUMENTS, check_switches, check_way
+from paceline.sweeps.points import ARGUMENTS, check_switches, check_way, way
 from paceline.sweeps.policies.pausing import budget
 from paceline.sweeps.policies.policies import policy_from_json
 from paceline.sweeps.policies.policy import Policy
@@ -122,6 +122,7 @@ class SweepSpec:
             )
         if not all(isinstance(run_id, str) for run_id in self.warm_start):
             raise SweepError(f"warm_start={self.warm_start!r}: give sweeps, or their run ids.")
+        object.__setattr__(self, "pass_as", way(self.pass_as))
         check_way(self.pass_as, self.space)
         check_switches(self.switches, self.pass_as, self.space)
         for point in self.points:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import SweepError
+from paceline.job.entry import entry_file
 from paceline.job.job import Job
 from paceline.runs import controllers, read, store
 from paceline.runs.folder import RunFolder
@@ -28,8 +29,9 @@ from paceline.submit import (
     values_of,
 )
 from paceline.sweeps.children import count
-from paceline.sweeps.fit.fit import check_script
-from paceline.sweeps.points import ARGUMENTS, job_of
+from paceline.sweeps.fit.fit import check_script, takes_words
+from paceline.sweeps.fit.way import certain_way
+from paceline.sweeps.points import ARGUMENTS, EQUALS, WORDS, is_of_switch, job_of
 from paceline.sweeps.policies.pausing import budget
 from paceline.sweeps.prior import as_trials, keep, known_results
 from paceline.sweeps.proposals import Proposals
@@ -153,7 +155,8 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
     Raises:
         UserError: what is wrong.
     """
-    if spec.pass_as == ARGUMENTS:
+    spec = _with_way(spec, job, directory)
+    if spec.pass_as in (ARGUMENTS, WORDS):
         for name, value in budget(spec.stop).items():
             try:
                 check_script(Space({name: value}), job, directory)
@@ -166,6 +169,27 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
     first = spec.space.draw(lambda dimension: dimension.expression.raw_at(0.5))
     job_of(job, spec.space.values(first), spec.pass_as, directory, spec.switches)
     return spec
+
+
+def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
+    """Return the sweep with the way in which the script certainly reads its values, unless another one was asked for."""
+    script = entry_file(job, directory) if job.is_python and spec.pass_as == ARGUMENTS else None
+    if script is None:
+        return spec
+    found = certain_way(directory / script)
+    if found is None:
+        return dataclasses.replace(spec, pass_as=WORDS) if takes_words(spec.space, directory / script) else spec
+    if spec.switches and found not in (EQUALS, WORDS):
+        return spec
+    if found != WORDS or spec.switches:
+        return dataclasses.replace(spec, pass_as=found)
+    # tyro's: `--model.amp` and `--model.no-amp`.
+    names = [argument(one.name) for one in spec.space.parameters if is_of_switch(one)]
+    pairs = (
+        f"{name}/{above}{dot}no-{last}" if dot else f"{name}/--no-{name[2:]}"
+        for name, (above, dot, last) in ((name, name.rpartition(".")) for name in names)
+    )
+    return dataclasses.replace(spec, pass_as=found, switches=tuple(dict.fromkeys(pairs)))
 
 
 def _check_target(spec: SweepSpec, described: configured.Configured) -> None:

@@ -40,7 +40,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "--betas: it takes 2 values (line 8)": {"betas": pl.uniform(0, 1)},
     "--lr: high is no float": {"a": pl.choice({"--lr": pl.choice("high", "low")}, {"--batch": 16})},
     "[0.1, 1] is no float, which is its type (line 4); to try one at a time, give choice()": {"lr": [0.1, 1]},
-    "[1, 2] is no int": {"sizes": pl.choice([1, 2], 3)},
+    "x is no int": {"sizes": pl.choice([1, "x"], 3)},
 }
 
 #: What a script may be like of which nothing can be known, or not this: for an option that it seems not to have.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import itertools
 from collections.abc import Iterator, Sequence
@@ -65,6 +66,15 @@ def check(
     found = (_switch(dimension, known) for dimension in space.parameters)
     own = (switch for switch in found if switch is not None and switch.partition("/")[0] not in said_so)
     return tuple(dict.fromkeys((*switches, *own)))
+
+
+def takes_words(space: Space, script: Path) -> bool:
+    """Return True if the script's argparse takes every list of the space as several words (`nargs`)."""
+    if (known := declared(script)) is None:
+        return False
+    lists = [one for one in space.parameters if any(isinstance(v, (list, tuple)) for v in _values(one.expression))]
+    options = [option for one in lists for option in _meant(argument(one.name), known) or (None,)]
+    return bool(lists) and all(one is not None and one.is_switch is False and one.count != 1 for one in options)
 
 
 def _switch(dimension: Dimension, known: Declared) -> str | None:
@@ -142,6 +152,11 @@ def _wrong(option: DeclaredOption, given: Any, known: Declared) -> str | None:
     if option.is_switch:
         # The word would be taken for one of those without a name.
         return None if known.has_positionals else f"it is a switch, which takes no value but true and false ({at})"
+    if option.count != 1 and isinstance(given, (list, tuple)):
+        if option.count not in (None, len(given)):
+            return f"it takes {option.count} values, and {text} has {len(given)} ({at})"
+        each = dataclasses.replace(option, count=1)
+        return next((wrong for value in given if (wrong := _wrong(each, value, known))), None)
     if option.count not in (None, 1):
         return f"it takes {option.count} values ({at})"
     if option.type is None:
