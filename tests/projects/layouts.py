@@ -125,6 +125,15 @@ LAYOUTS: dict[str, Layout] = {
             ),
         },
     ),
+    "links among its results": Layout(
+        command=("train.py",),
+        files={
+            "train.py": script(
+                "os.makedirs('outputs/a')\nopen('last.txt', 'w').write('l')\n"
+                "os.symlink('../../last.txt', 'outputs/a/best')\nos.symlink('best', 'outputs/a/newest')"
+            ),
+        },
+    ),
     "results in out, settings by exec": Layout(
         command=("train.py", "config/small.py", "--device=cpu"),
         files={

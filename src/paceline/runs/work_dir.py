@@ -233,6 +233,7 @@ def rescue_outputs(folder: RunFolder) -> None:
     if folder.outputs.is_symlink():
         folder.outputs.unlink()
         if is_own and outputs.is_dir():
+            _keep_links(outputs, folder.outputs)
             os.rename(outputs, folder.outputs)
         folder.outputs.mkdir(exist_ok=True)
     if not is_own:
@@ -246,6 +247,19 @@ def rescue_outputs(folder: RunFolder) -> None:
             if not os.path.lexists(target) and place.split(os.sep)[0] in links.KEPT:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(os.path.join(directory, name), target)
+
+
+def _keep_links(outputs: Path, target: Path) -> None:
+    """Let relative links that lead out of `outputs` lead to the same files once it has moved to `target`."""
+    for directory, folders, files in os.walk(outputs):
+        for path in (os.path.join(directory, name) for name in (*folders, *files)):
+            if not os.path.islink(path) or os.path.isabs(link := os.readlink(path)):
+                continue
+            meant = os.path.normpath(os.path.join(directory, link))
+            if not f"{meant}/".startswith(f"{outputs}/"):
+                moved = target / os.path.relpath(directory, outputs)
+                os.unlink(path)
+                os.symlink(os.path.relpath(meant, moved), path)
 
 
 def _files(folder: RunFolder) -> dict[str, str]:
