@@ -174,6 +174,26 @@ def test_points_are_points_of_the_space() -> None:
         assert MIXED.values(MIXED.chosen(trial.values)) == pytest.approx(trial.values)
 
 
+@pytest.mark.parametrize("name", ["tpe", "cmaes", pytest.param("gp", marks=pytest.mark.proof), "own_random:make"])
+def test_point_of_a_finite_space_comes_once_until_none_is_left(name: str, tmp_path: Any) -> None:
+    # The story: of 10 trials over four points tpe gave 5 to one point, and 1 to another.
+    (tmp_path / "own_random.py").write_text(
+        "import optuna\ndef make(seed):\n    return optuna.samplers.RandomSampler(seed=seed)\n"
+    )
+    space = Space({"a": pl.randint(0, 4), "b": pl.quniform(0, 3, 1)})
+    sampler = make_sampler(name, space, 1, ("minimize",), source=tmp_path)
+    trials = swept(sampler, space, lambda values: values["a"] - values["b"], 16, [])
+    assert len({str(trial.values) for trial in trials}) == 16
+    assert sampler.propose(16, trials) is None
+    # A sampler that is made anew in the middle goes on with the points that are left.
+    anew = swept(
+        make_sampler(name, space, 1, ("minimize",), source=tmp_path), space, lambda values: 1.0, 16, trials[:9]
+    )
+    assert len({str(trial.values) for trial in anew}) == 16
+    repeating = make_sampler(name, space, 1, ("minimize",), repeats=True, source=tmp_path)
+    assert repeating.propose(16, trials) is not None
+
+
 def test_tpe_finds_more_than_chance() -> None:
     def regret(name: str, seed: int) -> float:
         sampler = make_sampler(name, BRANIN, seed, ("minimize",))

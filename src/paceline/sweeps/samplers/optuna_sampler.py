@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import SweepError
 from paceline.runs import states
 from paceline.sweeps.expressions import Choice, Expression, Fixed, Integers, Normal, Raw, Uniform
+from paceline.sweeps.samplers.random_sampler import RandomSampler
 from paceline.sweeps.samplers.sampler import Proposal, seed_of
 from paceline.sweeps.space import Dimension, Space, every
 from paceline.sweeps.trial import Goal, Trial
@@ -36,6 +37,8 @@ _STARTUP_TRIALS = 10
 _ALONE_TRIALS = 300
 #: Of which the best tenth is one.
 _WARM_START_TRIALS = 10
+#: So often a sampler is asked again for a point that no trial has.
+_DRAWS = 10
 
 
 class OptunaSampler:
@@ -60,6 +63,8 @@ class OptunaSampler:
         *,
         keeps_notes: bool = True,
     ) -> None:
+        #: Knows the points that trials have, and draws from the others; None lets points come twice.
+        self.fresh: RandomSampler | None = None
         self._space = space
         self._seed = seed
         self._goals = list(goals)
@@ -79,17 +84,23 @@ class OptunaSampler:
         self._told: dict[int, tuple[Trial, tuple[float, ...] | None]] = {}
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
-        """A point."""
+        """Return a point that no trial has; None where each point of the space has been proposed."""
         # A trial that was paused has gone on and comes to more. A study can't be told twice, so it is made anew.
         if any(self._has_changed(trial) for trial in trials):
             self._begin()
         for trial in trials:
             self._tell(trial)
-        self._study.sampler = self._made(seed_of(self._seed, number), number)
-        asked = self._study.ask()
-        self._asked[number] = asked.number
-        chosen = self._space.draw(functools.partial(_suggest, asked))
-        return Proposal(chosen=chosen, notes=self._notes(asked.number) if self._keeps_notes else {})
+        for draw in range(_DRAWS):
+            self._study.sampler = self._made((seed_of(self._seed, number) + draw) % 2**32, number)
+            asked = self._study.ask()
+            chosen = self._space.draw(functools.partial(_suggest, asked))
+            if self.fresh is None or not self.fresh.knows(chosen, trials):
+                self._asked[number] = asked.number
+                return Proposal(chosen=chosen, notes=self._notes(asked.number) if self._keeps_notes else {})
+            # Samplers pass over failed trials.
+            self._study.tell(asked.number, state=_optuna().trial.TrialState.FAIL)
+        # The model is sure of points that have been tried. `_tell` adds the one that is drawn in their place.
+        return self.fresh.propose(number, trials) if self.fresh is not None else None
 
     def _has_changed(self, trial: Trial) -> bool:
         told = self._told.get(trial.number)

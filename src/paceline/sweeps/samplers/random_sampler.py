@@ -47,6 +47,13 @@ class RandomSampler:
             self._left = {said: point for said, point in every.items() if said not in self._known}
         return Proposal(chosen=source.choice(list(self._left.values()))) if self._left else None
 
+    def knows(self, chosen: Mapping[str, Raw], trials: Sequence[Trial]) -> bool:
+        """Return True for a point that one of these trials has, in a space of few points."""
+        if not self._is_small:
+            return False
+        self._tell(trials)
+        return self._said(chosen) in self._known
+
     def _tell(self, trials: Sequence[Trial]) -> None:
         # Trials are only ever added; a list that is no longer than the last one is another sweep's.
         if len(trials) < self._told:

@@ -57,9 +57,12 @@ def make_sampler(
     if name == "grid":
         return GridSampler(space, tried)
     if ":" in name:
-        return optuna_sampler.own(_loaded(name, source), space, seed, goals, prior)
-    makers = {"tpe": optuna_sampler.tpe, "cmaes": optuna_sampler.cmaes, "gp": optuna_sampler.gp}
-    return makers[name](space, seed, goals, prior)
+        sampler = optuna_sampler.own(_loaded(name, source), space, seed, goals, prior)
+    else:
+        makers = {"tpe": optuna_sampler.tpe, "cmaes": optuna_sampler.cmaes, "gp": optuna_sampler.gp}
+        sampler = makers[name](space, seed, goals, prior)
+    sampler.fresh = None if repeats else RandomSampler(space, seed)
+    return sampler
 
 
 def _loaded(name: str, source: Path | None) -> object:
