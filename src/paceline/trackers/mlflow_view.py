@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,35 +100,40 @@ def run(folder: RunFolder, record: RunRecord | None = None) -> Run:
     return Run(info, data)
 
 
-def history(folder: RunFolder, name: str) -> list[Metric]:
-    """All numbers under this name. Without steps they are counted from 0, for MLflow draws by the step."""
-    found = series.read(folder.metrics, name=name).get(name)
-    if found is None:
-        return []
-    rows = zip(found.steps, found.values, found.times, strict=True)
+def _latest(run_id: str, one: series.MetricSeries) -> Metric | None:
+    numbers = _numbers(run_id, one)
+    # NaN compares with nothing, so it counts as less than any number.
+    return max(
+        numbers,
+        key=lambda metric: (metric.step, metric.timestamp, not math.isnan(metric.value), metric.value),
+        default=None,
+    )
+
+
+def _numbers(run_id: str, one: series.MetricSeries) -> list[Metric]:
+    rows = zip(one.steps, one.values, one.times, strict=True)
     return [
-        Metric(name, float(value), int(time * 1000), number if step is None else step, run_id=folder.run_id)
+        Metric(one.name, float(value), int(time * 1000), number if step is None else step, run_id=run_id)
         for number, (step, value, time) in enumerate(rows)
         if isinstance(value, (int, float))
     ]
 
 
+def history(folder: RunFolder, name: str) -> list[Metric]:
+    """All numbers under this name. Without steps they are counted from 0, for MLflow draws by the step."""
+    found = series.read(folder.metrics, name=name).get(name)
+    return [] if found is None else _numbers(folder.run_id, found)
+
+
 def last_metrics(folder: RunFolder) -> list[Metric]:
-    """The last number under each name."""
+    """Return one number for each name, as MLflow's own store does: of the greatest step, then time, then value."""
     stamp = tuple(
         sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.metrics.glob("*"))
     )
     kept = _last.get(folder.path)
     if kept is None or kept[0] != stamp:
-        found = series.read(folder.metrics)
-        kept = (
-            stamp,
-            [
-                Metric(name, float(one.last), int(one.times[-1] * 1000), one.last_step or 0)
-                for name, one in found.items()
-                if isinstance(one.last, (int, float))
-            ],
-        )
+        latest = (_latest(folder.run_id, one) for one in series.read(folder.metrics).values())
+        kept = (stamp, [one for one in latest if one is not None])
         _last[folder.path] = kept
     return kept[1]
 
