@@ -91,6 +91,50 @@ def test_a_plot_is_kept_as_png(run):
     assert all(Path(run.download_file(name, "copy")).read_bytes() == PNG for name in names)
 
 
+def test_dict_of_metrics_is_logged_value_by_value_with_its_step(run):
+    # The story: a dict ended the training with a TypeError that named an internal class.
+    run.log({"loss": 1.0, "acc": 2.0}, step=1)
+    run.log({"loss": 0.5}, step=2)
+    assert run.get_metrics() == {"loss": [1.0, 0.5], "acc": 2.0}
+    assert run.metrics("loss").steps == (1, 2)
+    with pytest.raises(MetricError, match="log got no value"):
+        run.log("loss")
+
+
+def test_step_of_a_list_a_table_and_an_image_is_kept(run):
+    run.log_list("list", [1], step=1)
+    run.log_table("table", {"x": 1}, step=2)
+    run.log_image("image", plot=Plot(), step=3)
+    assert [run.metrics(name).steps for name in ("list", "table", "image")] == [(1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize("way", ["path", "plot"])
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 1), (2, 3, 3), (2, 3, 4), (3, 2, 5), (1, 2, 3)])
+@pytest.mark.parametrize("kind", ["uint8", "float32", "bool", "int64"])
+def test_array_is_kept_as_an_image(run, shape, kind, way):
+    numpy, image = pytest.importorskip("numpy"), pytest.importorskip("PIL.Image")
+    array = (numpy.arange(numpy.prod(shape)).reshape(shape) % 2).astype(kind)
+    run.log_image("array", **{way: array})
+    with image.open(run.download_file(run.get_metrics()["array"], "copy.png")) as found:
+        pixels = numpy.asarray(found)
+    scaled = array * 255 if kind in ("float32", "bool") else array
+    as_rows = scaled.transpose(1, 2, 0) if shape in [(3, 2, 5), (1, 2, 3)] and shape[2] not in (1, 3, 4) else scaled
+    assert (pixels.squeeze() == as_rows.squeeze()).all()
+
+
+def test_pil_image_is_kept(run):
+    image = pytest.importorskip("PIL.Image")
+    run.log_image("pil", image.new("RGB", (3, 2), (9, 8, 7)))
+    with image.open(run.download_file(run.get_metrics()["pil"], "copy.png")) as found:
+        assert (found.size, found.getpixel((0, 0))) == ((3, 2), (9, 8, 7))
+
+
+def test_array_that_is_no_image_is_refused_with_its_shape(run):
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(MetricError, match=r"shape \(2, 5, 7\) is no image"):
+        run.log_image("array", plot=numpy.zeros((2, 5, 7)))
+
+
 @pytest.mark.parametrize("given", [{}, {"path": "a.png", "plot": Plot()}, {"plot": "a.png"}])
 def test_an_image_is_either_a_path_or_a_plot(run, given):
     with pytest.raises(MetricError, match="'plot'"):

@@ -84,8 +84,8 @@ class OfflineRun(LogsMetrics):
             f"Attempted to log scalar metric {check_name(name)}:\n{value if value is None else plain_scalar(name, value)}"
         )
 
-    def _write_other(self, kind: str, name: str, value: object) -> None:
+    def _write_other(self, kind: str, name: str, value: object, step: int | None = None) -> None:
         print(f"Attempted to log {kind} metric {name}:\n{value}")
 
-    def _write_image(self, name: str, file_name: str, path: str | None, plot: Any) -> None:
-        print(f"Attempted to log image metric {name}:\n{path or plot}")
+    def _write_image(self, name: str, file_name: str, path: str | None, plot: Any, step: int | None = None) -> None:
+        print(f"Attempted to log image metric {name}:\n{plot if path is None else path}")

@@ -398,10 +398,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         if (clock := step_clock.clock()) is not None:
             clock.tick(name)
 
-    def _write_other(self, kind: str, name: str, value: object) -> None:
-        self._log().other(kind, name, value)
+    def _write_other(self, kind: str, name: str, value: object, step: int | None = None) -> None:
+        self._log().other(kind, name, value, step)
 
-    def _write_image(self, name: str, file_name: str, path: str | None, plot: Any) -> None:
+    def _write_image(self, name: str, file_name: str, path: str | None, plot: Any, step: int | None = None) -> None:
         if path is not None:
             artifacts.put(self._folder, file_name, path)
         else:
@@ -409,7 +409,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                 drawn = Path(made, "plot.png")
                 plot.savefig(drawn, format="png")
                 artifacts.put(self._folder, file_name, drawn)
-        self._write_other("image", name, file_name)
+        self._write_other("image", name, file_name, step)
 
     def _log(self) -> MetricLog:
         if self._metric_log is None:

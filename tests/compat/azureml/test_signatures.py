@@ -37,7 +37,7 @@ SIGNATURES = {
         "Run.get_context": "allow_offline=True",
         "Run.get": "workspace, run_id",
         "Run.list": "experiment, type=None, tags=None, properties=None, status=None, include_children=False",
-        "Run.log": "name, value, description='', step=None",
+        "Run.log": "name, value=..., description='', step=None",
         "Run.log_list": "name, value, description=''",
         "Run.log_row": "name, description=None",
         "Run.log_table": "name, value, description=''",

@@ -191,21 +191,24 @@ class Run(SdkSpellings, run.Run):
 
     # --- metrics
 
-    def log_image(self, name: str, path: str | None = None, plot: Any = None, description: str = "") -> None:
+    def log_image(
+        self, name: str, path: Any = None, plot: Any = None, description: str = "", step: int | None = None
+    ) -> None:
         """Keep an image. The metric's value is the SDK's address of it, `aml://artifactId/ExperimentRun/dcid.<run>/<file>`."""
         if (path is None) == (plot is None):
             raise UserErrorException("log_image: give either path= or plot=.")
+        path, plot = self._image(name, path, plot)
         file = os.path.basename(path) if path is not None else f"{plain_file_name(name)}_{int(time.time())}.png"
         taken = set(artifacts.names(self.folder))
         while file in taken:
             stem, ending = os.path.splitext(file)
             file = f"{stem}_{time.time_ns()}{ending}"
-        self._write_image(name, file, path, plot)
+        self._write_image(name, file, path, plot, step)
 
-    def _write_other(self, kind: str, name: str, value: object) -> None:
+    def _write_other(self, kind: str, name: str, value: object, step: int | None = None) -> None:
         if kind == "image":
             value = f"aml://artifactId/ExperimentRun/dcid.{self.id}/{value}"
-        super()._write_other(kind, name, value)
+        super()._write_other(kind, name, value, step)
 
     def get_metrics(
         self,
