@@ -168,6 +168,19 @@ def test_objects_that_mark_folders_are_no_files(workspace, s3, bucket):
     assert [info.path for info in s3_store(workspace, s3.url, bucket).files()] == ["a/b", "c/d"]
 
 
+@pytest.mark.parametrize("base", ["", "a", "a/empty"])
+def test_empty_folder_made_by_a_console_is_no_file_and_is_downloaded_as_nothing(workspace, s3, bucket, tmp_path, base):
+    # The story: the object "a/empty/" of 0 bytes made every download fail.
+    s3.bucket(bucket, {"a/empty/": b"", "a/x": b"1", "a/nothing": b"", "top/": b""})
+    store = s3_store(workspace, s3.url, bucket)
+    expected = [] if base == "a/empty" else ["a/nothing", "a/x"]
+    assert [info.path for info in store.files(base)] == expected
+    if expected:
+        store.download(tmp_path / "there", prefix=base)
+        there = [path for path in (tmp_path / "there").rglob("*") if path.is_file()]
+        assert sorted(path.relative_to(tmp_path / "there").as_posix() for path in there) == expected
+
+
 def test_more_objects_than_one_answer_holds_are_all_listed(workspace, s3, bucket, proxied):
     names = [f"{number:04d}" for number in range(2 * OBJECTS_OF_AN_ANSWER + 5)]
     s3.bucket(bucket, dict.fromkeys(names, b""))

@@ -134,12 +134,13 @@ def _plain(store: Store, path: str) -> str:
 
 
 def _may_be_empty(store: Store, base: str) -> bool:
-    """True if having no files is the truth about a folder that is there; object stores have no empty folders but the top."""
+    """True if having no files is the truth about a folder that is there; an object store has the top, and those
+    that a console made."""
     if not base:
         return True
     if store.kind == "local":
         return store.local(base).is_dir()
-    if store.kind == "sftp":
+    if store.kind in ("sftp", "s3"):
         with store.telling(f"listing {base!r}"):
             return bool(store.fs.isdir(store.full(base)))
     return store.kind == "http"
@@ -280,9 +281,25 @@ def _from_obstore(store: Store, base: str) -> list[tuple[str, int, str]] | None:
             except FileNotFoundError:
                 return []
             return [(prefix, int(meta["size"]), str(meta["e_tag"] or meta["last_modified"]))]
-        return found
+        markers = _markers(objects, found)
+        return [one for one in found if one[0] not in markers]
     except InvalidPathError:
         return None  # a name with "..", "//" or the like: s3fs shows it, and it is refused by its name
+
+
+def _markers(objects: Any, found: Sequence[tuple[str, int, str]]) -> set[str]:
+    """Return the keys of empty folders that a console made: "a/empty/", which obstore lists as "a/empty", a file of 0 bytes."""
+    import obstore
+
+    empty = {key for key, size, _ in found if not size}
+    # One request for each folder with something empty in it, not one for each empty file.
+    folders = [
+        obstore.list_with_delimiter(objects, prefix=parent or None)
+        for parent in {key.rpartition("/")[0] for key in empty}
+    ]
+    below = {str(prefix).rstrip("/") for folder in folders for prefix in folder["common_prefixes"]}
+    files = {str(meta["path"]) for folder in folders for meta in folder["objects"]}
+    return (empty & below) - files
 
 
 def _from_fsspec(store: Store, base: str) -> list[tuple[str, int, str]]:
