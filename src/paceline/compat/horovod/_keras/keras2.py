@@ -36,13 +36,17 @@ class _DistributedKeras2:
     def _allreduce(self, grads: Any, vars: Any) -> list[Any]:
         """The gradients reduced; what comes next is applied as it is."""
         reduced = self.distribution.reduce(list(grads), list(vars))
-        self._mark_reduced()
+        self._mark("_reduced_in")
         return reduced
 
     def _computed(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
         """The gradients for a script that has them computed: reduced, unless several passes are added up first."""
         pairs = list(grads_and_vars)
-        if self.distribution.settings.passes > 1 or not pairs:
+        if self.distribution.settings.passes > 1:
+            # They are added up and reduced when they are applied, whatever that call says of reducing.
+            self._mark("_to_reduce_in")
+            return pairs
+        if not pairs:
             return pairs
         grads, variables = zip(*pairs, strict=True)
         return list(zip(self._allreduce(grads, variables), variables, strict=True))
@@ -59,14 +63,26 @@ class _DistributedKeras2:
         reduced = self.distribution.reduce([grad for grad, _ in pairs], [variable for _, variable in pairs])
         return [(grad, variable) for grad, (_, variable) in zip(reduced, pairs, strict=True)]
 
-    def _mark_reduced(self) -> None:
+    def _mark(self, name: str) -> None:
         # Past __setattr__, which would have Keras track it.
-        vars(self)["_reduced_in"] = weakref.ref(_graph())
+        vars(self)[name] = weakref.ref(_graph())
+
+    def _is_marked(self, name: str) -> bool:
+        """Return whether gradients of this graph were given out under this mark, and take the mark away."""
+        place = vars(self).pop(name, None)
+        return place is not None and place() is _graph()
 
     def _were_reduced(self) -> bool:
-        """True if gradients of this graph were reduced when they were computed. Asked once for each time."""
-        place = vars(self).pop("_reduced_in", None)
-        return place is not None and place() is _graph()
+        """Return whether gradients of this graph were reduced when they were computed. Asked once for each time."""
+        return self._is_marked("_reduced_in")
+
+    def _applies_as_is(self, skip: bool) -> bool:
+        """Return whether the gradients are applied as they are: the script has reduced them, or there is one pass a step.
+
+        skip: The call says that they are reduced. Those that this optimizer has computed for one of several passes are not.
+        """
+        to_reduce = self._is_marked("_to_reduce_in")
+        return self.distribution.settings.passes == 1 or (skip and not to_reduce)
 
     def _after_passes(self: Any, update: Any, grads_and_vars: Any) -> Any:
         """Add the gradients up, and `update(pairs)` in the last of the passes; the iterations so far."""
@@ -114,7 +130,7 @@ class DistributedKeras2(_DistributedKeras2):
             # For its effect: the mark is for the gradients that are applied now, and must not count for the next ones.
             self._were_reduced()
         update = super().apply_gradients  # type: ignore[misc]
-        if skip or self.distribution.settings.passes == 1:
+        if self._applies_as_is(skip):
             return update(grads_and_vars, name=name, skip_gradients_aggregation=skip, **kwargs)
         return self._after_passes(
             lambda pairs: update(pairs, name=name, skip_gradients_aggregation=True, **kwargs), grads_and_vars
@@ -151,7 +167,7 @@ class DistributedLegacy(_DistributedKeras2):
         update = super().apply_gradients  # type: ignore[misc]
         if not experimental_aggregate_gradients:
             self._were_reduced()
-        if not experimental_aggregate_gradients or self.distribution.settings.passes == 1:
+        if self._applies_as_is(not experimental_aggregate_gradients):
             return update(grads_and_vars, name=name, experimental_aggregate_gradients=experimental_aggregate_gradients)
         return self._after_passes(
             lambda pairs: update(pairs, name=name, experimental_aggregate_gradients=False), grads_and_vars

@@ -73,6 +73,27 @@ def check_gradients_that_it_computes_are_reduced_once(hvd, keras):
             assert variable.numpy() == pytest.approx(-1.0 - 3 * reduced)
 
 
+def check_computed_gradients_of_several_passes_are_reduced_though_applied_as_aggregated(hvd, keras):
+    """Each rank used to train alone: `_compute_gradients` leaves reducing to `apply_gradients`, which was told to skip it."""
+    mean = np.mean([2.0 * r for r in range(hvd.size())])
+    for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        variable = tf.Variable(0.0)
+        opt = hvd.DistributedOptimizer(make(1.0), backward_passes_per_step=2, average_aggregated_gradients=True)
+
+        def step(opt=opt, variable=variable):
+            with tf.GradientTape() as tape:
+                loss = variable * 2.0 * hvd.rank()
+            pairs = opt._compute_gradients(loss, [variable], tape=tape)
+            opt.apply_gradients(pairs, experimental_aggregate_gradients=False)
+
+        for number in range(1, 5):
+            step()
+            assert variable.numpy() == pytest.approx(-mean * (number // 2))
+        # What the script has reduced itself is applied at once.
+        opt.apply_gradients([(tf.constant(1.0), variable)], experimental_aggregate_gradients=False)
+        assert variable.numpy() == pytest.approx(-2 * mean - 1)
+
+
 def check_a_script_sees_whether_passes_are_added_up(hvd, keras):
     for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
         assert hvd.DistributedOptimizer(make(1.0))._agg_helper is None
