@@ -47,9 +47,9 @@ subprocess.Popen(["sleep", "600"], start_new_session=True)
 if "PACELINE_INPUT_data" in os.environ:
     import spam
     assert open(os.environ["PACELINE_INPUT_data"] + "/a.txt").read() == "a" * 100000
-    open(os.environ["PACELINE_INPUT_left"] + "/" + os.environ["RANK"], "w").write("left")
+    open(os.environ["PACELINE_INPUT_left"] + "/" + os.environ["PACELINE_RANK"], "w").write("left")
 run = paceline.Run.get_context()
-said = os.open(os.path.join(os.environ["PACELINE_RUN_DIR"], "said_" + os.environ["RANK"]), os.O_WRONLY | os.O_CREAT, 0o666)
+said = os.open(os.path.join(os.environ["PACELINE_RUN_DIR"], "said_" + os.environ["PACELINE_RANK"]), os.O_WRONLY | os.O_CREAT, 0o666)
 for count in range(1, 31):
     run.log("count", count)
     os.pwrite(said, b"%5d" % count, 0)

@@ -105,8 +105,8 @@ def test_a_process_that_does_not_see_the_workspace_is_told_where_to_register(tmp
         folder.lock.unlink()  # as on a node that the folder was brought to
     for name, value in {"RUN_DIR": folder.path, "RUN_ID": folder.run_id, "ATTEMPT": 1}.items():
         monkeypatch.setenv(f"PACELINE_{name}", str(value))
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("PACELINE_RANK", "0")
+    monkeypatch.setenv("PACELINE_WORLD_SIZE", "1")
     assert WorkerContext.from_environment() is not None
     with pytest.raises(ModelError, match=rf"is {where} of run .* model register NAME PATH --run {folder.run_id}"):
         pl.Run.get_context().register_model("m", "outputs/m")

@@ -39,7 +39,8 @@ def run(experiment):
 
 
 def test_a_script_that_imports_the_module_of_runs_alone_finds_its_run(submitted):
-    worker = {"PACELINE_RUN_DIR": str(submitted.folder.path), "RANK": "0", "WORLD_SIZE": "1", "PACELINE_ATTEMPT": "1"}
+    worker = {"PACELINE_RUN_DIR": str(submitted.folder.path), "PACELINE_ATTEMPT": "1"}
+    worker |= {"PACELINE_RANK": "0", "PACELINE_WORLD_SIZE": "1"}
     code = (
         "import paceline.azureml; from azureml.core.run import Run; run = Run.get_context(); run.log('loss', 0.5)\n"
         "print(run.experiment.workspace.get_default_datastore().name)"
