@@ -158,8 +158,8 @@ def test_wrong_use_gives_the_sdk_s_exceptions(ws):
         ScriptRunConfig("src", "train.py", command="python train.py")
     with pytest.raises(UserErrorException, match="neither a script nor a command"):
         job(ws, ScriptRunConfig("src"))
-    with pytest.raises(ComputeTargetException, match="ComputeTargetNotFound"):
-        job(ws, ScriptRunConfig("src", "train.py", compute_target="nowhere"))
+    with pytest.raises(ComputeTargetException, match="can't be a target's name"):
+        job(ws, ScriptRunConfig("src", "train.py", compute_target="no name!"))
     with pytest.raises(UserErrorException, match="None"):
         job(ws, ScriptRunConfig("src", "train.py", ["--x", None]))
 

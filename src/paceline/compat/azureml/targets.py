@@ -13,10 +13,12 @@ _LOCAL = ("local", "amlcompute", "containerinstance", "")
 
 
 def resolve(name: Any, workspace: Any, notes: Notes) -> str:
-    """The target's name here.
+    """Return the target's name here: one that was added to Paceline, else "local", which is noted.
+
+    A driver may name a cluster that somebody made in the portal.
 
     Raises:
-        ComputeTargetException: nothing of this name was added or created.
+        ComputeTargetException: The value can't be a target's name.
     """
     name = getattr(name, "name", name) or "local"
     if not isinstance(name, str):
@@ -24,19 +26,18 @@ def resolve(name: Any, workspace: Any, notes: Notes) -> str:
     if name in workspace_targets(workspace):
         return name
     created = records.documents(workspace, "compute")
-    if created.rule.fullmatch(name) and (data := created.read(name)) is not None:
-        size = f" ({data['vm_size']})" if data.get("vm_size") else ""
-        notes.add(
-            f"The compute target {name}{size} is this machine. To train elsewhere: paceline compute add {name} --kind ssh ..."
-        )
-        return "local"
     if name.lower() in _LOCAL:
         return "local"
-    known = ", ".join([*workspace_targets(workspace), *created.names()])
-    raise ComputeTargetException(
-        f"ComputeTargetNotFound: there is no compute target {name!r}; there are: {known}. Create it, or add one: "
+    if not created.rule.fullmatch(name):
+        raise ComputeTargetException(
+            f"compute_target={name!r} can't be a target's name: letters, digits, '-', '_' and '.', no more than 64."
+        )
+    size = (created.read(name) or {}).get("vm_size")
+    notes.add(
+        f"The compute target {name}{f' ({size})' if size else ''} is this machine. To train elsewhere: "
         f"paceline compute add {name} --kind ssh ..."
     )
+    return "local"
 
 
 def workspace_targets(workspace: Any) -> list[str]:

@@ -84,7 +84,7 @@ def test_a_workspace_is_created_found_again_and_forgotten(here):
 def test_what_is_in_it_can_be_called_as_in_2018(ws):
     assert ws.compute_targets() == ws.compute_targets == {}
     assert set(ws.datastores) >= {"workspaceblobstore", "workspacefilestore"}
-    assert ws.get_default_compute_target("CPU") is None
+    assert ws.get_default_compute_target("CPU").name == "cpu-cluster"
     assert ws.experiments == {}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline import workspace
 from paceline.compat.azureml import records
-from paceline.compat.azureml.core.compute.targets import ComputeTarget
+from paceline.compat.azureml.core.compute.targets import ComputeTargets
 from paceline.compat.azureml.core.datastore import Datastore
 from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.core.keyvault import Keyvault
@@ -249,9 +249,9 @@ class Workspace(workspace.Workspace):
     # --- what is in it
 
     @property
-    def compute_targets(self) -> Named[Any]:
+    def compute_targets(self) -> ComputeTargets:
         """Name -> compute target; may be called, as in 2018."""
-        return Named({target.name: target for target in ComputeTarget.list(self)})
+        return ComputeTargets(self)
 
     @property
     def datastores(self) -> Named[Datastore]:  # type: ignore[override]
@@ -318,8 +318,8 @@ class Workspace(workspace.Workspace):
         return Keyvault(self)
 
     def get_default_compute_target(self, type: str) -> Any:
-        """The target `cpu-cluster` or `gpu-cluster`; None where there is none. type: "CPU" or "GPU"."""
-        return self.compute_targets.get(f"{str(type).lower()}-cluster")
+        """The target `cpu-cluster` or `gpu-cluster`: this machine, unless one of that name was added. type: "CPU" or "GPU"."""
+        return self.compute_targets[f"{str(type).lower()}-cluster"]
 
     def get_run(self, run_id: str) -> Any:
         """A run by its id."""

@@ -86,6 +86,16 @@ def test_services_of_azure_are_refused_with_what_to_use():
         DatabricksCompute.attach_configuration()
 
 
-def test_an_unknown_name_is_refused_at_submission(ws):
-    with pytest.raises(ComputeTargetException, match="paceline compute add nowhere"):
-        resolve("nowhere", ws, Notes())
+def test_cluster_that_a_driver_only_names_is_this_machine(ws):
+    notes = Notes()
+    assert resolve("cpus", ws, notes) == "local"
+    (said,) = notes.all()
+    assert said.startswith("The compute target cpus is this machine. To train elsewhere: paceline compute add cpus")
+    # As in Azure, where somebody has made it in the portal; and the idiom of drivers that make what is not there.
+    assert (ws.compute_targets["cpus"].name, ws.compute_targets["cpus"].type) == ("cpus", "AmlCompute")
+    assert "cpus" not in ws.compute_targets
+    assert ws.get_default_compute_target("CPU").name == "cpu-cluster"
+    with pytest.raises(ComputeTargetException, match="ComputeTargetNotFound"):
+        ComputeTarget(ws, "cpus")
+    with pytest.raises(ComputeTargetException, match="can't be a target's name"):
+        resolve("no name!", ws, notes)

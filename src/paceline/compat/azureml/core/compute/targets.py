@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.exceptions import ComputeTargetException, sdk_class
+from paceline.compat.azureml.named import Named
 from paceline.compat.azureml.strict import Strict, camel_case
 from paceline.compat.azureml.targets import workspace_targets
 
@@ -98,6 +99,13 @@ class ComputeTarget:
         names = [*(name for name in workspace_targets(workspace) if name != "local")]
         names += [name for name in records.documents(workspace, "compute").names() if name not in names]
         return [ComputeTarget(workspace, name) for name in names]
+
+    @classmethod
+    def _made_elsewhere(cls, workspace: Any, name: str) -> ComputeTarget:
+        """Return the target that a driver only names: in Azure it was made in the portal, here it is this machine."""
+        made: ComputeTarget = object.__new__(AmlCompute)
+        made._set(workspace, name, {"type": "AmlCompute"})
+        return made
 
     # --- what it is
 
@@ -193,6 +201,18 @@ class ComputeTarget:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(workspace={self.workspace!r}, name={self.name!r}, type={self.type!r})"
+
+
+class ComputeTargets(Named[Any]):
+    """Name -> target. `ws.compute_targets[name]` has a target for any name; `in` and `get` know those that are there."""
+
+    def __init__(self, workspace: Any) -> None:
+        super().__init__({target.name: target for target in ComputeTarget.list(workspace)})
+        self._workspace = workspace
+
+    def __missing__(self, name: Any) -> ComputeTarget:
+        _check_name(name)
+        return ComputeTarget._made_elsewhere(self._workspace, name)
 
 
 class ComputeStatus:
