@@ -222,6 +222,21 @@ def test_a_changed_source_folder_makes_another_environment_and_a_changed_editabl
     assert ensure(pip_packages=[f"-e {project}"])[0].key == linked.key
 
 
+@uv_for_both
+@pytest.mark.parametrize("form", ["{}[more]", "-e {}[more]", "own[more] @ file://{}"], ids=["path", "editable", "url"])
+def test_version_that_an_extra_of_a_local_folder_pins_goes_into_the_layer(ensure, tmp_path, form, installer):
+    # The story: the base has another version, which the run then imported in silence.
+    backend = BACKEND.replace(
+        "Version: 0.1\\n", "Version: 0.1\\nProvides-Extra: more\\nRequires-Dist: small==1.1; extra == 'more'\\n"
+    )
+    assert backend != BACKEND
+    folder = write_tree(
+        tmp_path / "own", {"pyproject.toml": PROJECT, "backend.py": backend, "own.py": "VERSION = 'first'\n"}
+    )
+    built, _ = ensure(pip_packages=[form.format(folder)], layered=True)
+    assert versions(built, "own", "small") == {"own": "first", "small": "1.1"}
+
+
 def test_a_wheel_named_by_its_path_is_installed(ensure, tmp_path):
     wheel = make_wheel(tmp_path / "with blank", "handmade", "4.0", ["small"])
     built, _ = ensure(pip_packages=[str(wheel)], layered=True)

@@ -120,7 +120,9 @@ class Installer:
             if not self._run([*asked, *others], excluded=sorted(excluded)):
                 return  # pip has done it
             now = self.visible()
-            still = now.missing([*named, *now.required_by(self.own().found)], limits, urls_too=False)
+            still = now.missing(
+                [*named, *_extras_of(others), *now.required_by(self.own().found)], limits, urls_too=False
+            )
             # To ask once more for what uv has just left out would not help.
             more = [each for each in still if str(each) not in set(map(str, missing))]
             if not still:
@@ -264,6 +266,17 @@ def _name_of(line: RequirementLine) -> str | None:
         return parse_wheel_filename(file_name)[0]
     except InvalidWheelFilename:
         return None
+
+
+def _extras_of(lines: Sequence[RequirementLine]) -> list[Requirement]:
+    """Return the local folders and archives that are asked for with extras, by name: what an extra pins has to be met too."""
+    from packaging.requirements import Requirement
+
+    return [
+        Requirement(f"{name}{line.path.extras}")
+        for line in lines
+        if line.path is not None and line.path.extras and (name := _name_of(line))
+    ]
 
 
 def _refreshed(lines: Sequence[RequirementLine]) -> list[str]:
