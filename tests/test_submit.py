@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 
 from paceline.environments.environment import Environment
 from paceline.errors import JobError, LauncherError, SnapshotError, TargetError, WorkspaceError
 from paceline.job.data_reference import DataReference, Source
-from paceline.submit import SourceCopy, check, in_places_of, submit
+from paceline.submit import SourceCopy, check, in_places_of, submit, values_of
 from paceline.targets.configured import Configured, add
 from tests.helpers import make_job, write_program, write_tree
 
@@ -149,3 +150,26 @@ def test_an_output_is_in_a_place_of_the_trial_s_own_where_it_says_so() -> None:
     inputs.append(DataReference(name="read", sources=(Source(path="/data/{run}"),)))
     job = in_places_of(make_job(inputs=tuple(inputs)), "s_1_0", "{run}")
     assert [one.sources[0].path for one in job.inputs] == ["models/s_1_0", "models", "/data/{run}"]
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ({"arguments": ("--a", "é" * 100_000)}, "arguments: number 2 has 200,000 bytes"),
+        ({"environment_variables": {"BIG": "x" * 131_068}}, "environment_variables: BIG has 131,072 bytes"),
+        ({"secrets": {"TOKEN": "env:TOKEN"}}, "the secret TOKEN has 200,006 bytes"),
+    ],
+    ids=["argument", "variable", "secret"],
+)
+def test_argument_or_variable_too_long_for_a_process_is_refused_by_name(values, what):
+    # The story: the run ended with "Argument list too long", after its submission and without a name.
+    with pytest.raises(JobError, match="at most 131,071") as caught:
+        values_of(make_job(**values), {"TOKEN": "x" * 200_000})
+    assert what in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_longest_argument_and_variable_that_linux_takes_are_taken():
+    job = make_job(arguments=("x" * 131_071,), environment_variables={"BIG": "x" * 131_067})
+    assert values_of(job, {}) == {}
+    assert subprocess.run(["true", *job.arguments], env=dict(job.environment_variables), check=False).returncode == 0

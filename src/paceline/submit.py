@@ -42,6 +42,9 @@ from paceline.targets.base import Alike, EarlyStart
 
 _log = logging.getLogger(__name__)
 
+#: MAX_ARG_STRLEN of Linux, 32 pages: bytes of one argument or one NAME=VALUE, the closing NUL included.
+_MOST_BYTES = 131_072
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceCopy:
@@ -374,8 +377,12 @@ def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
     """The values of the job's secrets: those given, else what lies at their places.
 
     Raises:
-        JobError: some are nowhere to be had; all of them are named.
+        JobError: some are nowhere to be had; all of them are named. Or an argument or a variable is too long for a process.
     """
+    for number, word in enumerate(job.arguments, start=1):
+        _check_length(f"arguments: number {number}", word)
+    for name, value in job.environment_variables.items():
+        _check_length(f"environment_variables: {name}", f"{name}={value}")
     addresses = {key_of(one): where for one in job.notify if (where := place_of(one)) is not None}
     places = {**job.secrets, **addresses}
     if not places:
@@ -395,9 +402,21 @@ def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
             f"{'the values of secrets are' if len(missing) > 1 else 'the value of a secret is'} missing; nothing was started. "
             + " ".join(missing)
         )
+    for name in job.secrets:
+        _check_length(f"the secret {name}", f"{name}={values[name]}")
     if bad := [name for name, value in values.items() if "\0" in value]:
         raise JobError(f"the value of the secret {bad[0]} has a NUL character: no environment can carry one.")
     return values
+
+
+def _check_length(what: str, text: str) -> None:
+    """Raise JobError unless Linux can hand this argument, or NAME=VALUE of a variable, to a process."""
+    size = len(text.encode("utf-8", "surrogateescape"))
+    if size >= _MOST_BYTES:
+        raise JobError(
+            f"{what} has {size:,} bytes, and Linux hands at most {_MOST_BYTES - 1:,} in one to a process. Put it into a file "
+            "of the source folder, or into a datastore, and give the script its name."
+        )
 
 
 def unrecorded(job: Job, values: Mapping[str, str]) -> tuple[Job, dict[str, str]]:
