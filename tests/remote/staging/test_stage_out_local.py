@@ -17,6 +17,7 @@ import paceline as pl
 from paceline.data.transfer import upload
 from paceline.errors import DataError
 from paceline.job.data_reference import DataReference
+from paceline.remote.replica.apply import ReplicaError
 from paceline.remote.staging import stage_out_local
 from paceline.remote.staging.stage_out_local import expect, is_over, settle, take_record
 from paceline.runs import states, store
@@ -283,3 +284,40 @@ def test_a_run_without_such_outputs_is_as_it_came(tmp_path: Path) -> None:
     take_record(folder, json.dumps({**store.stored(folder).to_json(), "status": states.COMPLETED}).encode())
     assert store.stored(folder).status == states.COMPLETED
     assert not settle(folder)
+
+
+def test_forged_record_changes_nothing_but_how_the_run_went(trip: Trip, tmp_path: Path) -> None:
+    submitted = trip.record
+    job = {**submitted.to_json()["job"], "inputs": [], "notify": ["touch /tmp/forged"]}
+    forged = {"job": job, "target": "x", "owner": {"python": "/tmp/x"}, "kind": "sweep", "sweep": {"a": 1}}
+    folders = {"scratch_dir": str(tmp_path), "source_directory": "/", "snapshot_id": "../x", "run_id": "../../y"}
+    trip.come_back(**forged, **folders, warnings=["seen"])
+    assert settle(trip.folder)
+
+    how = {"status": states.COMPLETED, "exit_code": 0, "ended_utc": "2026-01-01T00:00:00.000Z", "warnings": ("seen",)}
+    assert trip.record == dataclasses.replace(submitted, **how)
+    assert trip.texts() == FILES, "stored where the submitted job says"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"status": "Done"},
+        {"exit_code": 300},
+        {"exit_code": "0"},
+        {"ended_utc": "yesterday"},
+        {"attempts": [{"number": 1, "started_utc": 3}]},
+        {"attempts": [{"number": 1}]},
+        {"failure": {"cause": "magic", "message": ""}},
+        {"failure": {"cause": "user", "message": ["x"]}},
+        {"failure": {"cause": "user", "message": "", "victims": [1]}},
+        {"warnings": "text"},
+        {"left_out": [{"name": 1}]},
+    ],
+    ids=str,
+)
+def test_record_with_value_that_no_supervisor_writes_is_refused(trip: Trip, values: dict[str, Any]) -> None:
+    before = trip.folder.record.read_text()
+    with pytest.raises(ReplicaError, match=r"in the run's record|the run's record is none"):
+        trip.come_back(**values)
+    assert trip.folder.record.read_text() == before

@@ -20,17 +20,26 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from paceline.errors import PacelineError, TransferError
 from paceline.job.data_reference import DataReference
+from paceline.remote.replica.apply import ReplicaError
 from paceline.runs import states, store, stored_outputs
-from paceline.runs.failure import EXIT_CANCELED, FailureReport
+from paceline.runs.failure import CAUSES, EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
-from paceline.runs.record import RunRecord, utc_now
+from paceline.runs.record import RunRecord, parse_utc, utc_now
 from paceline.system import locks
 from paceline.system.files import json_lines, read_json, write_json, write_whole
+
+#: What the supervisor elsewhere says of a run. All else stays as it was submitted: `job`, `owner`, `scratch_dir` (which is
+#: removed with the run) and the rest decide what is run, written and removed on this machine.
+_TAKEN = (
+    *("status", "started_utc", "ended_utc", "waiting_for", "attempts", "size", "exit_code", "failure", "canceled_by"),
+    *("warnings", "hang", "left_out", "left_out_count"),
+)
 
 
 def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
@@ -51,8 +60,15 @@ def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
 
 
 def take_record(folder: RunFolder, data: bytes) -> None:
-    """Put the record that has come from a run's supervisor in its place; its end only if nothing is to be stored here first."""
-    record, told = json.loads(data), read_json(folder.home)
+    """Put the record that has come from a run's supervisor in its place; its end only if nothing is to be stored here first.
+
+    Only how the run went is taken (`_TAKEN`): whoever can write where it comes from must not say what the job is.
+
+    Raises:
+        ReplicaError: it is no record, or has a value that no supervisor writes.
+    """
+    record, told = _checked(folder, data).to_json(), read_json(folder.home)
+    data = json.dumps(record).encode()
     waits = told is not None and bool(read_json(folder.left))
     # A canceled run stores nothing.
     if not waits or record["status"] not in (states.COMPLETED, states.FAILED):
@@ -68,6 +84,51 @@ def take_record(folder: RunFolder, data: bytes) -> None:
     write_whole(folder.events, "".join(json.dumps(event) + "\n" for event in events))
     write_json(folder.home, {**told, "end": record}, sync=True, mode=store.record_mode(record))
     store.write(folder, _finalizing(record))
+
+
+def _checked(folder: RunFolder, data: bytes) -> RunRecord:
+    """Return the record as it was submitted, with how the run went from the record that has come."""
+    stored = store.stored(folder)
+    try:
+        found = json.loads(data)
+        taken = {name: found[name] for name in _TAKEN if name in found}
+        hints = get_type_hints(RunRecord)
+        for name, value in taken.items():
+            if not _fits(value, hints[name]):
+                raise ReplicaError(f"{name} in the run's record is {value!r:.80}, which no supervisor writes")
+        record = RunRecord.from_json({**stored.to_json(), **taken})
+        times = [record.started_utc, record.ended_utc, (record.hang or {}).get("since_utc")]
+        for time_utc in (*times, *(at for one in record.attempts for at in (one.started_utc, one.ended_utc))):
+            if time_utc is not None:
+                parse_utc(time_utc)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ReplicaError):
+            raise
+        raise ReplicaError(f"the run's record is none that a supervisor writes: {error}") from error
+    codes = [record.exit_code, record.failure.exit_code if record.failure else None]
+    if record.status not in states.ALL or (record.failure and record.failure.cause not in CAUSES):
+        raise ReplicaError(f"status {record.status!r} or its failure's cause in the run's record is none of a run")
+    if any(code is not None and not 0 <= code <= 255 for code in codes):
+        raise ReplicaError(f"exit code {codes} in the run's record is not from 0 to 255")
+    return record
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Return whether a value of JSON is one of this type; of a dataclass, as its `to_json` writes it."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is tuple:
+        return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
+    if origin is Mapping:
+        return isinstance(value, dict) and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
+    if dataclasses.is_dataclass(hint):
+        # JSON has the tuples of `victims` as objects, which `from_json` reads.
+        hints = {**get_type_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
+        return isinstance(value, dict) and all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
+    return isinstance(value, hint) and not (isinstance(value, bool) and hint is int)
 
 
 def is_over(folder: RunFolder) -> bool:
