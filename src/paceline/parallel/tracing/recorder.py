@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
@@ -245,8 +246,8 @@ class GraphRecorder(TorchFunctionMode):
             known.meta["requires_grad"] = True
         if name == "__get__":
             node = self._node("call_function", getattr, (args[0], func.__self__.__name__), {})
-        elif getattr(Tensor, name, None) is func and args and isinstance(args[0], Tensor):
-            node = self._node("call_method", name, args, kwargs)
+        elif (method := _methods().get(func)) and args and isinstance(args[0], Tensor):
+            node = self._node("call_method", method, args, kwargs)
         else:
             node = self._node("call_function", func, args, kwargs)
         node.meta["writes"] = written
@@ -394,6 +395,18 @@ def _as_function(kind: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
 
     call.__module__, call.__name__, call.__qualname__ = kind.__module__, kind.__name__, kind.__qualname__
     return call
+
+
+@functools.cache
+def _methods() -> dict[Any, str]:
+    """Method of a tensor -> its name there; `__pow__` calls itself `pow`, which is another function."""
+    methods: dict[Any, str] = {}
+    for name in dir(Tensor):
+        method: Any = getattr(Tensor, name, None)
+        # The name by which it is called there comes first, where it is its own.
+        if callable(method) and (method not in methods or method.__name__ == name):
+            methods[method] = name
+    return methods
 
 
 def _is_data(value: Any) -> bool:
