@@ -14,8 +14,8 @@ from paceline.torch_private import BatchNorm
 if TYPE_CHECKING:
     from paceline.parallel.strategy import Layout
 
-#: They update a parameter by norms of its rows and columns in place, which torch's DTensor has no rule for.
-_WHOLE_MATRICES = ("Adafactor",)
+#: Optimizers that torch's DTensor has no rule for, and why: they write to a parameter, or to a gradient, in place.
+_NOT_IN_PARTS = {"Adafactor": "looks at whole matrices", "Rprop": "changes single numbers of a gradient in place"}
 
 
 def check_fits(
@@ -78,9 +78,9 @@ def check_fits(
                     "the module as it was before torch.jit, or use DataParallel() or PipelineParallel()."
                 )
     kind = type(optimizer).__name__
-    if kind in _WHOLE_MATRICES and (layout.shard > 1 or layout.tensor > 1):
+    if kind in _NOT_IN_PARTS and (layout.shard > 1 or layout.tensor > 1):
         raise ParallelError(
-            f"{kind} looks at whole matrices, and {layout} leaves each worker a part of them. Use DataParallel() or "
+            f"{kind} {_NOT_IN_PARTS[kind]}, and {layout} leaves each worker a part of them. Use DataParallel() or "
             "PipelineParallel(), or another optimizer, such as AdamW."
         )
 
