@@ -140,6 +140,23 @@ def test_an_output_that_is_used_elsewhere_too_keeps_its_layer_whole() -> None:
     assert inner(plan) == {}
 
 
+def test_an_adapter_beside_a_layer_keeps_the_layer_before_them_whole() -> None:
+    """Story: LoRA on GPT-2's c_proj ended with "a and b must have same reduction dim" in the first step."""
+
+    class Adapted(own.Pair):
+        def __init__(self) -> None:
+            super().__init__(nn.ReLU())
+            self.narrow = nn.Linear(self.down.in_features, 4)
+            self.wide = nn.Linear(4, self.down.out_features)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.up(x))
+            return self.down(hidden) + self.wide(self.narrow(hidden))
+
+    plan = plan_of(own.Tokens(Adapted()))
+    assert inner(plan) == {"narrow": "colwise", "wide": "rowwise"}
+
+
 def test_weights_that_are_used_without_their_layer_stay_whole() -> None:
     class Borrowing(own.Pair):
         def forward(self, x: Tensor) -> Tensor:

@@ -148,6 +148,11 @@ class _Stage:
 
         def forward(x: Tensor) -> Tensor:
             self.last = name
+            if self.part is None:
+                self._inputs[name] = x.detach()
+            elif not self.reason and not _same(x, self._inputs[name]):
+                # Nothing fails, for this layer is stood in for; LoRA's layers beside one that is cut are such a case.
+                self.reason = f"{name!r} needs all of its input, and would be given a part"
             whole = _random(name, (*x.shape[:-1], outputs(module)), x)
             return whole if self.part is None else part_of(whole, pieces, self.part, self._parts)
 
