@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.in_containers import beside_worker
 from paceline.supervisor.looks import LIMIT_S, Looks
-from paceline.system.files import names_in, read_json, write_json
+from paceline.system.files import names_in, write_json
 from paceline.targets import Nodes
 
 #: How long the asking program may be silent. It says every second that it is there.
@@ -111,10 +112,13 @@ class ExecCommands:
     def _begin(self, name: str) -> None:
         folder = self._folder.exec_requests / name
         try:
-            # In a workspace that several users write to, anybody could ask for a command in the run owner's name.
-            if os.stat(folder).st_uid != os.geteuid():
-                raise PermissionError(f"{folder} belongs to another user")
-            request = read_json(folder / "request.json") or {}
+            request = _own_request(folder)
+        except (OSError, ValueError) as error:
+            # No answer: it would be written where somebody else's link leads.
+            self._refused.add(name)
+            say(f"the request {str(folder)!r} is not followed (paceline exec): {error}")
+            return
+        try:
             if "stacks" in request:
                 native = bool(request["stacks"].get("native"))
                 self._begin_look(name, LIMIT_S, lambda tell: self._looks.begin(tell, native=native))
@@ -226,3 +230,33 @@ class ExecCommands:
         if put is None:
             raise ValueError("this compute target can't pass on what is typed to its nodes")
         put(node_rank, path, source.read_bytes())
+
+
+def _own_request(folder: Path) -> dict[str, Any]:
+    """Return the request in a folder that only the run's owner can have made.
+
+    In a workspace that several users write to, anybody may put a link here, to a folder of the owner's with a file of that name.
+
+    Raises:
+        OSError: a part of the path is a link, or another user can write to it.
+        ValueError: it is no JSON object.
+    """
+    fds: list[int] = []
+    try:
+        for path in (folder.parent, folder.name, "request.json"):
+            kind = os.O_RDONLY if path == "request.json" else os.O_RDONLY | os.O_DIRECTORY
+            # NONBLOCK: a FIFO would hold up the supervisor.
+            flags = kind | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fds.append(os.open(path, flags, dir_fd=fds[-1] if fds else None))
+            found = os.fstat(fds[-1])
+            is_shut = stat.S_ISREG(found.st_mode) or (stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077)
+            if found.st_uid != os.geteuid() or not is_shut:
+                raise PermissionError(f"{str(path)!r} belongs to another user, or is open to others")
+        with open(fds[-1], "rb", closefd=False) as file:
+            request = json.load(file)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    if not isinstance(request, dict):
+        raise ValueError("it is no JSON object")
+    return request

@@ -1,0 +1,91 @@
+"""Requests of `paceline exec`, as the supervisor takes them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.runs.folder import RunFolder
+from paceline.supervisor.execute import ExecCommands
+from paceline.system.files import write_json
+
+REQUEST = {"argv": ["id"], "rank": 0}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "runs" / "a_1_00000000")
+    folder.logs.mkdir(parents=True)
+    return folder
+
+
+def started(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The requests that the supervisor follows."""
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(ExecCommands, "_start", lambda _, name, request: found.append(request))
+    launch: Any = SimpleNamespace(run_dir=folder.path)
+    nothing: Any = None
+    ExecCommands(launch, folder, nothing, [], bool, nothing).look()
+    return found
+
+
+def ask(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(mode=0o700)
+    write_json(path / "request.json", REQUEST)
+
+
+def test_request_of_the_owner_is_followed(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(folder.exec_requests / "x")
+    assert started(folder, monkeypatch) == [REQUEST]
+
+
+def link_to_folder(folder: RunFolder, own: Path) -> None:
+    ask(own / "x")
+    folder.exec_requests.mkdir(mode=0o700)
+    (folder.exec_requests / "x").symlink_to(own / "x")
+
+
+def link_to_all(folder: RunFolder, own: Path) -> None:
+    ask(own / "x")
+    folder.exec_requests.symlink_to(own)
+
+
+def link_to_file(folder: RunFolder, own: Path) -> None:
+    ask(own / "x")
+    (folder.exec_requests / "x").mkdir(parents=True, mode=0o700)
+    folder.exec_requests.chmod(0o700)
+    (folder.exec_requests / "x" / "request.json").symlink_to(own / "x" / "request.json")
+
+
+def open_to_group(folder: RunFolder, own: Path) -> None:
+    ask(folder.exec_requests / "x")
+    (folder.exec_requests / "x").chmod(0o770)
+
+
+def all_open_to_group(folder: RunFolder, own: Path) -> None:
+    ask(folder.exec_requests / "x")
+    folder.exec_requests.chmod(0o770)
+
+
+def of_another_user(folder: RunFolder, own: Path) -> None:
+    ask(folder.exec_requests / "x")
+
+
+@pytest.mark.parametrize(
+    "forge", [link_to_folder, link_to_all, link_to_file, open_to_group, all_open_to_group, of_another_user]
+)
+def test_request_that_somebody_else_could_have_made_is_refused(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forge: Any
+) -> None:
+    own = tmp_path / "own"
+    forge(folder, own)
+    if forge is of_another_user:
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    assert started(folder, monkeypatch) == []
+    assert not list(tmp_path.rglob("answer.json")), "no answer is written behind a link"
