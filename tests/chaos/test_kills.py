@@ -49,7 +49,8 @@ if "PACELINE_INPUT_data" in os.environ:
     assert open(os.environ["PACELINE_INPUT_data"] + "/a.txt").read() == "a" * 100000
     open(os.environ["PACELINE_INPUT_left"] + "/" + os.environ["PACELINE_RANK"], "w").write("left")
 run = paceline.Run.get_context()
-said = os.open(os.path.join(os.environ["PACELINE_RUN_DIR"], "said_" + os.environ["PACELINE_RANK"]), os.O_WRONLY | os.O_CREAT, 0o666)
+place = os.path.join(os.environ["PACELINE_RUN_DIR"], "said_" + os.environ["PACELINE_RANK"])
+said = os.open(place, os.O_WRONLY | os.O_CREAT, 0o666)
 for count in range(1, 31):
     run.log("count", count)
     os.pwrite(said, b"%5d" % count, 0)

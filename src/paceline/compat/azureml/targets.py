@@ -30,7 +30,7 @@ def resolve(name: Any, workspace: Any, notes: Notes) -> str:
         return "local"
     if not created.rule.fullmatch(name):
         raise ComputeTargetException(
-            f"compute_target={name!r} can't be a target's name: letters, digits, '-', '_' and '.', no more than 64."
+            f"compute_target={name!r} can't be a target's name: letters, digits, '-', '_' and '.'."
         )
     size = (created.read(name) or {}).get("vm_size")
     notes.add(

@@ -64,9 +64,15 @@ def test_a_config_that_is_named_and_wrong_is_an_error(here, content):
         Workspace.from_config("my.json")
 
 
+def test_workspace_that_a_driver_only_names_is_this_machines(here):
+    named = Workspace("0-1", "group", "corp")
+    assert (named.name, named.path) == ("corp", Workspace.get("other").path)
+    assert named.get_mlflow_tracking_uri() == f"paceline://{named.path}"
+    with pytest.raises(WorkspaceException, match="can't be a workspace's name"):
+        Workspace.get("no name!")
+
+
 def test_a_workspace_is_created_found_again_and_forgotten(here):
-    with pytest.raises(WorkspaceException, match="there is no workspace 'team'"):
-        Workspace("0-1", "group", "team")
     made = Workspace.create(
         "team", subscription_id="0-1", resource_group="group", location="eastus2", show_output=False
     )

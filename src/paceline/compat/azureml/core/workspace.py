@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from paceline import workspace
 from paceline.compat.azureml import records
@@ -58,9 +59,10 @@ class Workspace(workspace.Workspace):
         super().__init__(_folder or configured())
         self._ids = (str(subscription_id or _LOCAL), str(resource_group or _LOCAL), str(workspace_name))
         self._location, self.sku, self.tags = _location, sku, dict(tags or {})
-        if _folder is None and not self._is_known():
+        # Any name is this machine's workspace: drivers name what somebody made in the portal.
+        if not records.RULE.fullmatch(self._ids[2]):
             raise WorkspaceException(
-                f"there is no workspace {workspace_name!r} in {str(self.path)!r}. Create it: Workspace.create(name)."
+                f"workspace_name={workspace_name!r} can't be a workspace's name: letters, digits, '-', '_' and '.'."
             )
 
     # --- finding and making one
@@ -151,10 +153,10 @@ class Workspace(workspace.Workspace):
         location: str | None = None,
         **others: Any,
     ) -> Workspace:
-        """The workspace of this name.
+        """Return the workspace of this name: this machine's, whether it was created here or in Azure.
 
         Raises:
-            WorkspaceException: there is none.
+            WorkspaceException: The name can't be one.
         """
         kept = Workspace.list(subscription_id or "").get(name)
         if kept:
@@ -190,13 +192,6 @@ class Workspace(workspace.Workspace):
         (folder / (file_name or "config.json")).write_text(
             json.dumps(dict(zip(_KEYS, self._ids, strict=True)), indent=4)
         )
-
-    def _is_known(self) -> bool:
-        name = self._ids[2]
-        if records.RULE.fullmatch(name) and records.documents(self, "workspaces").read(name) is not None:
-            return True
-        near = _nearest(Path.cwd(), None)
-        return (near is not None and _read(near)[2] == name) or name == workspace.Workspace(self.path).name
 
     # --- what it is
 
@@ -328,8 +323,8 @@ class Workspace(workspace.Workspace):
         return Run.get(self, run_id)
 
     def get_mlflow_tracking_uri(self, _with_auth: bool = False) -> str:
-        """A folder of the workspace, as a URI, in which MLflow keeps what is logged by it."""
-        return (self.path / "mlruns").absolute().as_uri()
+        """Return the URI by which MLflow logs into this workspace's runs and reads them."""
+        return f"paceline://{quote(str(self.path.absolute()))}"
 
     def delete(self, delete_dependent_resources: bool = False, no_wait: bool = False) -> None:
         """Forget the workspace's names. With delete_dependent_resources its folder goes as well, runs and all."""
