@@ -68,9 +68,8 @@ def test_a_source_without_any_script_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("script", "files"),
     [
-        ("train.py", {"train.py": "", ".gitignore": "*.py\n"}),
-        ("train.py", {"train.py": "", ".amlignore": "train.py\n"}),
         ("outputs/train.py", {"outputs/train.py": ""}),
+        (".git/train.py", {".git/train.py": ""}),
     ],
 )
 def test_a_script_that_the_snapshot_leaves_out_is_refused(tmp_path, script, files):

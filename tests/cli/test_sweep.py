@@ -154,7 +154,7 @@ def test_wrong_calls_are_told_before_anything_starts(cli: Any, tmp_path: Path) -
         "trials=0": ("--metric", "loss", "--param", "x=uniform(0,1)", "--trials", "0"),
         "job arrays are Slurm's": ("--metric", "loss", "--param", "x=uniform(0,1)", "--array-size", "4"),
         "experiment name 'a b'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--experiment", "a b"),
-        "notify=": ("--metric", "loss", "--param", "x=uniform(0,1)", "--notify", "true"),
+        "notify: ": ("--metric", "loss", "--param", "x=uniform(0,1)", "--notify", "true"),
     }
     for message, words in wrong.items():
         script = "parsed.py" if "-e" in words else "train.py"

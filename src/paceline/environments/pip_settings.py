@@ -238,7 +238,7 @@ def _is_number(text: str) -> bool:
 def encoded_variables(text: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Return the text and the variables to set so that a password filled in for `${NAME}` is percent-encoded.
 
-    A `${NAME}` in a URL's user part whose value can't stand there as it is becomes `${PACELINE_URL_NAME}`.
+    A `${NAME}` in a URL's user part whose value can't stand there as it is becomes another variable, with the value encoded.
     """
     added: dict[str, str] = {}
 
