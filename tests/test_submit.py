@@ -37,6 +37,12 @@ def test_more_gpus_than_there_are_is_refused(tmp_path, monkeypatch):
     assert "2 workers" in str(error)
 
 
+def test_cores_to_reserve_are_refused_where_an_engine_shares_them_out(tmp_path):
+    add(tmp_path / "ws", Configured(name="lab", kind="ssh", settings={"hosts": ["a"]}))
+    error = refused(tmp_path, make_job(compute_target="lab", cores=0))
+    assert "cores=0: compute target 'lab' is of kind ssh" in str(error)
+
+
 def test_a_share_of_a_gpu_is_refused_where_gpus_are_not_shared(tmp_path):
     add(tmp_path / "ws", Configured(name="lab", kind="ssh", settings={"hosts": ["a"]}))
     error = refused(tmp_path, make_job(compute_target="lab", use_gpu=True, gpu_share=0.5))

@@ -15,6 +15,7 @@ est = pl.PyTorch(
     node_count=2,
     process_count_per_node=1,
     distributed_backend="mpi",
+    cores=0,  # it takes seconds: do not wait for runs of other workspaces
 )
 run = exp.submit(est)  # returns at once; the run goes on if this program ends
 run.wait_for_completion(show_output=True)

@@ -47,7 +47,8 @@ class _Script:
     compute_target: name of a target, or one of `Workspace.compute_targets`; None picks "local".
     use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees its own alone, as `cuda:0`; "node", each sees
         all of its node's, for scripts that call `torch.cuda.set_device(LOCAL_RANK)`. gpu_share: of its GPU that each worker
-        takes; with 0.5 two such runs have the same GPU at a time. On target "local" alone.
+        takes; with 0.5 two such runs have the same GPU at a time. On target "local" alone, as `cores`: of this machine, that
+        the run reserves for each worker; with 0 it waits for no cores.
     pip_packages, pip_requirements_file: what the script needs beyond its interpreter's packages, as pip takes it.
     conda_packages, conda_channels: match specs, and where they come from, `file://` too; None is conda-forge.
     conda_dependencies_file: conda's environment.yml, in place of the lists.
@@ -87,6 +88,7 @@ class _Script:
     use_gpu: bool = False
     gpu_visibility: str = "worker"
     gpu_share: float = 1.0
+    cores: int = 1
     conda_packages: Sequence[str] | None = None
     conda_channels: Sequence[str] | None = None
     pip_packages: Sequence[str] | None = None
@@ -184,6 +186,7 @@ class _Script:
             "use_gpu": self.use_gpu,
             "gpu_visibility": self.gpu_visibility,
             "gpu_share": self.gpu_share,
+            "cores": self.cores,
             "environment": environment,
             "environment_variables": variables,
             "inputs": references(self.inputs, self.script_params, self.arguments or _listed(self.command)),

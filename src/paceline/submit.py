@@ -89,6 +89,7 @@ def submit(
         TargetError: the supervisor could not be started.
     """
     check_experiment_name(experiment)
+    tags_and_properties.check_display_name(display_name)
     # The id comes first: by it a supervisor may be loading already for the folder that this run will have
     # (`paceline.cli.quick`).
     runs_dir, run_id = workspace_dir / "runs", run_id or new_run_id(experiment)
@@ -327,6 +328,11 @@ def _check(job: Job, workspace_dir: Path, described: configured.Configured, targ
         raise JobError(
             f"gpu_share={job.gpu_share:g}: compute target {job.compute_target!r} is of kind {described.kind}; runs share GPUs on "
             "this machine, target 'local', alone. Leave it out there."
+        )
+    if job.cores != 1 and not is_here:
+        raise JobError(
+            f"cores={job.cores}: compute target {job.compute_target!r} is of kind {described.kind}; runs reserve cores on this "
+            "machine, target 'local', alone. Leave it out there."
         )
     if job.node_range is not None:
         from paceline.targets.base import Elastic

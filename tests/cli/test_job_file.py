@@ -36,6 +36,7 @@ def descriptions(draw: st.DrawFn, folder: Path) -> dict[str, Any]:
         "use_gpu": st.booleans(),
         "gpu_visibility": st.sampled_from(["worker", "node"]),
         "gpu_share": st.just("1"),
+        "cores": st.integers(0, 4),
         "max_run_duration_seconds": st.floats(0.5, 1e6).map(lambda value: round(value, 3)),
         "grace_period_seconds": st.just(0.0) | st.integers(1, 10**6).map(float),
         "max_restarts": st.integers(1, 3),

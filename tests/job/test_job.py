@@ -77,6 +77,8 @@ WRONG = [
     ({"use_gpu": True, "gpu_share": 1.5}, ("gpu_share=1.5",)),
     ({"use_gpu": True, "gpu_share": float("nan")}, ("gpu_share=nan",)),
     ({"use_gpu": True, "gpu_share": "half"}, ("gpu_share='half'",)),
+    ({"cores": -1}, ("cores=-1 is not an integer of 0 or more",)),
+    ({"distributed_backend": "ncll"}, ("'ncll' is unknown. Did you mean 'nccl'? Choose one of",)),
     ({"gpu_share": 0.5}, ("gpu_share=0.5 without use_gpu=True",)),
     ({"gpu_visibility": "all"}, ("gpu_visibility='all'", "'worker' or 'node'")),
     ({"files": {"a": 1}}, ("files=", "dict of strings")),

@@ -14,7 +14,7 @@ from paceline.system.processes import core_count
 from paceline.targets import local
 from paceline.targets.local import LocalTarget
 from paceline.targets.local_leases import leases_dir
-from tests.helpers import make_job
+from tests.helpers import make_job, make_run
 
 
 @pytest.fixture
@@ -155,6 +155,56 @@ def test_of_many_runs_ahead_some_are_named(target, run):
     told: list[str] = []
     target.wait_for_nodes(job, path, lambda text: bool(told.append(text)) or True)
     assert told == ["waits for 4 runs (a, b, c, ...)"]
+
+
+def test_a_run_that_waits_names_the_holder_its_folder_and_since_when_it_hangs(target, run, tmp_path):
+    job = make_job(distributed_backend="gloo", process_count_per_node=8)
+    elsewhere = tmp_path / "other" / ".paceline" / "runs"
+    hang = {"since_utc": "2026-11-23T06:12:03.000Z", "text": "rank 0 waits", "report": "hang.txt"}
+    folder, fd = make_run(elsewhere, status="Running", hang=hang)
+    second = run("second")
+    target.enqueue(job, folder.path)
+    target.enqueue(job, second)
+    assert target.wait_for_nodes(job, folder.path, pytest.fail) is not None
+    told: list[str] = []
+    target.wait_for_nodes(job, second, lambda text: bool(told.append(text)) or True)
+    os.close(fd)
+    assert told == [
+        f"waits for 1 run ({folder.run_id} in {tmp_path / 'other'}). {folder.run_id} hangs since 2026-11-23 06:12:03 UTC: "
+        f"`paceline cancel {folder.run_id}` in its folder ends it"
+    ]
+
+
+def test_a_run_that_waits_names_the_other_user_whose_run_it_waits_for(target, run, monkeypatch):
+    job = make_job(distributed_backend="gloo", process_count_per_node=8)
+    first, second = run("first"), run("second")
+    for path in (first, second):
+        target.enqueue(job, path)
+    target.wait_for_nodes(job, first, pytest.fail)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345678)
+    monkeypatch.setattr(local, "user_name", lambda uid: "ann")
+    told: list[str] = []
+    target.wait_for_nodes(job, second, lambda text: bool(told.append(text)) or True)
+    assert told == ["waits for 1 run (first of ann)"]
+
+
+def test_a_run_without_cores_starts_beside_a_full_machine_and_before_those_that_wait(target, run):
+    job = make_job(distributed_backend="gloo", process_count_per_node=8)
+    first, second, light = run("first"), run("second"), run("light")
+    for path in (first, second):
+        target.enqueue(job, path)
+    target.wait_for_nodes(job, first, pytest.fail)
+    none = make_job(cores=0)
+    target.enqueue(none, light)
+    assert target.wait_for_nodes(none, light, pytest.fail) is not None
+
+
+def test_a_run_that_reserves_several_cores_for_each_worker_waits_for_them(target, run):
+    first, second = run("first"), run("second")
+    target.enqueue(make_job(cores=5), first)
+    target.enqueue(make_job(cores=4), second)
+    target.wait_for_nodes(make_job(cores=5), first, pytest.fail)
+    assert target.wait_for_nodes(make_job(cores=4), second, lambda text: True) is None
 
 
 # --- after an attempt

@@ -36,7 +36,8 @@ class Machine:
         os.close(self.locks.pop(name))
 
     def ask(self, name: str) -> Lease | list[str]:
-        return self.queue.try_grant(self.run_dir(name))
+        found = self.queue.try_grant(self.run_dir(name))
+        return found if is_granted(found) else [ticket["run_id"] for ticket in found]
 
     def release(self, name: str) -> None:
         self.queue.release(self.run_dir(name))
@@ -377,6 +378,6 @@ def test_an_elastic_run_stands_in_the_queue_for_the_fewest_nodes(machine):
     machine.submit("first", cores=3)
     machine.submit("elastic", cores=2)
     assert is_granted(machine.ask("first"))
-    assert machine.queue.try_grant(machine.run_dir("elastic"), demands) == ["first"]
+    assert machine.queue.try_grant(machine.run_dir("elastic"), demands)[0]["run_id"] == "first"
     machine.release("first")
     assert machine.queue.try_grant(machine.run_dir("elastic"), demands).nodes == 4

@@ -138,6 +138,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
                 "compute_target",
                 "use_gpu",
                 "gpu_visibility",
+                "cores",
                 "max_restarts",
             ),
             *("max_run_duration_seconds", "grace_period_seconds", "restart_on_exception"),

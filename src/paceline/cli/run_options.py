@@ -78,6 +78,13 @@ RUN = (
         key="gpu_share",
     ),
     VerbOption(
+        "--cores",
+        "Cores of this machine that each process reserves; 0: none, the run waits for no others. Default: 1.",
+        "N",
+        int,
+        key="cores",
+    ),
+    VerbOption(
         "--gpu-visibility",
         "A process sees its own GPU, or all of its node's. Default: worker.",
         "worker|node",

@@ -21,6 +21,7 @@ from paceline.job.notify import check_notify
 from paceline.job.secret_values import Secret, check_place, shown
 from paceline.job.sizes import node_range, range_text
 from paceline.system.gaps import DEFAULT_LIMIT, LEAST_LIMIT
+from paceline.system.names import did_you_mean
 from paceline.system.plain import plain_fields
 
 #: Written into each job; a reader refuses a newer one.
@@ -95,6 +96,7 @@ class Job:
     use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees its own alone; "node", each sees all of its
         node's, for scripts that call `torch.cuda.set_device(LOCAL_RANK)`. gpu_share: of its GPU that each worker takes, above 0
         and up to 1; what is left is for other runs of this machine that say so too.
+    cores: of this machine, that the run reserves for each worker; 0: none, so it waits for no cores. `local` alone.
     environment: the script's interpreter and what it has installed.
     environment_variables: for every worker; nothing that Paceline sets replaces one of these. A `secret(...)` among them
         becomes one of `secrets`.
@@ -128,6 +130,7 @@ class Job:
     use_gpu: bool = False
     gpu_visibility: str = "worker"
     gpu_share: float = 1.0
+    cores: int = 1
     environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
     environment_variables: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -178,6 +181,7 @@ class Job:
         if not isinstance(self.use_gpu, bool):
             raise JobError(f"use_gpu={self.use_gpu!r} is not a bool. Write use_gpu=True or use_gpu=False.")
         _check_share(self.gpu_share, use_gpu=self.use_gpu)
+        _check_count("cores", self.cores, 0)
         if not isinstance(self.compute_target, str) or not self.compute_target:
             raise JobError(
                 f"compute_target={self.compute_target!r} is not the name of a compute target, such as 'local'."
@@ -452,7 +456,10 @@ def _check_backend(job: Job) -> None:
     backend = job.distributed_backend
     if backend is not None and backend not in BACKENDS:
         known = ", ".join(repr(b) for b in BACKENDS)
-        raise JobError(f"distributed_backend={backend!r} is unknown. Choose one of {known}, or None for one process.")
+        near = did_you_mean(str(backend), BACKENDS)
+        raise JobError(
+            f"distributed_backend={backend!r} is unknown.{near} Choose one of {known}, or leave it out for one process."
+        )
     if backend == "ps":
         _check_count("worker_count", job.worker_count if job.worker_count is not None else 1, 1)
         _check_count("parameter_server_count", job.parameter_server_count, 1)

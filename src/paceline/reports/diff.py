@@ -20,7 +20,7 @@ from paceline.system.files import read_json
 #: Of a job, what it runs with and how it is spread out. All else that differs is told under `settings`.
 _TOPOLOGY = (
     *("compute_target", "node_count", "process_count_per_node", "worker_count", "parameter_server_count"),
-    *("distributed_backend", "use_gpu", "gpu_visibility", "gpu_share"),
+    *("distributed_backend", "use_gpu", "gpu_visibility", "gpu_share", "cores"),
 )
 _ELSEWHERE = ("version", "arguments", "environment", "environment_variables", "secrets", "inputs", *_TOPOLOGY)
 #: Of one input, what tells its content.

@@ -77,7 +77,15 @@ def add_properties(path: Path, properties: Mapping[str, object]) -> None:
             append_line(path, {"property": key, "value": str(value)})
 
 
+def check_display_name(name: object) -> None:
+    """Raise UserError unless `name` is a name that people can read, or None."""
+    if name is not None and not str(name).strip():
+        raise UserError(f"display_name={name!r} is empty. Give a name, or leave it out.")
+
+
 def set_name(path: Path, field_name: str, text: str) -> None:
+    if field_name == "display_name":
+        check_display_name(text)
     append_line(path, {field_name: str(text)})
 
 

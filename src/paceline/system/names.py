@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def name_rule(also: str, longest: int, *, last: str | None = None) -> re.Pattern[str]:
@@ -24,3 +24,11 @@ def some(names: Sequence[str], most: int) -> str:
 def counted(number: int, noun: str, none: str = "0") -> str:
     """So many of something: "1 file", "3 files". none: what stands for 0, such as "no"."""
     return f"{number or none} {noun}{'' if number == 1 else 's'}"
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """A sentence with the known name that is nearest to the given one, " Did you mean 'nccl'?"; empty where none is near."""
+    import difflib  # slow to load, for a mistake alone
+
+    near = difflib.get_close_matches(given, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -125,11 +125,13 @@ class Queue:
         if ticket["granted"] is None:
             ahead = [other for other in others if other["granted"] is None and other["key"] < ticket["key"]]
             holders = [other for other in others if other["granted"] is not None]
+            if not ticket["cores"] and not ticket["gpu_count"]:
+                ahead = []  # it takes nothing away from those before it
             ticket["granted"] = None if ahead else self._fit(ticket, holders, all_cores, all_gpus)
             if ticket["granted"] is not None or not at_once:
                 self.write(ticket)
             if ticket["granted"] is None:
-                return {"ahead": ahead, "holders": holders}
+                return {"ahead": ahead, "holders": holders, "uid": os.geteuid()}
         return {"granted": ticket["granted"]}
 
     def _fit(

@@ -1,27 +1,36 @@
 """This machine: nodes are groups of processes on it, and several runs share it by leases.
 
-A run asks for one core a worker, at most all there are, and with use_gpu=True for one GPU a worker, or a share of one
-(gpu_share). Leases count; they do not bind: a worker may use what threads it likes, and finds a sensible number of them in
-OMP_NUM_THREADS.
+A run asks for `cores` of each worker, one unless the job says otherwise, at most all there are, and with use_gpu=True for one
+GPU a worker, or a share of one (gpu_share). Leases count; they do not bind: a worker may use what threads it likes, and finds a
+sensible number of them in OMP_NUM_THREADS.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paceline.errors import TargetError
+from paceline.errors import PacelineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, node_sizes, port_count, preview_ports
 from paceline.remote.agent.gpus import devices
+from paceline.runs.folder import RunFolder
+from paceline.runs.visible import visible
+from paceline.system.lock_holder import user_name
 from paceline.system.names import counted
 from paceline.system.processes import core_count
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.local_leases import Lease, LocalDemand, LocalQueue, leases_dir
 from paceline.targets.local_nodes import LocalNodes
+
+if TYPE_CHECKING:
+    from paceline.targets.leases import Ticket
 
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
@@ -40,7 +49,7 @@ class LocalTarget:
             count = len(devices())
             do = f"Ask for at most {counted(count, 'worker')}" if count else "Set use_gpu=False"
             raise TargetError(
-                f"use_gpu=True with {workers} workers, one GPU each, but target 'local' has "
+                f"use_gpu=True with {counted(workers, 'worker')}, one GPU each, but target 'local' has "
                 f"{counted(count, 'GPU', 'no')}. {do}, or choose another target."
             )
 
@@ -75,7 +84,7 @@ class LocalTarget:
                 new_ports = functools.partial(queue.renew_ports, run_dir)
                 nodes = self._nodes(job.resized(found.nodes) if job.node_range else job, found.gpus)
                 return LocalNodes(nodes, found.ports, give_back, new_ports)
-            if waiting(_waits_for(found)):
+            if waiting(_waits_for(found, run_dir)):
                 return None
             time.sleep(pause)
             # Only the next in line has to be quick.
@@ -98,7 +107,8 @@ class LocalTarget:
 
     def _demand(self, job: Job) -> LocalDemand:
         size = job.world_size
-        return LocalDemand(nodes=job.node_count, cores=min(size, self._cores), gpus=size if job.use_gpu else 0)
+        cores = min(size * job.cores, self._cores)
+        return LocalDemand(nodes=job.node_count, cores=cores, gpus=size if job.use_gpu else 0)
 
     def _queue(self, job: Job) -> LocalQueue:
         # nvidia-smi takes a second on some machines: asked only for a run that wants a GPU.
@@ -121,8 +131,40 @@ class LocalTarget:
         return tuple(nodes)
 
 
-def _waits_for(run_ids: list[str]) -> str:
-    if not run_ids:
+def _waits_for(tickets: list[Ticket], run_dir: Path) -> str:
+    """Return the status text of the run of `run_dir`, which waits for the runs of these tickets.
+
+    Of a run elsewhere the text names the folder, of another user's its owner. Where one of the runs hangs, the text says since
+    when, and how to end that run.
+    """
+    if not tickets:
         return "other runs hold what it needs"
-    shown = ", ".join(run_ids[:3]) + (", ..." if len(run_ids) > 3 else "")
-    return f"waits for {counted(len(run_ids), 'run')} ({shown})"
+    # Whoever may write to the leases' folder may have written the ticket.
+    folders = [RunFolder(Path(str(ticket["run_dir"]))) for ticket in tickets]
+    shown = ", ".join(_named(folder, run_dir) for folder in folders[:3]) + (", ..." if len(folders) > 3 else "")
+    hanging = next(filter(None, map(_hang_text, folders)), "")
+    return visible(f"waits for {counted(len(tickets), 'run')} ({shown})" + (f". {hanging}" if hanging else ""))
+
+
+def _named(folder: RunFolder, run_dir: Path) -> str:
+    place = folder.path.parents[1]
+    where = "" if place == run_dir.parents[1] else f" in {place.parent if place.name == '.paceline' else place}"
+    with contextlib.suppress(OSError):
+        if (uid := os.stat(folder.path).st_uid) != os.geteuid():
+            where = f" of {user_name(uid)}{where}"
+    return folder.run_id + where
+
+
+def _hang_text(folder: RunFolder) -> str:
+    # Here, for a run that does not wait has no use for them.
+    from paceline.runs import store
+    from paceline.runs.follow import hang_status
+
+    try:
+        record = store.stored(folder)
+    except PacelineError:
+        return ""  # removed, or another user's, whose record nobody else may read
+    status = hang_status(record)
+    if status == record.status:
+        return ""
+    return f"{folder.run_id} {status.partition(', ')[2]}: `paceline cancel {folder.run_id}` in its folder ends it"

@@ -113,8 +113,8 @@ class LocalQueue:
             }
             self._queue.write(ticket)
 
-    def try_grant(self, run_dir: Path, demands: Sequence[LocalDemand] = ()) -> Lease | list[str]:
-        """The run's lease, if it is its turn and there is room; else the ids of the runs that it waits for.
+    def try_grant(self, run_dir: Path, demands: Sequence[LocalDemand] = ()) -> Lease | list[Ticket]:
+        """The run's lease, if it is its turn and there is room; else the tickets of the runs that it waits for.
 
         demands: what it takes in place of what its ticket says, the largest first; it waits for the last.
 
@@ -132,7 +132,7 @@ class LocalQueue:
                 if "granted" in found:
                     break
         if "granted" not in found:
-            return [other["run_id"] for other in found["ahead"] or found["holders"]]
+            return list(found["ahead"] or found["holders"])
         granted = found["granted"]
         return Lease(
             nodes=mine.get("nodes", 1), cores=mine["cores"], gpus=tuple(granted["gpus"]), ports=tuple(granted["ports"])

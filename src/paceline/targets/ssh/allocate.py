@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import EngineError, TargetError
+from paceline.runs.visible import visible
 from paceline.system.names import counted
 from paceline.targets.base import Waiting
 from paceline.targets.ssh.hosts import SshHost
@@ -265,5 +266,10 @@ def _waits_for(name: str, answer: dict[str, Any]) -> str:
     others = ahead or holders
     if not others:
         return f"waits for room on {name}"
-    shown = ", ".join(str(other["run_id"]) for other in others[:3]) + (", ..." if len(others) > 3 else "")
+    # Of another user's runs with the name of their owner.
+    named = (
+        f"{other['run_id']}" + (f" of {other['user']}" if other.get("uid") != answer.get("uid") else "")
+        for other in others[:3]
+    )
+    shown = visible(", ".join(named)) + (", ..." if len(others) > 3 else "")
     return f"waits on {name} for {counted(len(others), 'run')} ({shown})"
