@@ -16,6 +16,7 @@ from paceline.runs import notebook, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
 from paceline.runs.run import Run
+from paceline.runs.run_html import run_html
 from tests.helpers import make_run
 
 
@@ -86,3 +87,16 @@ def test_of_a_long_log_the_end_is_read_and_a_torn_line_passed_over(tmp_path: Pat
     assert "loss: 2999 at step 2999" in html
     assert "acc: 0.5<" in html
     os.close(fd)
+
+
+def test_a_notebook_shows_why_a_run_hangs(tmp_path: Path) -> None:
+    hang = {"since_utc": "2026-11-23T06:12:03.000Z", "text": "Rank 0 waits for <rank 1>.", "report": "hang.txt"}
+    folder, fd = make_run(tmp_path / "runs", status=states.RUNNING, hang=hang)
+    assert "Rank 0 waits for &lt;rank 1&gt;." in run_html(folder)
+    os.close(fd)
+
+
+def test_the_record_that_a_cell_ends_with_is_one_line(tmp_path: Path) -> None:
+    folder, fd = make_run(tmp_path / "runs", status=states.COMPLETED, exit_code=0)
+    os.close(fd)
+    assert repr(store.stored(folder)) == f"RunRecord(run_id={folder.run_id!r}, status='Completed', exit_code=0)"

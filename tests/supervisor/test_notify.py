@@ -128,3 +128,16 @@ def test_a_failed_run_is_told_with_its_report_and_its_record_has_no_url(cli: Cli
     kept = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     assert not [path for path in kept if hooks.url.encode() in path.read_bytes()]
     assert not (folder / "secrets.json").exists()
+
+
+def test_a_hang_is_told_with_since_when_and_why(tmp_path: Path, hooks: Hooks) -> None:
+    hang = {"since_utc": "2026-11-23T06:12:03.000Z", "text": "Rank 0 waits for rank 1.", "report": "hang.txt"}
+    job = make_job(notify=["webhook:env:W"])
+    folder, fd = make_run(tmp_path / "runs", status=states.RUNNING, job=job, hang=hang)
+    os.close(fd)
+    assert notify.tell(folder, store.stored(folder), {"notify webhook:env:W": f"{hooks.url}/hook"}) == []
+    [(_, got)] = hooks.got
+    assert got["status"] == "Running"
+    assert got["text"].startswith(
+        f"{folder.run_id}: Running, hangs since 2026-11-23 06:12:03 UTC\n\nRank 0 waits for rank 1.\n"
+    )

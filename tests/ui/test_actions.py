@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
-from paceline.runs import states, tags_and_properties
+import pytest
+
+from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 from paceline.ui.token import Token
+from paceline.ui.views import actions
 from tests.ui.conftest import Place
 
 
@@ -37,6 +41,36 @@ def test_a_run_that_has_ended_is_not_canceled(place: Place) -> None:
     assert answer.status_code == 409
     assert "is Completed already" in answer.json()["error"]
     assert not folder.cancel_request.exists()
+
+
+def test_a_run_that_hangs_has_a_banner_with_the_reason_its_ranks_and_a_button_for_stacks(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang = {
+        "since_utc": "2026-11-23T06:12:03.000Z",
+        "text": "Rank 0 waits for <rank 1>.",
+        "report": "attempts/1/hang.txt",
+    }
+    folder = place.run(status=states.RUNNING)
+    store.write(folder, dataclasses.replace(store.stored(folder), hang=hang))
+    report = folder.hang_report(len(store.stored(folder).attempts))
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text("rank 1: train.py, line 7\n")
+    client = place.client()
+    text = client.get(f"/runs/{folder.run_id}").text
+    for words in (
+        "Running, hangs since 2026-11-23 06:12:03 UTC",
+        "waits for &lt;rank 1&gt;.",
+        "rank 1: train.py, line 7",
+    ):
+        assert words in text
+    assert "hangs since 2026-11-23" in client.get("/").text
+    monkeypatch.setattr(actions, "take", lambda folder: "rank 1: train.py, line 8\x1b[2J")
+    form = {"form_key": key_of(place, folder)}
+    answer = client.post(f"/runs/{folder.run_id}/stacks", data=form)
+    assert (answer.status_code, answer.text) == (200, "rank 1: train.py, line 8\\x1b[2J")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert client.post(f"/runs/{folder.run_id}/stacks", data={}).status_code in (403, 415)
 
 
 def test_tags_are_set_and_taken_away(place: Place) -> None:

@@ -47,7 +47,7 @@ class Attempt:
         return cls(**values)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunRecord:
     """The record of a run: all that is known of it.
 
@@ -102,6 +102,12 @@ class RunRecord:
     hang: Mapping[str, Any] | None = None
     left_out: tuple[Mapping[str, str], ...] = ()
     left_out_count: int = 0
+
+    def __repr__(self) -> str:
+        """Return a line: a notebook's cell that ends with `wait_for_completion()` prints it."""
+        code = f", exit_code={self.exit_code}" if self.exit_code is not None else ""
+        why = f", failure={self.failure.cause!r}" if self.failure is not None else ""
+        return f"RunRecord(run_id={self.run_id!r}, status={self.status!r}{code}{why})"
 
     @property
     def is_terminal(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.runs import read, states, tags_and_properties
 from paceline.runs.folder import RunFolder, metric_logs
-from paceline.runs.follow import duration_text
+from paceline.runs.follow import duration_text, hang_status
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible
 
@@ -33,6 +33,7 @@ def run_html(folder: RunFolder) -> str:
         ("Experiment", _text(record.experiment)),
         ("Status", _status(record)),
         ("Waits for", _text(record.waiting_for or "")),
+        ("Hang", _text(str(record.hang["text"])) if record.hang and hang_status(record) != record.status else ""),
         ("Folder", f'<a href="{escape(folder.path.absolute().as_uri())}">{_text(str(folder.path))}</a>'),
         ("Logs", f"<code>paceline logs -f {escape(record.run_id)}</code>" if record.kind == "script" else ""),
         ("Metrics", _metrics(folder)),
@@ -46,12 +47,16 @@ def run_html(folder: RunFolder) -> str:
     return f"<table>{cells}</table>"
 
 
-def _metrics(folder: RunFolder) -> str:
-    """The last value of each metric, with its step; of several ranks that of the lowest."""
+def latest_metrics(folder: RunFolder) -> dict[str, dict[str, Any]]:
+    """Return the last line of each metric, "value" and "step"; of several ranks that of the lowest."""
     found: dict[str, dict[str, Any]] = {}
     for attempts in metric_logs(folder.metrics).values():
         found = {**_last_lines(attempts[max(attempts)]), **found}
-    lines = []
+    return found
+
+
+def _metrics(folder: RunFolder) -> str:
+    found, lines = latest_metrics(folder), []
     for name, entry in list(found.items())[:_MOST]:
         value, step = entry.get("value"), entry.get("step")
         last = f"{value:.6g}" if isinstance(value, float) else str(value)[:_LONGEST]

@@ -22,7 +22,7 @@ from typing import Any
 from paceline.job.notify import key_of
 from paceline.runs import tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.follow import end_text
+from paceline.runs.follow import end_text, hang_status
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible
 from paceline.system import processes
@@ -36,7 +36,9 @@ _SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 
 
 def tell(folder: RunFolder, record: RunRecord, addresses: Mapping[str, str]) -> list[str]:
-    """Tell all of `record.job.notify` that the run has ended as this record says; why any could not be told, a sentence each.
+    """Tell all of `record.job.notify` that the run has ended as this record says, or hangs.
+
+    Return why any could not be told, a sentence each.
 
     addresses: by `key_of`, the URLs of webhooks. None of them is in a sentence.
     """
@@ -60,8 +62,10 @@ class Said:
         name = tags_and_properties.read(folder.notes).display_name
         self.record, self.folder = record, folder
         self.name = name or record.run_id
-        self.title = visible(f"{self.name}: {end_text(record)}")
-        report = visible(str(record.failure), lines=True).splitlines() if record.failure else []
+        hangs = not record.is_terminal and record.hang
+        self.title = visible(f"{self.name}: {hang_status(record) if hangs else end_text(record)}")
+        words = record.hang["text"] if record.hang and hangs else record.failure or ""
+        report = visible(str(words), lines=True).splitlines()
         self.report = "\n".join([*report[:_LINES], *(["..."] if len(report) > _LINES else [])])
         self.facts = {
             "run": record.run_id,

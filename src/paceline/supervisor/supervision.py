@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import signal
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -107,6 +108,16 @@ class Supervision:
         """Note that the run hangs, or that it gets on again."""
         self.record = dataclasses.replace(self.record, hang=hang)
         store.write(self.folder, self.record)
+        # A run that then fails or restarts tells of its end.
+        if hang is not None and self.job.notify and self.job.on_hang == "report":
+            threading.Thread(target=self._tell_of_hang, args=(self.record,), daemon=True).start()
+
+    def _tell_of_hang(self, record: RunRecord) -> None:
+        """Tell whoever wants to know of the run's end that the run hangs. In a thread: the workers are watched meanwhile."""
+        from paceline.supervisor import notify
+
+        for why in notify.tell(self.folder, record, self.secrets):
+            say(f"of the hang: {why}")
 
     def note_growth(self, text: str) -> None:
         """Note that an elastic run will go on with more nodes."""

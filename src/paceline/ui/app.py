@@ -93,6 +93,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         Route("/runs/{run_id}/sweep/live", sweep.live),
         Route("/runs/{run_id}/cancel", actions.cancel, methods=["POST"]),
         Route("/runs/{run_id}/rerun", actions.rerun, methods=["POST"]),
+        Route("/runs/{run_id}/stacks", actions.stacks, methods=["POST"]),
         Route("/runs/{run_id}/tag", actions.tag, methods=["POST"]),
         Mount("/static", _Static(directory=render.STATIC)),
     ]

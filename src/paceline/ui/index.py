@@ -142,6 +142,8 @@ def _entry(folder: RunFolder, known: IndexEntry | None) -> IndexEntry | None:
 def _of(data: Mapping[str, Any], stamp: _Stamp) -> IndexEntry:
     job = data.get("job") or {}
     failure = data.get("failure") or {}
+    hang = data.get("hang") if data.get("status") == states.RUNNING else None
+    hangs = f"hangs since {str(hang.get('since_utc'))[:19]}: {hang.get('text')}" if isinstance(hang, dict) else ""
     return IndexEntry(
         run_id=str(data["run_id"]),
         experiment=sys.intern(str(data.get("experiment") or "")),
@@ -155,7 +157,7 @@ def _of(data: Mapping[str, Any], stamp: _Stamp) -> IndexEntry:
         ended_utc=data.get("ended_utc"),
         size=sys.intern(f"{_nodes(job)}×{job['process_count_per_node']}" if job else ""),
         attempts=len(data.get("attempts") or ()),
-        why=str(failure.get("message") or data.get("waiting_for") or "")[:300],
+        why=str(failure.get("message") or data.get("waiting_for") or hangs)[:300],
         parent=data.get("parent_run_id"),
         record_stamp=stamp,
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from paceline.models import registry
 from paceline.runs import left_out, read, states, tags_and_properties
 from paceline.runs.folder import RunFolder
+from paceline.runs.follow import hang_status
 from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.remote_status import refresh
 from paceline.system.files import read_json
@@ -19,6 +21,7 @@ MOST_RANKS = 8
 #: Metrics whose values come with the first answer; the others come when they are looked at.
 FIRST = 24
 _ROWS, _ITEMS = 200, 40
+_REPORT_CHARS = 20_000
 
 
 def head(folder: RunFolder) -> dict[str, Any]:
@@ -28,6 +31,9 @@ def head(folder: RunFolder) -> dict[str, Any]:
     notes = tags_and_properties.read(folder.notes)
     return {
         "record": record,
+        # "Running, hangs since ..."; empty of a run that does not hang now.
+        "hang_report": _start_of(folder.hang_report(len(record.attempts))) if record.hang else "",
+        "hangs": status if (status := hang_status(record)) != record.status else "",
         "run_id": record.run_id,
         "name": notes.display_name or record.run_id,
         "has_name": bool(notes.display_name),
@@ -41,6 +47,14 @@ def head(folder: RunFolder) -> dict[str, Any]:
         "left_out": left_out.lines(record, limit=left_out.LIMIT),
         "world_size": record.job.world_size if record.job else 1,
     }
+
+
+def _start_of(path: Path) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(_REPORT_CHARS)
+    except OSError:
+        return ""
 
 
 def details(folder: RunFolder, record: RunRecord) -> dict[str, Any]:

@@ -7,12 +7,14 @@ from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from paceline.errors import RunStateError
 from paceline.rerun import rerun as rerun_job
 from paceline.runs import read, tags_and_properties
 from paceline.runs.record import user_name
+from paceline.runs.stacks import take
+from paceline.runs.visible import visible
 from paceline.ui.views.common import folder_of
 
 #: Of a tag and its value, so many characters.
@@ -31,6 +33,13 @@ async def cancel(request: Request) -> Response:
 
     await asyncio.to_thread(ask)
     return RedirectResponse(f"../{folder.run_id}", 303)
+
+
+async def stacks(request: Request) -> Response:
+    """Show where each worker of the run is now, as `paceline stacks` does."""
+    await _form(request)
+    found = await asyncio.to_thread(take, folder_of(request))
+    return PlainTextResponse(visible(str(found), lines=True))
 
 
 async def rerun(request: Request) -> Response:
