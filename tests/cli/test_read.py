@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 
 import pytest
 
 from paceline.job.job import JOB_VERSION
+from paceline.runs import states
 from tests.cli.conftest import Cli, Gallery
+from tests.helpers import make_job, make_run
 
 SUMMARY_KEYS = [
     "run_id",
@@ -22,6 +25,8 @@ SUMMARY_KEYS = [
     "world_size",
     "distributed_backend",
     "size",
+    "command",
+    "latest_metrics",
     "attempts",
     "created_utc",
     "started_utc",
@@ -101,7 +106,7 @@ def test_a_run_is_found_by_the_beginning_of_its_id_and_the_latest_by_none(galler
 def test_list_is_a_plain_table_newest_first(gallery: Gallery) -> None:
     lines = gallery("list").stdout.splitlines()
 
-    assert lines[0].split() == ["RUN", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK"]
+    assert lines[0].split() == ["RUN", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK", "COMMAND", "METRICS"]
     assert [line.split()[:4] for line in lines[1:]] == [
         [gallery.bad, "Failed", "1x2", "gloo"],
         [gallery.good, "Completed", "1x1", "-"],
@@ -233,3 +238,28 @@ def test_a_run_whose_record_is_damaged_does_not_hide_the_others(cli: Cli) -> Non
 
     assert [run["run_id"] for run in cli.json("list")] == [good]
     assert "no readable record" in cli("status", torn, code=2).stderr
+
+
+def test_a_run_is_renamed_and_found_by_its_id(cli: Cli) -> None:
+    folder, fd = make_run(cli.folder / ".paceline" / "runs", status=states.COMPLETED)
+    os.close(fd)
+    assert cli("rename", folder.run_id, "warm start").stdout == f"{folder.run_id} (warm start)\n"
+    assert "(warm start)" in cli("list").stdout
+    assert "display_name=' ' is empty. Give a name" in cli("rename", folder.run_id, " ", code=2).stderr
+
+
+def test_two_runs_of_a_folder_are_told_apart_by_their_arguments_and_metrics(cli: Cli) -> None:
+    runs_dir = cli.folder / ".paceline" / "runs"
+    for number, rate in enumerate(("0.1", "0.5"), 1):
+        job = make_job(arguments=("--rate", rate))
+        folder, fd = make_run(runs_dir, f"train_170000000{number}_0000000{number}", states.COMPLETED, job=job)
+        os.close(fd)
+        path = folder.metric_log(0, 1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"name": "loss", "value": number / 4}) + "\n")
+    text = cli("list").stdout
+    assert "train.py --rate 0.1" in text
+    assert "train.py --rate 0.5  loss=0.5" in text
+    found = json.loads(cli("list", "--json").stdout)
+    assert [one["command"] for one in found] == ["train.py --rate 0.5", "train.py --rate 0.1"]
+    assert [one["latest_metrics"] for one in found] == [{"loss": 0.5}, {"loss": 0.25}]

@@ -51,7 +51,19 @@ WRONG = {
     ),
     "servers whose number is fixed, on nodes whose is not": (
         ["run", "src/train.py", "-j", "2..4x2", "--backend", "ps", "--ps", "1"],
-        "node_count=2..4 with distributed_backend='ps': there the numbers of workers and parameter servers are fixed.",
+        "-j 2..4 with --backend 'ps': there the numbers of workers and parameter servers are fixed.",
+    ),
+    "a misspelled backend": (
+        ["run", "src/train.py", "-j", "2", "--backend", "ncll"],
+        "--backend 'ncll' is unknown. Did you mean 'nccl'? Choose one of",
+    ),
+    "a GPU that is not there": (
+        ["run", "src/train.py", "--gpu"],
+        "--gpu with 1 worker, one GPU each, but target 'local' has no GPUs. Leave out --gpu, or choose another target.",
+    ),
+    "a name of no letters": (
+        ["run", "src/train.py", "--name", ""],
+        "--name '' is empty. Give a name, or leave it out.",
     ),
     "torchrun's processes": (
         ["run", "--nproc_per_node", "2", "src/train.py"],
@@ -108,9 +120,9 @@ WRONG = {
     ),
     "an unknown backend": (
         ["run", "src/train.py", "--backend", "smoke"],
-        "distributed_backend='smoke' is unknown. Choose one of 'mpi', 'gloo'",
+        "--backend 'smoke' is unknown. Choose one of 'mpi', 'gloo'",
     ),
-    "nccl without GPUs": (["run", "src/train.py", "--backend", "nccl"], "Set use_gpu=True, or choose 'gloo'."),
+    "nccl without GPUs": (["run", "src/train.py", "--backend", "nccl"], "Add --gpu, or choose 'gloo'."),
     "an unknown target": (
         ["run", "src/train.py", "--compute", "moon"],
         "there is no compute target 'moon'. There are local.",
@@ -131,7 +143,7 @@ WRONG = {
     "a variable of no such name": (["run", "src/train.py", "--env", "1 a=b"], "has the name '1 a'"),
     "a tag without a name": (["run", "src/train.py", "--tag", "=b"], "--tag '=b' is not KEY or KEY=VALUE."),
     "an experiment of no such name": (["run", "src/train.py", "-e", "../x"], "experiment name '../x'"),
-    "a limit of nothing": (["run", "src/train.py", "--max-duration", "0"], "max_run_duration_seconds=0.0 is not"),
+    "a limit of nothing": (["run", "src/train.py", "--max-duration", "0"], "--max-duration 0.0 is not"),
     "a limit that is no number": (
         ["run", "src/train.py", "--max-duration", "nan"],
         "Invalid value for '--max-duration': 'nan' is no duration. Write a number of seconds (90), units (90s, 5m, 1h30m,",
@@ -141,7 +153,7 @@ WRONG = {
         ["compute", "list", "--timeout", "1e"],
         "Invalid value for '--timeout': '1e' is no duration.",
     ),
-    "restarts below nothing": (["run", "src/train.py", "--max-restarts", "-1"], "max_restarts=-1 is not"),
+    "restarts below nothing": (["run", "src/train.py", "--max-restarts", "-1"], "--max-restarts -1 is not"),
     "restarts on exceptions without restarts": (
         ["run", "src/train.py", "--restart-on-exception"],
         "--restart-on-exception without --max-restarts: say how often",
@@ -154,7 +166,7 @@ WRONG = {
         ["run", "src/train.py", "--source", "src/sub"],
         "'src/train.py' does not lie in --source 'src/sub'.",
     ),
-    "a Python that is none": (["run", "src/train.py", "--python", "nopython"], "python='nopython' can't be run"),
+    "a Python that is none": (["run", "src/train.py", "--python", "nopython"], "--python 'nopython' can't be run"),
     "two requirements files": (
         ["run", "src/train.py", "-r", "a.txt", "-r", "b.txt"],
         "--requirements was given 2 times (a.txt, b.txt). Give one file",
@@ -162,11 +174,11 @@ WRONG = {
     "nothing to isolate": (["run", "src/train.py", "--isolated"], "--isolated without packages"),
     "a size without a container": (
         ["run", "src/train.py", "--shm-size", "2g"],
-        "shm_size='2g' without custom_docker_image",
+        "--shm-size '2g' without --image",
     ),
     "a channel without packages": (
         ["run", "src/train.py", "--channel", "c"],
-        "conda_channels=['c'] without conda_packages",
+        "--channel ['c'] without --conda",
     ),
     "a password in an input's URL": (
         ["run", "src/train.py", "--input", "x=http://u:hunter2@example.org/p.png"],

@@ -157,3 +157,29 @@ def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:
         return f"That is `{text}`."
     close = difflib.get_close_matches(verb, known, n=2)
     return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def in_options(text: str, words: Sequence[str]) -> str:
+    """The message with the names of options in place of the job's fields: "--gpu" for "use_gpu=True".
+
+    words: of the command line. A job file has the fields' names, so its messages stay as they are.
+    """
+    if words[:1] not in (["run"], ["submit"], ["rerun"]) or any(word.endswith((".yaml", ".yml")) for word in words):
+        return text
+    from paceline.cli.run_options import RUN
+
+    text = re.sub(r"node_count=(\d+) and process_count_per_node=(\d+)", r"-j \1x\2", text)
+    text = re.sub(r"\bnode_count=(\d+(?:\.\.\d+)?)", r"-j \1", text)
+    for option in RUN:
+        if option.key is None:
+            continue
+        word = next(one for one in option.words.split("/")[0].split() if one[:2] == "--")
+        if option.type is bool:
+            text = re.sub(rf"\b(?:[Ss]et )?{option.key}=False\b", f"Leave out {word}", text)
+            text = re.sub(rf"\b[Ss]et {option.key}=True\b", f"Add {word}", text)
+            text = re.sub(rf"\b{option.key}=True\b", word, text)
+        else:
+            text = re.sub(rf"\b{option.key}=", f"{word} ", text)
+        if "_" in option.key:  # a field's name, not a word of the sentence
+            text = re.sub(rf"\b{option.key}\b", word, text)
+    return text

@@ -65,7 +65,10 @@ def _exit_code() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except PacelineError as error:
-        _say(str(error))
+        # A mistake may have been made in an option whose name in Python is another.
+        from paceline.cli.hints import in_options
+
+        _say(in_options(str(error), sys.argv[1:]))
         if isinstance(error, EngineError):
             return EXIT_UNAVAILABLE
         failed = (RunStateError, EnvironmentBuildError, TransferError, ServiceFailedError)

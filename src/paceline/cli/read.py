@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from itertools import islice
 from typing import Annotated, Any
@@ -25,7 +24,7 @@ from paceline.cli.common import (
 )
 from paceline.cli.job_text import data_texts, environment_text
 from paceline.cli.shared_options import Json, LatestRun
-from paceline.cli.summary import details, summary
+from paceline.cli.summary import command_text, details, summary
 from paceline.data.transfer.progress import size_text
 from paceline.job.sizes import range_text
 from paceline.runs import left_out, loads, read, removal, states, store, tags_and_properties
@@ -46,6 +45,8 @@ _SHOWN = 25
 _LAST_VALUES = 5
 #: Workers whose load is shown; `top` shows all.
 _RANKS = 16
+#: Metrics of a run in `list`, and characters of a cell.
+_METRICS, _LONGEST_CELL = 2, 48
 
 
 def status(run_id: LatestRun = None, as_json: Json = False) -> None:
@@ -125,7 +126,7 @@ def list_runs(
         print(f"No {'such ' if experiment or status or tag else ''}runs in {runs_dir.parent}.")
         return
     lines: list[tuple[str, ...]] = [
-        ("RUN", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK"),
+        ("RUN", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK", "COMMAND", "METRICS"),
         *(_row(record, folder) for record, folder in shown),
     ]
     # Where all runs are this machine's, as most are, the column would say nothing.
@@ -141,6 +142,18 @@ def list_runs(
     # With a filter nobody knows how many more there are, without reading all of them.
     if not everything and len(shown) == limit and total > limit and not (experiment or status or tag):
         print(f"... and {total - limit} older ones (--all)")
+
+
+def rename(
+    run_id: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run, or the beginning of its id.", autocompletion=completing.run_ids)
+    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name for people; its id stays.")],
+) -> None:
+    """Give a run another name for people. Its id stays."""
+    folder = folder_of(run_id)
+    tags_and_properties.set_name(folder.notes, "display_name", name)
+    print(f"{folder.run_id} ({visible(name)})")
 
 
 def show(run_id: LatestRun = None, as_json: Json = False) -> None:
@@ -174,7 +187,7 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> None:
         ("Size", _size(record)),
         ("Elastic", record.size or ""),
         ("Target", record.target or ""),
-        ("Command", shlex.join([*record.job.entry_words, *record.job.arguments]) if record.job else ""),
+        ("Command", command_text(record)),
         ("Environment", environment_text(record.job, found["environment"])),
         ("Data", data_texts(found["data"])),
         ("Source", record.source_directory or ""),
@@ -235,7 +248,10 @@ def _attempt(attempt: Attempt, *, has_changed: bool) -> str:
 
 
 def _row(record: RunRecord, folder: RunFolder) -> tuple[str, ...]:
+    from paceline.runs.run_html import latest_metrics
+
     name = tags_and_properties.read(folder.notes).display_name
+    latest = list(latest_metrics(folder).items())
     return (
         record.run_id + (f" ({name})" if name else ""),
         hang_status(record),
@@ -243,7 +259,13 @@ def _row(record: RunRecord, folder: RunFolder) -> tuple[str, ...]:
         (record.job.distributed_backend or "-") if record.job else "-",
         age(record.created_utc),
         duration_text(record.duration_s) if record.duration_s is not None else "-",
+        _cut(command_text(record)) or "-",
+        _cut(", ".join(f"{name}={_metric_text(entry['value'])}" for name, entry in latest[:_METRICS])),
     )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 3]}..."
 
 
 def _hang(record: RunRecord) -> Sequence[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -15,8 +16,16 @@ from paceline.system import linked
 from paceline.system.files import read_json, tree_size
 
 
+def command_text(record: RunRecord) -> str:
+    """What the run runs, as a shell would have it; empty without a job."""
+    return shlex.join([*record.job.entry_words, *record.job.arguments]) if record.job else ""
+
+
 def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any]:
     """The keys of `status`, `list`, `submit` and `run`. record: the run's, if it was read already."""
+    # Here, for `paceline run` has this module and no use for what a notebook shows.
+    from paceline.runs.run_html import latest_metrics
+
     record = read.record(folder) if record is None else record
     noted = tags_and_properties.read(folder.notes)
     return {
@@ -30,6 +39,8 @@ def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any
         "world_size": record.job.world_size if record.job else None,
         "distributed_backend": record.job.distributed_backend if record.job else None,
         "size": record.size,
+        "command": command_text(record),
+        "latest_metrics": {name: entry["value"] for name, entry in latest_metrics(folder).items()},
         "attempts": len(record.attempts),
         "created_utc": record.created_utc,
         "started_utc": record.started_utc,

@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "status": ("read.status", "How a run stands."),
     "list": ("read.list_runs", "The runs of the workspace, newest first."),
     "show": ("read.show", "All that is known of a run: its job, attempts, metrics, files, and why it failed."),
+    "rename": ("read.rename", "Give a run another name for people. Its id stays."),
     "logs": (
         "logs.logs",
         "What a run's workers print, from the start, in the order it was written; of several workers with the rank in front.",
