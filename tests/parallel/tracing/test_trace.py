@@ -573,3 +573,22 @@ def test_hooks_of_blocks_run_and_those_of_the_model_are_refused(x: Tensor) -> No
     model.register_forward_hook(lambda *_: None)
     with pytest.raises(ParallelError, match=r"Sequential has the hook .*lambda.* on itself"):
         parts.traced(model, x)
+
+
+def test_a_model_that_reads_its_own_hidden_states_is_refused_by_that_reason() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.SegformerConfig(
+        num_encoder_blocks=2,
+        depths=[1, 1],
+        sr_ratios=[2, 1],
+        hidden_sizes=[8, 16],
+        patch_sizes=[3, 3],
+        strides=[2, 2],
+        num_attention_heads=[1, 2],
+        mlp_ratios=[2, 2],
+        decoder_hidden_size=8,
+        num_labels=3,
+    )
+    model = transformers.SegformerForSemanticSegmentation(config)
+    with pytest.raises(ParallelError, match=r"it reads hidden_states of its own layers \(output_hidden_states=True\)"):
+        parts.traced(model, torch.randn(2, 3, 16, 16))

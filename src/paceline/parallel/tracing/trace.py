@@ -15,7 +15,7 @@ import traceback
 import zlib
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -168,6 +168,12 @@ class Tracer:
                 raise
             except Exception as error:
                 self._run_plain(args, kwargs, training)
+                if lacking := _not_collected(error):
+                    raise ParallelError(
+                        f"{type(self._fake).__name__} can't be cut into stages: at {user_line(error)} it reads {lacking} of its "
+                        f"own layers (output_{lacking}=True), which transformers collects by hooks in one process. Use "
+                        "DataParallel() or FullyShard(), where each worker runs all layers."
+                    ) from error
                 raise ParallelError(
                     f"{type(self._fake).__name__} can't be cut into stages: {user_line(error)}: {told(error)}. "
                     "In one process it can be computed, but not be noted call by call; move that line into "
@@ -456,6 +462,17 @@ def eager() -> AbstractContextManager[Any]:
 
 def _nothing(recorder: GraphRecorder) -> None:
     pass
+
+
+def _not_collected(error: BaseException) -> str:
+    """The name of what an output of transformers has none of, in a frame of the error; "" where nothing is missing."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in frame.f_locals.values():
+            for name in ("hidden_states", "attentions"):
+                # Asked of dataclasses alone: any other object may compute an attribute.
+                if is_dataclass(value) and getattr(value, name, None) == ():
+                    return name
+    return ""
 
 
 def user_line(error: BaseException) -> str:
