@@ -213,6 +213,21 @@ def test_a_reader_that_was_killed_half_way_goes_on_where_it_was(trip: Trip, tmp_
     assert read_json(trip.folder.path / ".travel.json")["ended"]
 
 
+def test_start_archive_that_was_replaced_in_the_store_is_refused(trip: Trip, tmp_path: Path) -> None:
+    script = trip.send()
+    packed = trip.store / "paceline" / "runs" / trip.folder.run_id / "start.tar.gz"
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path / "forged", filter="tar")
+    (record,) = (tmp_path / "forged").rglob("run.json")
+    record.write_text(record.read_text().replace("train.py", "other.py"))
+    with tarfile.open(packed, "w:gz") as archive:
+        archive.add(tmp_path / "forged", arcname=".")
+    done = trip.run_there(script, tmp_path)
+    assert done.returncode == 70
+    assert "start.tar.gz' is not what was submitted: its SHA-256 is another. Submit the run again" in done.stdout
+    assert not any("/back/" in name for name in trip.files_in_store()), "nothing has run"
+
+
 def test_a_store_that_is_another_one_there_is_told(trip: Trip, tmp_path: Path) -> None:
     script = trip.send()
     word = shlex.split(script.splitlines()[-1])[-1]

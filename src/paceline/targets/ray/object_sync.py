@@ -58,6 +58,7 @@ _END_S = 2.0
 class Ticket:
     """Where a job on the cluster finds its run. No secrets: credentials are places, which have to hold them there too.
 
+    start_sha256: of `start.tar.gz`, in hexadecimal: whoever can write to the datastore must not replace the job.
     key: opens the run's sealed secrets, in hexadecimal; None where it has none. exec_key: of what is said to commands beside
         workers (`passage`), in hexadecimal.
     """
@@ -66,6 +67,7 @@ class Ticket:
     snapshot_id: str | None
     folder: str | None
     url: str
+    start_sha256: str
     name: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     credentials: Mapping[str, str] | None = None
@@ -114,6 +116,7 @@ def send_run(
     with Store(record) as store, tempfile.TemporaryDirectory(prefix="paceline-") as made:
         start = Path(made) / "start.tar.gz"
         _pack_run(folder, workspace, start, _carried(store, taken))
+        start_sha256 = hashlib.sha256(start.read_bytes()).hexdigest()
         files = [(f"{run_prefix(folder.run_id)}/start.tar.gz", start)]
         if snapshot_id is not None and not exists(store, snapshot_name(snapshot_id)):
             packed = Path(made) / "snapshot.tar.gz"
@@ -130,6 +133,7 @@ def send_run(
         snapshot_id=snapshot_id,
         folder=settings.folder,
         url=record.url,
+        start_sha256=start_sha256,
         name=record.name,
         options=dict(record.options),
         credentials=dict(record.credentials) if record.credentials else None,

@@ -9,6 +9,7 @@ the run's folder, part by part, until the supervisor has ended.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
@@ -57,7 +58,13 @@ def _fetch(store: Store, ticket: Ticket, top: Path) -> RunFolder:
     shutil.rmtree(top, ignore_errors=True)
     top.mkdir(parents=True, mode=0o700)
     folder = RunFolder(top / "runs" / ticket.run_id)
-    unpack(_got(store, f"{run_prefix(ticket.run_id)}/start.tar.gz"), top)
+    name = f"{run_prefix(ticket.run_id)}/start.tar.gz"
+    start = _got(store, name)
+    if hashlib.sha256(start).hexdigest() != ticket.start_sha256:
+        raise PacelineError(
+            f"{store.title}: {name!r} is not what was submitted: its SHA-256 is another. Submit the run again."
+        )
+    unpack(start, top)
     folder.path.parent.mkdir()
     (top / "run").rename(folder.path)
     if ticket.key is not None:
