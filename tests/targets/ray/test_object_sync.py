@@ -228,6 +228,29 @@ def test_start_archive_that_was_replaced_in_the_store_is_refused(trip: Trip, tmp
     assert not any("/back/" in name for name in trip.files_in_store()), "nothing has run"
 
 
+@pytest.mark.parametrize("forge", ["other text", "one file more", "executable", "link"])
+def test_snapshot_that_was_replaced_in_the_store_is_refused(trip: Trip, tmp_path: Path, forge: str) -> None:
+    script = trip.send()
+    forged = tmp_path / "forged"
+    write_tree(forged, {"data.txt": "other" if forge == "other text" else "source"})
+    if forge == "one file more":
+        (forged / "sitecustomize.py").write_text("")
+    elif forge == "executable":
+        (forged / "data.txt").chmod(0o755)
+    elif forge == "link":
+        (forged / "also.txt").symlink_to("data.txt")
+    packed = trip.store / "paceline" / "snapshots" / "abc123.tar.gz"
+    with tarfile.open(packed, "w:gz") as archive:
+        archive.add(forged, arcname=".")
+    done = trip.run_there(script, tmp_path)
+    assert done.returncode == 70
+    assert "abc123.tar.gz' does not hold the source that was submitted. Remove it there and submit" in done.stdout
+    assert not any("/back/" in name for name in trip.files_in_store()), "nothing has run"
+    # The next step that the sentence names.
+    packed.unlink()
+    assert trip.run_there(trip.send(), tmp_path).returncode == 0
+
+
 def test_a_store_that_is_another_one_there_is_told(trip: Trip, tmp_path: Path) -> None:
     script = trip.send()
     word = shlex.split(script.splitlines()[-1])[-1]

@@ -19,6 +19,7 @@ import io
 import json
 import os
 import secrets
+import stat
 import tarfile
 import tempfile
 import time
@@ -59,6 +60,7 @@ class Ticket:
     """Where a job on the cluster finds its run. No secrets: credentials are places, which have to hold them there too.
 
     start_sha256: of `start.tar.gz`, in hexadecimal: whoever can write to the datastore must not replace the job.
+    snapshot_sha256: of the snapshot's files (`tree_sha256`), for the same reason; None where there is no snapshot.
     key: opens the run's sealed secrets, in hexadecimal; None where it has none. exec_key: of what is said to commands beside
         workers (`passage`), in hexadecimal.
     """
@@ -68,6 +70,7 @@ class Ticket:
     folder: str | None
     url: str
     start_sha256: str
+    snapshot_sha256: str | None
     name: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     credentials: Mapping[str, str] | None = None
@@ -134,6 +137,7 @@ def send_run(
         folder=settings.folder,
         url=record.url,
         start_sha256=start_sha256,
+        snapshot_sha256=tree_sha256(folder.snapshot) if snapshot_id is not None else None,
         name=record.name,
         options=dict(record.options),
         credentials=dict(record.credentials) if record.credentials else None,
@@ -373,6 +377,30 @@ def unpack(data: bytes, folder: Path) -> None:
                 f"the archive of the run has the name {member.name!r}, which is a link that leads outside, to "
                 f"{member.linkname!r}."
             )
+
+
+def tree_sha256(folder: Path) -> str:
+    """Return a hash of a folder's names, contents, links and executable files, in hexadecimal.
+
+    Not of the archive: one archive serves all runs of a snapshot, and is made once by one of them.
+    """
+    digest = hashlib.sha256()
+    top = os.path.realpath(folder)
+    for directory, folders, files in os.walk(top):
+        folders.sort()
+        for name in sorted((*folders, *files)):
+            path = os.path.join(directory, name)
+            mode, content = os.lstat(path).st_mode, hashlib.sha256()
+            if stat.S_ISLNK(mode):
+                content.update(os.fsencode(os.readlink(path)))
+            elif stat.S_ISREG(mode):
+                with open(path, "rb") as file:
+                    while data := file.read(1 << 20):
+                        content.update(data)
+            # A NUL ends the name, which has none.
+            about = f"\0{stat.S_IFMT(mode)} {mode & 0o100} {content.hexdigest()}\0"
+            digest.update(os.fsencode(os.path.relpath(path, top)) + about.encode())
+    return digest.hexdigest()
 
 
 def _wrong_with(member: tarfile.TarInfo, folder: Path) -> str | None:

@@ -26,7 +26,17 @@ from paceline.system.files import PRIVATE, make_own, read_json, write_json
 from paceline.targets.ray.delta import DeltaRecorder, end_part
 from paceline.targets.ray.driver_process import DRIVER_VARIABLE, READS, SAYS
 from paceline.targets.ray.entry import COMPLAINT
-from paceline.targets.ray.object_sync import Ticket, get, part_name, put, run_prefix, snapshot_name, unpack, unsealed
+from paceline.targets.ray.object_sync import (
+    Ticket,
+    get,
+    part_name,
+    put,
+    run_prefix,
+    snapshot_name,
+    tree_sha256,
+    unpack,
+    unsealed,
+)
 from paceline.targets.ray.passage import StoreListener
 from paceline.targets.ray.settings import own_folder
 
@@ -72,7 +82,12 @@ def _fetch(store: Store, ticket: Ticket, top: Path) -> RunFolder:
     if ticket.snapshot_id is not None:
         snapshot = top / "snapshots" / ticket.snapshot_id
         snapshot.mkdir(parents=True)
-        unpack(_got(store, snapshot_name(ticket.snapshot_id)), snapshot)
+        name = snapshot_name(ticket.snapshot_id)
+        unpack(_got(store, name), snapshot)
+        if tree_sha256(snapshot) != ticket.snapshot_sha256:
+            raise PacelineError(
+                f"{store.title}: {name!r} does not hold the source that was submitted. Remove it there and submit the run again."
+            )
         folder.snapshot.symlink_to(os.path.relpath(snapshot, folder.path))
     return folder
 
