@@ -295,6 +295,18 @@ def test_secrets_travel_sealed_and_are_in_the_store_no_longer_than_they_wait(tri
     assert not trip.folder.secrets.exists()
 
 
+def test_secret_that_was_changed_in_the_store_is_refused(trip: Trip, tmp_path: Path) -> None:
+    write_json(trip.folder.secrets, {"A": "the secret"})
+    script = trip.send()
+    sealed = trip.store / "paceline" / "runs" / trip.folder.run_id / "sealed"
+    data = bytearray(sealed.read_bytes())
+    data[-3] ^= ord("t") ^ ord("x")  # "the secret" becomes "the secrex"
+    sealed.write_bytes(data)
+    done = trip.run_there(script, tmp_path)
+    assert done.returncode == 70
+    assert "was changed by somebody without the run's key. Submit the run again" in done.stdout
+
+
 def test_secrets_that_nobody_has_fetched_are_removed(trip: Trip) -> None:
     write_json(trip.folder.secrets, {"A": "hush-hush"}, mode=0o600)
     trip.send()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import hmac
 import io
 import json
 import os
@@ -53,6 +54,8 @@ _NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json
 _LOOK_S = 1.0
 #: Nobody looks again at a run that has ended, so what is left of it between here and there has to go at once.
 _END_S = 2.0
+#: Of HMAC-SHA256.
+_SIGNATURE_BYTES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +160,15 @@ def _seal(store: Store, folder: RunFolder) -> str | None:
     if not values:
         return None
     key = secrets.token_bytes(32)
-    put(store, sealed_name(folder.run_id), crossed(json.dumps(values).encode(), key))
+    data = crossed(json.dumps(values).encode(), key)
+    put(store, sealed_name(folder.run_id), _signature(folder.run_id, data, key) + data)
     folder.secrets.unlink(missing_ok=True)  # its supervisor, who alone wants them, is there
     return key.hex()
+
+
+def _signature(run_id: str, data: bytes, key: bytes) -> bytes:
+    """Return the HMAC-SHA256 of encrypted secrets: without it, a known value could be changed to another one unnoticed."""
+    return hmac.digest(key, b"signature " + sealed_name(run_id).encode() + b"\0" + data, "sha256")
 
 
 def sealed_name(run_id: str) -> str:
@@ -178,12 +187,18 @@ def unsealed(store: Store, run_id: str, key: str) -> dict[str, str]:
     """The values that `_seal` has put into the store, which has them no longer then.
 
     Raises:
-        TargetError: they are not there.
+        TargetError: they are not there, or somebody has changed them.
     """
     data = get(store, sealed_name(run_id))
     if data is None:
         raise TargetError(
             f"{store.title} has no {sealed_name(run_id)!r}, the values of the run's secrets. Submit it again."
+        )
+    signature, data = data[:_SIGNATURE_BYTES], data[_SIGNATURE_BYTES:]
+    if not hmac.compare_digest(signature, _signature(run_id, data, bytes.fromhex(key))):
+        raise TargetError(
+            f"{store.title}: {sealed_name(run_id)!r}, the values of the run's secrets, was changed by somebody without the run's "
+            "key. Submit the run again."
         )
     values: dict[str, str] = json.loads(crossed(data, bytes.fromhex(key)))
     remove(store, sealed_name(run_id))
