@@ -12,6 +12,7 @@ Nothing is imported here but the standard library.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import re
@@ -242,6 +243,16 @@ def is_torchs_attribute(name: str) -> bool:
 
 
 # FSDP2's inside.
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Let no mode see the calls of torch in this block."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 def whole_parameters(module: Module, *, inner: bool = True) -> Iterator[tuple[Parameter, Parameter]]:

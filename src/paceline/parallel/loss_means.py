@@ -25,6 +25,7 @@ from paceline.parallel.full_tensor import is_part
 from paceline.parallel.loss_state import loss_kept
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.reduce import local
+from paceline.torch_private import without_modes
 
 #: A graph of more nodes than these is not read further.
 MOST_NODES = 64
@@ -61,7 +62,9 @@ class MeanOver:
 
 def mean_over(loss: Tensor) -> MeanOver:
     """Read what a loss is the mean over from its graph."""
-    return MeanOver() if loss.grad_fn is None else _read(loss.grad_fn, [MOST_NODES])
+    # What the graph has saved is not read by the loss, and a number in it is no tensor for a mode.
+    with without_modes():
+        return MeanOver() if loss.grad_fn is None else _read(loss.grad_fn, [MOST_NODES])
 
 
 def _read(node: Any, left: list[int]) -> MeanOver:

@@ -390,3 +390,19 @@ def check_evaluated_loss_is_the_mean_over_targets_that_count(ranks: Ranks) -> No
         calls.clear()
         assert abs(par.evaluate(batches) - float(F.cross_entropy(output.detach(), target))) < 1e-12
         assert strategy == PipelineParallel() or len(calls) == 8
+
+
+def _divided_by_the_batch(output: Any, y: Any) -> Any:
+    return F.kl_div(output.log_softmax(1), y, reduction="batchmean")
+
+
+def check_losses_that_save_their_output_or_a_number_are_trained(ranks: Ranks) -> None:
+    torch.manual_seed(4)
+    batch = torch.randn(8, 12), torch.rand(8, 5)
+    for loss in (F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy_with_logits, _divided_by_the_batch):
+        for strategy in (DataParallel(), FullyShard(), PipelineParallel(cut=["2"])):
+            model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 5))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            par = paceline.parallelize(model, optimizer, loss=loss, strategy=strategy, microbatches=2)
+            par.step(batch)
+            assert "equal to the plain model" in par.compared, par.compared
