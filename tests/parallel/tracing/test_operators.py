@@ -48,6 +48,8 @@ def _outcome(call: Callable[..., Any], *inputs: Tensor) -> str:
 
     try:
         expected = _model(call)(*copies())
+        # Memory that nothing was written to is another one each time.
+        torch.testing.assert_close(_model(call)(*copies()), expected, rtol=0, atol=0, equal_nan=True)
     except Exception:
         return ""
     if not expected:
@@ -131,7 +133,7 @@ def test_each_function_of_torchs_own_list_in_an_outer_forward_equals_the_whole_m
     outcomes = {}
     for operation in operations.op_db:
         dtype = next((one for one in (torch.float32, torch.int64, torch.complex64) if one in operation.dtypes), None)
-        if dtype is None:
+        if dtype is None or "empty" in operation.name:
             continue
         samples = list(itertools.islice(operation.sample_inputs("cpu", dtype, requires_grad=False), 1, 3))
         for form, (number, sample) in itertools.product(
@@ -140,7 +142,7 @@ def test_each_function_of_torchs_own_list_in_an_outer_forward_equals_the_whole_m
             if (function := getattr(operation, form, None)) is not None:
                 outcomes[operation.name, form, number] = _outcome(*_call(function, sample))
     wrong = {key: found for key, found in outcomes.items() if found not in ("", "equal", "whole", "refused")}
-    assert not wrong
+    assert not wrong, "\n".join(f"{key}: {found[:80]!r}" for key, found in wrong.items())
     assert list(outcomes.values()).count("equal") > 1000
 
 
