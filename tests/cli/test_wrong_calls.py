@@ -182,7 +182,7 @@ WRONG = {
     ),
     "a password in an input's URL": (
         ["run", "src/train.py", "--input", "x=http://u:hunter2@example.org/p.png"],
-        "the URL of the store 'http://u:***@example.org/p.png' would hold a secret",
+        "the URL of the store 'http://***@example.org/p.png' would hold a secret",
     ),
     "a signature in an input's URL": (
         ["run", "src/train.py", "--dry-run", "--input", "x=https://example.org/p.png?sig=hunter2"],

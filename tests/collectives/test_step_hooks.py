@@ -43,7 +43,7 @@ dist.destroy_process_group()
 
 def test_steps_data_and_others_are_counted(tmp_path):
     (tmp_path / "script.py").write_text(TRAINS)
-    environment = clean_environment() | {"PACELINE_WATCH_DIR": str(tmp_path), "RANK": "0"}
+    environment = clean_environment() | {"PACELINE_WATCH_DIR": str(tmp_path), "PACELINE_RANK": "0"}
     done = run_alone(str(tmp_path / "script.py"), loaded=TORCH, environment=environment, hides=True)
     assert done.returncode == 0, done.stderr
     found = step_clock.read(str(tmp_path / "steps_0"))

@@ -23,7 +23,7 @@ args = parser.parse_args()
 
 hvd.init()  # 1: meet the other workers
 run = pl.Run.get_context()
-print(f"rank {hvd.rank()} of {hvd.size()} on node {os.environ['NODE_RANK']} ({socket.gethostname()})", flush=True)
+print(f"rank {hvd.rank()} of {hvd.size()} on node {os.environ.get('NODE_RANK', '0')} ({socket.gethostname()})", flush=True)
 
 data = np.load("digits.npz")
 images, labels = torch.tensor(data["images"]).unsqueeze(1), torch.tensor(data["labels"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -106,6 +105,8 @@ def _stats(path: str) -> Iterator[os.stat_result]:
 
 def file_of(snapshot: Path, source: Path) -> Path:
     """Return the file with the names that `snapshot` of `source` has not: equal trees at several places share one snapshot."""
+    import hashlib  # not for a supervisor, which only reads
+
     key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:16]
     return snapshot.parent / ".linked" / f"{snapshot.name}-{key}.json"
 

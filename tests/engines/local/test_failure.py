@@ -188,7 +188,9 @@ def test_a_missing_import_is_named(lab: Lab, parent: dict[str, Any]) -> None:
     lines = (report.traceback or "").splitlines()
     assert [line.split(", ")[-1] for line in lines if line.startswith("  File")] == ["in <module>", "in main"]
     # What Python itself prints.
-    assert log_text(run, report.rank or 0).splitlines()[-len(lines) :] == lines
+    printed = log_text(run, report.rank or 0).splitlines()[-len(lines) :]
+    # But for the user's own path, in place of that of the run's copy.
+    assert [line.replace(f"{run.folder.work}/", f"{run.record().source_directory}/") for line in printed] == lines
 
 
 def test_the_report_is_what_waiting_raises(lab: Lab) -> None:

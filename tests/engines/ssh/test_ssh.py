@@ -30,7 +30,7 @@ SHOW = (
     KEEP
     + """
 import socket
-keep({"host": socket.gethostname(), "cwd": os.getcwd(), "master": os.environ["MASTER_ADDR"], "argv": sys.argv[1:]})
+keep({"host": socket.gethostname(), "cwd": os.getcwd(), "master": os.environ.get("MASTER_ADDR"), "argv": sys.argv[1:]})
 """
 )
 #: Says where it is, then stays for as long as the gate, which all hosts see, is not there.

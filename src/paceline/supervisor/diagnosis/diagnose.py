@@ -154,9 +154,12 @@ def gone_before(first: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
 def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
     """The key of the cause, and a sentence."""
     exception, _ = _exception(end)
-    if end.printed is not None and exception == end.printed[0]:
-        return "memory" if "OutOfMemoryError" in exception else "exception", exception
-    if end.error is not None and end.error.get("type") == "SystemExit":
+    has_own = end.error is not None and end.error.get("type") != "SystemExit"
+    if not has_own and exception is not None:
+        # A program that is no Python of the worker's own has printed it.
+        is_memory = exception.partition(":")[0].endswith(("MemoryError", "OutOfMemoryError"))
+        return ("memory", f"out of memory: {exception}") if is_memory else ("exception", exception)
+    if end.error is not None and not has_own:
         return "exception", f"the script left with exit code {end.exit_code if end.exit_code is not None else '?'}."
     if end.error is not None and exception is not None:
         if end.error.get("is_memory"):
