@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import typer.main
 
 from paceline.cli.verb_group import VerbGroup, app
-from paceline.cli.verbs import VERBS
+from paceline.cli.verbs import SECTIONS, VERBS
 from tests.cli.conftest import Cli
 
 
@@ -63,3 +64,20 @@ def test_help_and_a_verb_load_no_other_verb(cli: Cli) -> None:
     assert of_verbs(modules) == {"paceline.cli.run"}
     # What takes long to import, and which only other verbs use.
     assert not modules & {"rich", "yaml", "asyncio", "importlib.metadata", "paceline.environments.store"}
+
+
+def test_help_has_sections_and_cuts_no_description(cli: Cli) -> None:
+    text = " ".join(cli("--help").stdout.partition("  -h, --help")[2].split())
+    assert "..." not in text
+    for title in SECTIONS.values():
+        assert f"{title}:" in text
+    for name, (_, words) in VERBS.items():
+        assert f"{name} {words.partition('. ')[0]}" in text
+
+
+@pytest.mark.parametrize("group", [name for name, (place, _) in VERBS.items() if "." not in place])
+def test_the_help_of_a_group_names_no_verb_that_it_has_not(cli: Cli, group: str) -> None:
+    known = set(re.findall(r"^  (\w[\w-]*) ", cli(group, "--help").stdout.partition("Commands:")[2], re.M))
+    listed = re.search(r": ((?:\w+, )+\w+ and \w+)", VERBS[group][1])
+    named = set(re.findall(r"\w+", listed[1])) - {"and"} if listed else set()
+    assert named <= known | {"them", "copy", "examine", "move", "files"}

@@ -12,7 +12,7 @@ import typer.main
 
 from paceline.cli.options import declare
 from paceline.cli.output import print_version
-from paceline.cli.verbs import VERBS
+from paceline.cli.verbs import SECTIONS, VERBS
 
 
 class VerbGroup(typer.core.TyperGroup):
@@ -26,6 +26,20 @@ class VerbGroup(typer.core.TyperGroup):
         super().__init__(**options)
         for name, (_, text) in VERBS.items():
             self.add_command(typer.core.TyperCommand(name, help=text, rich_markup_mode=None))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs in sections, each with the whole first sentence of its help."""
+        rows: list[tuple[str, str]] = []
+        sections: list[tuple[str, list[tuple[str, str]]]] = []
+        for name, (_, text) in VERBS.items():
+            if name in SECTIONS:
+                rows = []
+                sections.append((SECTIONS[name], rows))
+            rows.append((name, text.partition(". ")[0].removesuffix(".") + "."))
+        width = max(map(len, VERBS))
+        for title, rows in sections:
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
     def load(self, name: str) -> Any:
         """The verb of this name with its options, its module imported. It takes its stand-in's place."""

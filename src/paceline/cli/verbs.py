@@ -6,6 +6,16 @@ the first paragraph of the verb's own help. A test compares the two.
 
 from __future__ import annotations
 
+#: The sections of `paceline --help`, each with its first verb in `VERBS`.
+SECTIONS = {
+    "run": "Runs",
+    "status": "Look at runs",
+    "cancel": "While a run goes on",
+    "rm": "Clean up",
+    "model": "Models, sweeps, pipelines and services",
+    "env": "Environments, data and machines",
+}
+
 #: Verb -> its function in `paceline.cli`, or the module whose `verbs` are below it; and its help. In the order in which `--help`
 #: lists them.
 VERBS: dict[str, tuple[str, str]] = {
@@ -50,16 +60,6 @@ VERBS: dict[str, tuple[str, str]] = {
         "files.download",
         "Copy files of a run to a folder, under their names. A file is there whole, or not at all.",
     ),
-    "rm": (
-        "remove.rm",
-        "Remove runs that have ended, for good: their records, logs, metrics and outputs. What they stored elsewhere stays.",
-    ),
-    "prune": (
-        "remove.prune",
-        "Remove what is needed no longer: old runs, snapshots and environments that no run uses, cached data. "
-        "Never what a living run uses, nor a run with the tag `keep`, nor one that made a model.",
-    ),
-    "trust": ("remove.trust", "Use a workspace that belongs to another user, such as a group's."),
     "cancel": (
         "cancel.cancel",
         "End runs: SIGTERM to their workers, after the grace period SIGKILL. A run that has ended stays as it is.",
@@ -85,7 +85,17 @@ VERBS: dict[str, tuple[str, str]] = {
         "bug_report.report",
         "What to send with a fault: versions, and where a run failed. No arguments, variables, logs, hosts or paths.",
     ),
-    "model": ("model", "Models: register, list, show, alias, check, copy and push what runs made."),
+    "rm": (
+        "remove.rm",
+        "Remove runs that have ended, for good: their records, logs, metrics and outputs. What they stored elsewhere stays.",
+    ),
+    "prune": (
+        "remove.prune",
+        "Remove what is needed no longer: old runs, snapshots and environments that no run uses, cached data. "
+        "Never what a living run uses, nor a run with the tag `keep`, nor one that made a model.",
+    ),
+    "trust": ("remove.trust", "Use a workspace that belongs to another user, such as a group's."),
+    "model": ("model", "Models: register, list, show, alias, verify, copy and push what runs made."),
     "serve": (
         "serve.serve",
         "Serve a model in the foreground: /score, /v2/models/NAME/infer, /metrics. Ctrl-C ends it.",
