@@ -1,7 +1,6 @@
 """Train a small convolutional network on handwritten digits with Horovod: every worker has a part of the images."""
 
 import argparse
-import os
 import socket
 
 import horovod.torch as hvd
@@ -23,7 +22,7 @@ args = parser.parse_args()
 
 hvd.init()  # 1: meet the other workers
 run = pl.Run.get_context()
-print(f"rank {hvd.rank()} of {hvd.size()} on node {os.environ.get('NODE_RANK', '0')} ({socket.gethostname()})", flush=True)
+print(f"rank {hvd.rank()} of {hvd.size()} on node {hvd.cross_rank()} ({socket.gethostname()})", flush=True)
 
 data = np.load("digits.npz")
 images, labels = torch.tensor(data["images"]).unsqueeze(1), torch.tensor(data["labels"])
