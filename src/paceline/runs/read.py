@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import PacelineError, RunNotFoundError
+from paceline.errors import PacelineError, RunNotFoundError, RunStateError
 from paceline.runs import controllers, remote_status, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_trial
@@ -109,11 +109,19 @@ def request_cancel(folder: RunFolder, by: str, reason: str = "", fail: str | Non
     """Ask whoever looks after the run to end it. Asking twice changes nothing.
 
     fail: the run is to end as Failed, with this message, and not as Canceled.
+
+    Raises:
+        RunStateError: the run is another user's, and this one can't write to its folder.
     """
     try:
         # Written before the engine is told: a supervisor that sees this folder ends the run also where no engine answers.
         asked = {"by": by, "reason": reason, "time_utc": utc_now()}
         write_json(folder.cancel_request, asked if fail is None else {**asked, "fail": fail})
+    except PermissionError as error:
+        raise RunStateError(
+            f"run {folder.run_id} belongs to {store.stored(folder).submitted_by or 'another user'}, and its folder, "
+            f"{str(folder.path)!r}, can't be written to: {error.strerror}. Ask them to cancel it."
+        ) from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

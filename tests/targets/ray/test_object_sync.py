@@ -385,6 +385,16 @@ def test_an_archive_that_lies_is_refused_and_writes_nothing_elsewhere(
     assert not (tmp_path / "x").exists()
 
 
+def test_setuid_bits_of_an_archive_are_not_kept(tmp_path: Path) -> None:
+    member, packed = tarfile.TarInfo("tool"), io.BytesIO()
+    member.mode = 0o6755
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        archive.addfile(member)
+    (tmp_path / "to").mkdir()
+    unpack(packed.getvalue(), tmp_path / "to")
+    assert stat.S_IMODE((tmp_path / "to" / "tool").stat().st_mode) == 0o755
+
+
 def test_links_inside_an_archive_are_kept(tmp_path: Path) -> None:
     unpack(
         packed(member("d/x"), member("d/l", tarfile.SYMTYPE, "../d/x"), member("h", tarfile.LNKTYPE, "d/x")), tmp_path

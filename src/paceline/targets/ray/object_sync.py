@@ -381,6 +381,7 @@ def unpack(data: bytes, folder: Path) -> None:
         for member in archive:
             if (why := _wrong_with(member, folder)) is not None:
                 raise TargetError(f"the archive of the run has the name {member.name!r}, which {why}.")
+            member.mode &= 0o777  # neither setuid nor setgid comes from another machine
             archive.extract(member, folder, **options)
             if member.issym():
                 linked.append(member)
