@@ -160,3 +160,11 @@ def test_a_program_ends_by_the_signals_of_its_run(cli: Cli) -> None:
 
     assert cli("logs", run_id).stdout == "ended\n"
     assert subprocess.run(["pgrep", "-f", str(there.parent)], check=False, capture_output=True).stdout == b""
+
+
+def test_program_is_run_though_a_folder_has_its_name(cli: Cli) -> None:
+    (cli.folder / "echo").mkdir()
+    assert cli("run", "-q", "echo", "--", "hello").stdout == "hello\n"
+    # A folder that is no program is still refused.
+    (cli.folder / "package").mkdir()
+    assert "'package' is a folder" in cli("run", "package", code=2).stderr
