@@ -67,3 +67,12 @@ def test_other_errors_and_files_that_are_nowhere_say_nothing() -> None:
     assert told("ValueError: 'out/a.pt'") is None
     assert told("FileNotFoundError: [Errno 2] No such file or directory: 'nowhere'") is None
     assert told("FileNotFoundError: [Errno 2] No such file or directory: 'out/a.pt'", there=False) is None
+
+
+def test_module_that_is_not_installed_names_the_option_that_installs_it() -> None:
+    for module, name in (("tabulate", "tabulate"), ("yaml", "pyyaml")):
+        text = told(f"ModuleNotFoundError: No module named '{module}'", there=False)
+        assert text is not None
+        assert text.endswith(f"Install it there: --pip {name} (pip_packages=['{name}']).")
+    for module in ("sklearn.externals", "tomllib"):
+        assert told(f"ModuleNotFoundError: No module named '{module}'", there=False) is None

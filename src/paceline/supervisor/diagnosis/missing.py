@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 
 from paceline.job.job import Job
@@ -11,6 +12,17 @@ from paceline.runs.work_dir import Place
 from paceline.system.linked import NotCopied
 
 _FILE = re.compile(r"FileNotFoundError: .*'([^']+)'")
+#: Modules whose distribution has another name.
+_DISTRIBUTIONS = {
+    **{
+        "PIL": "pillow",
+        "bs4": "beautifulsoup4",
+        "cv2": "opencv-python-headless",
+        "dotenv": "python-dotenv",
+        "yaml": "pyyaml",
+    },
+    **{"skimage": "scikit-image", "sklearn": "scikit-learn"},
+}
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
@@ -23,7 +35,7 @@ def missing_text(
     is_shared: bool,
     exists: Callable[[str], bool] = os.path.lexists,
 ) -> str | None:
-    """Return where what the script did not find is, and the option that brings it; None where it is nowhere.
+    """Return where what the script did not find is, and the option that brings it; None for a file that is nowhere.
 
     Args:
         exception: The exception's last line.
@@ -54,7 +66,12 @@ def missing_text(
         if job.working_directory is None and inside.split(os.sep)[0] == ".." and exists(path):
             above = os.path.commonpath((path, at.source))
             return f"It is there as {path!r}, above the source folder, which alone is copied. Give source_directory={above!r}."
-    return None
+    module = _MODULE.search(exception)
+    # Of a package that is there, a part may be missing in this version.
+    if module is None or "." in module[1] or module[1] in sys.stdlib_module_names:
+        return None
+    name = _DISTRIBUTIONS.get(module[1], module[1])
+    return f"It is not installed in the run's environment. Install it there: --pip {name} (pip_packages=[{name!r}])."
 
 
 def _users_own(name: str) -> str:
