@@ -34,6 +34,7 @@ NAMES = [
     "log_rate_mlflow",
     "get_metrics",
     "resubmit",
+    "ignored_data",
     "list_runs",
     "queued_submissions",
     "layered_environment_first",
