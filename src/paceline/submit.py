@@ -294,7 +294,7 @@ def being_started(
         # Relative, so that it holds wherever the workspace is moved to or mounted.
         folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
         if taken.not_copied:
-            linked.write(folder.linked, str(record.source_directory), taken.not_copied)
+            linked.write(folder.linked, taken.not_copied)
         if tags:
             tags_and_properties.set_tags(folder.notes, tags)
         if display_name:
@@ -533,7 +533,7 @@ def _taken(
         taken = dataclasses.replace(taken, not_copied=tuple(linked.measured(source.directory, taken.not_copied)))
         # For runs that take this snapshot later: reruns, a sweep's trials.
         linked.file_of(taken.path, source.directory).parent.mkdir(exist_ok=True)
-        linked.write(linked.file_of(taken.path, source.directory), str(source.directory), taken.not_copied)
+        linked.write(linked.file_of(taken.path, source.directory), taken.not_copied)
     if script is not None and script not in taken.files:
         raise JobError(
             f"entry_script {script!r} is left out of the snapshot by .amlignore or .gitignore in "

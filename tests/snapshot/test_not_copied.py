@@ -115,7 +115,7 @@ def test_numbers_sizes_and_times_are_kept(top: Path, tmp_path: Path) -> None:
     (one,) = linked.measured(top, [linked.NotCopied(path="data", why="it is data", is_linked=True, is_folder=True)])
     assert (one.files, one.size, one.changed_ns, one.is_whole) == (2, 20, 2**61, True)
     assert linked.line([one]) == "Not copied, linked in place: data/ (2 files, 20 B; it is data)"
-    linked.write(tmp_path / "linked.json", str(top), [one])
+    linked.write(tmp_path / "linked.json", [one])
     assert linked.read(tmp_path / "linked.json") == [one]
     (tmp_path / "linked.json").write_text('{"not_copied": [{"path": "x", "of": 1}]}')
     assert linked.read(tmp_path / "linked.json") == []

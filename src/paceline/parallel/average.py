@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 Decay = float | Callable[[int], float] | None
 
 
-class Average:
-    """An average of all parameters, which `Parallel.step` updates.
+class _Follower:
+    """What follows the weights that are trained, updated by `Parallel.step`.
 
-    count: how often it was updated. tensors: first name -> this rank's part of the average, in float32 at least.
+    count: how often it was updated. tensors: first name -> this rank's part of what a checkpoint holds beside the model.
     """
 
     def __init__(self, par: ParallelHandle, decay: Decay, every: int) -> None:
@@ -39,9 +39,7 @@ class Average:
         self._par, self._decay, self._every = par, decay, every
         self.count = self._steps = 0
         self.is_applied = False
-        held = hold(par)
-        self._learned = {name for name in held.parameters if _is_averaged(held.parameters[name])}
-        self.tensors = {name: _wide(tensor.detach()) for name, tensor in held.model_tensors().items()}
+        self.tensors: dict[str, Tensor] = {}
 
     @property
     def state(self) -> list[int]:
@@ -54,14 +52,31 @@ class Average:
 
     @torch.no_grad()
     def stepped(self) -> None:
-        """Follow a step of the optimizer. Buffers are copied, as torch's AveragedModel does."""
+        """Follow a step of the optimizer."""
         self._steps += 1
         if self._steps % self._every:
             return
-        keep = _kept(self._decay, self.count)
+        self._update(_kept(self._decay, self.count))
+        self.count += 1
+
+    def _update(self, keep: float) -> None:
+        """Keep this part of each value; the rest is of what is followed."""
+        raise NotImplementedError
+
+
+class Average(_Follower):
+    """An average of all parameters. tensors: of the whole model, in float32 at least."""
+
+    def __init__(self, par: ParallelHandle, decay: Decay, every: int) -> None:
+        super().__init__(par, decay, every)
+        held = hold(par)
+        self._learned = {name for name in held.parameters if _is_averaged(held.parameters[name])}
+        self.tensors = {name: _wide(tensor.detach()) for name, tensor in held.model_tensors().items()}
+
+    def _update(self, keep: float) -> None:
+        # Buffers are copied, as torch's AveragedModel does.
         for name, tensor in hold(self._par).model_tensors().items():
             _follow(local(self.tensors[name]), local(tensor.detach()), keep if name in self._learned else 0.0)
-        self.count += 1
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -87,17 +102,15 @@ class Average:
             return full_state_dict(self._par)
 
 
-class Twin:
-    """A frozen module of the model that follows another one of the same shape, by the names of their tensors."""
+class Twin(_Follower):
+    """A frozen module of the model that follows another one of the same shape, by the names of their tensors.
 
-    tensors: dict[str, Tensor] = {}  # noqa: RUF012  # It lies in the model, and so in its checkpoints.
-    is_applied = False
+    tensors: none, since it lies in the model, and so in its checkpoints.
+    """
 
     def __init__(self, par: ParallelHandle, decay: Decay, every: int, of: str, into: str) -> None:
-        _check(decay, every)
-        self._par, self._decay, self._every = par, decay, every
+        super().__init__(par, decay, every)
         self._of, self._into = of, into
-        self.count = self._steps = 0
         held = hold(par)
         tensors = held.model_tensors()
         own = {name: (tensors[first].shape, tensors[first].dtype) for name, first in held.first_names().items()}
@@ -131,15 +144,7 @@ class Twin:
                 f"model.{into}.requires_grad_(False)."
             )
 
-    state = Average.state
-
-    @torch.no_grad()
-    def stepped(self) -> None:
-        """Follow a step of the optimizer."""
-        self._steps += 1
-        if self._steps % self._every:
-            return
-        keep = _kept(self._decay, self.count)
+    def _update(self, keep: float) -> None:
         held = hold(self._par)
         first, tensors = held.first_names(), held.model_tensors()
         for rest in self._rests:
@@ -150,7 +155,6 @@ class Twin:
             if there is not None:
                 is_averaged = _is_averaged(there) and first[twin] in held.parameters
                 _follow(local(there), value, keep if is_averaged else 0.0)
-        self.count += 1
 
     def _moved(self, own: Any, there: Any, source: str, twin: str) -> Any:
         """This rank's part of the source, cut as the twin is; called on all ranks of a pipeline."""

@@ -86,11 +86,12 @@ def make(folder: RunFolder, *, is_shared: bool = True) -> Path:
     # Both may be left by a supervisor that was killed here, and which its engine starts again.
     for old in (beside, target):
         shutil.rmtree(old, ignore_errors=True)
-    at = place(read_json(folder.record), is_shared=is_shared)
+    record = read_json(folder.record)
+    at = place(record, is_shared=is_shared)
     copy = beside / at.copy
     copy.parent.mkdir(parents=True, exist_ok=True)
     _copy(str(source), str(copy))
-    for path, text in _files(folder).items():
+    for path, text in _files(record).items():
         given = copy / path
         given.parent.mkdir(parents=True, exist_ok=True)
         if not given.parent.resolve().is_relative_to(copy.resolve()):
@@ -151,9 +152,8 @@ def _above(name: str) -> list[str]:
     return ["/".join(parts[:count]) for count in range(len(parts))]
 
 
-def _found(folder: RunFolder) -> Place:
+def _found(folder: RunFolder, record: Any) -> Place:
     """Return the place of the copy as it lies in `work` now: it is `work` itself on other machines, and after `clean`."""
-    record = read_json(folder.record)
     at = place(record)
     is_among_links = at.copy and (folder.work / at.copy.split("/")[0]).is_dir()
     return at if is_among_links else place(record, is_shared=False)
@@ -165,13 +165,14 @@ def clean(folder: RunFolder) -> None:
     work = folder.work
     if not work.is_dir() or work.is_symlink():
         return
-    at = _found(folder)
+    record = read_json(folder.record)
+    at = _found(folder, record)
     with contextlib.suppress(OSError):
         rescue_outputs(folder)
         if (work / at.outputs).is_symlink():
             (work / at.outputs).unlink()
         copy = work / at.copy
-        for path, text in _files(folder).items():
+        for path, text in _files(record).items():
             if _has(copy / path, text):
                 (copy / path).unlink()
         source = folder.snapshot.resolve(strict=True)
@@ -227,7 +228,7 @@ def rescue_outputs(folder: RunFolder) -> None:
     Raises:
         OSError: no space, or no right to.
     """
-    outputs, top = folder.work / _found(folder).outputs, os.path.realpath(folder.path)
+    outputs, top = folder.work / _found(folder, read_json(folder.record)).outputs, os.path.realpath(folder.path)
     # A link on the way, such as the one to the run's outputs, would lead elsewhere.
     is_own = os.path.realpath(outputs) == os.path.join(top, os.path.relpath(outputs, folder.path))
     if folder.outputs.is_symlink():
@@ -262,9 +263,8 @@ def _keep_links(outputs: Path, target: Path) -> None:
                 os.symlink(os.path.relpath(meant, moved), path)
 
 
-def _files(folder: RunFolder) -> dict[str, str]:
-    """The job's own files, by their paths. Of the record as it lies there: a node has a copy of it."""
-    record = read_json(folder.record)
+def _files(record: Any) -> dict[str, str]:
+    """The job's own files, by their paths. Of the run's record in JSON: a node has a copy of it."""
     return ((record.get("job") or {}).get("files") or {}) if isinstance(record, dict) else {}
 
 

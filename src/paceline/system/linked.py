@@ -116,9 +116,9 @@ def files_of(snapshot: Path) -> list[Path]:
     return list((snapshot.parent / ".linked").glob(f"{snapshot.name}-*.json"))
 
 
-def write(path: Path, source: str, found: Iterable[NotCopied]) -> None:
-    """Write the names, and the source folder that they are relative to."""
-    write_json(path, {"source": source, "not_copied": [asdict(one) for one in found]})
+def write(path: Path, found: Iterable[NotCopied]) -> None:
+    """Write the names, for `read`."""
+    write_json(path, {"not_copied": [asdict(one) for one in found]})
 
 
 def read(path: Path) -> list[NotCopied]:

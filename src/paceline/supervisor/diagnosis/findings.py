@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.job.plan import Launch, RankSlot
+from paceline.runs import work_dir
 from paceline.runs.failure import FailureReport, logs_command, signal_name
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
-from paceline.runs.work_dir import place
 from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, worker_report
 from paceline.supervisor.diagnosis.evidence import crash_stack, printed_traceback, stalled_text
 from paceline.supervisor.diagnosis.hints import with_hints
@@ -136,26 +136,19 @@ def report(found: Findings) -> FailureReport | None:
         ),
     )
     if failed is not None:
-        told = with_hints(_with_memory(failed, found), launch.job, stalled, _missing(failed, found))
-        return _with_own_paths(told, found)
+        is_shared = launch.run_dir == found.folder.path
+        at = work_dir.place(read_json(found.folder.record), is_shared=is_shared)
+        not_copied = linked.read(found.folder.linked)
+        absent = missing_text(failed.exception or "", launch.job, at, not_copied, is_shared=is_shared)
+        return _with_own_paths(with_hints(_with_memory(failed, found), launch.job, stalled, absent), found, at)
     missing = {end.rank for end in ends if end.exit_code is None or end.stopped}
     workers = [place.rank for place in launch.places if place.rank in missing and place.role == "worker"]
     return with_hints(_launcher_report(found, workers), launch.job, stalled) if workers else None
 
 
-def _missing(failed: FailureReport, found: Findings) -> str | None:
-    """Say where what the script did not find is."""
-    is_shared = found.launch.run_dir == found.folder.path
-    at = place(read_json(found.folder.record), is_shared=is_shared)
-    return missing_text(
-        failed.exception or "", found.launch.job, at, linked.read(found.folder.linked), is_shared=is_shared
-    )
-
-
-def _with_own_paths(failed: FailureReport, found: Findings) -> FailureReport:
+def _with_own_paths(failed: FailureReport, found: Findings, at: work_dir.Place) -> FailureReport:
     """Show the user's own path of a file in place of that of its copy, which goes with the run."""
     work = f"{found.launch.run_dir}/work"
-    at = place(read_json(found.folder.record), is_shared=found.launch.run_dir == found.folder.path)
     # Where the copy stands among links, what is behind `work` is the user's path.
     own = "" if at.copy else at.source
 

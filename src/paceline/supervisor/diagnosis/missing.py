@@ -14,14 +14,13 @@ from paceline.system.linked import NotCopied
 _FILE = re.compile(r"FileNotFoundError: .*'([^']+)'")
 #: Modules whose distribution has another name.
 _DISTRIBUTIONS = {
-    **{
-        "PIL": "pillow",
-        "bs4": "beautifulsoup4",
-        "cv2": "opencv-python-headless",
-        "dotenv": "python-dotenv",
-        "yaml": "pyyaml",
-    },
-    **{"skimage": "scikit-image", "sklearn": "scikit-learn"},
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dotenv": "python-dotenv",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
 }
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
@@ -45,11 +44,12 @@ def missing_text(
         is_shared: Whether the nodes have the user's own folders, to which the copy links.
         exists: Whether a path of this machine is there.
     """
-    if (found := _FILE.search(exception)) is not None:
-        names = [found[1]]
-    elif (found := _MODULE.search(exception)) is not None:
+    file, module = _FILE.search(exception), _MODULE.search(exception)
+    if file is not None:
+        names = [file[1]]
+    elif module is not None:
         # A package's folder, or its file, from the working directory and from the script's own folder.
-        name = found[1].partition(".")[0]
+        name = module[1].partition(".")[0]
         names = [
             name,
             f"{name}.py",
@@ -66,7 +66,6 @@ def missing_text(
         if job.working_directory is None and inside.split(os.sep)[0] == ".." and exists(path):
             above = os.path.commonpath((path, at.source))
             return f"It is there as {path!r}, above the source folder, which alone is copied. Give source_directory={above!r}."
-    module = _MODULE.search(exception)
     # Of a package that is there, a part may be missing in this version.
     if module is None or "." in module[1] or module[1] in sys.stdlib_module_names:
         return None
