@@ -18,7 +18,11 @@ from tests.cli.conftest import Cli
 
 def modules_after(cli: Cli, *words: str) -> set[str]:
     """The modules that `paceline WORDS` has loaded when it ends."""
-    code = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
+    # `paceline run` ends by `os._exit`, other verbs do not.
+    code = (
+        "import atexit, os, sys; end = os._exit; tell = lambda: print(*sys.modules, file=sys.stderr, flush=True); "
+        "atexit.register(tell); os._exit = lambda code: (tell(), end(code))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; from paceline.cli import main; main()", *words],
         cwd=cli.folder,

@@ -27,7 +27,12 @@ def main() -> None:
         # The parser, which says the same, takes five times as long to import as Python takes to start.
         print_version()
         sys.exit(0)
-    sys.exit(_exit_code())
+    code = _exit_code()
+    if "paceline.cli.quick" in sys.modules:
+        from paceline.system.processes import leave
+
+        leave(code)
+    sys.exit(code)
 
 
 def _log_to_standard_error() -> None:

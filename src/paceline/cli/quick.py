@@ -11,6 +11,7 @@ the submission, the supervisor ends with this program.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from pathlib import Path
@@ -40,6 +41,8 @@ def reading(verb: str, given_words: Sequence[str]) -> Callable[[], int] | None:
     given = read(RUN, given_words)
     if given is None:
         return None
+    # What is loaded stays until the end: the collector would look at all of it again and again.
+    gc.disable()
     file, description = words(given)
     # A job file may name another target than this machine, and is read only later.
     run_id = None if file is not None or given["dry_run"] else _load_supervisor(description)
@@ -47,6 +50,8 @@ def reading(verb: str, given_words: Sequence[str]) -> Callable[[], int] | None:
     def go_on() -> int:
         from paceline.cli.run import begin
 
+        gc.freeze()
+        gc.enable()
         return begin(file, description, given, follow=verb == "run", run_id=run_id)
 
     return go_on

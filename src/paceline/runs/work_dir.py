@@ -135,15 +135,22 @@ def _link(folder: RunFolder, top: Path, at: Place) -> None:
     for name in opened:
         (top / name).mkdir(parents=True, exist_ok=True)
     for name in opened:
-        with contextlib.suppress(OSError), os.scandir(f"/{name}") as found:
-            for entry in islice(found, _NAMES):
-                inside = os.path.join(name, entry.name)
-                # Of the working directory, `outputs` is the run's own, and results are of earlier runs.
-                is_result = name == at.directory and entry.name in linked.RESULTS
-                if entry.name in NEVER_LINKED or is_result:
-                    continue
-                if not os.path.lexists(top / inside):
-                    os.symlink(f"/{inside}", top / inside)
+        _link_names(top, name, linked.RESULTS if name == at.directory else frozenset())
+
+
+def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
+    """Link in `top/name` to the names of `/name`. results: not these, which are of earlier runs; `outputs` is the run's own."""
+    with contextlib.suppress(OSError), os.scandir(f"/{name}") as found:
+        names = [entry.name for entry in islice(found, _NAMES)]
+        # By the open folder: a hundred links take half of the time that they take by their whole paths.
+        target = os.open(top / name, os.O_DIRECTORY)
+        try:
+            for one in names:
+                if one not in NEVER_LINKED and one not in results:
+                    with contextlib.suppress(FileExistsError):
+                        os.symlink(f"/{name}/{one}" if name else f"/{one}", one, dir_fd=target)
+        finally:
+            os.close(target)
 
 
 def _above(name: str) -> list[str]:

@@ -21,7 +21,6 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from paceline.system import lazy
 
@@ -65,18 +64,10 @@ def main(argv: list[str]) -> int:
     gc.enable()
     child = os.fork()
     if child:
-        _leave(_guard(folder, child))
+        processes.leave(_guard(folder, child))
     processes.become_subreaper()
     supervise(folder)
-    _leave(0)
-
-
-def _leave(code: int) -> NoReturn:
-    """End this process at once: Python would free all that is loaded, object by object, and so copy the pages that the two
-    processes share. That is a twelfth of what a supervisor computes."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    processes.leave(0)
 
 
 def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> int | None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NoReturn
 
 _LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
@@ -25,6 +26,14 @@ _EXEC_S = 0.5
 SUPERVISOR_VARIABLE = "PACELINE_SUPERVISOR"
 #: All that marks a process as a run's: by these what a killed supervisor has left is found, and supervisors are spared.
 RUN_VARIABLES = (SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR")
+
+
+def leave(code: int) -> NoReturn:
+    """Write the output and end this process at once. Python would first free each loaded object, which takes 10 ms, and
+    copies the pages that forked processes share."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def become_subreaper() -> None:
