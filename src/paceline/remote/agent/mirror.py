@@ -7,11 +7,13 @@ them, whenever the link has nothing else to carry: checkpoints and outputs that 
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from paceline.remote.agent.send_queue import BULK, LIVE, SendQueue
@@ -21,10 +23,13 @@ from paceline.remote.replica.changes import (
     NODE_FILES,
     NOTES,
     QUIET_S,
+    WORK,
     Changes,
     Frame,
     small_names,
 )
+from paceline.runs import work_dir
+from paceline.runs.folder import RunFolder
 from paceline.system.gaps import Keeper
 
 #: How often to look for new lines, and for files to send.
@@ -72,7 +77,8 @@ class Mirror(threading.Thread):
         self._keepers: dict[str, Keeper] = {}
 
     def tell(self, header: dict[str, Any]) -> None:
-        """Send this once all that was written so far has been sent. header: with `all`, checkpoints and outputs too."""
+        """Send this once all that was written so far has been sent. header: with `all`, checkpoints and outputs too; with `last`,
+        what the script has left in its working directory as well, which is cleaned up for that."""
         with self._changed:
             self._jobs.append(header)
             self._changed.notify_all()
@@ -111,8 +117,9 @@ class Mirror(threading.Thread):
                 self._look()
                 look_at = now + LOOK_S
             for job in jobs:
+                is_last = job.pop("last", False)
                 if job.pop("all", False):
-                    self._send_all()
+                    self._send_all(is_last)
                     busy = False
                     self._out.put(job, kind=BULK)
                 else:
@@ -184,10 +191,17 @@ class Mirror(threading.Thread):
             if not name.startswith(LIVE_LOGS):
                 yield name
 
-    def _send_all(self) -> None:
+    def _send_all(self, is_last: bool) -> None:
         """All that is not sent yet, at once: nothing changes any more."""
         self._put(self._files, BULK)  # a file may be on its way
         self._take_back(math.inf)
         if self.takes_files:
+            folder = RunFolder(Path(self.top))
+            if is_last:
+                with contextlib.suppress(OSError):  # no room; what is there is sent
+                    work_dir.rescue_outputs(folder)
             self._put(self._changes.large(final=True), BULK)
+            if is_last:
+                work_dir.clean(folder)
+                self._put(self._changes.large(True, (WORK,)), BULK)
         self._put(self._changes.small(self._live_names("attempts")), LIVE)

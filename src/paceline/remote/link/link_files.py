@@ -162,8 +162,10 @@ class LinkFiles:
             log_limit=log_limit,
         )
 
-    def flush(self) -> None:
+    def flush(self, *, is_last: bool = False) -> None:
         """Wait until all that the run has written on the node is here, checkpoints and outputs too.
+
+        is_last: the run has ended there. What its script has left in the working directory comes too.
 
         Raises:
             OSError: some of it could not be written here.
@@ -171,7 +173,7 @@ class LinkFiles:
         # In order: the answer must not overtake the files that were sent before it, which may still wait to be written here.
         pending = self._connection.requests.new(in_order=True)
         self._trouble.clear()
-        self._connection.out.put({"op": "flush", "id": pending.number})
+        self._connection.out.put({"op": "flush", "id": pending.number, "last": is_last})
         self._connection.wait_for(pending, "flush", None)
         self._raise_trouble()
 

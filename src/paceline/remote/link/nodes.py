@@ -239,7 +239,7 @@ class AgentNodes:
             self.kill_all()
             if self._copies is not None:
                 with contextlib.suppress(TargetError, EngineError):  # what can't be fetched stays where it is
-                    self.fetch()  # not fetched yet, where no attempt was made
+                    self._copies.fetch(self._attempt, is_last=True)
                 self._copies.remove()
             on_each(self._links, lambda link: link.close())
             if self._copies is not None:
