@@ -100,6 +100,10 @@ class LinkFiles:
         """True if there is a file at `path` on the node that says `token`."""
         return bool(self._connection.ask("sees", path=path, token=token)[0]["ok"])
 
+    def inode(self, path: str) -> int:
+        """Return the number of a file or folder there, the same on all machines that mount its file system; 0 for none."""
+        return int(self._connection.ask("inode", path=path)[0]["found"])
+
     def have(self, path: str) -> dict[str, list[int]]:
         """What is below a folder there: name -> stamp (`paceline.remote.replica.changes`); {} where there is none."""
         found: dict[str, list[int]] = self._connection.ask("have", timeout_s=120.0, path=path)[0]["found"]
