@@ -274,3 +274,10 @@ def test_ignored_link_to_a_folder_counts_as_a_folder(top: Path, tmp_path: Path) 
     tree = scan(top, top / "none", top.parent / "ws", (), frozenset())
     (one,) = linked.measured(top, [one for one in tree.not_copied if one.path == "away"])
     assert (one.is_folder, one.files, one.size) == (True, 1, 3)
+
+
+def test_folder_behind_a_large_one_is_counted_as_well(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linked, "_COUNTED", 2)
+    write_tree(top, {f"many/{number}": "" for number in range(3)})
+    names = [linked.NotCopied(path=name, why="ignored", is_linked=True, is_folder=True) for name in ("many", "data")]
+    assert [(one.files, one.is_whole) for one in linked.measured(top, names)] == [(3, True), (2, True)]

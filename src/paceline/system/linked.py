@@ -26,8 +26,8 @@ _KINDS: dict[object, type] = {"str": str, "bool": bool, "int": int}
 VIRTUAL_ENVIRONMENT = "a virtual environment"
 #: Reason for a file whose values the user has said to be secret.
 VALUES = "its values are secrets"
-#: So many files are counted in all. A folder beyond that has "at least" so many.
-_COUNTED = 10_000
+#: So many files are counted in all, and so many of each folder. One with more has "at least" so many.
+_COUNTED, _LEAST_COUNTED = 10_000, 100
 #: So many names are in a line.
 _SHOWN = 4
 #: Bytes that are sent by themselves to machines that do not see the user's folders: a minute or two over a line of 100 Mbit/s.
@@ -122,7 +122,7 @@ def measured(source: Path, found: Iterable[NotCopied]) -> list[NotCopied]:
         is_whole = True
         is_counted = one.why != VIRTUAL_ENVIRONMENT
         for stat in _stats(os.path.join(source, one.path)) if is_counted else ():
-            if files >= left:
+            if files >= max(left, _LEAST_COUNTED):
                 is_whole = False
                 break
             files, size, changed = files + 1, size + stat.st_size, max(changed, stat.st_mtime_ns)
