@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -86,6 +85,8 @@ def lines(found: Sequence[NotCopied], top: str = "") -> list[str]:
     said = []
     if sent := [one for one in linked if one.is_sent]:
         said.append(f"Not copied, linked on machines that see it, sent to others: {_names(sent)}")
+    import shlex  # not for a supervisor
+
     if large := [one for one in linked if one.kept_back == TOO_MUCH]:
         first = os.path.normpath(os.path.join(top, max(large, key=lambda one: one.size).path))
         said.append(

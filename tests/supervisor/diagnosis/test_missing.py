@@ -17,9 +17,18 @@ NOT_COPIED = [
 ]
 
 
-def told(exception: str, *, is_shared: bool = True, cwd: str | None = ".", there: bool = True) -> str | None:
+def told(
+    exception: str, *, is_shared: bool = True, cwd: str | None = ".", there: bool = True, sees_source: bool = True
+) -> str | None:
     job = make_job(working_directory=cwd)
-    return missing_text(exception, job, AT, NOT_COPIED, is_shared=is_shared, exists=lambda path: there)
+    return missing_text(
+        exception,
+        job,
+        AT,
+        NOT_COPIED,
+        is_shared=is_shared,
+        exists=lambda path: sees_source if path == AT.source else there,
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,6 +64,16 @@ def test_data_that_another_machine_lacks_names_the_reason_and_the_option_that_se
     text = told(exception, is_shared=False)
     assert text is not None
     assert text.endswith(end)
+
+
+def test_supervisor_that_does_not_see_the_project_says_what_was_not_sent() -> None:
+    """On a cluster: its nodes share a folder with it, and neither has the user's."""
+    start = "FileNotFoundError: [Errno 2] No such file or directory: "
+    assert (
+        told(f"{start}'data/x.txt'", there=False, sees_source=False)
+        == "'data' lies on the submitting machine, and was not sent: more than 1 GB. Send it: --send data (send=['data'])."
+    )
+    assert told(f"{start}'lib/x.txt'", there=False, sees_source=False) is None
 
 
 def test_linked_file_that_is_missing_says_nothing() -> None:

@@ -28,8 +28,6 @@ from paceline.remote.replica.changes import (
     Frame,
     small_names,
 )
-from paceline.runs import work_dir
-from paceline.runs.folder import RunFolder
 from paceline.system.gaps import Keeper
 
 #: How often to look for new lines, and for files to send.
@@ -143,6 +141,19 @@ class Mirror(threading.Thread):
             if found is not None:
                 self._out.put({"op": "file", **found[0]}, found[1], kind=kind, wait=True)
 
+    def _send_left(self) -> None:
+        """Send the user's files, and what the script has left in its working directory, which is cleaned up."""
+        from paceline.runs import work_dir  # not while the agent starts
+        from paceline.runs.folder import RunFolder
+
+        folder = RunFolder(Path(self.top))
+        with contextlib.suppress(OSError):  # no room; what is there is sent
+            work_dir.rescue_outputs(folder)
+        # Before the working directory is cleaned up: links in the outputs may lead to files that then go.
+        self._put(self._changes.large(final=True), BULK)
+        work_dir.clean(folder)
+        self._put(self._changes.large(True, (WORK,)), BULK)
+
     def _look(self) -> None:
         self._take_back(time.monotonic())
         self._keep_limits()
@@ -195,13 +206,8 @@ class Mirror(threading.Thread):
         """All that is not sent yet, at once: nothing changes any more."""
         self._put(self._files, BULK)  # a file may be on its way
         self._take_back(math.inf)
-        if self.takes_files:
-            folder = RunFolder(Path(self.top))
-            if is_last:
-                with contextlib.suppress(OSError):  # no room; what is there is sent
-                    work_dir.rescue_outputs(folder)
+        if self.takes_files and is_last:
+            self._send_left()
+        elif self.takes_files:
             self._put(self._changes.large(final=True), BULK)
-            if is_last:
-                work_dir.clean(folder)
-                self._put(self._changes.large(True, (WORK,)), BULK)
         self._put(self._changes.small(self._live_names("attempts")), LIVE)
