@@ -178,3 +178,33 @@ def test_longest_argument_and_variable_that_linux_takes_are_taken():
     job = make_job(arguments=("x" * 131_071,), environment_variables={"BIG": "x" * 131_067})
     assert values_of(job, {}) == {}
     assert subprocess.run(["true", *job.arguments], env=dict(job.environment_variables), check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nothing", "send='nothing': there is no such file or folder in"),
+        (".git", "can't be sent to other machines: a program's own. Name the data that the script reads."),
+        (".git/config", "a program's own"),
+        ("env", "a virtual environment"),
+        ("env/lib", "a virtual environment"),
+        ("pipe", "neither a file nor a folder"),
+        ("outputs", "'outputs' is the place of the run's own outputs"),
+        ("outputs/1", "'outputs' is the place of the run's own outputs"),
+        ("ws", "the workspace"),
+    ],
+)
+def test_path_that_can_t_be_sent_is_refused_with_the_reason(tmp_path, path, said):
+    files = {"train.py": "", ".git/config": "", "env/pyvenv.cfg": "", "env/lib": "", "outputs/1": "", "ws/a": ""}
+    source = write_tree(tmp_path / "code", files)
+    os.mkfifo(source / "pipe")
+    with pytest.raises(JobError) as caught:
+        submit(make_job(send=(path,)), SourceCopy(directory=source), source / "ws", "digits")
+    assert said in str(caught.value)
+    assert not (source / "ws/runs").exists()
+
+
+def test_earlier_outputs_are_refused_as_a_link(tmp_path):
+    """The run's own outputs would have gone into the user's folder."""
+    error = refused(tmp_path, make_job(), {"train.py": "", "outputs/a": ""}, link=frozenset({"outputs"}))
+    assert "link='outputs': 'outputs' is the place of the run's own outputs" in str(error)

@@ -61,6 +61,8 @@ class _Script:
         recorded nowhere.
     inputs: data references and datasets; `run.input_datasets[name]` is the folder. Those in script_params and arguments count
         too.
+    send: files and folders of source_directory that are not copied and are sent all the same, whatever their size, to nodes that
+        do not see it: data that .gitignore names. What is within 1 GB is sent by itself.
     max_run_duration_seconds: the run is ended as Failed after so long; None for no limit. Seconds, a timedelta, or a text
         such as "1h30m" or Slurm's "1-12:00:00"; so too grace_period_seconds.
     python: interpreter that runs the script, or that its environment is made from; None for the one that submits.
@@ -101,6 +103,7 @@ class _Script:
     shm_size: str | None = None
     environment_variables: Mapping[str, str | Secret] | None = None
     inputs: Sequence[Any] | None = None
+    send: Sequence[str | os.PathLike[str]] = ()
     max_run_duration_seconds: float | str | dt.timedelta | None = None
     python: str | None = None
     grace_period_seconds: float | str | dt.timedelta = DEFAULT_GRACE_S
@@ -190,6 +193,7 @@ class _Script:
             "environment": environment,
             "environment_variables": variables,
             "inputs": references(self.inputs, self.script_params, self.arguments or _listed(self.command)),
+            "send": sent_names(self.send, self.source_directory or "."),
             "max_run_duration_seconds": _seconds("max_run_duration_seconds", self.max_run_duration_seconds),
             "grace_period_seconds": _seconds("grace_period_seconds", self.grace_period_seconds),
             "max_restarts": self.max_restarts,
@@ -400,6 +404,28 @@ def _as_reference(value: Any) -> Any:
     """A datastore or a dataset as a reference to its content as a folder; all else as it is."""
     # By what it can do and not by its class, for that would load `paceline.data` in programs that use no data.
     return value.as_reference() if hasattr(value, "as_reference") else value
+
+
+def sent_names(given: Any, source: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return paths of files and folders as names relative to the source folder; a link's own name, not that of its target.
+
+    Raises:
+        JobError: A text in place of a list, or a path outside the source folder.
+    """
+    if isinstance(given, (str, bytes)):
+        raise JobError(f"send={given!r} is no list of paths. Write send=[{given!r}].")
+    top = os.path.realpath(source)
+    names = []
+    for path in given or ():
+        absolute = os.path.normpath(os.path.join(top, os.fspath(path)))
+        above = os.path.realpath(os.path.dirname(absolute))
+        names.append(os.path.relpath(os.path.join(above, os.path.basename(absolute)), top))
+        if names[-1].split(os.sep)[0] == "..":
+            raise JobError(
+                f"send={os.fspath(path)!r} lies outside {top!r}, the folder that is copied. Send it as an input: "
+                f"--input NAME={os.fspath(path)} (inputs=)."
+            )
+    return tuple(names)
 
 
 def log_limit(given: object) -> Any:

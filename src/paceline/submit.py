@@ -227,7 +227,7 @@ def submit_again(folder: RunFolder, values: Mapping[str, str]) -> None:
     )
     store.write(folder, record)
     source = SourceCopy(directory=Path(record.source_directory or "."), snapshot_id=record.snapshot_id)
-    taken = _taken(job, source, workspace_dir, None, (), is_here=False)
+    taken = _taken(job, source, workspace_dir, None, (), is_here=described.kind == configured.LOCAL)
     try:
         with being_started(folder, record, lock_fd, taken, tags=None, display_name=None):
             if described.kind != configured.LOCAL:
@@ -471,10 +471,13 @@ def not_copied(job: Job, source: SourceCopy, workspace_dir: Path, leave_out: Seq
     Raises:
         SnapshotError: the source can't be read.
     """
+    _check_named(job, source, workspace_dir)
     opened = _opened(entry_file(job, source.directory), job.working_directory)
     none = workspace_dir / "snapshots" / ".scans" / "none"
-    tree = scan(source.directory, none, workspace_dir, leave_out, opened, source.link)
-    return linked.measured(source.directory, tree.not_copied)
+    tree = scan(source.directory, none, workspace_dir, leave_out, opened, source.link.union(job.send))
+    is_here = configured.read(workspace_dir, job.compute_target).kind == configured.LOCAL
+    found = linked.measured(source.directory, tree.not_copied)
+    return found if is_here else linked.with_sent(source.directory, found, job.send)
 
 
 def take_snapshot(
@@ -514,32 +517,62 @@ def _taken(
             )
         with contextlib.suppress(OSError):
             os.utime(path)  # in use from now on, before a record says so
-        return snapshot.Snapshot(
-            id=source.snapshot_id,
-            path=path,
-            file_count=0,
-            size=0,
-            is_new=False,
-            files=frozenset(),
-            not_copied=tuple(linked.read(linked.file_of(path, source.directory))),
+        taken = snapshot.Snapshot(
+            id=source.snapshot_id, path=path, file_count=0, size=0, is_new=False, files=frozenset()
         )
+        return _with_not_copied(taken, job, source.directory, is_here=is_here)
     # Before the copy, which may take minutes: a script that is not there is said at once.
     script = entry_file(job, source.directory, is_here=is_here)
+    _check_named(job, source, workspace_dir)
     opened = _opened(script, job.working_directory)
     taken = known or snapshot.take(
-        source.directory, snapshots_dir, workspace_dir, progress, leave_out, opened, source.link
+        source.directory, snapshots_dir, workspace_dir, progress, leave_out, opened, source.link.union(job.send)
     )
     if taken.not_copied and known is None:
-        taken = dataclasses.replace(taken, not_copied=tuple(linked.measured(source.directory, taken.not_copied)))
         # For runs that take this snapshot later: reruns, a sweep's trials.
         linked.file_of(taken.path, source.directory).parent.mkdir(exist_ok=True)
-        linked.write(linked.file_of(taken.path, source.directory), taken.not_copied)
+        linked.write(linked.file_of(taken.path, source.directory), linked.measured(source.directory, taken.not_copied))
+    if taken.not_copied:
+        taken = _with_not_copied(taken, job, source.directory, is_here=is_here)
     if script is not None and script not in taken.files:
         raise JobError(
             f"entry_script {script!r} is left out of the snapshot by .amlignore or .gitignore in "
             f"{str(source.directory)!r}, or lies in a folder that never is in one (outputs, .git). Let the script in."
         )
     return taken
+
+
+def _with_not_copied(taken: snapshot.Snapshot, job: Job, directory: Path, *, is_here: bool) -> snapshot.Snapshot:
+    """Return the snapshot with the names that it has not, and what of them this job's nodes are sent."""
+    found = linked.read(linked.file_of(taken.path, directory))
+    return dataclasses.replace(
+        taken, not_copied=tuple(found if is_here else linked.with_sent(directory, found, job.send))
+    )
+
+
+def _check_named(job: Job, source: SourceCopy, workspace_dir: Path) -> None:
+    """Refuse what was named to be linked or sent beside the copy, and can't be.
+
+    Raises:
+        JobError: It is not there, is never sent, or the run's own outputs have its place.
+    """
+    directory = source.directory
+    for option, path in (*(("link", path) for path in source.link), *(("send", path) for path in job.send)):
+        own = os.path.normpath(os.path.join(job.working_directory or ".", "outputs"))
+        if linked.is_named(path, (own, "outputs")):
+            raise JobError(
+                f"{option}={path!r}: {own!r} is the place of the run's own outputs. Copy what the script needs to another folder."
+            )
+    for path in job.send:
+        if not os.path.lexists(directory / path):
+            raise JobError(
+                f"send={path!r}: there is no such file or folder in {str(directory)!r}. Give the path of one."
+            )
+        is_own = f"{os.path.realpath(directory / path)}/".startswith(f"{os.path.realpath(workspace_dir)}/")
+        if why := linked.kept_back(directory, path, named=True) or "the workspace" * is_own:
+            raise JobError(
+                f"send={path!r} can't be sent to other machines: {why}. Name the data that the script reads."
+            )
 
 
 def _opened(script: str | None, working_directory: str | None) -> frozenset[str]:

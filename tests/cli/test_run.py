@@ -262,6 +262,31 @@ def test_a_dry_run_shows_what_would_start_and_starts_nothing(
     assert not list(cli.folder.rglob("started"))
 
 
+def test_paths_to_send_are_meant_where_the_user_stands_and_others_are_refused_by_the_option(cli: Cli) -> None:
+    cli.script("print()", "code/src/train.py")
+    for name in ("code/data/x.txt", "code/.git/HEAD", "other/y.txt"):
+        cli.script("", name)
+    (cli.folder / "code/away").symlink_to(cli.folder / "other")
+    here = cli.folder / "code/src"
+    sends = ["--send", "../data", "--send", cli.folder / "code/away", "--send", "../data/x.txt"]
+    found = json.loads(cli("run", "--dry-run", "--json", *sends, "train.py", cwd=here).stdout)
+    assert found["job"]["send"] == ["data", "away", "data/x.txt"]
+    (cli.folder / "job.yaml").write_text(cli("run", "--dry-run", "--yaml", *sends, "train.py", cwd=here).stdout)
+    assert json.loads(cli("run", "--dry-run", "--json", "job.yaml").stdout)["job"]["send"] == found["job"]["send"]
+    other, top = cli.folder / "other", cli.folder / "code"
+    outside = (
+        f"--send '{other}' lies outside '{top}', the folder that is copied. Send it as an input: --input NAME={other}"
+    )
+    for path, said in {
+        "../nothing": "--send 'nothing': there is no such file or folder in",
+        "../../other": outside,
+        "..": "--send '.' is the whole source folder, whose code is sent anyway.",
+        "../.git": "--send '.git' can't be sent to other machines: a program's own.",
+    }.items():
+        assert said in cli("run", "--send", path, "train.py", cwd=here, code=2).stderr
+    assert cli.run_ids() == []
+
+
 def test_the_attempts_of_a_run_are_told_as_they_come_and_shown_each_with_its_logs(cli: Cli) -> None:
     script = cli.script(
         """

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +19,10 @@ from tests.projects.layouts import LAYOUTS, Layout
 
 #: Of each project, where it is also started from, which `make proof` tries for all of them.
 ELSEWHERE = ("data that .gitignore names", "src and configs", "by the file's own place", "no repository")
+
+
+#: Layouts whose processes make a folder each, which only one of two can.
+ALONE = ("changes into its outputs", "links among its results", "results beside the script", "removes what it made")
 
 
 class Outcome(NamedTuple):
@@ -64,6 +72,19 @@ def texts(area: Path) -> dict[str, str]:
     return found
 
 
+def everything(area: Path) -> dict[str, tuple[int, int, str]]:
+    """Return the mode, the time of change and the content of all that lies below `area`, git's own files and folders included."""
+    found = {}
+    for folder, folders, names in os.walk(area):
+        for path in (Path(folder, name) for name in (*folders, *names)):
+            about = path.lstat()
+            is_data = not (path.is_symlink() or path.is_dir() or about.st_size > 1 << 30)
+            content = os.readlink(path) if path.is_symlink() else path.read_bytes() if is_data else ""
+            text = content if isinstance(content, str) else hashlib.sha256(content).hexdigest()
+            found[str(path.relative_to(area))] = (about.st_mode, about.st_mtime_ns, text)
+    return found
+
+
 def words_from(layout: Layout, cwd: str) -> tuple[str, ...]:
     """Return the command's words as they are typed in `cwd`, relative to the project."""
     first, *others = layout.command
@@ -88,33 +109,53 @@ def plainly(layout: Layout, area: Path, cwd: str) -> Outcome:
     return Outcome(done.returncode, done.stdout.replace(str(area), "").splitlines(), after)
 
 
-def by_paceline(cli: Cli, layout: Layout, area: Path, cwd: str) -> Outcome:
+def by_paceline(
+    cli: Cli,
+    layout: Layout,
+    area: Path,
+    cwd: str,
+    *,
+    options: Sequence[str] = (),
+    workspace: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Run the layout's command by `paceline run`. Its lines are those of the first worker, and all have printed the same.
+
+    options: further ones of `run`. workspace: one that is there; default: a new one. env: further variables of the command's.
+    """
     project = made(layout, area)
-    before = texts(area)
-    workspace = cli.folder / "ws"
+    before = everything(area)
+    workspace = workspace or cli.folder / "ws"
     words = words_from(layout, cwd)
     typed = ["--", *words] if layout.is_program else [*words[:2], "--", *words[2:]] if words[0] == "-m" else words
     if not layout.is_program and words[0] != "-m":
         typed = [words[0], "--", *words[1:]]
-    environment = {**layout.env, "PACELINE_WORKSPACE": str(workspace)}
+    environment = {**layout.env, "PACELINE_WORKSPACE": str(workspace), **(env or {})}
     done = subprocess.run(
-        cli.argv("run", "-q", *typed),
+        cli.argv("run", "-q", *options, *typed),
         cwd=project / cwd,
         env={**cli.environment, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert texts(area) == before, "the user's own folders are as they were"
+    assert everything(area) == before, "the user's own folders are as they were"
     assert (workspace / "runs").exists(), done.stderr
     (run,) = [path for path in (workspace / "runs").iterdir() if path.name[0] != "."]
     files = {}
-    for top, place in ((run / "outputs", os.path.join("project", cwd, "outputs")), (run / "work", "project")):
+    # Of a program that lies elsewhere, the folder where it was typed is copied.
+    source = os.path.relpath(json.loads((run / "run.json").read_text())["source_directory"], area)
+    for top, place in ((run / "outputs", os.path.join("project", cwd, "outputs")), (run / "work", source)):
         for name, text in texts(top).items() if top.is_dir() else ():
             own = name.removeprefix("above" + str(area))
             files[own.lstrip("/") if own != name else os.path.normpath(os.path.join(place, name))] = text
-    lines = done.stdout.replace(f"{run}/work", "").replace(str(area), "").splitlines()
-    return Outcome(done.returncode, lines, files)
+    logs = [path.read_text() for path in sorted((run / "logs").glob("rank_*.log"))]
+    # Where the copy stands among links, the path behind `work` is the user's; else it is that in the copied folder.
+    work = re.compile(rf"/[^\s']*/runs/[^/\s]+/work({re.escape(str(area))})?")
+    logs = [work.sub(lambda found: "" if found[1] else f"/{source}", log) for log in logs]
+    assert logs
+    assert {*logs} == {logs[0]}, "all workers print the same"
+    return Outcome(done.returncode, logs[0].replace(str(area), "").splitlines(), files)
 
 
 def check(cli: Cli, name: str, tmp_path: Path, cwd: str | None = None) -> None:
@@ -127,6 +168,16 @@ def check(cli: Cli, name: str, tmp_path: Path, cwd: str | None = None) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_project_runs_as_without_paceline(cli: Cli, tmp_path: Path, name: str) -> None:
     check(cli, name, tmp_path)
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.proof) for one in LAYOUTS if one not in ALONE])
+def test_project_runs_on_two_processes_as_on_one(cli: Cli, tmp_path: Path, name: str) -> None:
+    layout = LAYOUTS[name]
+    expected = plainly(layout, tmp_path / "plain", layout.cwd)
+    found = by_paceline(
+        cli, layout, tmp_path / "paceline", layout.cwd, options=("-j", "2", "--backend", "gloo", "--cores", "0")
+    )
+    assert found == expected
 
 
 @pytest.mark.parametrize("cwd", ["data", "../elsewhere"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -189,3 +190,60 @@ def test_nothing_outside_is_touched_through_links(folder, tmp_path):
     (work / "d").symlink_to(outside / "d")
     work_dir.clean(folder)
     assert everything(outside) == {"train.py", "d", "d/data.csv"}
+
+
+# --- what was sent to a machine that does not see the user's folders
+
+
+@pytest.fixture
+def carried(tmp_path: Path) -> Path:
+    """A tree that runs share: its files are read-only."""
+    top = write_tree(tmp_path / "carried/0", {"x.txt": "rows", "deep/tool": "#!/bin/sh"})
+    for path, mode in ((top / "x.txt", 0o444), (top / "deep/tool", 0o555)):
+        path.chmod(mode)
+        os.utime(path, ns=(1, 10**18 + 1))
+    return top
+
+
+def test_sent_data_is_the_run_s_own_and_goes_in_the_end_unless_it_was_changed(folder, carried):
+    sent = {"data": carried, "d/one.txt": carried / "x.txt", "empty2": None}
+    work = work_dir.make(folder, is_shared=False, sent=sent)
+    assert (work / "data/x.txt").read_text() == (work / "d/one.txt").read_text() == "rows"
+    assert (work / "d/data.csv").exists()
+    assert (work / "empty2").is_dir()
+    assert (work / "data/deep/tool").stat().st_mode & 0o777 == 0o755
+    assert (work / "data/x.txt").stat().st_mtime_ns == 10**18 + 1
+    (work / "data/cache.bin").write_text("new")
+    (work / "data/deep/tool").write_text("changed")
+    assert (carried / "deep/tool").read_text() == "#!/bin/sh"
+    work_dir.clean(folder)
+    assert everything(work) == {"data", "data/cache.bin", "data/deep", "data/deep/tool"}
+    assert everything(carried) == {"x.txt", "deep", "deep/tool"}
+
+
+def test_sent_data_through_a_link_out_of_the_source_is_refused(folder, carried, tmp_path):
+    (folder.snapshot / "away").symlink_to(tmp_path)
+    with pytest.raises(OSError, match="leads out"):
+        work_dir.make(folder, is_shared=False, sent={"away/x": carried})
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_outputs_are_a_real_folder_on_machines_with_a_copy_of_their_own_too(folder, tmp_path, is_shared):
+    source = write_tree(tmp_path / "user", {"train.py": "", "home/x": ""})
+    write_json(
+        folder.record, {"source_directory": str(source), "job": {"working_directory": "home"}, "status": "Running"}
+    )
+    (folder.outputs / "old.txt").write_text("of an earlier attempt")
+    work = work_dir.make(folder, is_shared=is_shared)
+    at = work_dir.place(json.loads(folder.record.read_text()), is_shared=is_shared)
+    outputs = work / at.outputs
+    assert not outputs.is_symlink()
+    assert (outputs / "old.txt").exists()
+    assert (outputs / ".." / ".." / "train.py").resolve() == (work / at.copy / "train.py").resolve()
+    (outputs / "a").mkdir()
+    (outputs / "a/model.pt").write_text("m")
+    (work / at.directory / "left.txt").write_text("l")
+    work_dir.clean(folder)
+    assert (folder.outputs / "a/model.pt").read_text() == "m"
+    assert everything(folder.work) == {"home", "home/left.txt"}

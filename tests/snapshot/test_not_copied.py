@@ -12,6 +12,8 @@ import pytest
 from paceline.snapshot import scan as scanning
 from paceline.snapshot.scan import scan
 from paceline.system import linked
+from paceline.system.files import write_json
+from tests.helpers import write_tree
 
 
 def left(top: Path, *opened: str, wanted: str = "", out: tuple[Path, ...] = ()) -> dict[str, str]:
@@ -114,7 +116,7 @@ def test_numbers_sizes_and_times_are_kept(top: Path, tmp_path: Path) -> None:
     os.utime(top / "data/y.txt", ns=(1, 2**61))
     (one,) = linked.measured(top, [linked.NotCopied(path="data", why="it is data", is_linked=True, is_folder=True)])
     assert (one.files, one.size, one.changed_ns, one.is_whole) == (2, 20, 2**61, True)
-    assert linked.line([one]) == "Not copied, linked in place: data/ (2 files, 20 B; it is data)"
+    assert linked.lines([one]) == ["Not copied, linked in place: data/ (2 files, 20 B; it is data)"]
     linked.write(tmp_path / "linked.json", [one])
     assert linked.read(tmp_path / "linked.json") == [one]
     (tmp_path / "linked.json").write_text('{"not_copied": [{"path": "x", "of": 1}]}')
@@ -129,4 +131,153 @@ def test_virtual_environment_is_linked_and_not_counted(top: Path) -> None:
     found = left(top)
     assert (found[".venv"], found["env"]) == ("a virtual environment", "a virtual environment")
     listed = linked.measured(top, [linked.NotCopied(path="env", why=found["env"], is_linked=True, is_folder=True)])
-    assert (str(listed[0]), linked.line(listed)) == ("env/ (a virtual environment)", None)
+    assert (str(listed[0]), linked.lines(listed)) == ("env/ (a virtual environment)", [])
+
+
+ONE = {"path": "data", "why": "ignored", "is_linked": True}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        *(
+            {"path": path}
+            for path in ("../other", "a/../../b", "/etc/passwd", ".", "", "a//b", "./a", "a\0b", 3, None, ["a"])
+        ),
+        {"why": 1},
+        {"is_linked": "yes"},
+        {"is_folder": 1},
+        {"files": True},
+        {"size": "1"},
+        {"is_sent": "no"},
+        {"kept_back": None},
+        {"path": "a/.."},
+    ],
+    ids=str,
+)
+def test_forged_name_in_a_list_of_what_was_not_copied_is_refused(tmp_path: Path, forged: dict[str, object]) -> None:
+    """A member of a group's workspace can write such a file: what it names is linked to and sent from the user's folders."""
+    write_json(tmp_path / "linked.json", {"not_copied": [ONE, {**ONE, **forged}]})
+    assert linked.read(tmp_path / "linked.json") == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "3", '{"not_copied": {"a": 1}}', '{"not_copied": [3]}', '{"not_copied": [{}]}']
+)
+def test_list_of_another_form_is_read_as_empty(tmp_path: Path, text: str) -> None:
+    (tmp_path / "linked.json").write_text(text)
+    assert linked.read(tmp_path / "linked.json") == []
+
+
+def test_list_of_an_older_or_newer_paceline_is_read(tmp_path: Path) -> None:
+    write_json(tmp_path / "linked.json", {"not_copied": [{**ONE, "colour": "red"}]})
+    assert linked.read(tmp_path / "linked.json") == [linked.NotCopied(path="data", why="ignored", is_linked=True)]
+
+
+def sent(
+    top: Path, *send: str, limit: int | None = None, monkeypatch: pytest.MonkeyPatch | None = None
+) -> dict[str, str]:
+    """What is not copied -> "" where it is sent, else why not."""
+    if limit is not None and monkeypatch is not None:
+        monkeypatch.setattr(linked, "SEND_BYTES", limit)
+    tree = scan(top, top / ".none", top / ".ws", (), frozenset(), frozenset(send))
+    found = linked.with_sent(top, linked.measured(top, tree.not_copied), send)
+    assert all(one.is_sent != bool(one.kept_back) for one in found)
+    return {one.path: one.kept_back for one in found}
+
+
+def test_secrets_results_environments_and_hidden_folders_are_not_sent_by_themselves(top: Path) -> None:
+    ignored = {".env": "K=1", "prod.env": "K=1", "id_rsa": "", "secrets/a.txt": "", "deploy.pem": "", ".cache/a": ""}
+    ignored |= {
+        "node_modules/a/a.js": "",
+        "env/pyvenv.cfg": "",
+        "wandb/a": "",
+        "outputs/a.pt": "",
+        "nested/outputs/a": "",
+    }
+    write_tree(top, ignored)
+    git(top, "init", "-q")
+    (top / ".gitignore").write_text("\n".join({"/data", "/nested", *(f"/{name.split('/')[0]}" for name in ignored)}))
+    found = sent(top)
+    assert {name for name, why in found.items() if not why} == {"data", "nested"}
+    # Of a folder that is sent, such names stay as well.
+    assert dict(linked.sent_files(top, "nested", named=False)) == {}
+    write_tree(
+        top / "data", {".env": "", "sub/.git/config": "", "sub/.cache/a": "", "sub/a.bin": "", "kaggle.json": ""}
+    )
+    assert {name for name, _ in linked.sent_files(top, "data", named=False)} == {"x.txt", "y.txt", "sub/a.bin"}
+    # What the user names is sent; what lies below and is a secret, a repository or an environment is not.
+    assert {name for name, _ in linked.sent_files(top, "data", named=True)} == {
+        "x.txt",
+        "y.txt",
+        "sub/a.bin",
+        "sub/.cache/a",
+    }
+    for name in (".env", ".cache", "nested/outputs", "wandb"):
+        assert sent(top, name)[name] == "", name
+
+
+def test_data_is_sent_from_the_smallest_on_up_to_the_limit(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tree(top, {"small/a": "a" * 10, "large/a": "a" * 100, "large/part/a": "a" * 50, "middle.bin": "a" * 60})
+    (top / ".gitignore").write_text("/data\nsmall\n/large\nmiddle.bin\n")
+    git(top, "init", "-q")
+    found = sent(top, limit=100, monkeypatch=monkeypatch)
+    assert {name: found[name] for name in ("data", "small", "middle.bin", "large")} == {
+        "data": "",
+        "small": "",
+        "middle.bin": "",
+        "large": linked.TOO_MUCH,
+    }
+    assert sent(top, "large")["large"] == ""
+    found = sent(top, "large/part")
+    assert (found["large"], found["large/part"]) == (linked.TOO_MUCH, "")
+
+
+def test_number_of_files_that_are_sent_by_themselves_is_limited(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(top, "init", "-q")
+    (top / ".gitignore").write_text("/data\n")
+    monkeypatch.setattr(linked, "_COUNTED", 1)
+    assert sent(top)["data"] == linked.TOO_MUCH
+    assert sent(top, "data")["data"] == ""
+
+
+def test_submission_names_what_is_sent_what_is_too_large_and_the_option_that_sends_it() -> None:
+    big = linked.NotCopied(
+        path="a b", why="ignored", is_linked=True, is_folder=True, size=5 * 10**9, kept_back=linked.TOO_MUCH
+    )
+    small = linked.NotCopied(path="data", why="ignored", is_linked=True, is_folder=True, files=2, size=20, is_sent=True)
+    key = linked.NotCopied(path="a.pem", why="ignored", is_linked=True, kept_back="its name is that of a secret")
+    first, second = linked.lines([big, small, key], "..")
+    assert first == "Not copied, linked on machines that see it, sent to others: data/ (2 files, 20 B; ignored)"
+    assert second.startswith("Not sent to machines that do not see it (more than 1 GB or 10,000 files in all): a b/ (")
+    assert "To send it: --send '../a b', or put it into a datastore" in second
+    assert linked.text_of(small).endswith("; sent where it is not seen")
+    assert linked.text_of(key).endswith("; not sent: its name is that of a secret")
+
+
+@pytest.mark.parametrize("kind", ["folder", "link to a folder", "file", "link to nothing"])
+def test_earlier_outputs_are_never_linked_whatever_they_are(top: Path, tmp_path: Path, kind: str) -> None:
+    """A run would write its own into the user's folder."""
+    if kind == "folder":
+        (top / "outputs").mkdir()
+    elif kind == "file":
+        (top / "outputs").touch()
+    else:
+        (top / "outputs").symlink_to(tmp_path if "folder" in kind else "nowhere")
+    assert left(top)["outputs"] == "-results of earlier runs"
+    assert left(top, wanted="outputs")["outputs"] == "-results of earlier runs"
+
+
+def test_ignored_link_to_a_folder_counts_as_a_folder(top: Path, tmp_path: Path) -> None:
+    (top / "away").symlink_to(write_tree(tmp_path / "mnt", {"a": "123"}))
+    (top / ".gitignore").write_text("away\n")
+    tree = scan(top, top / "none", top.parent / "ws", (), frozenset())
+    (one,) = linked.measured(top, [one for one in tree.not_copied if one.path == "away"])
+    assert (one.is_folder, one.files, one.size) == (True, 1, 3)
+
+
+def test_folder_behind_a_large_one_is_counted_as_well(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linked, "_COUNTED", 2)
+    write_tree(top, {f"many/{number}": "" for number in range(3)})
+    names = [linked.NotCopied(path=name, why="ignored", is_linked=True, is_folder=True) for name in ("many", "data")]
+    assert [(one.files, one.is_whole) for one in linked.measured(top, names)] == [(3, True), (2, True)]

@@ -22,7 +22,7 @@ from paceline.cli.run_options import experiment_name
 from paceline.environments.environment import Environment
 from paceline.environments.from_parameters import described
 from paceline.errors import JobError
-from paceline.estimator import interpreter, log_limit
+from paceline.estimator import interpreter, log_limit, sent_names
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
 from paceline.job.sizes import node_range, range_text
@@ -163,6 +163,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
         environment_variables={**variables, **recorded},
         secrets=secrets,
         inputs=data_words(said.get("inputs"), said.get("outputs")),
+        send=sent_names(said.get("send"), directory),
     )
     return Asked(
         job=job,

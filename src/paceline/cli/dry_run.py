@@ -21,6 +21,7 @@ from paceline.launchers import environment, get_launcher
 from paceline.runs.visible import visible
 from paceline.runs.work_dir import place
 from paceline.submit import check, check_source, not_copied, unrecorded, values_of
+from paceline.system import linked
 from paceline.targets import Target, find_target
 from paceline.targets.base import Queued
 from paceline.workspace import Workspace
@@ -99,7 +100,8 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         return 0
     print(f"Source: {asked.directory}")
     for one in skipped:
-        print(f"  {'linked in place' if one.is_linked else 'left out'}: {visible(str(one), lines=True)}")
+        text = visible(linked.text_of(one).removesuffix("; not linked"), lines=True)
+        print(f"  {'linked in place' if one.is_linked else 'left out'}: {text}")
     print("Job:")
     for name, value in job.shown().items():
         print(f"  {name}: {value!r}")

@@ -45,6 +45,7 @@ KEYS = {
     "script_params": _PAIRS,
     "source_directory": _PATH,
     "link": _PATHS,
+    "send": _PATHS,
     "compute_target": _TEXT,
     "node_count": _NODES,
     "process_count_per_node": _COUNT,

@@ -199,7 +199,7 @@ def show(run_id: LatestRun = None, as_json: Json = False) -> None:
         ("Models", ", ".join(found["models"])),
         (
             "Not copied",
-            [visible(f"{one}{'' if one.is_linked else '; not linked'}") for one in linked.read(folder.linked)],
+            [visible(linked.text_of(one)) for one in linked.read(folder.linked)],
         ),
         ("Left out", left_out.lines(record, limit=left_out.LIMIT)),
         ("Disk", size_text(found["size_bytes"])),

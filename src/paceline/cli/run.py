@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -141,10 +142,15 @@ def _tell_or_follow(folder: RunFolder, given: Mapping[str, Any], *, follow: bool
     if follow:
         return _follow(folder, as_json=given["json"], quiet=given["quiet"])
     run_id = folder.run_id
-    if (text := linked.line(linked.read(folder.linked))) and not given["quiet"]:
+    for text in _not_copied(folder) if not given["quiet"] else ():
         print(text, file=sys.stderr)
     hints = f"Follow it:  paceline logs -f {run_id}\nSee it:     paceline status {run_id}\nEnd it:     paceline cancel {run_id}"
     return print_submitted(folder, hints, as_json=given["json"])
+
+
+def _not_copied(folder: RunFolder) -> list[str]:
+    source = read.record(folder).source_directory or "."
+    return linked.lines(linked.read(folder.linked), os.path.relpath(source))
 
 
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
@@ -156,7 +162,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     try:
         view = RunView(size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
         view.say(_headline(record))
-        if text := linked.line(linked.read(folder.linked)):
+        for text in _not_copied(folder):
             view.say(text)
         record = _follow_with_interrupts(folder, view)
     finally:

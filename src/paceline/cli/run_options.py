@@ -68,7 +68,20 @@ RUN = (
     ),
     NAME,
     VerbOption("--source", "Folder to copy; default: the git repository, else the folder you are in.", "FOLDER", Path),
-    VerbOption("--link", "Folder with results of earlier runs that the script reads; may be repeated.", "FOLDER", list),
+    VerbOption(
+        "--link",
+        "Folder with results of earlier runs that the script reads; may be repeated.",
+        "FOLDER",
+        list,
+        key="link",
+    ),
+    VerbOption(
+        "--send",
+        "File or folder that is not copied, to be sent whatever its size to hosts that do not see it; may be repeated.",
+        "PATH",
+        list,
+        key="send",
+    ),
     VerbOption("--compute", "Compute target; default: local.", "TARGET", key="compute_target", complete="targets"),
     VerbOption("--gpu/--no-gpu", "One GPU for each process.", type=bool, key="use_gpu"),
     VerbOption(
@@ -218,9 +231,8 @@ def words(given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
     if given["nodes"] is not None:
         found["node_count"], found["process_count_per_node"] = _nodes(given["nodes"])
     found |= _environment(given["env"])
-    if given["link"]:
-        found["link"] = [os.path.abspath(path) for path in given["link"]]
     plain = {option.key: given[option.name] for option in RUN if option.key} | {
+        **{name: [os.path.abspath(path) for path in given[name] or ()] for name in ("link", "send")},
         "pip_requirements_file": one_file(given["requirements"]),
         "layered": None if given["isolated"] is None else not given["isolated"],
         "env_file": [os.path.abspath(os.path.expanduser(path)) for path in given["env_file"] or ()],

@@ -102,6 +102,8 @@ class Job:
         becomes one of `secrets`.
     secrets: variable -> place of its value ("env:HF_TOKEN"), which is read at submission and recorded nowhere.
     inputs: data that each worker finds in a folder, and folders whose files are stored at the end.
+    send: what of the source is not copied and is sent all the same, whatever its size, to nodes that do not see the submitter's
+        folders: paths relative to the source directory, with forward slashes.
     files: path in the working directory -> text of a file there, in place of one that the source may have at this path.
     max_run_duration_seconds: from the first attempt's start; None for no limit.
     grace_period_seconds: between SIGTERM and SIGKILL.
@@ -135,6 +137,7 @@ class Job:
     environment_variables: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[DataReference, ...] = ()
+    send: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     max_run_duration_seconds: float | None = None
     grace_period_seconds: float = DEFAULT_GRACE_S
@@ -166,6 +169,7 @@ class Job:
         _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
         # After the secrets, whose names may clash with those of an input's variables as well.
         _check_inputs(self)
+        _check_send(self.send)
         _check_files(self.files)
         _check_log_limit(self.log_limit)
         object.__setattr__(self, "notify", check_notify(self.notify))
@@ -284,8 +288,9 @@ class Job:
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise JobError(f"unknown job fields {unknown}; known are {sorted(known)}.")
-        if isinstance(values.get("arguments"), list):
-            values["arguments"] = tuple(values["arguments"])
+        for name in ("arguments", "send"):
+            if isinstance(values.get(name), list):
+                values[name] = tuple(values[name])
         if isinstance(values.get("environment"), dict):
             values["environment"] = EnvironmentSpec.from_json(values["environment"])
         values["inputs"] = tuple(DataReference.from_json(reference) for reference in values.get("inputs") or ())
@@ -379,6 +384,20 @@ def _check_inputs(job: Job) -> None:
                     f"environment_variables sets {prefix}{reference.name}, by which the script finds the input "
                     f"{reference.name!r}. Remove one of them."
                 )
+
+
+def _check_send(send: object) -> None:
+    _check_strings("send", send)
+    for path in send:  # type: ignore[attr-defined]
+        if path == ".":
+            raise JobError(
+                "send='.' is the whole source folder, whose code is sent anyway. Name what else is to be sent, such as 'data'."
+            )
+        if os.path.isabs(path) or path.split("/")[0] == ".." or path != os.path.normpath(path):
+            raise JobError(
+                f"send={path!r} is no path below the source folder, of which nodes have a copy. Write it relative to that "
+                "folder, such as 'data/train'."
+            )
 
 
 def _check_files(files: object) -> None:

@@ -238,7 +238,8 @@ class RemotePaths:
     """A run's folders as its nodes see them, the same paths on each.
 
     work_dir: the workers' working directory. is_shared: these are the supervisor's own folders, so `work_dir` can be
-        made there; otherwise each node makes its own from the snapshot that was sent.
+        made there; otherwise each node makes its own from the snapshot that was sent. sees_source: the nodes have the user's
+        folder that was copied, too, so links may lead there.
     python: the interpreter of nodes whose job names none. remote_shell: takes `HOST COMMAND...` as ssh does and runs it on
         another node of the run; empty where there is no such thing. starter: what starts MPI's workers in mpirun's place.
     """
@@ -249,5 +250,6 @@ class RemotePaths:
     library_dir: Path
     python: str
     is_shared: bool = True
+    sees_source: bool = True
     remote_shell: tuple[str, ...] = ()
     starter: Starter | None = None

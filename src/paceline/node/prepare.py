@@ -19,6 +19,7 @@ from paceline.remote.staging.stage_in import Arrived, as_here
 from paceline.runs import work_dir
 from paceline.runs.folder import RunFolder
 from paceline.runs.input_links import link_inputs
+from paceline.system import locks
 from paceline.system.files import write_json
 
 if TYPE_CHECKING:
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
 def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False) -> dict[str, Any]:
     """Everything that the node's workers need, as `NodeSetup` in JSON. apart: the workers' folder too."""
     came = as_here(folder)
-    if apart and not folder.work.exists():
-        # The supervisor makes it where nodes see its folder; each node that does not makes its own.
-        work_dir.make(folder, is_shared=False)
+    if apart:
+        # The supervisor makes it where nodes see its folder; others make their own. Some of these may see one folder.
+        with locks.locked(folder.path / "work.lock"):
+            if not folder.work.exists():
+                work_dir.make(folder, is_shared=False, sent=came.linked())
     built = {} if job.environment.docker_image else _environment(job.environment, folder, node_rank, came)
     inputs: dict[str, str] = {}
     found: list[dict[str, Any]] = []

@@ -121,6 +121,8 @@ class RunFolder:
     snapshot = Below("snapshot")
     #: Names of the source that the snapshot has not: the working directory links to them (`paceline.system.linked`).
     linked = Below("linked.json")
+    #: What of these was sent to this machine: the name of each copy in the working directory -> where its original lies here.
+    sent = Below("sent.json")
     #: Of a pipeline: links to the snapshots of its steps, so that they stay until the steps' runs have them.
     sources = Below("sources")
     #: The workers' working directory; in the end, only what the script left there.

@@ -6,10 +6,11 @@ A job with a `working_directory` has its copy among links, so that `..` and all 
     work/home/ann/data             -> /home/ann/data
     work/home/ann/project/         the copy; the workers run here or in a folder of it
     work/home/ann/project/data     -> /home/ann/project/data, which .gitignore names
+                                   (on machines that do not see it a copy of what was sent)
     work/home/ann/project/outputs  a folder, whose files go to the run's outputs in the end
 
-So a path in `work` is the user's own path behind `work`. A job without one has the copy as `work` itself, and `outputs` is
-a link.
+So a path in `work` is the user's own path behind `work`. On machines that do not see the user's folders the copy is `work`
+itself. So it is for a job without a working directory, whose `outputs` is a link.
 
 At the end, what the script left there stays, and what came from the snapshot unchanged goes: nothing is lost, and a
 thousand runs of one source do not fill the disk with it.
@@ -22,7 +23,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -31,7 +32,7 @@ from typing import Any
 from paceline.runs import states
 from paceline.runs.folder import RunFolder
 from paceline.system import linked, links
-from paceline.system.files import read_json
+from paceline.system.files import copy_file, copy_tree, read_json, write_json
 
 #: The workspace's own, and what interpreters leave.
 NEVER_LINKED = frozenset({".paceline", "__pycache__"})
@@ -46,11 +47,13 @@ class Place:
     """Where the copy of a run's source lies below `work`, and what it is a copy of.
 
     copy: relative to `work`; "" where it is `work` itself. directory: likewise, where the workers run. source: the user's folder.
+    has_outputs: `outputs` there is a folder, for `..` in it, and no link.
     """
 
     copy: str
     directory: str
     source: str
+    has_outputs: bool = True
 
     @property
     def outputs(self) -> str:
@@ -66,17 +69,18 @@ def place(record: Any, *, is_shared: bool = True) -> Place:
     told = record if isinstance(record, dict) else {}
     source, within = str(told.get("source_directory") or "."), (told.get("job") or {}).get("working_directory")
     if within is None:
-        return Place("", "", source)
+        return Place("", "", source, has_outputs=False)
     if not is_shared:
         return Place("", "" if within.split("/")[0] in ("..", ".") else within, source)
     copy = os.path.normpath(source).lstrip("/")
     return Place(copy, os.path.normpath(os.path.join(copy, within)), source)
 
 
-def make(folder: RunFolder, *, is_shared: bool = True) -> Path:
+def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path | None] | None = None) -> Path:
     """Copy the run's snapshot to its working directory, and put the job's own files into it; modes, times and links are kept.
 
     is_shared: as for `place`. Elsewhere nothing of the user's can be linked.
+    sent: where on this machine lies what was not copied and was sent, by its path relative to the source; None: an empty folder.
 
     Raises:
         OSError: no space, or the snapshot is gone.
@@ -92,16 +96,17 @@ def make(folder: RunFolder, *, is_shared: bool = True) -> Path:
     copy.parent.mkdir(parents=True, exist_ok=True)
     _copy(str(source), str(copy))
     for path, text in _files(record).items():
-        given = copy / path
-        given.parent.mkdir(parents=True, exist_ok=True)
-        if not given.parent.resolve().is_relative_to(copy.resolve()):
-            raise OSError(errno.ELOOP, "a link of the source leads out of it", path)
+        given = _inside(copy, path)
         # In place of what the source has there, and never through a link of the source's.
         given.unlink(missing_ok=True)
         given.write_text(text)
+    for path, original in (sent or {}).items():
+        _bring(original, _inside(copy, path))
+    if sent:
+        write_json(folder.sent, {path: str(original) for path, original in sent.items() if original is not None})
     if is_shared:
         _link(folder, beside, at)
-    if at.copy:
+    if at.has_outputs:
         (beside / at.outputs).mkdir(parents=True, exist_ok=True)
     else:
         # Relative, so that it holds wherever the run's folder is seen from, in a container too.
@@ -109,7 +114,7 @@ def make(folder: RunFolder, *, is_shared: bool = True) -> Path:
         (beside / at.outputs).symlink_to(os.path.normpath(os.path.join(up, "..", folder.outputs.name)))
     # Whole or not at all: a run that its engine starts again goes on with what it finds.
     os.rename(beside, target)
-    if at.copy and not folder.outputs.is_symlink():
+    if at.has_outputs and not folder.outputs.is_symlink():
         # A real folder where the script has it, for `..` in it; the run's own name leads there until `rescue_outputs`.
         for one in folder.outputs.iterdir() if folder.outputs.is_dir() else ():
             os.rename(one, target / at.outputs / one.name)
@@ -117,6 +122,29 @@ def make(folder: RunFolder, *, is_shared: bool = True) -> Path:
             folder.outputs.rmdir()
         folder.outputs.symlink_to(os.path.join(target.name, at.outputs))
     return target
+
+
+def _inside(copy: Path, path: str) -> Path:
+    """Return the place of a path of the source in its copy; the folders above it are made."""
+    found = copy / path
+    found.parent.mkdir(parents=True, exist_ok=True)
+    if not found.parent.resolve().is_relative_to(copy.resolve()):
+        raise OSError(errno.ELOOP, "a link of the source leads out of it", path)
+    return found
+
+
+def _bring(original: Path | None, target: Path) -> None:
+    """Copy what was sent, which runs share, so that the script may write there."""
+    if os.path.lexists(target):
+        return
+    if original is None:
+        target.mkdir()
+    elif original.is_dir():
+        copy_tree(original, target)
+    else:
+        copy_file(str(original), str(target))
+    for path in (target, *target.rglob("*")) if original else ():
+        path.chmod(path.stat().st_mode | stat.S_IWUSR)
 
 
 def _link(folder: RunFolder, top: Path, at: Place) -> None:
@@ -162,7 +190,8 @@ def _above(name: str) -> list[str]:
 def _found(folder: RunFolder, record: Any) -> Place:
     """Return the place of the copy as it lies in `work` now: it is `work` itself on other machines, and after `clean`."""
     at = place(record)
-    is_among_links = at.copy and (folder.work / at.copy.split("/")[0]).is_dir()
+    # All of the path: a folder of the script's own may be called `home`.
+    is_among_links = at.copy and (folder.work / at.copy).is_dir()
     return at if is_among_links else place(record, is_shared=False)
 
 
@@ -183,6 +212,7 @@ def clean(folder: RunFolder) -> None:
             if _has(copy / path, text):
                 (copy / path).unlink()
         source = folder.snapshot.resolve(strict=True)
+        sent = {copy / path: original for path, original in (read_json(folder.sent) or {}).items()}
         # From below: a folder can go only after what is in it. Links to folders are among the folders, and never followed.
         for directory, folders, files in os.walk(work, topdown=False):
             inside = os.path.relpath(directory, work)
@@ -192,7 +222,8 @@ def clean(folder: RunFolder) -> None:
             for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
                 path = os.path.join(directory, name)
                 own = at.original(os.path.normpath(os.path.join(inside, name)))
-                if is_cache or _leads_to(path, own) or _same(path, original / name):
+                came = _original(Path(path), sent)
+                if is_cache or _leads_to(path, own) or _same(path, original / name) or (came and _same(path, came)):
                     os.unlink(path)
             with contextlib.suppress(OSError):
                 os.rmdir(directory)  # only if empty
@@ -296,6 +327,14 @@ def _copy(source: str, target: str) -> None:
                 shutil.copyfile(entry.path, path)
                 os.chmod(path, stat.S_IMODE(found.st_mode))
                 os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def _original(path: Path, sent: Mapping[Path, str]) -> Path | None:
+    """Return what a file in the working directory was copied from, if it was sent."""
+    for above in (path, *path.parents) if sent else ():
+        if above in sent:
+            return Path(sent[above]) / path.relative_to(above)
+    return None
 
 
 def _leads_to(path: str, original: str) -> bool:

@@ -20,7 +20,7 @@ from paceline.errors import SnapshotError
 from paceline.snapshot.git import tracked_files
 from paceline.snapshot.ignore import ALWAYS, AT_THE_TOP, Ignore
 from paceline.system.files import read_json
-from paceline.system.linked import RESULTS, VIRTUAL_ENVIRONMENT, NotCopied
+from paceline.system.linked import RESULTS, VALUES, VIRTUAL_ENVIRONMENT, NotCopied
 
 MAX_BYTES = 300 * 1024 * 1024
 MAX_FILES = 2000
@@ -174,17 +174,19 @@ class _Scan:
                 continue
             is_directory = entry.is_dir(follow_symlinks=False)
             if not directory and name in AT_THE_TOP:
-                self._leave(path, "the place of the run's own outputs", is_folder=is_directory)
+                self._leave(path, "the place of the run's own outputs", is_folder=os.path.isdir(entry.path))
                 continue
             if self._files_out and not is_directory and os.path.realpath(entry.path) in self._files_out:
-                self._leave(path, "its values are secrets")
+                self._leave(path, VALUES)
                 continue
             # Only files and folders that the last scan took need no decision: what it left out is not in the cache.
             decided = trust and (path in self._known_directories if is_directory else path in known)
             why = None if decided else self._ignore.ignores(path, is_directory=is_directory)
             # What git tracks belongs to the project, whatever its patterns say.
             if why is not None and not (self._opened is not None and (path in self._opened or self._has_tracked(path))):
-                self._leave(path, why, is_folder=is_directory)
+                self._leave(
+                    path, why, is_folder=os.path.isdir(entry.path)
+                )  # a link to a folder is ignored as a file is
                 continue
             with contextlib.suppress(FileNotFoundError):  # gone since it was listed, as an editor's swap file
                 if is_directory:
@@ -200,7 +202,8 @@ class _Scan:
         """Note a file or folder that is not copied."""
         if self._opened is None:
             return
-        is_result = is_folder and (path in AT_THE_TOP or self._holds_results(path)) and path not in self._wanted
+        # Never linked, whatever it is: what the run leaves in its outputs would be written there.
+        is_result = path in AT_THE_TOP or (is_folder and self._holds_results(path) and path not in self._wanted)
         is_environment = is_folder and _is_environment(os.path.join(self._tree.source, path))
         text = _RESULTS if is_result else VIRTUAL_ENVIRONMENT if is_environment else why
         self._tree.not_copied.append(NotCopied(path=path, why=text, is_linked=not is_result, is_folder=is_folder))

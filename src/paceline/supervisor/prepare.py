@@ -26,6 +26,7 @@ from paceline.runs.input_links import link_inputs, unlink_inputs
 from paceline.runs.record import RunRecord
 from paceline.supervisor.nodes import NodeOutcome, from_here, on_nodes
 from paceline.supervisor.supervision import Outcome, Supervision
+from paceline.system import linked
 from paceline.system.files import read_json, write_json
 from paceline.system.library import library_dir
 from paceline.targets import Nodes
@@ -48,7 +49,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
     try:
         run.seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
         if run.seen.is_shared and not run.folder.work.exists():
-            work_dir.make(run.folder)
+            work_dir.make(run.folder, sent=_sent(run, run.seen))
     except (TargetError, EngineError) as error:
         cause = "data" if isinstance(error, TransferError) else "node_lost" if nodes.lost() else "prepare"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)), lost=len(nodes.lost()))
@@ -66,6 +67,27 @@ def hold_nodes(run: Supervision) -> Outcome | None:
         link_inputs(run.job, run.prepared[0], run.folder.work)
     run.start_clock()
     return None
+
+
+def _sent(run: Supervision, seen: RemotePaths) -> dict[str, Path | None]:
+    """Return what the working directory has in place of links to the user's folders, which the nodes do not see."""
+    if run.folder.carried.exists():
+        # Of runs that were brought to this machine alone: a supervisor is to load fast.
+        from paceline.remote.staging.stage_in import as_here
+
+        return as_here(run.folder).linked()
+    if seen.sees_source:
+        return {}
+    found: dict[str, Path | None] = {}
+    source = Path(run.record.source_directory or ".")
+    for one in linked.read(run.folder.linked):
+        if one.is_sent and one.is_folder:
+            found[one.path] = None
+        for name, path in (
+            linked.sent_files(source, one.path, named=linked.is_named(one.path, run.job.send)) if one.is_sent else ()
+        ):
+            found[f"{one.path}/{name}" if one.is_folder else one.path] = path
+    return found
 
 
 def clean_nodes(run: Supervision) -> None:

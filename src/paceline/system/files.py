@@ -109,10 +109,11 @@ def copy_tree(source: Path, target: Path) -> None:
     Raises:
         OSError: something can't be read or written; what was copied by then stays.
     """
-    shutil.copytree(source, target, symlinks=True, copy_function=_clone, dirs_exist_ok=True)
+    shutil.copytree(source, target, symlinks=True, copy_function=copy_file, dirs_exist_ok=True)
 
 
-def _clone(source: str, target: str) -> None:
+def copy_file(source: str, target: str) -> None:
+    """Copy a file likewise."""
     try:
         with open(source, "rb") as original, open(target, "wb") as copy:
             fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
@@ -186,10 +187,13 @@ def names_in(folder: Path) -> list[str]:
         return []
 
 
-def walk_files(top: Path) -> Iterator[tuple[str, os.DirEntry[str], bool]]:
+def walk_files(
+    top: Path, enters: Callable[[os.DirEntry[str]], bool] = lambda entry: True
+) -> Iterator[tuple[str, os.DirEntry[str], bool]]:
     """(name below `top`, entry, whether it is a file) of all below a folder of the user's that is no folder itself.
 
     Links are followed, but into no folder that they lie in. One that leads nowhere is no file, as a pipe is none.
+    enters: Whether to look into a folder.
 
     Raises:
         OSError: a folder that can't be read.
@@ -209,6 +213,8 @@ def walk_files(top: Path) -> Iterator[tuple[str, os.DirEntry[str], bool]]:
                 is_folder = is_file = False
             if not is_folder:
                 yield name, entry, is_file
+            elif not enters(entry):
+                continue
             elif not entry.is_symlink():
                 waiting.append((name, above))
             elif (real := os.path.realpath(entry.path)) not in above and not _is_above(real, entry.path):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from paceline.system.files import read_json, write_json
+from paceline.system.files import read_json, walk_files, write_json
 from paceline.system.names import counted
+from paceline.system.plain import known_fields
 from paceline.system.sizes import size_text
 
 #: Folders into which scripts write their results. One that git does not track and that holds no Python is of earlier runs.
@@ -18,12 +20,27 @@ RESULTS = frozenset(
         *("multirun", "multiruns"),
     }
 )
+_KINDS: dict[object, type] = {"str": str, "bool": bool, "int": int}
 #: Reason for a folder of installed packages, which nobody asks about.
 VIRTUAL_ENVIRONMENT = "a virtual environment"
-#: So many files are counted in all. A folder beyond that has "at least" so many.
-_COUNTED = 10_000
+#: Reason for a file whose values the user has said to be secret.
+VALUES = "its values are secrets"
+#: So many files are counted in all, and so many of each folder. One with more has "at least" so many.
+_COUNTED, _LEAST_COUNTED = 10_000, 100
 #: So many names are in a line.
 _SHOWN = 4
+#: Bytes that are sent by themselves to machines that do not see the user's folders: a minute or two over a line of 100 Mbit/s.
+SEND_BYTES = 1_000_000_000
+TOO_MUCH = "more than 1 GB or 10,000 files in all"
+_OWN = "a program's own"
+#: Folders that are never sent.
+_NEVER_SENT = frozenset({".git", ".paceline", "__pycache__", ".ipynb_checkpoints"})
+#: Names of files and folders that hold passwords, tokens and keys.
+_SECRET = (
+    r"(?i).*\.env|\.env\..*|\.envrc|[._]netrc|\.pgpass|\.npmrc|\.pypirc|\.htpasswd|\.git-credentials|\.(ssh|aws|gnupg|kube|docker)"
+    r"|.*\.(pem|key|p12|pfx|jks|keystore|kdbx|ppk)|id_(rsa|dsa|ecdsa|ed25519)|kaggle\.json"
+    r"|[._]?(credentials?|secrets?|token|service[_-]account.*)(\.(json|ya?ml|toml|txt|ini|cfg))?"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +50,8 @@ class NotCopied:
     path: relative to the source folder, with forward slashes. why: the rule that left it out, such as "ignored by .gitignore".
     is_linked: whether the working folder links to it; False for results of earlier runs. files, size: of a folder, all that is
     below it, size in bytes. changed_ns: the latest time of change. is_whole: False where more was there than was counted.
+    is_sent: whether machines that do not see the user's folders are sent it. kept_back: why not; "" where the run's target is
+    this machine.
     """
 
     path: str
@@ -43,6 +62,8 @@ class NotCopied:
     size: int = 0
     changed_ns: int = 0
     is_whole: bool = True
+    is_sent: bool = False
+    kept_back: str = ""
 
     def __str__(self) -> str:
         name = f"{self.path}/" if self.is_folder else self.path
@@ -53,15 +74,44 @@ class NotCopied:
         return f"{name} ({count}{size_text(self.size)}; {self.why})"
 
 
-def line(found: Sequence[NotCopied]) -> str | None:
-    """Return one line on what a run's working folder links to; None where it links to nothing."""
+def lines(found: Sequence[NotCopied], top: str = "") -> list[str]:
+    """Return what to say on what a run's working folder links to, and on what is sent: a line each; none where nothing is.
+
+    top: The source folder, as the user would name it where they stand.
+    """
     linked = [one for one in found if one.is_linked and one.why != VIRTUAL_ENVIRONMENT]
-    if not linked:
-        return None
+    if not any(one.is_sent or one.kept_back for one in linked):
+        return [f"Not copied, linked in place: {_names(linked)}"] if linked else []
+    said = []
+    if sent := [one for one in linked if one.is_sent]:
+        said.append(f"Not copied, linked on machines that see it, sent to others: {_names(sent)}")
+    import shlex  # not for a supervisor
+
+    if large := [one for one in linked if one.kept_back == TOO_MUCH]:
+        first = os.path.normpath(os.path.join(top, max(large, key=lambda one: one.size).path))
+        said.append(
+            f"Not sent to machines that do not see it ({TOO_MUCH}): {_names(large)}. To send it: --send {shlex.quote(first)}, "
+            "or put it into a datastore and name that: --input NAME=STORE:PATH."
+        )
+    return said
+
+
+def text_of(one: NotCopied) -> str:
+    """Return the name, and what becomes of it: linked in place, sent or left out."""
+    if not one.is_linked:
+        return f"{one}; not linked"
+    return (
+        f"{one}; sent where it is not seen"
+        if one.is_sent
+        else f"{one}{'; not sent: ' * bool(one.kept_back)}{one.kept_back}"
+    )
+
+
+def _names(found: Sequence[NotCopied]) -> str:
     # Data first: what is large.
-    shown = sorted(linked, key=lambda one: -one.size)[:_SHOWN]
-    more = f", and {len(linked) - _SHOWN} more (paceline show)" if len(linked) > _SHOWN else ""
-    return f"Not copied, linked in place: {', '.join(map(str, shown))}{more}"
+    shown = sorted(found, key=lambda one: -one.size)[:_SHOWN]
+    more = f", and {len(found) - _SHOWN} more (paceline show)" if len(found) > _SHOWN else ""
+    return f"{', '.join(map(str, shown))}{more}"
 
 
 def measured(source: Path, found: Iterable[NotCopied]) -> list[NotCopied]:
@@ -73,7 +123,7 @@ def measured(source: Path, found: Iterable[NotCopied]) -> list[NotCopied]:
         is_whole = True
         is_counted = one.why != VIRTUAL_ENVIRONMENT
         for stat in _stats(os.path.join(source, one.path)) if is_counted else ():
-            if files >= left:
+            if files >= max(left, _LEAST_COUNTED):
                 is_whole = False
                 break
             files, size, changed = files + 1, size + stat.st_size, max(changed, stat.st_mtime_ns)
@@ -103,6 +153,112 @@ def _stats(path: str) -> Iterator[os.stat_result]:
             continue
 
 
+def with_sent(source: Path, found: Iterable[NotCopied], send: Collection[str]) -> list[NotCopied]:
+    """Return the same names with what is sent to machines that do not see the user's folders.
+
+    Args:
+        source: The folder that is copied.
+        found: Of `measured`.
+        send: Names that are sent whatever their size, and so is what is below them; relative to `source`. All others are sent
+            from the smallest on, as long as all are within SEND_BYTES and 10,000 files.
+    """
+    known = list(found)
+    # Of a folder that is not sent, a part may be.
+    parts = [
+        NotCopied(path=path, why=one.why, is_linked=True, is_folder=os.path.isdir(os.path.join(source, path)))
+        for path in send
+        for one in known
+        if path.startswith(f"{one.path}/")
+    ]
+    left_bytes, left_files = SEND_BYTES, _COUNTED
+    why: dict[str, str] = {}
+    for one in sorted((*known, *parts), key=lambda one: one.size):
+        named = is_named(one.path, send)
+        why[one.path] = "" if one.is_linked else one.why
+        why[one.path] = why[one.path] or (one.why if one.why == VALUES else kept_back(source, one.path, named=named))
+        if why[one.path] or named:
+            continue
+        size = files = 0
+        try:
+            for _, path in sent_files(source, one.path, named=False):
+                size, files = size + os.stat(path).st_size, files + 1
+                if size > left_bytes or files > left_files:
+                    why[one.path] = TOO_MUCH
+                    break
+            else:
+                left_bytes, left_files = left_bytes - size, left_files - files
+        except OSError as error:
+            why[one.path] = f"it can't be read: {error.strerror}"
+    marked = [*known, *measured(source, parts)]
+    return [replace(one, is_sent=not why[one.path], kept_back=why[one.path]) for one in marked]
+
+
+def is_named(path: str, send: Collection[str]) -> bool:
+    """Return whether a name is in `send`, or lies below a folder in it."""
+    return any(f"{path}/".startswith(f"{name}/") for name in send)
+
+
+def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, Path]]:
+    """Yield each file that is sent of this file or folder of `source`: its name below `path`, and its place.
+
+    named: Whether the user has named it. Of what was not named, hidden folders and folders of results stay as well.
+
+    Raises:
+        OSError: The folder can't be read, or changes meanwhile.
+    """
+    top = Path(source, path)
+    if not top.is_dir():
+        yield top.name, top
+        return
+
+    def is_open(entry: os.DirEntry[str]) -> bool:
+        why = why_kept(entry.name, is_folder=entry.is_dir(), named=named)
+        return not why and os.access(entry.path, os.R_OK) and not _is_environment(entry.path)
+
+    for name, entry, is_file in walk_files(top, is_open):
+        if is_file and is_open(entry):
+            yield name, Path(entry.path)
+
+
+def kept_back(source: Path, path: str, *, named: bool) -> str:
+    """Return why a file or folder of `source` is not sent, whatever its size; "" where it is."""
+    parts = path.split("/")
+    if any(part in _NEVER_SENT for part in parts):
+        return _OWN
+    if any(_is_environment(os.path.join(source, *parts[:count])) for count in range(1, len(parts) + 1)):
+        return VIRTUAL_ENVIRONMENT
+    absolute = os.path.join(source, path)
+    if not os.access(absolute, os.R_OK):
+        return "it can't be read"
+    is_folder = os.path.isdir(absolute)
+    if not (is_folder or os.path.isfile(absolute)):
+        return "neither a file nor a folder"
+    # What the user has named is meant, though its name is that of a secret.
+    return "" if named else why_kept(parts[-1], is_folder=is_folder, named=False)
+
+
+def why_kept(name: str, *, is_folder: bool, named: bool) -> str:
+    """Return why a file or folder of this name is not sent; "" where it is.
+
+    named: Whether it lies in a folder that the user has named.
+    """
+    if re.fullmatch(_SECRET, name):
+        return "its name is that of a secret"
+    if not is_folder:
+        return ""
+    if name in _NEVER_SENT:
+        return _OWN
+    if named:
+        return ""
+    if name in RESULTS:
+        return "its name is that of results"
+    return "installed packages" if name == "node_modules" else "a hidden folder" if name.startswith(".") else ""
+
+
+def _is_environment(path: str) -> bool:
+    return os.path.exists(os.path.join(path, "pyvenv.cfg"))
+
+
 def file_of(snapshot: Path, source: Path) -> Path:
     """Return the file with the names that `snapshot` of `source` has not: equal trees at several places share one snapshot."""
     import hashlib  # not for a supervisor, which only reads
@@ -122,10 +278,25 @@ def write(path: Path, found: Iterable[NotCopied]) -> None:
 
 
 def read(path: Path) -> list[NotCopied]:
-    """Return the names that `write` wrote; none where there is no such file, or another one."""
+    """Return the names that `write` wrote; none where there is no such file, or another one.
+
+    Whoever else can write to the workspace may have written it: no name in it leads out of the source.
+    """
     told = read_json(path)
     listed = told.get("not_copied") if isinstance(told, Mapping) else None
-    try:
-        return [NotCopied(**one) for one in listed or ()]
-    except TypeError:
+    if not isinstance(listed, list):
         return []
+    found = [NotCopied(**known_fields(NotCopied, one)) for one in listed if _is_one(one)]
+    return found if len(found) == len(listed) else []
+
+
+def _is_one(one: object) -> bool:
+    """Return whether a value of JSON is a name as `write` writes it."""
+    if not isinstance(one, Mapping) or not {"path", "why", "is_linked"} <= {*one}:
+        return False
+    kinds = {field.name: _KINDS[field.type] for field in fields(NotCopied)}
+    # A bool is an int to Python.
+    if any(type(value) is not kinds[name] for name, value in one.items() if name in kinds):
+        return False
+    parts = one["path"].split("/")
+    return "\0" not in one["path"] and not any(part in ("", ".", "..") for part in parts)

@@ -340,7 +340,7 @@ def test_a_node_that_is_lost_while_it_gives_is_replaced_by_one_that_sees_the_sam
     assert run(nodes, seen, "echo x > outputs/x") == 0
     first = nodes._links[0]
 
-    def lose() -> None:
+    def lose(*, is_last: bool = False) -> None:
         os.kill(first.hello.pid, signal.SIGKILL)
         wait_until(lambda: first.lost, "the loss")
         raise LinkError("node-0: its agent is gone.")
@@ -538,3 +538,25 @@ def test_ports_can_be_changed(make_nodes):
     nodes.renew_ports()
     assert (len(before), len(nodes.ports)) == (3, 3)
     assert before != nodes.ports
+
+
+def test_files_that_a_script_leaves_beside_its_outputs_come_home_when_the_nodes_are_given_back(
+    make_nodes, run_folder, library
+):
+    """They went with the node's copy of the run's folder."""
+    nodes = make_nodes()
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    copied = sorted(path.name for path in run_folder.snapshot.resolve().iterdir())
+    assert copied
+    script = "mkdir work; cp -rp snapshot/. work; mkdir work/out; echo m > work/out/model.pt; echo o > outputs/o"
+    assert run(nodes, seen, script) == 0
+    nodes.fetch()
+    assert not run_folder.work.exists()
+    nodes.close()
+    assert [str(path.relative_to(run_folder.work)) for path in sorted(run_folder.work.rglob("*"))] == [
+        "out",
+        "out/model.pt",
+    ]
+    assert (run_folder.outputs / "o").read_text() == "o\n"
+    assert not seen.run_dir.exists()

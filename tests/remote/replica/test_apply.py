@@ -205,7 +205,7 @@ def test_nothing_is_written_behind_a_link_that_is_not_the_users(copy, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    [*OWN, "work/x", "run.json", "left_out.jsonl", "data.json", "events.jsonl", "logs/rank_0.log"],
+    [*OWN, "run.json", "left_out.jsonl", "data.json", "events.jsonl", "logs/rank_0.log"],
 )
 def test_what_nodes_do_not_write_is_not_taken_from_them(here, name):
     for header, data in (part(name, b"x"), (grow(name, 0, "new"), b"x"), (link(name, "outputs"), b"")):

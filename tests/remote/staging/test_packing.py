@@ -17,7 +17,9 @@ from paceline.job.data_reference import DataReference, Source
 from paceline.remote.staging.manifest import Manifest
 from paceline.remote.staging.packing import Packed, pack, pack_run
 from paceline.runs.folder import RunFolder
+from paceline.system import linked
 from paceline.system.files import write_json
+from paceline.system.linked import NotCopied
 from tests.environments.wheels import make_wheel
 from tests.helpers import make_job, make_run, write_tree
 
@@ -126,3 +128,44 @@ def test_outputs_to_folders_of_this_machine_go_home_unless_they_are_reached_from
     outputs = (far.path("out", "far_out").as_upload(), store.path("out", "model").as_upload(), plain)
     assert packed(folder, store.path("a"), *outputs).manifest.home == ("model", "plain")
     assert pack(make_job(inputs=outputs), folder, reached="lab").manifest.home == ("plain",)
+
+
+def test_what_was_not_copied_and_is_sent_is_a_tree_without_secrets(folder: RunFolder, tmp_path: Path) -> None:
+    source = write_tree(
+        tmp_path / "code", {"data/x.txt": "one", "data/.env": "K=1", "big/x": "", "one.bin": "1", ".env": "K=1"}
+    )
+    (source / "empty").mkdir()
+    (source / "away").symlink_to(write_tree(tmp_path / "mnt", {"y.txt": "y"}))
+    record = json.loads(folder.record.read_text()) | {"source_directory": str(source), "job": make_job().to_json()}
+    write_json(folder.record, record)
+    found = [
+        NotCopied(
+            path=name,
+            why="ignored",
+            is_linked=True,
+            is_folder=(source / name).is_dir(),
+            is_sent=name not in ("big", ".env"),
+        )
+        for name in ("data", "big", "one.bin", ".env", "empty", "away", "gone")
+    ]
+    linked.write(folder.linked, found)
+    packing = pack_run(folder)
+    assert packing is not None
+    places = packing.manifest.linked
+    assert {name: sorted(packing.files[tree]) for name, (tree, _) in places.items() if tree} == {
+        "data": ["x.txt"],
+        "one.bin": ["one.bin"],
+        "away": ["y.txt"],
+    }
+    assert {name: inner for name, (_, inner) in places.items()} == {
+        "data": "",
+        "one.bin": "one.bin",
+        "empty": "",
+        "away": "",
+    }
+    assert packing.manifest.trees == sorted(packing.files)
+    assert Manifest.from_json(json.loads(json.dumps(packing.manifest.to_json()))) == packing.manifest
+    # Equal content has the same name wherever it lies, so it is sent once.
+    again = pack_run(folder)
+    assert again is not None
+    assert again.manifest == packing.manifest

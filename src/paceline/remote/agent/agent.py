@@ -274,5 +274,5 @@ class Agent:
     def _op_flush(self, header: dict[str, Any], data: bytes) -> dict[str, Any] | None:
         if self._mirror is None:
             return {}
-        self._mirror.tell({"re": header["id"], "all": True})
+        self._mirror.tell({"re": header["id"], "all": True, "last": header.get("last", False)})
         return None

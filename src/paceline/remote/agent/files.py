@@ -82,6 +82,9 @@ class FileRequests:
         except (OSError, ValueError):
             return {"ok": False}
 
+    def op_inode(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        return {"found": os.stat(header["path"]).st_ino if os.path.exists(header["path"]) else 0}
+
     def op_have(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         top = header["path"]
         paths = (os.path.join(directory, name) for directory, _, files in os.walk(top) for name in files)

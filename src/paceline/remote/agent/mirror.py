@@ -7,11 +7,13 @@ them, whenever the link has nothing else to carry: checkpoints and outputs that 
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from paceline.remote.agent.send_queue import BULK, LIVE, SendQueue
@@ -21,6 +23,7 @@ from paceline.remote.replica.changes import (
     NODE_FILES,
     NOTES,
     QUIET_S,
+    WORK,
     Changes,
     Frame,
     small_names,
@@ -72,7 +75,8 @@ class Mirror(threading.Thread):
         self._keepers: dict[str, Keeper] = {}
 
     def tell(self, header: dict[str, Any]) -> None:
-        """Send this once all that was written so far has been sent. header: with `all`, checkpoints and outputs too."""
+        """Send this once all that was written so far has been sent. header: with `all`, checkpoints and outputs too; with `last`,
+        what the script has left in its working directory as well, which is cleaned up for that."""
         with self._changed:
             self._jobs.append(header)
             self._changed.notify_all()
@@ -111,8 +115,9 @@ class Mirror(threading.Thread):
                 self._look()
                 look_at = now + LOOK_S
             for job in jobs:
+                is_last = job.pop("last", False)
                 if job.pop("all", False):
-                    self._send_all()
+                    self._send_all(is_last)
                     busy = False
                     self._out.put(job, kind=BULK)
                 else:
@@ -135,6 +140,19 @@ class Mirror(threading.Thread):
         for found in frames:
             if found is not None:
                 self._out.put({"op": "file", **found[0]}, found[1], kind=kind, wait=True)
+
+    def _send_left(self) -> None:
+        """Send the user's files, and what the script has left in its working directory, which is cleaned up."""
+        from paceline.runs import work_dir  # not while the agent starts
+        from paceline.runs.folder import RunFolder
+
+        folder = RunFolder(Path(self.top))
+        with contextlib.suppress(OSError):  # no room; what is there is sent
+            work_dir.rescue_outputs(folder)
+        # Before the working directory is cleaned up: links in the outputs may lead to files that then go.
+        self._put(self._changes.large(final=True), BULK)
+        work_dir.clean(folder)
+        self._put(self._changes.large(True, (WORK,)), BULK)
 
     def _look(self) -> None:
         self._take_back(time.monotonic())
@@ -184,10 +202,12 @@ class Mirror(threading.Thread):
             if not name.startswith(LIVE_LOGS):
                 yield name
 
-    def _send_all(self) -> None:
+    def _send_all(self, is_last: bool) -> None:
         """All that is not sent yet, at once: nothing changes any more."""
         self._put(self._files, BULK)  # a file may be on its way
         self._take_back(math.inf)
-        if self.takes_files:
+        if self.takes_files and is_last:
+            self._send_left()
+        elif self.takes_files:
             self._put(self._changes.large(final=True), BULK)
         self._put(self._changes.small(self._live_names("attempts")), LIVE)

@@ -144,8 +144,8 @@ class Copies:
         """Something runs on a node: there may be more to bring home."""
         self._unfetched.add(self._groups[rank])
 
-    def fetch(self, attempt: int) -> None:
-        """Bring home all that is not here yet; nothing where the run could not be sent.
+    def fetch(self, attempt: int, *, is_last: bool = False) -> None:
+        """Bring home all that is not here yet; nothing where the run could not be sent. is_last: as of `LinkFiles.flush`.
 
         Raises:
             TargetError: some could not be had; the message says what, and where it still is.
@@ -156,7 +156,8 @@ class Copies:
         leaders = self._leaders()
         senders = [self._links[rank] for rank in leaders.values()]
         missing = []
-        for group, link, found in zip(leaders, senders, on_each(senders, lambda link: link.flush()), strict=True):
+        flushed = on_each(senders, lambda link: link.flush(is_last=is_last))
+        for group, link, found in zip(leaders, senders, flushed, strict=True):
             if isinstance(found, OSError):
                 missing.append(f"{link.name}: {found.strerror}: {found.filename!r}")
             elif isinstance(found, Exception):
@@ -164,7 +165,7 @@ class Copies:
             else:
                 self._unfetched.discard(group)
         if any(link.lost for link in senders) and self._leaders().keys() == leaders.keys():
-            self.fetch(attempt)  # another of the group is left
+            self.fetch(attempt, is_last=is_last)  # another of the group is left
             return
         # Groups of which every node is lost: what has run there since the last fetch can't be had any more.
         missing += [str(self._links[group].lost).rstrip(".") for group in sorted(self._unfetched - set(leaders))]

@@ -100,6 +100,10 @@ class LinkFiles:
         """True if there is a file at `path` on the node that says `token`."""
         return bool(self._connection.ask("sees", path=path, token=token)[0]["ok"])
 
+    def inode(self, path: str) -> int:
+        """Return the number of a file or folder there, the same on all machines that mount its file system; 0 for none."""
+        return int(self._connection.ask("inode", path=path)[0]["found"])
+
     def have(self, path: str) -> dict[str, list[int]]:
         """What is below a folder there: name -> stamp (`paceline.remote.replica.changes`); {} where there is none."""
         found: dict[str, list[int]] = self._connection.ask("have", timeout_s=120.0, path=path)[0]["found"]
@@ -162,8 +166,10 @@ class LinkFiles:
             log_limit=log_limit,
         )
 
-    def flush(self) -> None:
+    def flush(self, *, is_last: bool = False) -> None:
         """Wait until all that the run has written on the node is here, checkpoints and outputs too.
+
+        is_last: the run has ended there. What its script has left in the working directory comes too.
 
         Raises:
             OSError: some of it could not be written here.
@@ -171,7 +177,7 @@ class LinkFiles:
         # In order: the answer must not overtake the files that were sent before it, which may still wait to be written here.
         pending = self._connection.requests.new(in_order=True)
         self._trouble.clear()
-        self._connection.out.put({"op": "flush", "id": pending.number})
+        self._connection.out.put({"op": "flush", "id": pending.number, "last": is_last})
         self._connection.wait_for(pending, "flush", None)
         self._raise_trouble()
 

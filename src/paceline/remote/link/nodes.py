@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import ipaddress
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ from paceline.remote.link.link_error import LinkError
 from paceline.remote.link.rsh_calls import RshCalls, make_remote_shell
 from paceline.remote.link.sending import all_or_error, on_each, see_same
 from paceline.runs.folder import RunFolder
+from paceline.runs.work_dir import place
+from paceline.system.files import read_json
 
 #: For how long it need not be asked again whether a process lives.
 _FRESH_S = 0.3
@@ -108,9 +111,18 @@ class AgentNodes:
             library_dir=Path(library),
             python=python,
             is_shared=self._is_shared,
+            sees_source=self._sees_source(folder),
             remote_shell=make_remote_shell(links[0], scratch, socket, python),
             starter=self._starter,
         )
+
+    def _sees_source(self, folder: RunFolder) -> bool:
+        """Return whether the nodes see the user's folder that was copied; True where this machine does not see it itself."""
+        source = place(read_json(folder.record)).source
+        if not self._is_shared or not os.path.isdir(source):
+            return bool(self._is_shared)
+        found = on_each(self._links, lambda link: link.inode(source))
+        return all(number == os.stat(source).st_ino for number in all_or_error(self._links, found, "the source"))
 
     def shell(self, node_rank: int) -> Mapping[str, str] | None:
         return self._links[node_rank].hello.env
@@ -239,7 +251,7 @@ class AgentNodes:
             self.kill_all()
             if self._copies is not None:
                 with contextlib.suppress(TargetError, EngineError):  # what can't be fetched stays where it is
-                    self.fetch()  # not fetched yet, where no attempt was made
+                    self._copies.fetch(self._attempt, is_last=True)
                 self._copies.remove()
             on_each(self._links, lambda link: link.close())
             if self._copies is not None:

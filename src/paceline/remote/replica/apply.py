@@ -218,8 +218,7 @@ class Replica:
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise ReplicaError(f"the name {name!r} is none of a file below a folder")
         if len(parts) > 1:
-            folders = (*SMALL, *LARGE) if self._of_nodes else (*SMALL, *LARGE, WORK)
-            is_theirs = parts[0] in folders and not (self._of_nodes and name.startswith(LIVE_LOGS))
+            is_theirs = parts[0] in (*SMALL, *LARGE, WORK) and not (self._of_nodes and name.startswith(LIVE_LOGS))
         elif how == "left":
             is_theirs = name in LARGE
         else:

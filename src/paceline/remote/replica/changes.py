@@ -35,8 +35,8 @@ Stamp = List[int]  # noqa: UP006
 Frame = Tuple[Dict[str, Any], bytes]  # noqa: UP006
 
 #: Folders whose files go as soon as they change, and those of the user's files, of any size. What is in neither, nor among
-#: the names below, is of one machine alone: the lock, the target's settings, secrets. `work` comes at the end, and only from
-#: where it would be lost.
+#: the names below, is of one machine alone: the lock, the target's settings, secrets. `work` comes at the end, when nothing is
+#: in it but what the script has left.
 SMALL = ("attempts", "metrics", "prepared", "logs")
 LARGE, WORK = ("artifacts", "checkpoints", "outputs", "uploads"), "work"
 RECORD, NOTES, DRIVER_LOG = "run.json", "notes.jsonl", "logs/driver.log"
@@ -117,7 +117,7 @@ class Changes:
                     continue
                 if final or self._rests(entry.name, stamp):
                     yield from self.whole(entry, as_it_is=final)
-        yield from self._gone(present)
+        yield from self._gone(present, folders)
 
     def record(self, ends: "Container[str]") -> "tuple[dict[str, Any], bytes, bool]":
         """The run's record as a frame's header and bytes, and whether its status is one of these `ends`.
@@ -203,12 +203,12 @@ class Changes:
             self._resting[name] = (stamp, since)
         return time.monotonic() - since >= QUIET_S
 
-    def _gone(self, present: "set[str]") -> "Iterator[Frame]":
+    def _gone(self, present: "set[str]", folders: "Sequence[str]") -> "Iterator[Frame]":
         """Old checkpoints are removed by the script that wrote the new ones; then the other side need not keep them either."""
         if not os.path.isdir(os.path.join(self.top, "checkpoints")):
             return  # the folder itself goes: that is the end of the run, not the script's doing
         for name in sorted(self.known, reverse=True):  # what is in a folder before the folder
-            if name.split("/", 1)[0] in LARGE and name not in present:
+            if name.split("/", 1)[0] in folders and name.split("/", 1)[0] in LARGE and name not in present:
                 yield {"file": name, "how": "gone", "stamp": self.known.pop(name)}, b""
 
 

@@ -19,6 +19,7 @@ FOLDER = "carried"
 class Manifest:
     """places: a path (or pattern) of the submitting machine -> (tree, name in it; "" for all of it).
     stores: datastore -> its record, of all that the job names.
+    linked: a path relative to the source folder -> likewise, of what was not copied and is sent; "" for an empty folder's tree.
     contents: input -> fingerprint of its files, for those that are carried as a whole.
     home: the outputs that go to folders of the submitting machine, in order.
     store: the record of the datastore in which the trees lie; None where they lie in the workspace.
@@ -26,6 +27,7 @@ class Manifest:
 
     places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     stores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    linked: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
     home: Sequence[str] = ()
     store: Mapping[str, Any] | None = None
@@ -33,7 +35,7 @@ class Manifest:
     @property
     def trees(self) -> list[str]:
         """The names of all trees, sorted."""
-        return sorted({tree for tree, _ in self.places.values()})
+        return sorted({tree for tree, _ in (*self.places.values(), *self.linked.values()) if tree})
 
     def record(self, datastore: str) -> StoreRecord:
         """A datastore that the job names, as it is registered where the run was submitted."""
@@ -45,7 +47,8 @@ class Manifest:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
         values = known_fields(cls, data)
-        values["places"] = {path: (tree, name) for path, (tree, name) in values.get("places", {}).items()}
+        for part in ("places", "linked"):
+            values[part] = {path: (tree, name) for path, (tree, name) in values.get(part, {}).items()}
         values["home"] = tuple(values.get("home", ()))
         return cls(**values)
 

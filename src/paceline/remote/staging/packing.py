@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.data.stores.record import StoreRecord
-from paceline.errors import EnvironmentSpecError
+from paceline.errors import EnvironmentSpecError, TransferError
 from paceline.job.data_reference import DataReference, Source
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
 from paceline.remote.staging.manifest import Manifest, place_in, tree_files
 from paceline.runs.folder import RunFolder
 from paceline.runs.store import stored
+from paceline.runs.work_dir import place
+from paceline.system import linked
 from paceline.system.files import read_json
+from paceline.system.linked import NotCopied
 
 if TYPE_CHECKING:
     from paceline.data.transfer.listing import FileInfo
@@ -41,7 +44,7 @@ class Packed:
 def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
     """What the job of a run needs beside its snapshot; None where that is nothing. For the arguments and errors: `pack`."""
     job = stored(folder).job
-    if job is None or not (job.inputs or job.environment.needs_build):
+    if job is None or not (job.inputs or job.environment.needs_build or any(_sent(folder))):
         return None
     return pack(job, folder, reached=reached)
 
@@ -72,10 +75,22 @@ def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
     if job.environment.needs_build:
         for path in local_places(job.environment):
             packing.add_package(path)
+    source = Path(place(read_json(folder.record)).source)
+    for one in _sent(folder):
+        packing.add_linked(source, one, named=linked.is_named(one.path, job.send))
     manifest = Manifest(
-        places=packing.places, stores=packing.stores, contents=packing.contents, home=tuple(packing.home)
+        places=packing.places,
+        stores=packing.stores,
+        linked=packing.linked,
+        contents=packing.contents,
+        home=tuple(packing.home),
     )
     return Packed(manifest=manifest, files=packing.files)
+
+
+def _sent(folder: RunFolder) -> Iterator[NotCopied]:
+    """Yield what was not copied, and is sent; nothing of a run that has been brought here, whose manifest has it."""
+    return (one for one in linked.read(folder.linked) if one.is_sent)
 
 
 def add_json(archive: tarfile.TarFile, name: str, value: Any) -> None:
@@ -108,6 +123,7 @@ class _Packing:
     def __init__(self, workspace: Path, reached: str | None) -> None:
         self._workspace, self._reached = workspace, reached
         self.places: dict[str, tuple[str, str]] = {}
+        self.linked: dict[str, tuple[str, str]] = {}
         self.stores: dict[str, dict[str, Any]] = {}
         self.contents: dict[str, str] = {}
         self.files: dict[str, dict[str, Path]] = {}
@@ -152,6 +168,17 @@ class _Packing:
         else:
             self._add(str(path), {path.name: path}, path.name)
 
+    def add_linked(self, source: Path, one: NotCopied, *, named: bool) -> None:
+        """Add what a run's working folder links to on this machine. What is gone by now is left out, as a link would be."""
+        try:
+            files = dict(linked.sent_files(source, one.path, named=named))
+        except OSError as error:
+            raise TransferError(f"{str(source / one.path)!r} can't be sent: {error.strerror}.") from error
+        if not os.path.exists(source / one.path):
+            return
+        tree = self._tree(files) if files else ""
+        self.linked[one.path] = (tree, "" if one.is_folder else os.path.basename(one.path))
+
     def _place(self, source: Source) -> tuple[StoreRecord, str]:
         from paceline.data.stores.filesystem import place_of
 
@@ -161,9 +188,12 @@ class _Packing:
         return record, path
 
     def _add(self, place: str, files: dict[str, Path], name: str) -> None:
+        self.places[place] = (self._tree(files), name)
+
+    def _tree(self, files: dict[str, Path]) -> str:
         tree = _tree_name(files, self._workspace)
-        self.places[place] = (tree, name)
         self.files[tree] = files
+        return tree
 
 
 def _tree_name(files: Mapping[str, Path], workspace: Path) -> str:

@@ -62,6 +62,21 @@ class Arrived:
 
         return moved(environment, self._path) if self.manifest.places else environment
 
+    def linked(self) -> dict[str, Path | None]:
+        """Return where what was not copied lies here, by its path relative to the source folder; None for an empty folder.
+
+        What lies in a datastore is fetched.
+
+        Raises:
+            TransferError: It could not be.
+        """
+        found: dict[str, Path | None] = {}
+        for path, (tree, name) in self.manifest.linked.items():
+            if tree and self.manifest.store is not None:
+                self._fetch(tree)
+            found[path] = self._folder(tree) / name if tree else None
+        return found
+
     def as_submitted(self, value: Any) -> Any:
         """JSON in which places of this machine are those of the submitting one again, for what is kept with the run."""
         if isinstance(value, Mapping):

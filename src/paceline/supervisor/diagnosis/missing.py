@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.job.job import Job
 from paceline.runs.work_dir import Place
-from paceline.system.linked import NotCopied
+from paceline.system.linked import NotCopied, why_kept
 
 _FILE = re.compile(r"FileNotFoundError: .*'([^']+)'")
 #: Modules whose distribution has another name.
@@ -57,12 +57,17 @@ def missing_text(
         ]
     else:
         return None
+    # A supervisor on a cluster may be where the user's folders are not.
+    sees_source = exists(at.source)
     for name in names:
         path = os.path.normpath(os.path.join(at.source, job.working_directory or "", _users_own(name)))
         inside = os.path.relpath(path, at.source)
         for one in not_copied:
-            if f"{inside}/".startswith(f"{one.path}/") and exists(path):
-                return _of_not_copied(path, one, is_shared)
+            if f"{inside}/".startswith(f"{one.path}/") and (exists(path) or not sees_source):
+                typed = os.path.relpath(inside, job.working_directory or ".")
+                return _of_not_copied(
+                    path, one, inside, typed, is_shared=is_shared and sees_source, is_there=exists(path)
+                )
         if job.working_directory is None and inside.split(os.sep)[0] == ".." and exists(path):
             above = os.path.commonpath((path, at.source))
             return f"It is there as {path!r}, above the source folder, which alone is copied. Give source_directory={above!r}."
@@ -78,12 +83,34 @@ def _users_own(name: str) -> str:
     return re.sub(r"^.*/runs/[^/]+/work(?=/)", "", name)
 
 
-def _of_not_copied(path: str, one: NotCopied, is_shared: bool) -> str | None:
-    if not one.is_linked:
-        return f"It is there as {path!r}, among {one.why}, which a run does not see. Bring them: --link {one.path}."
+def _of_not_copied(
+    path: str, one: NotCopied, inside: str, typed: str, *, is_shared: bool, is_there: bool
+) -> str | None:
+    """Return what to say of a file that lies in what was not copied.
+
+    Args:
+        path: The file, on the submitting machine.
+        one: What was not copied.
+        inside: The file, relative to the source folder.
+        typed: The file, as the user would name it where they stand.
+        is_shared: Whether the nodes have the user's own folders.
+        is_there: Whether the file is seen from here.
+    """
+    whole = os.path.normpath(os.path.join(typed, os.path.relpath(one.path, inside)))
     if is_shared:
-        return None  # it is linked to: what is missing is something else
+        if one.is_linked:
+            return None  # it is linked to: what is missing is something else
+        return f"It is there as {path!r}, among {one.why}, which a run does not see. Bring them: --link {whole}."
+    there = f"It is there as {path!r} on the submitting machine"
+    if not is_there:
+        there = f"{one.path!r} lies on the submitting machine"
+        if one.is_sent:
+            return None  # whether it has this file is not known here
+    if not one.is_sent:
+        return f"{there}, and was not sent: {one.kept_back or one.why}. Send it: --send {whole} (send=[{one.path!r}])."
+    parts = os.path.relpath(inside, one.path).split(os.sep)
+    if why := next(filter(None, (why_kept(part, is_folder=True, named=False) for part in parts)), None):
+        return f"{there}, and was not sent: {why}. Send it: --send {typed} (send=[{inside!r}])."
     return (
-        f"It is there as {path!r} on the submitting machine, and was not sent: {one.path!r} is {one.why}. "
-        f"Send it as an input: --input NAME={one.path}."
+        f"{there}, and was sent with the copy of the source. Open it by its path from the working directory: {typed!r}."
     )

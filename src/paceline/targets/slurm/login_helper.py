@@ -27,7 +27,7 @@ import time
 from typing import IO, Any
 
 if "Changes" not in globals():  # there the texts of these modules stand above this one
-    from paceline.remote.replica.changes import Changes, small_names
+    from paceline.remote.replica.changes import LARGE, WORK, Changes, small_names
     from paceline.remote.wire import frame
 
 PARTS = ("lib", "snapshots", "carried", "runs")
@@ -94,7 +94,7 @@ def pull(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None
     for found in changes.small(small_names(request["run_dir"])):
         stdout.write(frame(*found))
     # Not before: whoever asks for the run's status would wait for files of any size.
-    for piece in changes.large(final=True) if has_ended else ():
+    for piece in changes.large(True, (*LARGE, WORK)) if has_ended else ():
         if piece is not None:
             stdout.write(frame(*piece))
     stdout.write(frame(header, data))
