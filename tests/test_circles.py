@@ -1,9 +1,10 @@
-"""No module is below another and above it: the circles of imports, those in functions and for type checkers counted."""
+"""No module is below another and above it: the circles of imports, those in functions, for type checkers and by name counted."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.sources import SOURCE, read
@@ -18,18 +19,24 @@ def imported(module: str, code: bytes, known: Mapping[str, object], *, is_packag
     """The modules among `known` that the code imports, wherever in it; a name of a package counts as the package."""
     package = module if is_package else module.rpartition(".")[0]
     found: set[str] = set()
-    for node in read(code).imports:
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            outer = package.split(".")
-            base = ".".join(outer[: len(outer) - node.level + 1]) if node.level else ""
-            names = [".".join(part for part in (base, node.module, alias.name) if part) for alias in node.names]
+    by_name = [[name.decode()] for name in re.findall(rb'\bimport_module\(\s*"([\w.]+)"', code)]
+    for names in [*by_name, *_imported(code, package)]:
         for name in names:
             parts = name.split(".")
             above = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
             found |= {next((known_as for known_as in above if known_as in known), "")} - {"", module}
     return found
+
+
+def _imported(code: bytes, package: str) -> Iterator[list[str]]:
+    """The names of each import statement, wherever in the code."""
+    for node in read(code).imports:
+        if isinstance(node, ast.Import):
+            yield [alias.name for alias in node.names]
+        else:
+            outer = package.split(".")
+            base = ".".join(outer[: len(outer) - node.level + 1]) if node.level else ""
+            yield [".".join(part for part in (base, node.module, alias.name) if part) for alias in node.names]
 
 
 def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
@@ -81,9 +88,11 @@ def test_a_circle_would_be_seen() -> None:
         "p.e": "from p.a import name",
         "p.f": "from p import run",
         "p.g": "import p.f",
+        "p.h": 'import importlib\ndef f():\n    importlib.import_module("p.i").run()',
+        "p.i": "from p.h import f",
     }
     arrows = {
         module: imported(module, code.encode(), codes, is_package=module == "p") for module, code in codes.items()
     }
     assert arrows["p.f"] == {"p"}
-    assert circles(arrows) == [["p.a", "p.b", "p.c"]]
+    assert circles(arrows) == [["p.a", "p.b", "p.c"], ["p.h", "p.i"]]

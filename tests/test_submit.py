@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 
@@ -10,7 +11,7 @@ import pytest
 from paceline.environments.environment import Environment
 from paceline.errors import JobError, LauncherError, SnapshotError, TargetError, WorkspaceError
 from paceline.job.data_reference import DataReference, Source
-from paceline.submit import SourceCopy, check, in_places_of, submit, values_of
+from paceline.submit import SourceCopy, check, in_places_of, submit, take_snapshot, values_of
 from paceline.targets.configured import Configured, add
 from tests.helpers import make_job, write_program, write_tree
 
@@ -208,3 +209,15 @@ def test_earlier_outputs_are_refused_as_a_link(tmp_path):
     """The run's own outputs would have gone into the user's folder."""
     error = refused(tmp_path, make_job(), {"train.py": "", "outputs/a": ""}, link=frozenset({"outputs"}))
     assert "link='outputs': 'outputs' is the place of the run's own outputs" in str(error)
+
+
+def test_a_folder_that_is_made_for_one_run_is_copied_whole(tmp_path, monkeypatch):
+    # Its large files were linked, and gone with it: a service's model on another machine.
+    scan = importlib.import_module("paceline.snapshot.scan")  # the package has a function of that name
+    monkeypatch.setattr(scan, "_DATA_BYTES", 10)
+    monkeypatch.setattr(scan, "MAX_BYTES", 20)
+    made = write_tree(tmp_path / "made", {"train.py": "", "model.bin": "x" * 100, ".gitignore": "*.bin\n"})
+    source = SourceCopy(directory=made, is_whole=True)
+    taken = take_snapshot(make_job(), source, tmp_path / "ws")
+    assert taken.files == {"train.py", "model.bin", ".gitignore"}
+    assert taken.not_copied == ()

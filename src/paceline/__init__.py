@@ -6,7 +6,7 @@ The public names, loaded on first use: importing this package loads nothing but 
 from __future__ import annotations
 
 from paceline import errors
-from paceline.system.lazy import face
+from paceline.system.lazy import face, hand_down
 
 # Not typing's: importing typing would take longer than all the rest. Type checkers go by the name.
 TYPE_CHECKING = False
@@ -59,6 +59,9 @@ if TYPE_CHECKING:
     from paceline.workspace import Experiment, Run, Workspace
 
 __version__ = "0.1.0"
+
+# Whoever reads a run asks the engine of the run's target, which stands above runs.
+hand_down("target_of_run", "paceline.targets.configured")
 
 # The imports above are for type checkers alone. A name that stands here and not there has no type for them, and one that stands
 # there alone can't be had.

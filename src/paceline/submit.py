@@ -50,10 +50,12 @@ _MOST_BYTES = 131_072
 class SourceCopy:
     """What a run's code is: a folder, or a snapshot that is there already (a rerun's).
 
-    link: folders in it, relative, with results of earlier runs that the run shall see.
+    link: folders in it, relative, with results of earlier runs that the run shall see. is_whole: it was made for this run and is
+        removed, so all of it is copied.
     """
 
     directory: Path
+    is_whole: bool = False
     link: frozenset[str] = frozenset()
     snapshot_id: str | None = None
     git: Mapping[str, object] = dataclasses.field(default_factory=dict)
@@ -524,9 +526,16 @@ def _taken(
     # Before the copy, which may take minutes: a script that is not there is said at once.
     script = entry_file(job, source.directory, is_here=is_here)
     _check_named(job, source, workspace_dir)
-    opened = _opened(script, job.working_directory)
+    opened = None if source.is_whole else _opened(script, job.working_directory)
     taken = known or snapshot.take(
-        source.directory, snapshots_dir, workspace_dir, progress, leave_out, opened, source.link.union(job.send)
+        source.directory,
+        snapshots_dir,
+        workspace_dir,
+        progress,
+        leave_out,
+        opened,
+        source.link.union(job.send),
+        source.is_whole,
     )
     if taken.not_copied and known is None:
         # For runs that take this snapshot later: reruns, a sweep's trials.

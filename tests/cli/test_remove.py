@@ -122,3 +122,8 @@ def test_list_long_has_sizes_and_tags(cli: Cli, runs: list[str]) -> None:
     assert 5000 < sizes[runs[0]] < 10_000
     assert "size_bytes" not in cli.json("list")[0]
     assert cli.json("show", runs[0])["size_bytes"] == sizes[runs[0]]
+
+
+def test_prune_of_nodes_goes_alone_and_names_what_there_is(cli: Cli, runs: list[str]) -> None:
+    assert "--compute goes alone" in cli("prune", "--compute", "local", "--runs", code=2).stderr
+    assert "'nowhere'" in cli("prune", "--compute", "nowhere", "--yes", code=2).stderr

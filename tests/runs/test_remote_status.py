@@ -43,7 +43,7 @@ class Engine:
 @pytest.fixture
 def engine(monkeypatch):
     engine = Engine()
-    monkeypatch.setattr(remote_status, "_teller", lambda folder: engine)
+    monkeypatch.setattr(remote_status, "teller", lambda folder: engine)
     return engine
 
 
@@ -274,7 +274,7 @@ def far(monkeypatch, folder, tmp_path):
     """A handle on a run that writes in another folder, and its engine: `engine.folder` is what there is by now."""
     run = folder()
     engine = Far(tmp_path / "there")
-    monkeypatch.setattr(remote_status, "_teller", lambda folder: engine)
+    monkeypatch.setattr(remote_status, "teller", lambda folder: engine)
     write_json(run.engine, {"engine": "slurm", "job_id": "7", "mirrored": True})
     there = engine.folder = RunFolder(write_tree(tmp_path / "there", {"outputs/a": "1", "logs/driver.log": "line\n"}))
     there.metrics.mkdir()
@@ -372,7 +372,7 @@ def test_an_engine_that_does_not_answer_leaves_what_is_read_as_it_is(engine, fol
 
 def test_of_a_run_whose_folder_this_is_nobody_is_asked(monkeypatch, folder, tmp_path):
     run = folder()
-    monkeypatch.setattr(remote_status, "_teller", None)
+    monkeypatch.setattr(remote_status, "teller", None)
     # With the SDK's spellings too: they read what Paceline's own names read.
     handle = azureml.Run(azureml.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
     assert (handle.get_metrics(), handle.get_file_names(), handle.tags) == ({}, [], {})

@@ -229,6 +229,69 @@ def test_a_ticket_counts_as_its_owner_s_and_for_living_processes_of_theirs(
         own.wait()
 
 
+def test_a_foreign_ticket_that_claims_to_be_old_waits_behind_those_that_were_there_first(
+    ask: Ask, agents: Any, tmp_path: Path
+) -> None:
+    # It was: "2000-01-01..." in another user's ticket blocked everybody, and its run id wrote lines into their status.
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be two users")
+    own = subprocess.Popen(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sleep", "600"])
+    try:
+        ask("take", **ticket("2026-11-28T09:00:00.000Z_holder", agents(), cores=4))
+        waits = ticket("2026-11-28T10:00:00.000Z_mine", agents(), cores=4)
+        ask("take", **waits)
+        mine = folder_of(tmp_path)
+        theirs = mine.parent.parent / "paceline-leases-65534" / mine.name
+        theirs.mkdir(parents=True)
+        key = "2000-01-01T00:00:00.000Z_evil"
+        written = json.loads((mine / f"{waits['key']}.ticket").read_text())
+        text = "x\n2026-11-28 Running \x1b[2J"
+        path = theirs / f"{key}.ticket"
+        path.write_text(
+            json.dumps(written | {"key": key, "run_id": text, "pid": own.pid, "started": leases.start_time(own.pid)})
+        )
+        os.utime(path, (1, 1))
+        for found in (theirs.parent, theirs, path):
+            os.chown(found, 65534, 65534)
+
+        assert [item["key"][:4] for item in ask("look")["tickets"]] == ["2026", "2026", "2000"]
+        found = ask("take", **waits)
+        assert [item["user"] for item in found["holders"]] == ["root"]
+        assert found["ahead"] == []
+        assert ask("look")["tickets"][2]["run_id"] == r"x\n2026-11-28 Running \x1b[2J"
+        # Who comes later waits behind it, and before a run of their own that they submit after.
+        assert [item["key"][:4] for item in ask("take", **ticket("2026-11-28T11", agents()))["ahead"]] == [
+            "2026",
+            "2000",
+        ]
+    finally:
+        own.kill()
+        own.wait()
+
+
+@pytest.mark.parametrize(
+    ("claimed", "place"),
+    [
+        ("1970-01-01T00:00:10.0Z_a", 40.0),
+        ("1970-01-01T00:01:30.5Z_a", 90.0),
+        ("1970-01-01T00:09:00Z_a", 100.0),
+        ("7", 100.0),
+    ],
+)
+def test_a_ticket_s_own_word_on_its_age_counts_for_a_minute(claimed: str, place: float) -> None:
+    assert leases.since(claimed, 100.0) == place
+
+
+def test_a_run_that_waits_keeps_the_time_at_which_it_came(ask: Ask, agents: Any, tmp_path: Path) -> None:
+    ask("take", **ticket("1", agents(), cores=4))
+    waits = ticket("2", agents(), cores=4)
+    ask("take", **waits)
+    path = folder_of(tmp_path) / "2.ticket"
+    before = path.stat().st_ino, path.stat().st_ctime_ns
+    ask("take", **waits)
+    assert (path.stat().st_ino, path.stat().st_ctime_ns) == before
+
+
 def test_who_holds_the_guard_is_named(agents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # It was: "it does not answer: it is down, or the network in between is".
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +16,7 @@ from paceline.cli.durations import duration_option
 from paceline.cli.shared_options import Json
 from paceline.data.transfer.cache import parse_size
 from paceline.data.transfer.progress import size_text
-from paceline.errors import PacelineError, RunNotFoundError, UserError
+from paceline.errors import PacelineError, RunNotFoundError, TargetError, UserError
 from paceline.pruning import Pruned, Removed, Wish
 from paceline.pruning import prune as prune_workspace
 from paceline.runs import read, removal, tags_and_properties
@@ -23,7 +24,12 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.system.files import tree_size
 from paceline.system.names import counted, some
+from paceline.targets import configured
+from paceline.targets.base import Examined
 from paceline.workspace import Workspace
+
+if TYPE_CHECKING:
+    from paceline.remote.link.copies import LeftBehind
 
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go, and how much.")]
@@ -106,12 +112,28 @@ def prune(
     models: Annotated[
         bool, typer.Option("--models", help="Contents that no version of a model has; versions stay.")
     ] = False,
+    compute: Annotated[
+        str | None,
+        typer.Option(
+            "--compute",
+            metavar="NAME",
+            help="What ended runs left on this target's nodes; files that only those have are brought home first.",
+            autocompletion=completing.targets,
+        ),
+    ] = None,
     yes: Yes = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
     """Remove what is needed no longer: old runs, snapshots and environments that no run uses, cached data. Never what a
     living run uses, nor a run with the tag `keep`, nor one that made a model."""
+    if compute is not None:
+        criteria = (older_than_s, keep_last, max_size, status, experiment)
+        if runs or snapshots or environments or data or models or any(value is not None for value in criteria):
+            raise UserError(
+                "--compute goes alone: it removes what ended runs left on nodes, and nothing of the workspace."
+            )
+        return _prune_nodes(compute, yes=yes, dry_run=dry_run, as_json=as_json)
     wish = Wish(
         older_than_s=older_than_s,
         keep_last=keep_last,
@@ -137,10 +159,50 @@ def prune(
     return _tell(found, dry_run=False, as_json=as_json)
 
 
+def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
+    """Bring home and remove what ended runs have left on the nodes of a compute target. Return the exit code."""
+    from paceline.remote.link.copies import clear_node
+
+    workspace = Workspace.from_config(create=False)
+    described = configured.read(workspace.path, name)
+    target = described.make()
+    if not isinstance(target, Examined):
+        raise TargetError(f"compute target {name!r} is of kind {described.kind!r}, whose nodes can't be looked at.")
+    with target.examine() as links:
+        lost = [link for link in links if link.lost]
+
+        def cleared(is_trial: bool) -> list[LeftBehind]:
+            living = (link for link in links if not link.lost)
+            return [
+                left
+                for link in living
+                for left in clear_node(link, link.hello.folder, workspace.runs_dir, dry_run=is_trial)
+            ]
+
+        found = cleared(True) if dry_run or not yes else []
+        if found and not dry_run:
+            if not as_json:
+                _print_left(found, will_be=True)
+            if not confirmed(f"Remove {counted(len(found), 'folder')} there?", yes=False, as_json=as_json):
+                return _DECLINED
+        if not dry_run and (found or yes):
+            found = cleared(False)
+    if as_json:
+        print_json({"dry_run": dry_run, "nodes": [dataclasses.asdict(left) for left in found]})
+    elif found:
+        _print_left(found, will_be=dry_run)
+    else:
+        print("There is nothing to remove.")
+    for link in lost:
+        warn(f"paceline: {link.name} does not answer: {link.lost}")
+    return 1 if lost or any(left.stays for left in found) else 0
+
+
 def _remove(folder: RunFolder, *, force: bool) -> bool:
     """Remove the run; return False and say why where something of it stays."""
     # Read now, for the notes go with the run.
-    left = tags_and_properties.read(folder.notes).properties.get("not_fetched")
+    properties = tags_and_properties.read(folder.notes).properties
+    left = [text for name, text in properties.items() if name.startswith(("not_fetched", "fetched_later"))]
     try:
         removal.remove(folder, force=force)
     except RunNotFoundError:
@@ -149,7 +211,7 @@ def _remove(folder: RunFolder, *, force: bool) -> bool:
         warn(f"paceline: error: {error}")
         return False
     if left:
-        warn(f"{folder.run_id}: files stay on other machines: {left}")
+        warn(f"{folder.run_id}: files stay on other machines: {' '.join(left)}")
     return True
 
 
@@ -209,6 +271,11 @@ def _print_removed(found: Pruned) -> None:
         rows.append(("models", "contents of no version", size_text(found.models_bytes)))
     if rows:
         print_table(("KIND", "NAME", "SIZE"), rows)
+
+
+def _print_left(found: list[LeftBehind], *, will_be: bool) -> None:
+    for left in found:
+        print(f"{left.host}: {left.text(will_be=will_be)}")
 
 
 def _summary(found: Pruned) -> str:

@@ -12,9 +12,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.runs import remote_status, states, store
@@ -48,7 +46,9 @@ def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
     record = store.stored(folder)
     if (record.sweep or {}).get("controller"):
         folder.gone.unlink(missing_ok=True)
-        _target(folder).start_controller(folder.path, library_dir(folder.path.parents[1]), python or sys.executable)
+        remote_status.teller(folder).start_controller(
+            folder.path, library_dir(folder.path.parents[1]), python or sys.executable
+        )
         return
     with open(folder.driver_log, "ab") as log:
         detached.start(
@@ -142,8 +142,3 @@ def _again(
     # The interpreter that submitted the run may be gone with its environment; this one has Paceline as well.
     start(folder, fd, python if python and Path(python).exists() else None)
     return store.shown(folder, record)
-
-
-def _target(folder: RunFolder) -> Any:
-    # By its name, as the controller's own module: targets stand above runs.
-    return import_module("paceline.targets.configured").target_of_run(folder.path)

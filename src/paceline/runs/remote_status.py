@@ -19,8 +19,8 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 from paceline.errors import PacelineError, RunNotFoundError
 from paceline.runs import states, store, work_dir
@@ -29,6 +29,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks
 from paceline.system.files import read_json
+from paceline.system.lazy import from_above
 
 if TYPE_CHECKING:
     from paceline.runs.passage import Passage
@@ -66,6 +67,9 @@ class Teller(Protocol):
     def passage(self, folder: RunFolder) -> Passage | None:
         """The way to the run's supervisor for one command, where that has another folder than this one; else None."""
 
+    def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
+        """As `paceline.targets.Controlling`, for targets that are."""
+
 
 #: Given a record whose job is gone, and the engine's word on that: what is done in place of writing down the run's end, the
 #: record then; None where the run is to end.
@@ -78,7 +82,7 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
     goes_on: is called before that, by the holder of the run's lock.
     """
     try:
-        found = _teller(folder).look(folder, record)
+        found = teller(folder).look(folder, record)
     # This one first: an engine that does not answer is an OSError, too.
     except PacelineError as error:
         found = JobStatus(state=UNREACHABLE, message=str(error))
@@ -158,7 +162,7 @@ def cancel(folder: RunFolder) -> None:
     Raises:
         TargetError: it can't be told.
     """
-    _teller(folder).cancel(folder, store.stored(folder))
+    teller(folder).cancel(folder, store.stored(folder))
 
 
 def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesOn | None) -> RunRecord:
@@ -218,16 +222,15 @@ def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
     return states.FAILED, store.failure_changes(record, report, now) | {"waiting_for": None}
 
 
-def _teller(folder: RunFolder) -> Teller:
-    # Imported by name, in the call: `targets` stands above `runs` in the layers, and only the run's folder says which
-    # target it is.
-    teller: Teller = import_module("paceline.targets.configured").target_of_run(folder.path)
-    return teller
+def teller(folder: RunFolder) -> Teller:
+    # Handed down: `targets` stands above `runs`, and only the run's folder says which target it is.
+    target_of_run = cast("Callable[[Path], Teller]", from_above("target_of_run"))
+    return target_of_run(folder.path)
 
 
 def passage(folder: RunFolder) -> Passage | None:
     """The same as `paceline.runs.read.passage`, by the run's target, where it has one."""
-    return _teller(folder).passage(folder)
+    return teller(folder).passage(folder)
 
 
 def engine(folder: RunFolder) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from paceline.runs.ids import age_key, check_run_id
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks, processes
 from paceline.system.files import PRIVATE, append_line, copy_tree, read_json, write_json
+from paceline.system.names import some
 
 _BALLAST_BYTES = 1 << 16
 
@@ -212,9 +213,15 @@ def deserted_report(record: RunRecord) -> FailureReport:
     else:
         cause = "supervisor"
         message = f"the run's supervisor (pid {record.owner.get('pid')}) was killed while the run was {record.status}"
+    left = ""
+    if record.kind == "script" and record.target not in (None, "local") and record.attempts:
+        left = (
+            f" Files that were not here yet may lie on {some(record.attempts[-1].nodes, 3)}: "
+            f"`paceline prune --compute {record.target}` brings them home."
+        )
     return FailureReport(
         cause=cause,
-        message=f"{message[0].upper()}{message[1:]}.",
+        message=f"{message[0].upper()}{message[1:]}.{left}",
         attempt=len(record.attempts) or None,
         see=logs_command(record.run_id) if record.kind == "script" else None,
     )

@@ -8,7 +8,6 @@ is a second run, to which connections go once it answers; the first is canceled 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import socket
@@ -85,8 +84,6 @@ class AwayServer:
         self._next_look_s = 0.0
         self._scratch: Path | None = None
         self._forwards = 0
-        # The models are a part of what is submitted.
-        os.environ["PACELINE_SNAPSHOT_LIMIT"] = "off"
 
     @property
     def is_up(self) -> bool:
@@ -239,7 +236,7 @@ class AwayServer:
             package(self._folder.workspace_dir, spec, place, name=self._folder.name, workers=workers, elsewhere=True)
             run = submit(
                 self._job(record, revision, workers),
-                SourceCopy(directory=place),
+                SourceCopy(directory=place, is_whole=True),  # the models are a part of it
                 self._folder.workspace_dir,
                 f"service-{self._folder.name}",
                 tags={"service": self._folder.name, "revision": str(revision.number)},

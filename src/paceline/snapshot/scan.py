@@ -83,6 +83,7 @@ def scan(
     files_out: Sequence[Path] = (),
     opened: frozenset[str] | None = None,
     wanted: frozenset[str] = frozenset(),
+    is_whole: bool = False,
 ) -> Tree:
     """Return the tree below `source`.
 
@@ -93,12 +94,16 @@ def scan(
         opened: For a run, which links to whatever is not copied: the script, its folder and the working directory, and those
             above them, relative to `source`. None: nothing can be linked, so such a file is an error.
         wanted: Folders with results of earlier runs that the run shall see, relative to `source`.
+        is_whole: Take all of it, whatever its size and its ignore files.
 
     Raises:
         SnapshotError: Without `opened`: over the limits, a link out of the tree, something that is neither file, folder nor
             link, or a file that can't be read.
     """
-    return _Scan(source, read_json(cache_file) or {}, leave_out, files_out, opened, wanted).run()
+    tree = _Scan(source, read_json(cache_file) or {}, leave_out, files_out, opened, wanted, is_whole).run()
+    if opened is None and not is_whole:
+        _check_limits(tree)
+    return tree
 
 
 class _TooManyFilesError(Exception):
@@ -114,8 +119,9 @@ class _Scan:
         files_out: Sequence[Path],
         opened: frozenset[str] | None,
         wanted: frozenset[str],
+        is_whole: bool,
     ) -> None:
-        self._opened = opened
+        self._opened, self._is_whole = opened, is_whole
         self._wanted = wanted
         self._is_git = (source / ".git").exists()
         self._tracked: frozenset[str] | None = None
@@ -139,10 +145,10 @@ class _Scan:
         # An ignore file has changed: what was decided by the old ones is worth nothing, so all is decided again.
         if trust and self._tree.ignore_key != self._known_ignore:
             files_out = [*map(Path, self._files_out)]
-            return _Scan(self._tree.source, {}, Path(self._leave_out), files_out, self._opened, self._wanted).run()
-        if self._opened is None:
-            _check_limits(self._tree)
-        else:
+            return _Scan(
+                self._tree.source, {}, Path(self._leave_out), files_out, self._opened, self._wanted, self._is_whole
+            ).run()
+        if self._opened is not None:
             self._link_largest()
         return self._tree
 
@@ -166,7 +172,7 @@ class _Scan:
                 "Change its permissions or name it in .amlignore."
             ) from error
         names = {entry.name for entry in entries}
-        if self._ignore.file_name in names:
+        if self._ignore.file_name in names and not self._is_whole:
             self._ignore.enter(directory)
         for entry in entries:
             name, path = entry.name, prefix + entry.name

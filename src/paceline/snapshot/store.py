@@ -58,11 +58,12 @@ def take(
     leave_out: Sequence[Path] = (),
     opened: frozenset[str] | None = None,
     wanted: frozenset[str] = frozenset(),
+    is_whole: bool = False,
 ) -> Snapshot:
     """The snapshot of `source` as it is now, uncommitted edits included; copied only if there is none like it.
 
     snapshots_dir: `<workspace>/snapshots`. progress: called as bytes are read. leave_out: files and folders it has not.
-    opened, wanted: as `scan` takes them, for the source of a run.
+    opened, wanted, is_whole: as `scan` takes them, for the source of a run.
 
     Raises:
         SnapshotError: not a folder, over the limits, a link out of the tree, an unreadable file, one that keeps
@@ -72,7 +73,7 @@ def take(
     cache_dir = snapshots_dir / ".scans"
     cache_file = cache_dir / f"{hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:32]}.json"
     for attempt in range(_TRIES):
-        tree = scan(source, cache_file, workspace_dir, leave_out, opened, wanted)
+        tree = scan(source, cache_file, workspace_dir, leave_out, opened, wanted, is_whole)
         unchanged = len(tree.hashes) == len(tree.files)
         try:
             meter = _Meter(tree, progress)

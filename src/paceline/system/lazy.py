@@ -1,5 +1,5 @@
 """Loading what is needed when it is first asked for: the names of a package, so that to import it loads little; a module of
-Python's own that others import and seldom use.
+Python's own that others import and seldom use; a function of a layer above, which the package hands down by its name.
 """
 
 from __future__ import annotations
@@ -30,6 +30,23 @@ def face(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[str], ob
         return value
 
     return __getattr__
+
+
+#: Name of a function -> the module that has it.
+_HANDED_DOWN: dict[str, str] = {}
+
+
+def hand_down(name: str, home: str) -> None:
+    """Let layers below ask for the function `name` of the module `home` without knowing the module."""
+    _HANDED_DOWN[name] = home
+
+
+def from_above(name: str) -> object:
+    """Return the function that was handed down by this name."""
+    from importlib import import_module
+
+    found: object = getattr(import_module(_HANDED_DOWN[name]), name)
+    return found
 
 
 def later(name: str) -> None:

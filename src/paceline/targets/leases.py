@@ -16,6 +16,10 @@ Behind the queue is the program of a host, of which the whole file is a text tha
 
 PACELINE_LEASES of the machine's environment names another folder than /tmp.
 
+The order of several users' tickets is that in which they came to the machine, by the times that the kernel gives to their
+files. A ticket's own word counts for up to `_CLAIM_S` before that, since runs are submitted elsewhere. Of one user's tickets the
+older submission comes first.
+
 Everybody writes in a folder of their own, and reads the others'. A ticket counts as its owner's, whatever it says; links,
 other people's files in somebody's folder, and what is no ticket count for nothing. So nobody can have another user's
 program write where he likes, take his tickets away, or speak for him. What anybody can do is to hold the guard: who does
@@ -26,6 +30,7 @@ Written in the words of Python 3.6, so that one that is too old can say so.
 
 # ruff: noqa: UP031
 
+import calendar
 import contextlib
 import errno
 import fcntl
@@ -51,8 +56,12 @@ _PARENT = "/tmp"
 _PREFIX = "paceline-leases-"
 #: Longer than anybody needs the guard for, shorter than a host may take to answer.
 _GUARD_S = 8.0
+#: A ticket's key may claim that it was submitted so long before its file was written.
+_CLAIM_S = 60.0
 #: No ticket is longer, and nobody has more.
 _TICKET_BYTES, _TICKETS = 1 << 16, 1000
+#: Characters of a run's id that are shown.
+_LONGEST = 300
 
 
 class LeasesError(OSError):
@@ -90,7 +99,7 @@ class Queue:
                 found.append(ticket)
             elif is_mine:
                 forget(path)
-        return sorted(found, key=lambda ticket: (ticket["key"], ticket["uid"]))
+        return in_order(found)
 
     def files(self) -> "Iterator[tuple[str, Ticket | None, bool]]":
         """(path, the ticket in it or None for what is none, whether it is this user's) of each file, whether it counts or not."""
@@ -123,12 +132,13 @@ class Queue:
         all_cores, all_gpus: what there is to share out.
         """
         if ticket["granted"] is None:
-            ahead = [other for other in others if other["granted"] is None and other["key"] < ticket["key"]]
+            queue = in_order([*(other for other in others if other["granted"] is None), ticket])
+            ahead = queue[: next(place for place, other in enumerate(queue) if other is ticket)]
             holders = [other for other in others if other["granted"] is not None]
             if not ticket["cores"] and not ticket["gpu_count"]:
                 ahead = []  # it takes nothing away from those before it
             ticket["granted"] = None if ahead else self._fit(ticket, holders, all_cores, all_gpus)
-            if ticket["granted"] is not None or not at_once:
+            if ticket["granted"] is not None or not (at_once or self._has_place(ticket)):
                 self.write(ticket)
             if ticket["granted"] is None:
                 return {"ahead": ahead, "holders": holders, "uid": os.geteuid()}
@@ -144,6 +154,11 @@ class Queue:
             if len(granted["ports"]) < ticket["port_count"]:
                 return None
         return granted
+
+    def _has_place(self, ticket: "Ticket") -> bool:
+        """True if the ticket waits already: written again, its file would be as young as a new one."""
+        there = read(os.path.join(self.own, ticket["key"] + ".ticket"), None)
+        return there is not None and there["granted"] is None and there.get("pid") == ticket.get("pid")
 
     @staticmethod
     def taken(what: str, holders: "Sequence[Ticket]") -> "Any":
@@ -165,6 +180,23 @@ class Queue:
     def remove(self, key: str) -> None:
         """Give back what the ticket of this user's holds, or its place."""
         forget(os.path.join(self.own, key + ".ticket"))
+
+
+def in_order(tickets: "Sequence[Ticket]") -> "list[Ticket]":
+    """Return the tickets in the order of service: a user has the places of their files, by age, and fills them by key."""
+    places = sorted(tickets, key=lambda ticket: (ticket["since"], ticket["uid"] or 0, ticket["key"]))
+    by_key = sorted(tickets, key=lambda ticket: ticket["key"])
+    mine = {uid: iter([each for each in by_key if each["uid"] == uid]) for uid in {each["uid"] for each in tickets}}
+    return [next(mine[place["uid"]]) for place in places]
+
+
+def since(key: str, written: float) -> float:
+    """When a ticket was submitted, by its key's word as far as that may be believed: seconds since 1970."""
+    try:
+        claimed = float(calendar.timegm(time.strptime(key[:19], "%Y-%m-%dT%H:%M:%S")))
+    except ValueError:
+        return written
+    return max(written - _CLAIM_S, min(claimed, written))
 
 
 def has_room(ticket: "Ticket", others: "Sequence[Ticket]", all_cores: int, all_gpus: "Sequence[str]") -> bool:
@@ -227,6 +259,7 @@ def take(given: "dict[str, Any]") -> "dict[str, Any]":
     """
     offered = [given.pop("all_cores"), given.pop("all_gpus"), given.pop("at_once", False)]
     mine = dict(given, boot_id=boot_id(), started=start_time(given["pid"]), uid=os.geteuid(), granted=None)
+    mine["since"] = since(mine["key"], time.time())
     queue = host_queue()
     with locked():
         for folder in (os.path.dirname(queue.own), queue.own):
@@ -235,7 +268,7 @@ def take(given: "dict[str, Any]") -> "dict[str, Any]":
         # The pid belongs to it: a run's new agent does not take over the ticket of an old one that still lives.
         for item in queue.tickets():
             if all(item[name] == mine[name] for name in ("uid", "key", "pid")):
-                mine["granted"] = item["granted"]
+                mine.update(granted=item["granted"], since=item["since"])
             else:
                 others.append(item)
         return queue.grant(mine, others, *offered)
@@ -328,7 +361,11 @@ def read(path: str, uid: "int | None") -> "Ticket | None":
         return None
     if not all(isinstance(gpu, str) for gpu in gpus_held):
         return None
-    return dict(value, uid=uid, user=user_name(status.st_uid), run_id=str(value.get("run_id")), granted=granted)
+    # Nobody can set the time of a file's change, as its owner can that of its contents.
+    place = since(value["key"], status.st_ctime)
+    # Another user's text, which is shown on a terminal and in files of lines.
+    run_id = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value.get("run_id"))[:_LONGEST])
+    return dict(value, uid=uid, user=user_name(status.st_uid), run_id=run_id, granted=granted, since=place)
 
 
 def share_of(ticket: "Ticket") -> float:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 
 import paceline as pl
 from paceline.runs import states
+from paceline.system import processes
 from paceline.targets.configured import Configured, add
 from paceline.targets.ssh import SshTarget, command, probe
 from tests.engines.beside import LIMIT, LOUD, STOPS, check_exec, check_hang, check_short
@@ -240,6 +242,48 @@ def test_a_killed_supervisor_leaves_nothing_on_the_hosts(ssh_lab: Lab, hosts: Ho
 
     wait_until(lambda: not any(hosts.processes(name) for name in hosts.names), "nothing runs on the hosts", 30)
     assert run.record().status == states.FAILED
+
+
+def kill_agent(hosts: Hosts, name: str) -> None:
+    """Kill the agent on a host: the child of a process with the same command line, its guardian."""
+    there = hosts.processes(name)
+    parents = {pid: int((processes.stat_of(pid) or ["", "0"])[1]) for pid in there}
+    (agent,) = (pid for pid, parent in parents.items() if there.get(parent) == there[pid])
+    os.kill(agent, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "killed",
+    ["both", pytest.param("supervisor", marks=pytest.mark.proof), pytest.param("agents", marks=pytest.mark.proof)],
+)
+def test_prune_brings_home_what_a_kill_left_on_the_hosts(ssh_lab: Lab, hosts: Hosts, gate: Path, killed: str) -> None:
+    rank = "os.environ['PACELINE_RANK']"
+    folders = "os.environ['PACELINE_OUTPUT_DIR'], os.environ['PACELINE_CHECKPOINT_DIR']"
+    wrote = f"import os\nfor at in {folders}:\n open(at + '/of_' + {rank}, 'w').write({rank})\n"
+    # Written and killed at once: less than the time after which a file is sent.
+    run = ssh_lab.submit(wrote + stay(gate), **TWO)
+    wait_for_places(run)
+    owner = run.record().owner["pid"]
+    if killed != "supervisor":
+        for name in ("pa0", "pa1"):
+            kill_agent(hosts, name)
+    if killed != "agents":
+        subprocess.run(["kill", "-9", str(owner)], check=False)
+    assert wait_for_end(run) == states.FAILED
+    wait_until(lambda: not any(hosts.processes(name) for name in hosts.names), "nothing runs on the hosts", 30)
+    assert run.failure is not None
+    assert "`paceline prune --compute lab` brings them home" in run.failure.message
+
+    words = [sys.executable, "-m", "paceline", "prune", "--compute", "lab", "--yes"]
+    environment = {**os.environ, "PACELINE_WORKSPACE": str(ssh_lab.workspace_dir)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+
+    assert f"pa0: removed /tmp/paceline-root/runs/{run.id}" in done.stdout
+    for rank in ("0", "1"):
+        assert (run.folder.outputs / f"of_{rank}").read_text() == rank
+        assert (run.folder.checkpoints / f"of_{rank}").read_text() == rank
+    for name in ("pa0", "pa1"):
+        assert hosts.run(name, ["ls", "/tmp/paceline-root/runs"]).stdout == ""
 
 
 NASTY = "a 'b' \"c\" $NOWHERE;`id` %h ü"

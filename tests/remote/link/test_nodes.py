@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ import pytest
 
 from paceline.errors import TargetError
 from paceline.job.plan import REMOTE_SHELL_PYTHON, Command
-from paceline.remote.link import LinkError, bootstrap_words
+from paceline.remote.link import LinkError, bootstrap_words, copies
+from paceline.remote.link.copies import clear_node
+from paceline.runs import read, states, tags_and_properties
 from paceline.system import gaps, processes
 from paceline.system.files import append_line
-from tests.helpers import fill_disk, wait_until, write_tree
+from tests.helpers import fill_disk, make_run, wait_until, write_tree
 
 
 def command(seen, text: str, *, rank: int = 0, log: str | None = None, attempt: int = 1, **environment: str) -> Command:
@@ -405,6 +408,111 @@ def test_what_could_not_be_fetched_stays_where_it_is(make_nodes, run_folder, lib
     assert run(nodes, seen, "head -c 3000000 /dev/zero > outputs/large") == 0
     nodes.close()
     assert (seen.run_dir / "outputs/large").stat().st_size == 3_000_000
+
+
+def left_behind(nodes, folder, library, *, files=(("outputs/model", 3),)) -> Path:
+    """The copy of a run on a node whose supervisor was killed: it has these files, and the run's record says Failed."""
+    seen = nodes.send(folder, library)
+    nodes.begin(1)
+    for link in nodes._links:
+        os.kill(link.hello.pid, signal.SIGKILL)
+    wait_until(lambda: len(nodes.lost()) == len(nodes._links), "the agents are lost")
+    for name, size in files:
+        write_tree(seen.run_dir, {name: "x" * size})
+    nodes.close()
+    assert read.record(folder).status == states.FAILED  # nobody holds its lock
+    return seen.run_dir
+
+
+@pytest.fixture
+def next_run(tmp_path):
+    """Another run of the workspace, which lives."""
+    folder, fd = make_run(tmp_path / "ws/runs", run_id="next_1")
+    for path in (folder.outputs, folder.checkpoints, folder.metrics, folder.logs):
+        path.mkdir(exist_ok=True)
+    yield folder
+    os.close(fd)
+
+
+def test_next_run_on_a_node_brings_home_and_removes_what_a_killed_agent_left(
+    make_nodes, run_folder, library, next_run, capfd
+):
+    files = [("outputs/model", 3), ("checkpoints/step_2/w.pt", 5), ("attempts/1/rank_0.log", 7), ("outputs/same", 2)]
+    write_tree(
+        run_folder.path, {"attempts/1/rank_0.log": "x" * 4, "outputs/mine": "of another node", "outputs/same": ""}
+    )
+    left = left_behind(make_nodes(), run_folder, library, files=files)
+    os.utime(left / "outputs/same", (1, 1))  # the file here is later
+    nodes = make_nodes()
+    seen = nodes.send(next_run, library)
+
+    assert not left.exists()
+    assert (run_folder.outputs / "model").read_text() == "xxx"
+    assert (run_folder.checkpoints / "step_2/w.pt").read_text() == "xxxxx"
+    assert (run_folder.path / "attempts/1/rank_0.log").read_text() == "xxxxxxx"
+    assert (run_folder.outputs / "mine").read_text() == "of another node"
+    assert (run_folder.outputs / "same").read_text() == ""
+    assert f"removed {left} of run {run_folder.run_id}, which has ended; brought home 3 files" in capfd.readouterr().out
+    assert "was brought home" in tags_and_properties.read(run_folder.notes).properties["fetched_later_node-0"]
+    nodes.begin(1)
+    assert run(nodes, seen, "echo mine > outputs/x") == 0
+    nodes.fetch()
+    assert (next_run.outputs / "x").read_text() == "mine\n"
+    assert not (run_folder.outputs / "x").exists()
+
+
+def test_next_run_names_leftovers_that_are_large_and_prune_brings_them_home(
+    make_nodes, open_link, run_folder, library, next_run, tmp_path, capfd, monkeypatch
+):
+    left = left_behind(make_nodes(), run_folder, library)
+    monkeypatch.setattr(copies, "_IN_PASSING_BYTES", 2)
+    make_nodes().send(next_run, library)
+    assert f"node-0: {left} of run {run_folder.run_id} stays, with 1 file (3 B) that only" in capfd.readouterr().out
+    assert (left / "outputs/model").exists()
+
+    link, top = open_link(), str(tmp_path / "node")
+    (would,) = clear_node(link, top, tmp_path / "ws/runs", but="next_1", dry_run=True)
+    assert (would.missing, would.missing_bytes, would.stays) == (("outputs/model",), 3, "")
+    assert left.exists()
+    assert list(clear_node(link, top, tmp_path / "ws/runs", but="next_1")) == [would]
+    assert not left.exists()
+    assert (run_folder.outputs / "model").read_text() == "xxx"
+
+
+def test_leftovers_of_removed_runs_go_and_those_of_other_workspaces_stay(
+    make_nodes, open_link, run_folder, library, tmp_path
+):
+    left = left_behind(make_nodes(), run_folder, library)
+    shutil.rmtree(run_folder.path)
+    foreign = tmp_path / "node/runs/theirs_1"
+    write_tree(foreign, {"run.json": "{}", ".nodes/x-0": "elsewhere:/ws/runs"})
+
+    found = list(clear_node(open_link(), str(tmp_path / "node"), tmp_path / "ws/runs"))
+
+    assert {one.run_id: one.is_foreign for one in found} == {run_folder.run_id: False, "theirs_1": True}
+    assert not left.exists()
+    assert foreign.exists()
+
+
+def test_leftovers_that_can_not_be_brought_home_stay(make_nodes, open_link, run_folder, library, tmp_path):
+    left = left_behind(make_nodes(), run_folder, library)
+    shutil.rmtree(run_folder.outputs)
+    run_folder.outputs.write_text("a file in the way")
+
+    (found,) = clear_node(open_link(), str(tmp_path / "node"), tmp_path / "ws/runs")
+
+    assert found.stays
+    assert (left / "outputs/model").exists()
+
+
+def test_processes_that_a_killed_agent_left_are_ended_before_its_files_are_brought_home(
+    make_nodes, open_link, run_folder, library, tmp_path
+):
+    left = left_behind(make_nodes(), run_folder, library)
+    orphan = subprocess.Popen(["sleep", "600"], env={"PACELINE_RUN_ID": run_folder.run_id})
+    list(clear_node(open_link(), str(tmp_path / "node"), tmp_path / "ws/runs"))
+    assert orphan.wait(30) == -signal.SIGKILL
+    assert not left.exists()
 
 
 def test_one_node_runs_a_command_on_another_by_the_remote_shell(make_nodes, run_folder, library):

@@ -192,6 +192,10 @@ class Agent:
         self._run_id = header["run_id"]
         return {"left": self._kill(self._adopted)}
 
+    def _op_end_run(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        """Kill what is left of a run that has ended, whoever started it."""
+        return {"left": self._kill(lambda: processes.belonging("PACELINE_RUN_ID", header["run_id"]))}
+
     def _ours(self) -> list[int]:
         return [*processes.descendants(os.getpid()), *self._adopted()]
 
@@ -261,6 +265,7 @@ class Agent:
             return {}
         if self._mirror is not None:
             self._mirror.close()
+            self._mirror.join(1.0)
         self._mirror = Mirror(
             header["path"], header["attempt"], header["have"], header["takes_files"], self._out, header["log_limit"]
         )

@@ -1,22 +1,38 @@
-"""The copies of a run's folder on nodes that do not see the supervisor's: made, followed, brought home, removed."""
+"""The copies of a run's folder on nodes that do not see the supervisor's: made, followed, brought home, removed.
+
+A copy stays on its node where the agent or the supervisor was killed. `clear_node` brings home what only that node has, and
+removes the copy: of all such runs when somebody asks for it, and where little is missing when the next run comes to the node.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from paceline.errors import TargetError
+from paceline.errors import PacelineError, RunNotFoundError, TargetError
 from paceline.remote.link.link import Link
-from paceline.remote.link.sending import all_or_error, on_each, send_carried, send_left, send_run
+from paceline.remote.link.sending import all_or_error, home_of, on_each, send_carried, send_left, send_run
 from paceline.remote.replica.apply import Replica
-from paceline.remote.replica.changes import Stamp
+from paceline.remote.replica.changes import GROWING, LARGE, SMALL, Stamp, stamp_of
 from paceline.remote.staging.packing import pack_run
+from paceline.runs import read, tags_and_properties
+from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
+from paceline.runs.visible import visible
+from paceline.system import locks
 from paceline.system.files import read_json
+from paceline.system.names import counted, some
+from paceline.system.sizes import size_text
 
 #: So far apart may the clocks of two nodes be, and the writing of two parts of one checkpoint.
 _CLOCKS_NS = 60 * 10**9
+
+#: The next run on a node brings home so much of an ended run; for more somebody has to ask.
+_IN_PASSING_BYTES = 64 << 20
 
 #: A run's folder -> names of checkpoints that its scripts have removed, as far as this process has heard of it.
 _REMOVED: dict[str, set[str]] = {}
@@ -34,7 +50,9 @@ class Copies:
             raise TargetError(f"folder={top!r}: name an absolute path; it has to be the same on all nodes.")
         self._links, self._folder, self._top = links, folder, top
         self.path = f"{top}/runs/{folder.run_id}"
-        self._log_limit = int(((read_json(folder.record) or {}).get("job") or {}).get("log_limit") or 0)
+        record = read_json(folder.record) or {}
+        self._log_limit = int((record.get("job") or {}).get("log_limit") or 0)
+        self._target = str(record.get("target") or "NAME")
         self._replica = Replica(folder.path, removed=_REMOVED.setdefault(str(folder.path), set()))
         self._replica.close()  # what a killed supervisor has left
         self._groups: dict[int, int] = {}
@@ -48,6 +66,7 @@ class Copies:
             TargetError: no room, or a node is lost.
         """
         links, ranks, token = self._links, self._ranks(), secrets.token_hex(4)
+        on_each(links, self._clear)
         sent = on_each(links, lambda link: send_run(link, f"{token}-{ranks[link]}", self._folder, self._top, self.path))
         all_or_error(links, sent, f"the run could not be sent to {self.path}")
         # Every mark is written before any node lists them: a list that misses one would part a folder's nodes into two groups.
@@ -59,6 +78,13 @@ class Copies:
         self._groups = {rank: min(others) for rank, others in enumerate(seen)}
         self._even_out()
         self._send_carried()
+
+    def _clear(self, link: Link) -> None:
+        """Bring home and remove what killed agents and supervisors have left on a node, and name in the log what stays."""
+        runs_dir, own = self._folder.path.parent, self._folder.run_id
+        for left in clear_node(link, self._top, runs_dir, but=own, most_bytes=_IN_PASSING_BYTES):
+            if not left.is_foreign:
+                say(f"{link.name}: {left.text()}")
 
     def _even_out(self) -> None:
         """Let all groups begin with the same checkpoints. One that was lost may be back with some that it had not sent, and its
@@ -171,7 +197,8 @@ class Copies:
         missing += [str(self._links[group].lost).rstrip(".") for group in sorted(self._unfetched - set(leaders))]
         if missing:
             raise TargetError(
-                f"Some of the run's files could not be fetched ({'; '.join(missing)}). They are in {self.path!r} there."
+                f"Some of the run's files could not be fetched ({'; '.join(missing)}). They are in {self.path!r} there: "
+                f"`paceline prune --compute {self._target}` brings them home."
             )
 
     def remove(self) -> None:
@@ -194,3 +221,144 @@ class Copies:
 
     def _ranks(self) -> dict[Link, int]:
         return {link: rank for rank, link in enumerate(self._links)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftBehind:
+    """A copy of an ended run on a node whose agent or supervisor was killed.
+
+    missing: names of files that only the node has. stays: why the copy is still there; "" once it is removed. is_foreign: it is
+    not of this workspace.
+    """
+
+    host: str
+    run_id: str
+    path: str
+    missing: tuple[str, ...] = ()
+    missing_bytes: int = 0
+    stays: str = ""
+    is_foreign: bool = False
+
+    def text(self, *, will_be: bool = False) -> str:
+        """Say what was left, and what has become of it, or `will_be`."""
+        files = f"{counted(len(self.missing), 'file')} ({size_text(self.missing_bytes)})" if self.missing else ""
+        if self.stays:
+            only = f", with {files} that only this node has" if files else ""
+            return visible(f"{self.path} of run {self.run_id} stays{only}: {self.stays}")
+        verb = "would bring" if will_be else "brought"
+        home = f"; {verb} home {files}: {some(self.missing, 5)}" if files else ""
+        return visible(
+            f"{'would remove' if will_be else 'removed'} {self.path} of run {self.run_id}, which has ended{home}"
+        )
+
+
+def clear_node(
+    link: Link, top: str, runs_dir: Path, *, but: str = "", most_bytes: int | None = None, dry_run: bool = False
+) -> Iterator[LeftBehind]:
+    """Bring home what ended runs have left in a node's folder, and remove it there; yield each such run.
+
+    Runs that live, and those that somebody looks after, are passed over. Runs of other workspaces stay.
+
+    Args:
+        top: The folder on the node, absolute.
+        runs_dir: The runs of this workspace.
+        but: The id of a run that is passed over.
+        most_bytes: Leave a run where it is if more is missing here; None for no limit.
+        dry_run: Change nothing.
+
+    Raises:
+        LinkError: The node is lost.
+    """
+    try:
+        names = link.names_in(f"{top}/runs")
+    except FileNotFoundError:
+        return
+    for name in names:
+        if name == but:
+            continue
+        folder, path = RunFolder(runs_dir / name), f"{top}/runs/{name}"
+        found = LeftBehind(host=link.name, run_id=name, path=path)
+        if not folder.path.is_dir():
+            yield _cleared(link, found, folder, is_known=False, most_bytes=most_bytes, dry_run=dry_run)
+            continue
+        with contextlib.suppress(RunNotFoundError, PermissionError):
+            if not read.record(folder).is_terminal or (fd := locks.take(folder.lock)) is None:
+                continue
+            try:
+                yield _cleared(link, found, folder, is_known=True, most_bytes=most_bytes, dry_run=dry_run)
+            finally:
+                os.close(fd)
+
+
+def _cleared(
+    link: Link, found: LeftBehind, folder: RunFolder, *, is_known: bool, most_bytes: int | None, dry_run: bool
+) -> LeftBehind:
+    try:
+        if not is_known and not _is_of(link, found.path, folder):
+            return replace(found, stays="it is not of this workspace", is_foreign=True)
+        if not dry_run and (living := link.end_run(found.run_id)):
+            return replace(found, stays=f"{counted(living, 'process')} of it can't be ended")
+        record, there = (read.record(folder), link.have(found.path)) if is_known else (None, {})
+        wanted = _only_there(there, folder, is_single=record is None or len(record.attempts) < 2)
+        found = replace(found, missing=tuple(sorted(wanted)), missing_bytes=sum(wanted.values()))
+        if dry_run:
+            return found
+        if record is not None and most_bytes is not None and found.missing_bytes > most_bytes:
+            return replace(found, stays=f"`paceline prune --compute {record.target}` brings them home")
+        if wanted:
+            _fetch(link, found.path, folder, there, wanted)
+            note = {f"fetched_later_{link.name}": f"{found.path} of {link.name} was brought home and removed there."}
+            with contextlib.suppress(OSError, PacelineError):  # noted before, or a full disk
+                tags_and_properties.add_properties(folder.notes, note)
+        link.remove(found.path)
+    except OSError as error:
+        if link.lost:
+            raise
+        return replace(found, stays=f"{error.strerror or error}: {error.filename or found.path!r}")
+    return found
+
+
+def _is_of(link: Link, path: str, folder: RunFolder) -> bool:
+    """Return True if the copy says that its run was in this workspace."""
+    try:
+        marks = link.names_in(f"{path}/.nodes")
+    except OSError:
+        return False
+    return any(link.sees(f"{path}/.nodes/{mark}", home_of(folder)) for mark in marks[:1])
+
+
+def _only_there(there: Mapping[str, Stamp], folder: RunFolder, *, is_single: bool) -> dict[str, int]:
+    """Return name -> bytes of what the node's copy has and the run's folder here lacks.
+
+    Of two files of one name the later one counts, as while the run lived. All attempts add to the same metrics, on whichever
+    nodes they were, so the copy's metrics count only where the run had one attempt (`is_single`).
+    """
+    found = {}
+    for name, (size, changed, _) in there.items():
+        top, here = name.split("/", 1)[0], stamp_of(str(folder.path / name)) or [0, 0, 0]
+        if top in SMALL and name.endswith(GROWING):
+            if size > here[0] and (top == "attempts" or (top == "metrics" and is_single)):
+                found[name] = size - here[0]
+        elif top in (*LARGE, "attempts") and changed > here[1]:
+            found[name] = size
+    return found
+
+
+def _fetch(link: Link, path: str, folder: RunFolder, there: Mapping[str, Stamp], wanted: Container[str]) -> None:
+    """Bring home these files of a node's copy.
+
+    Raises:
+        OSError: Some of them could not be had.
+    """
+    # The node sends what it believes to be missing here. Nothing is named that it lacks: it would report that as removed.
+    known = {name: stamp for name, stamp in there.items() if name not in wanted}
+    for name in there:
+        if name in wanted and name.split("/", 1)[0] in SMALL and (here := stamp_of(str(folder.path / name))):
+            known[name] = [*here[:2], 0]  # a file that grows goes on from where it ends here
+    replica = Replica(folder.path)
+    try:
+        link.mirror(path, folder, 0, replica=replica, have=known)
+        link.flush()
+    finally:
+        link.drop_mirror()
+        replica.close()

@@ -213,6 +213,10 @@ class Link(LinkFiles):
         """Let the agent take for its own what an engine starts of the run on its node; what is there already is killed."""
         self._connection.ask("adopt", timeout_s=10.0, run_id=run_id)
 
+    def end_run(self, run_id: str) -> int:
+        """Kill what is left on the node of a run that has ended; return the number of processes that still live."""
+        return int(self._connection.ask("end_run", timeout_s=10.0, run_id=run_id)[0]["left"])
+
     def answer_rsh(self, number: int, code: int, text: str = "") -> None:
         """End a request of the remote shell."""
         self._connection.out.put({"op": "rsh_done", "number": number, "code": code, "text": text})

@@ -29,6 +29,7 @@ class LinkFiles:
         #: What comes of the run's files goes here, once there is a mirror there.
         self._replica: Replica | None = None
         self._rank = self._group = 0
+        self._mirrored = ""
         self._trouble: dict[str, OSError | ValueError] = {}
 
     def put_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
@@ -88,6 +89,12 @@ class LinkFiles:
     def remove(self, path: str) -> None:
         """Remove a tree; what is mirrored from it is so no longer."""
         self._connection.ask("remove", timeout_s=600.0, path=path)
+        if path == self._mirrored:
+            self.drop_mirror()
+
+    def drop_mirror(self) -> None:
+        """Let nothing more come of the mirrored folder: the next one that is mirrored over this link is another run's."""
+        self._replica, self._mirrored = None, ""
 
     def names_in(self, path: str) -> list[str]:
         """The names in a folder, sorted."""
@@ -145,23 +152,26 @@ class LinkFiles:
         group: int = 0,
         takes_files: bool = True,
         log_limit: int = 0,
+        have: Mapping[str, list[int]] | None = None,
     ) -> None:
         """Have what the run writes on the node here as well, from now on.
 
         replica: shared by links to one folder. rank, group: of the node, and of those that see one folder. takes_files:
-        checkpoints and outputs too. log_limit: bytes that the node keeps of each worker's log; 0 for no limit.
+        checkpoints and outputs too. log_limit: bytes that the node keeps of each worker's log; 0 for no limit. have: name ->
+        stamp of what is not to be sent; default: what is here.
         """
         # The links to one folder share a replica, so each says with its files who has sent them.
-        self._rank, self._group = rank, group
+        self._rank, self._group, self._mirrored = rank, group, remote_run_dir
         is_first = self._replica is None
         self._replica = self._replica or replica or Replica(folder.path)
-        have = self._replica.have() if is_first else {}
+        if have is None:
+            have = self._replica.have() if is_first else {}
         self._connection.ask(
             "mirror",
             timeout_s=60.0,
             path=remote_run_dir,
             attempt=attempt,
-            have=have,
+            have=dict(have),
             takes_files=takes_files,
             log_limit=log_limit,
         )

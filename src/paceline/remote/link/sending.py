@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -82,12 +83,12 @@ def see_same(links: Sequence[Link], folder: Path) -> bool:
 def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -> None:
     """Give one node the run: its record, its snapshot, and what earlier attempts have left.
 
-    mark: name of an empty file in `.nodes`, by which nodes that see one folder are known.
+    mark: name of a file in `.nodes`, by which nodes that see one folder are known. It says where the run's record is.
     """
     # Closed to others: the folder may lie in /tmp, and holds the run's files.
     link.make_folders([top], 0o700)
     link.make_folders([f"{top}/snapshots", f"{top}/runs", *(f"{run_dir}/{name}" for name in _EMPTY)])
-    link.put_file(f"{run_dir}/.nodes/{mark}", b"")
+    link.put_file(f"{run_dir}/.nodes/{mark}", home_of(folder).encode())
     for path in (folder.record, folder.path / "target.json", folder.notes):
         if path.exists():
             link.put_file(f"{run_dir}/{path.name}", path.read_bytes())
@@ -102,10 +103,15 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
         link.make_link(f"{run_dir}/snapshot", target)
 
 
+def home_of(folder: RunFolder) -> str:
+    """Return the name of the workspace's runs, by which a node's copies are told from those of other workspaces."""
+    return f"{socket.gethostname()}:{folder.path.parent}"
+
+
 def send_left(link: Link, source: Path, path: str) -> None:
     """Give one node what earlier attempts have left in a folder, beside what it has there."""
     if source.is_dir() and any(source.iterdir()):
-        link.put_tree(source, path, how="merge", skip=_lies_in(source, link.have(path)))
+        link.put_tree(source, path, how="merge", skip=lies_in(source, link.have(path)))
 
 
 def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
@@ -121,7 +127,7 @@ def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
     link.put_file(f"{run_dir}/carried.json", json.dumps(packed.manifest.to_json()).encode())
 
 
-def _lies_in(source: Path, have: Mapping[str, list[int]]) -> Callable[[str], bool]:
+def lies_in(source: Path, have: Mapping[str, list[int]]) -> Callable[[str], bool]:
     """True if a file of `source` is on the node as it is here."""
 
     def is_there(name: str) -> bool:
