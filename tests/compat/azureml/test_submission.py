@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
@@ -138,13 +139,22 @@ def test_data_references_of_the_configuration(ws):
     [
         ("python train.py && echo done", "python train.py && echo done"),
         (["python train.py --x 1"], "python train.py --x 1"),
-        (["python", "train.py", "--name", "a b"], "python train.py --name 'a b'"),
+        (["python", "train.py", "--name", "a b"], "python train.py --name a b"),
+        (["python t.py --rate", 0.1], "python t.py --rate 0.1"),
+        (["python t.py", "--x $HOME", True, "&&", "ls -l | wc", 'a "b c"'], 'python t.py --x $HOME True && ls -l | wc a "b c"'),
+        (("python t.py", Path("my data")), "python t.py 'my data'"),
     ],
-    ids=["text", "one", "words"],
+    ids=["text", "one", "words", "a line and a number", "what a shell reads", "path"],
 )
-def test_a_command_is_a_shell_s(ws, command, line):
+def test_items_of_a_command_are_joined_into_one_line_as_by_the_sdk(ws, command, line):
     found = job(ws, ScriptRunConfig("src", command=command))
     assert (found.entry_script, found.arguments) == ("bash", ("-c", line))
+
+
+def test_data_in_a_command_is_one_word_though_its_path_has_a_blank(ws):
+    made = job(ws, ScriptRunConfig("src", command=["python t.py --data", ws.get_default_datastore().path("a", "d")]))
+    assert made.arguments == ("-c", 'python t.py --data "$AZUREML_DATAREFERENCE_d"')
+    assert [one.name for one in made.inputs] == ["d"]
 
 
 def test_a_notebook_is_executed(ws):
