@@ -16,7 +16,7 @@ from paceline.compat.azureml.data.data_reference import Reference
 from paceline.compat.azureml.exceptions import RunConfigurationException, UserErrorException
 from paceline.compat.azureml.packages import spec_of, with_notebooks
 from paceline.compat.azureml.policy import Notes
-from paceline.compat.azureml.stores import real_name
+from paceline.compat.azureml.stores import place_in
 from paceline.compat.azureml.targets import resolve
 from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
 from paceline.job.job import Job
@@ -152,10 +152,12 @@ def reference_of(value: Any, workspace: Any, run_id: str = "") -> DataReference 
         found = value.as_reference()
         return found if isinstance(found, DataReference) else None
     if isinstance(value, DataReferenceConfiguration):
-        store = real_name(workspace, value.datastore_name)
+        path = value.path_on_datastore or ""
+        # `to_config` of a run's outputs names no store.
+        is_here = value.datastore_name is None and path.startswith("/")
         return DataReference(
             name="input",  # its user's to give
-            sources=(Source(datastore=store, path=(value.path_on_datastore or "").strip("/")),),
+            sources=(Source(path=path) if is_here else place_in(workspace, value.datastore_name, path.strip("/")),),
             mode=value.mode or "mount",
             overwrite=bool(value.overwrite),
         )
