@@ -16,6 +16,8 @@ from typing import Any
 from paceline.errors import ServingError
 from paceline.system.listening import is_loopback
 
+#: A variable of `environment`: the source's folder as seen from the script's working folder. The Azure SDK's name.
+SOURCE_VARIABLE = "AZUREML_SOURCE_DIRECTORY"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 # A name is a part of URLs, of folders and of log lines.

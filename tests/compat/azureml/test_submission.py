@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
 from paceline.compat.azureml.core.compute import AmlCompute, ComputeTarget
+from paceline.compat.azureml.core.dataset import Dataset
 from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.core.experiment import Experiment
 from paceline.compat.azureml.core.runconfig import (
@@ -15,8 +17,11 @@ from paceline.compat.azureml.core.runconfig import (
 )
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 from paceline.compat.azureml.data.data_reference import DataReference
+from paceline.compat.azureml.data.datapath import DataPathComputeBinding
 from paceline.compat.azureml.exceptions import ComputeTargetException, RunConfigurationException, UserErrorException
 from paceline.compat.azureml.submission import prepared
+from paceline.compat.azureml.train.estimator import Estimator
+from tests.helpers import write_tree
 
 
 def job(ws, config):
@@ -138,13 +143,25 @@ def test_data_references_of_the_configuration(ws):
     [
         ("python train.py && echo done", "python train.py && echo done"),
         (["python train.py --x 1"], "python train.py --x 1"),
-        (["python", "train.py", "--name", "a b"], "python train.py --name 'a b'"),
+        (["python", "train.py", "--name", "a b"], "python train.py --name a b"),
+        (["python t.py --rate", 0.1], "python t.py --rate 0.1"),
+        (
+            ["python t.py", "--x $HOME", True, "&&", "ls -l | wc", 'a "b c"'],
+            'python t.py --x $HOME True && ls -l | wc a "b c"',
+        ),
+        (("python t.py", Path("my data")), "python t.py 'my data'"),
     ],
-    ids=["text", "one", "words"],
+    ids=["text", "one", "words", "a line and a number", "what a shell reads", "path"],
 )
-def test_a_command_is_a_shell_s(ws, command, line):
+def test_items_of_a_command_are_joined_into_one_line_as_by_the_sdk(ws, command, line):
     found = job(ws, ScriptRunConfig("src", command=command))
     assert (found.entry_script, found.arguments) == ("bash", ("-c", line))
+
+
+def test_data_in_a_command_is_one_word_though_its_path_has_a_blank(ws):
+    made = job(ws, ScriptRunConfig("src", command=["python t.py --data", ws.get_default_datastore().path("a", "d")]))
+    assert made.arguments == ("-c", 'python t.py --data "$AZUREML_DATAREFERENCE_d"')
+    assert [one.name for one in made.inputs] == ["d"]
 
 
 def test_a_notebook_is_executed(ws):
@@ -203,3 +220,41 @@ def test_what_is_replaced_is_shown_once(ws, tmp_path, capsys, caplog):
         assert len(run.record().warnings) == 3
     with pytest.raises(UserErrorException, match=r"can't submit 'train\.py'"):
         exp.submit("train.py")
+
+
+def test_a_run_goes_on_from_the_checkpoints_of_another_in_each_way_of_the_sdk(ws, tmp_path):
+    """`_get_outputs_datapath()` gave no DataPath: the SDK's notebook on resuming stopped at `create_data_reference`."""
+    write_tree(
+        tmp_path / "src",
+        {
+            "train.py": "import argparse, pathlib\n"
+            "parser = argparse.ArgumentParser()\n"
+            "parser.add_argument('--resume-from')\n"
+            "folder = parser.parse_args().resume_from\n"
+            "step = int(pathlib.Path(folder, 'step.txt').read_text()) if folder else 0\n"
+            "pathlib.Path('outputs').mkdir(exist_ok=True)\n"
+            "pathlib.Path('outputs/step.txt').write_text(str(step + 1))\n"
+        },
+    )
+    experiment = Experiment(ws, "e")
+    first = experiment.submit(ScriptRunConfig("src", "train.py"))
+    first.wait_for_completion()
+    path = first._get_outputs_datapath()
+    assert (path.datastore_name, path.path_on_datastore) == (
+        "workspaceartifactstore",
+        f"ExperimentRun/dcid.{first.id}/outputs",
+    )
+    reference = path.create_data_reference(datapath_compute_binding=DataPathComputeBinding(mode="mount"))
+    by_configuration = ScriptRunConfig("src", "train.py", ["--resume-from", str(reference)])
+    by_configuration.run_config.data_references = {reference.data_reference_name: reference.to_config()}
+    ways = [
+        by_configuration,
+        ScriptRunConfig("src", "train.py", ["--resume-from", reference.as_download()]),
+        ScriptRunConfig("src", "train.py", ["--resume-from", Dataset.File.from_files(path).as_mount()]),
+        ScriptRunConfig("src", "train.py", resume_from=path),
+        Estimator("src", compute_target="local", entry_script="train.py", resume_from=path),
+    ]
+    for run in [experiment.submit(way) for way in ways]:
+        run.wait_for_completion()
+        run.download_file("outputs/step.txt", str(tmp_path / "step.txt"))
+        assert (tmp_path / "step.txt").read_text() == "2"

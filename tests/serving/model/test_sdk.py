@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.helpers import write_tree
 from tests.serving.servers import ECHO, refusal, serving
 
 
@@ -213,3 +214,38 @@ def test_sigterm_ends_it_with_nothing_left(tmp_path):
 
     assert [is_alive(pid) for pid in pids] == [False]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "log", "server.json", "src"]
+
+
+LAYOUT = """
+import json, os
+def init():
+    # The SDK's way, by its variables, and that of scripts that were written for files beside them.
+    top = os.environ["AML_APP_ROOT"]
+    for path in ("./scoring/data/x.json", "data/x.json", f"{top}/{os.environ['AZUREML_SOURCE_DIRECTORY']}/data/x.json"):
+        with open(path) as file:
+            assert json.load(file) == 1, path
+    assert os.path.samefile(os.path.join(top, os.environ["AZUREML_ENTRY_SCRIPT"]), __file__)
+    assert os.path.basename(os.path.dirname(__file__)) == "scoring"
+    # A folder of that name in the source itself does not hide the source.
+    assert not os.path.exists("scoring/inner.txt") and os.path.exists("scoring/scoring/inner.txt")
+    import data.y
+    from scoring.other import z
+def run(data):
+    return sorted(os.listdir("."))
+"""
+LAID_OUT = {"data/x.json": "1", "data/y.py": "", "other/z.py": "", "scoring/inner.txt": ""}
+
+
+def test_a_script_finds_its_files_below_the_source_s_name_and_beside_itself(tmp_path):
+    """In the SDK a service works in the folder above its source, and scripts open `./<source folder>/file`."""
+    write_tree(tmp_path / "src", LAID_OUT)
+    with serving(tmp_path, LAYOUT, environment={"AZUREML_SOURCE_DIRECTORY": "scoring"}) as server:
+        found = server.score(None).json()
+    assert [name for name in found if name != "__pycache__"] == ["data", "other", "score.py", "scoring"]
+
+
+@pytest.mark.parametrize("name", ["..", "a/b"])
+def test_a_variable_that_names_no_folder_leaves_the_working_folder_the_source(tmp_path, name):
+    script = "import os\ndef init(): pass\ndef run(data): return os.path.basename(os.getcwd())\n"
+    with serving(tmp_path, script, environment={"AZUREML_SOURCE_DIRECTORY": name}) as server:
+        assert server.score(None).json() == "src"

@@ -16,9 +16,8 @@ from paceline.compat.azureml.data.data_reference import Reference
 from paceline.compat.azureml.exceptions import RunConfigurationException, UserErrorException
 from paceline.compat.azureml.packages import spec_of, with_notebooks
 from paceline.compat.azureml.policy import Notes
-from paceline.compat.azureml.stores import real_name
+from paceline.compat.azureml.stores import place_in
 from paceline.compat.azureml.targets import resolve
-from paceline.estimator import command_line
 from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
 from paceline.job.job import Job
 
@@ -50,7 +49,13 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
     directory = Path(config.source_directory or ".")
     words, references = words_of(argument_list(run.arguments), workspace, run_id)
     _note_places(
-        [*argument_list(run.arguments), *(run.data or {}).values(), *(run.data_references or {}).values()], notes
+        [
+            *argument_list(run.arguments),
+            *(run.command if isinstance(run.command, (list, tuple)) else ()),
+            *(run.data or {}).values(),
+            *(run.data_references or {}).values(),
+        ],
+        notes,
     )
     entry: dict[str, Any]
     if run.command:
@@ -147,10 +152,12 @@ def reference_of(value: Any, workspace: Any, run_id: str = "") -> DataReference 
         found = value.as_reference()
         return found if isinstance(found, DataReference) else None
     if isinstance(value, DataReferenceConfiguration):
-        store = real_name(workspace, value.datastore_name)
+        path = value.path_on_datastore or ""
+        # `to_config` of a run's outputs names no store.
+        is_here = value.datastore_name is None and path.startswith("/")
         return DataReference(
             name="input",  # its user's to give
-            sources=(Source(datastore=store, path=(value.path_on_datastore or "").strip("/")),),
+            sources=(Source(path=path) if is_here else place_in(workspace, value.datastore_name, path.strip("/")),),
             mode=value.mode or "mount",
             overwrite=bool(value.overwrite),
         )
@@ -219,13 +226,17 @@ def _entry(script: str | None, words: list[str]) -> dict[str, Any]:
 
 
 def _command(command: Any, workspace: Any, run_id: str) -> tuple[dict[str, Any], list[DataReference]]:
-    references: list[DataReference] = []
+    """Return the shell line and its data. The SDK joins a list's items by blanks and quotes none, so one may be many words."""
     if isinstance(command, str):
-        text = command
-    else:
-        found, references = words_of(list(command), workspace, run_id)
-        text = command_line(found)
-    return {"entry_script": "bash", "arguments": ("-c", text)}, references
+        return {"entry_script": "bash", "arguments": ("-c", command)}, []
+    items = list(command)
+    words, references = words_of(items, workspace, run_id)
+    # A path that Paceline puts in stays one word.
+    line = " ".join(
+        word if isinstance(item, str) else f'"{word}"' if word.startswith("$") else shlex.quote(word)
+        for item, word in zip(items, words, strict=True)
+    )
+    return {"entry_script": "bash", "arguments": ("-c", line)}, references
 
 
 def _configured(run: RunConfiguration, workspace: Any, run_id: str) -> list[DataReference]:

@@ -11,12 +11,14 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from paceline.serving import wire
-from paceline.serving.config import ServerConfig
+from paceline.serving.config import SOURCE_VARIABLE, ServerConfig
 from paceline.system.library import library_dir
 from paceline.system.processes import core_count, kill_group
 
@@ -31,6 +33,7 @@ class StartedModel:
     ) -> None:
         """output: where what it prints goes; None: where the server's own goes."""
         self.config = config
+        placed = _placed(config, folder)
         self.at = time.monotonic()
         ours, its = socket.socketpair()
         with contextlib.ExitStack() as unless_started, its:
@@ -44,11 +47,11 @@ class StartedModel:
                 stderr=output,
                 # `python -m` looks for modules here first; there are none.
                 cwd="/",
-                env=_environment(config, folder, model_dir),
+                env=_environment(placed, folder, model_dir),
                 start_new_session=True,
             )
             unless_started.pop_all()
-        setup = {**config.to_json(), "started_in": "/", "shared": str(folder / "shared")}
+        setup = {**placed.to_json(), "started_in": "/", "shared": str(folder / "shared")}
         ours.sendall(wire.json_frame(wire.SETUP, setup))
         self.link = ours
 
@@ -205,15 +208,40 @@ def ending(code: int) -> str:
         return f"it was ended by signal {-code}"
 
 
+def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
+    """Return the configuration with the script's folders laid out as the Azure SDK does, where it names the source's folder.
+
+    There a script runs in the folder above its source, and opens `./<source>/file`. Its own files have links beside that.
+    """
+    name = config.environment.get(SOURCE_VARIABLE)
+    if not name or config.source_dir is None or config.working_dir is not None:
+        return config
+    if name != os.path.basename(os.path.normpath(f"/{name}")):
+        return config  # no folder's name
+    # One folder for each source: while a service is updated, two revisions are served.
+    root = folder / "shared" / f"app-{zlib.crc32(config.source_dir.encode()):08x}"
+    root.mkdir(parents=True, exist_ok=True)
+    for link, target in {
+        **{each: os.path.join(config.source_dir, each) for each in os.listdir(config.source_dir)},
+        name: config.source_dir,
+    }.items():
+        with contextlib.suppress(FileExistsError):
+            os.symlink(target, root / link)
+    return replace(config, source_dir=str(root / name), working_dir=str(root))
+
+
 def _environment(config: ServerConfig, folder: Path, model_dir: str | None) -> Mapping[str, str]:
     """The variables of a model process. Those that the user has set are never replaced."""
     environment = {**os.environ, **config.environment}
     threads = config.threads or max(1, core_count() // config.workers)
     environment.setdefault("OMP_NUM_THREADS", str(threads))
     environment["PYTHONUNBUFFERED"] = "1"
-    environment.setdefault("AML_APP_ROOT", config.source_dir or str(folder))
+    root = config.working_dir or config.source_dir or str(folder)
+    environment.setdefault("AML_APP_ROOT", root)
     if config.entry_script is not None:
-        environment["AZUREML_ENTRY_SCRIPT"] = config.entry_script
+        environment["AZUREML_ENTRY_SCRIPT"] = os.path.relpath(
+            os.path.join(str(config.source_dir), config.entry_script), root
+        )
     if model_dir is not None:
         environment["AZUREML_MODEL_DIR"] = model_dir
     environment.pop("__PYVENV_LAUNCHER__", None)

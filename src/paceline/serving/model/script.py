@@ -31,6 +31,8 @@ def load_script(setup: dict[str, Any]) -> Servable:
     for folder in (source, os.path.dirname(path)):
         if folder not in sys.path:
             sys.path.insert(0, folder)
+    if setup["working_dir"]:
+        sys.path.append(os.path.abspath(setup["working_dir"]))
     aml_names.install()
     module = _imported(path)
     has_init = callable(getattr(module, "init", None))

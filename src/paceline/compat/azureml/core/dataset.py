@@ -16,6 +16,7 @@ from paceline.compat.azureml.data.tabular_dataset import of_native
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.late import late
 from paceline.compat.azureml.named import Named
+from paceline.compat.azureml.stores import ARTIFACTS
 from paceline.data.datasets import dataset
 from paceline.job.data_reference import PATH_VARIABLES
 
@@ -191,9 +192,13 @@ def _place(path: Any) -> Any:
     if isinstance(path, list):
         return [_place(one) for one in path]
     if isinstance(path, DataPath):
-        return (_store(path.datastore), path.path_on_datastore or "")
+        path = (path.datastore, path.path_on_datastore or "")
     if isinstance(path, tuple) and len(path) == 2:
+        if isinstance(path[0], Datastore) and path[0].name == ARTIFACTS:
+            return _place(path[0].path(path[1]))
         return (_store(path[0]), path[1])
+    if isinstance(path, Reference) and path.sources[0].datastore is None:
+        return path.sources[0].path  # a run's files
     if isinstance(path, Reference) and path.store is not None:
         # Its name alone would not say whose store it is.
         return (path.store, path.path_on_datastore)

@@ -6,13 +6,15 @@ https://learn.microsoft.com/python/api/azureml-core/azureml.core.datastore.datas
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from paceline.compat.azureml.data.data_reference import of_plain
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.named import Named
-from paceline.compat.azureml.stores import DEFAULT_NAMES, real_name
+from paceline.compat.azureml.stores import DEFAULT_NAMES, place_in, real_name
 from paceline.data.stores import datastore
+from paceline.job.data_reference import DataReference
 
 __all__ = ["Datastore"]
 
@@ -58,6 +60,9 @@ class Datastore(datastore.Datastore):
         """A place in the store, for a script's arguments."""
         # Of the whole store, the store's name: `$AZUREML_DATAREFERENCE_workspaceblobstore`.
         name = data_reference_name or (self._shown if not path and self._shown else None)
+        place = place_in(self.workspace, self._shown, (path or "").strip("/"))
+        if place.datastore is None:
+            return of_plain(DataReference(name=name or re.sub(r"\W", "_", f"{self._shown}_{path}"), sources=(place,)))
         return of_plain(self._real.path(path, name), self._real)
 
     @property

@@ -23,6 +23,7 @@ from paceline.compat.azureml.exceptions import (
     sdk_class,
 )
 from paceline.compat.azureml.late import late
+from paceline.compat.azureml.stores import ARTIFACTS
 from paceline.errors import MetricError, RunNotFoundError, RunStateError
 from paceline.runs import artifacts, interactive, offline, run, states
 from paceline.runs.page_address import page_of
@@ -318,11 +319,9 @@ class Run(SdkSpellings, run.Run):
         return {one.name.partition("/")[2]: one.real for one in found if one.kind == "file"}
 
     def _get_outputs_datapath(self) -> Any:
-        """A path of the run's outputs, for `resume_from`."""
-        from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
-
-        place = Source(datastore=None, path=str(self.folder.outputs.absolute()))
-        return DataReference(name=MODEL_LOCATION, sources=(place,))
+        """Return a DataPath of the run's outputs, from which another run may go on."""
+        store = late("core.datastore", "Datastore")(self._workspace(), ARTIFACTS)
+        return late("data.datapath", "DataPath")(store, f"ExperimentRun/dcid.{self.id}/outputs")
 
     def restore_snapshot(self, snapshot_id: str | None = None, path: str | None = None) -> str:  # type: ignore[override]
         """Write the run's source as `<path>/<snapshot id>.zip` (default: the system's temporary folder); the file's path.

@@ -68,6 +68,34 @@ def test_a_model_is_deployed_called_updated_and_deleted_as_in_the_sdk_s_tutorial
         Webservice(ws, "local-svc")
 
 
+@pytest.mark.parametrize("source", ["./source_dir", "."])
+def test_a_service_works_in_the_folder_above_its_source(ws, config, monkeypatch, source):
+    """Scripts open `./source_dir/file`, as Microsoft's notebooks have it; those for Paceline's services open `./file`."""
+    folder = Path("source_dir/deep")
+    folder.mkdir(parents=True)
+    (folder.parent / "more.json").write_text("4")
+    (folder / "score.py").write_text(
+        "import json\ndef init(): pass\n"
+        "def run(raw): return [json.load(open(path)) for path in ('./source_dir/more.json', 'more.json')]\n"
+    )
+    model = Model.register(ws, "m.json", "times")
+    if source == ".":
+        monkeypatch.chdir("source_dir")
+    config = InferenceConfig("deep/score.py", source_directory=source, environment=Environment("e"))
+    service = Model.deploy(ws, "svc", [model], config, LocalWebservice.deploy_configuration())
+    try:
+        service.wait_for_deployment()
+        assert service.run("") == [4, 4]
+        service.update(models=[Model.register(ws, "deep/score.py" if source == "." else "m.json", "times")])
+        service.wait_for_deployment()
+        assert service.run("") == [4, 4]
+    finally:
+        service.delete()
+    made = Model.package(ws, [model], config, generate_dockerfile=True)
+    made.save("away")
+    assert json.loads(Path("away/service.json").read_text())["environment"]["AZUREML_SOURCE_DIRECTORY"] == "source_dir"
+
+
 def test_an_image_of_2018_with_keys(ws, config):
     config = ContainerImage.image_configuration(execution_script="score.py", runtime="python", conda_file=None)
     model = Model.register(ws, "m.json", "times")

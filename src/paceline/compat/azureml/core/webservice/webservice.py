@@ -5,6 +5,7 @@ https://learn.microsoft.com/python/api/azureml-core/azureml.core.webservice.webs
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from paceline.compat.azureml.policy import Notes
 from paceline.compat.azureml.strict import Strict
 from paceline.environments import sdk_packages
 from paceline.errors import PacelineError
+from paceline.serving.config import SOURCE_VARIABLE
 
 __all__ = ["AciWebservice", "AksEndpoint", "AksWebservice", "LocalWebservice", "Webservice", "WebserviceException"]
 
@@ -100,8 +102,6 @@ class Webservice:
         overwrite: bool = False,
     ) -> Webservice:
         """Register files, and serve them."""
-        import os
-
         from paceline.compat.azureml.core.model import Model
 
         models = [Model.register(workspace, path, os.path.basename(path.rstrip("/"))) for path in model_paths]
@@ -413,12 +413,16 @@ def script_of(config: Any, notes: Notes) -> dict[str, Any]:
     if config is None:
         return {}
     found: dict[str, Any] = {"entry_script": config.entry_script}
+    variables: dict[str, str] = {}
     if config.source_directory:
         found["source_directory"] = config.source_directory
+        # By this the server lets the script run in the folder above, where it finds `./<source folder>/file`.
+        variables[SOURCE_VARIABLE] = os.path.basename(os.path.realpath(config.source_directory))
     if config.environment is not None:
         spec, _ = sdk_packages.without(spec_of(config.environment, notes))
         if spec.needs_build or spec.python:
             found["environment"] = spec
-        if spec.environment_variables:
-            found["environment_variables"] = dict(spec.environment_variables)
+        variables |= spec.environment_variables
+    if variables:
+        found["environment_variables"] = variables
     return found
