@@ -82,7 +82,7 @@ def tensorboard(
         int, typer.Option("--port", min=1, max=65535, help="Where it listens, on this machine alone.")
     ] = 6006,
 ) -> int:
-    """TensorBoard over runs, which it follows while they run: their event files, and all their other metrics. Ctrl-C ends it."""
+    """Start TensorBoard on runs: it shows all their metrics and follows runs that go on. Ctrl-C ends it."""
     folders = _folders(run_ids)
     names = [tags_and_properties.read(folder.notes).display_name or folder.run_id for folder in folders]
     # Names are people's, and become names of folders.

@@ -95,9 +95,9 @@ def _call(words: list[str]) -> Any:
     # After that, for a supervisor may be loading by now, and logging is imported beside it.
     _log_to_standard_error()
     if go_on is None:
-        from paceline.cli.verb_group import app
+        from paceline.cli.verb_group import call
 
-        return app(standalone_mode=False)
+        return call()
     return go_on()
 
 

@@ -26,6 +26,7 @@ class VerbOption:
     type: of its value: str, int, Path, bool, float (a duration, in seconds), or list for texts where it may be repeated.
     key: its name in a job file (`paceline.cli.job_file`), where its value goes there as it is.
     complete: the function of `paceline.cli.completing` that offers values.
+    section: title in `--help` above this option and those that follow it.
     """
 
     # No dataclass: loading that module takes as long as all else that comes before the supervisor's start.
@@ -39,9 +40,10 @@ class VerbOption:
         key: str | None = None,
         complete: str | None = None,
         needed: bool = False,
+        section: str | None = None,
     ) -> None:
         self.words, self.help, self.metavar, self.type = words, help, metavar, type
-        self.key, self.complete, self.needed = key, complete, needed
+        self.key, self.complete, self.needed, self.section = key, complete, needed, section
 
     @property
     def name(self) -> str:

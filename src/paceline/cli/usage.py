@@ -27,7 +27,7 @@ def usage(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What runs have held of cores and GPUs, in hours, and how much of it was lost."""
+    """Sum up the core hours and GPU hours that runs used and lost."""
     if by not in usages.KEYS:
         raise UserError(f"--by {by!r}: choose one of {', '.join(usages.KEYS)}.")
     since = dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=since_s) if since_s is not None else None
