@@ -67,8 +67,9 @@ def _exit_code() -> int:
     except PacelineError as error:
         # A mistake may have been made in an option whose name in Python is another.
         from paceline.cli.hints import in_options
+        from paceline.cli.verb_group import options_of
 
-        _say(in_options(str(error), sys.argv[1:]))
+        _say(in_options(str(error), sys.argv[1:], options_of(sys.argv[1:])))
         if isinstance(error, EngineError):
             return EXIT_UNAVAILABLE
         failed = (RunStateError, EnvironmentBuildError, TransferError, ServiceFailedError)

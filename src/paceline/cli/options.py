@@ -140,7 +140,7 @@ def read(options: Sequence[VerbOption], words: Sequence[str]) -> dict[str, Any] 
             plain += rest
             break
         # A dash alone is an argument: by custom, standard input.
-        if word[:1] != "-" or word == "-":
+        if word.strip() and (word[:1] != "-" or word == "-"):
             plain.append(word)
             continue
         name, equals, text = word.partition("=")
@@ -153,7 +153,7 @@ def read(options: Sequence[VerbOption], words: Sequence[str]) -> dict[str, Any] 
             continue
         text = text if equals else next(rest, "")
         # The parser may take the next word for a value or refuse it; which of the two is its business.
-        if not text or text[0] == "-":
+        if not text.strip() or text[0] == "-":
             return None
         try:
             value = option.value(text)

@@ -4,6 +4,7 @@ process that runs `paceline status` has no use for what `paceline compute add` i
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ import typer.main
 from paceline.cli.options import declare
 from paceline.cli.output import print_version
 from paceline.cli.verbs import SECTIONS, VERBS
+from paceline.errors import UserError
 
 
 class _Group(typer.core.TyperGroup):
@@ -27,6 +29,20 @@ class _Group(typer.core.TyperGroup):
 
 class _Verb(typer.core.TyperCommand):
     """A verb whose `--help` has its options in the sections of its table (`VerbOption.section`)."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Call the verb, unless an option has no text: `--name "$NAME"` of a variable that is not set, for one."""
+        for parameter in self.params:
+            value = ctx.params.get(parameter.name)
+            texts = value if isinstance(value, (list, tuple)) else [value]
+            if (
+                option_word(parameter) != _SAMPLE
+                and option_word(parameter)[:1] == "-"
+                and any(isinstance(text, str) and not text.strip() for text in texts)
+            ):
+                name = option_word(parameter)
+                raise UserError(f"{name} {texts[-1]!r} is empty. Give a value, or leave {name} out.")
+        return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then options section by section."""
@@ -94,6 +110,8 @@ class VerbGroup(_Group):
         return name, self.load(name) if command is not None and name in VERBS else command, rest
 
 
+#: Of `serve`: a request, which may be empty.
+_SAMPLE = "--check"
 #: The widest output whose options stand above their descriptions, not beside them.
 _NARROW = 58
 
@@ -104,6 +122,21 @@ def call() -> Any:
     # The parser's own least width is 50.
     width = max(30, columns - 2) if columns <= _NARROW else None
     return app(standalone_mode=False, terminal_width=width)
+
+
+def options_of(words: Sequence[str]) -> dict[str, str]:
+    """Return name -> option, "--dry-run", for each option of the verb that these words of a command line call."""
+    group: Any = typer.main.get_command(app)
+    command = group.load(words[0]) if words and words[0] in VERBS else None
+    if isinstance(command, _Group):
+        command = command.commands.get(words[1]) if len(words) > 1 else None
+    return {str(one.name): option_word(one) for one in command.params if one.opts[0][:1] == "-"} if command else {}
+
+
+def option_word(parameter: Any) -> str:
+    """Return an option's long form."""
+    words: list[str] = parameter.opts
+    return next((word for word in words if word[:2] == "--"), words[0])
 
 
 def first_sentence(text: str) -> str:
