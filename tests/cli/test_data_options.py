@@ -49,7 +49,7 @@ def test_an_output_is_stored_in_the_end():
         (["a b=lab:x"], None, "the name 'a b' of an input"),
         (["train=nowhere"], None, "there is no 'nowhere' here"),
         (["train=lab:x,overwrite"], None, "'overwrite' is none of partition=rank"),
-        (["train=lab:x,partition=worker"], None, r"as_partition\(by='worker'\)"),
+        (["train=lab:x,partition=worker"], None, "write partition=rank or partition=node"),
         (None, ["model=out"], "files are stored in a datastore"),
         (None, ["model=lab:x,download"], "'download' is not overwrite"),
     ],

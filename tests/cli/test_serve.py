@@ -119,7 +119,7 @@ def test_a_wrong_call_is_told_before_anything_starts(registered: Cli) -> None:
         ("digits --json", "--json goes with --check"),
         ("digits --environment nosuch", "no environment 'nosuch' is registered"),
         ("digits --isolated", "--isolated and --layered are for packages"),
-        ("digits --python nosuch", "python='nosuch' can't be run"),
+        ("digits --python nosuch", "--python 'nosuch' can't be run"),
         ("digits --check nosuch.json", "--check 'nosuch.json': the sample can't be read"),
     ):
         done = registered("serve", *words.split(), code=2)

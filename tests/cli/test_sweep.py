@@ -93,7 +93,7 @@ def test_several_metrics_have_a_front(cli: Any) -> None:
     for said, words in {
         "--metric size: of several metrics say of each": ("--metric", "loss=minimize", "--metric", "size"),
         "policies judge trials by one": ("--metric", "a=minimize", "--metric", "b=minimize", "--stop", "median"),
-        "warm_start with the sampler 'random'": ("--metric", "loss", "--warm-start", sweep[:-2]),
+        "--warm-start with the sampler 'random'": ("--metric", "loss", "--warm-start", sweep[:-2]),
         "it did not vary y": ("--metric", "loss", "--sampler", "tpe", "--warm-start", sweep),
     }.items():
         assert said in cli("sweep", "run", "train.py", "--param", "y=uniform(0,1)", *words, code=2).stderr, said
@@ -138,10 +138,10 @@ def test_wrong_calls_are_told_before_anything_starts(cli: Any, tmp_path: Path) -
         "there is no uniforn": ("--metric", "loss", "--param", "x=uniforn(0,1)"),
         "there is no policy 'ashe'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--stop", "ashe"),
         "bandit has slack_factor": ("--metric", "loss", "--param", "x=uniform(0,1)", "--stop", "bandit(0.1)"),
-        "sampler='bayes'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--sampler", "bayes"),
+        "--sampler 'bayes'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--sampler", "bayes"),
         "has no end of values": ("--metric", "loss", "--param", "x=uniform(0,1)", "--sampler", "grid"),
         "is not NAME=VALUE": ("--metric", "loss", "--param", "x=uniform(0,1)", "--point", "0.5"),
-        "pass_as='env'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--pass-as", "env"),
+        "--pass-as 'env'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--pass-as", "env"),
         "--y is none of its options": ("-e", "other", "--metric", "loss", "--param", "y=uniform(0,1)"),
         "pbt needs interval and last, as in pbt(interval=..., last=...)": (
             *("--metric", "loss", "--param", "x=uniform(0,1)", "--stop", "pbt"),
@@ -151,7 +151,7 @@ def test_wrong_calls_are_told_before_anything_starts(cli: Any, tmp_path: Path) -
             *("-e", "other", "--metric", "loss", "--param", "x=uniform(0,1)"),
             *("--stop", "asha(promote=true, last=9, budget=--epochs)"),
         ),
-        "trials=0": ("--metric", "loss", "--param", "x=uniform(0,1)", "--trials", "0"),
+        "--trials 0": ("--metric", "loss", "--param", "x=uniform(0,1)", "--trials", "0"),
         "job arrays are Slurm's": ("--metric", "loss", "--param", "x=uniform(0,1)", "--array-size", "4"),
         "experiment name 'a b'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--experiment", "a b"),
         "notify: ": ("--metric", "loss", "--param", "x=uniform(0,1)", "--notify", "true"),
@@ -161,7 +161,7 @@ def test_wrong_calls_are_told_before_anything_starts(cli: Any, tmp_path: Path) -
         # A dry run says the same.
         assert message in cli("sweep", "run", script, *words, "--dry-run", code=2).stderr, message
     words = ("--metric", "loss", "--param", "x=uniform(0,1)", "--trials", "0")
-    assert "trials=0" in cli("sweep", "run", "train.py", *words, code=2).stderr
+    assert "--trials 0" in cli("sweep", "run", "train.py", *words, code=2).stderr
     assert "is no sweep" in _of_a_run(cli)
     assert [run["type"] for run in cli.json("list")] == ["script"]
 

@@ -66,8 +66,8 @@ def test_top_and_profile_of_a_run_that_goes_on_and_of_one_that_has_ended(cli: Cl
     ("words", "said"),
     [
         (["top", "--interval", "0"], "--interval 0: give a number of seconds from 0.5 to 3600."),
-        (["profile", "--seconds", "0"], "seconds=0: give a number from 1 to 600."),
-        (["profile", "--rate", "1000"], "rate=1000: give a number of samples a second from 1 to 500."),
+        (["profile", "--seconds", "0"], "--seconds 0: give a number from 1 to 600."),
+        (["profile", "--rate", "1000"], "--rate 1000: give a number of samples a second from 1 to 500."),
         (["profile", "-o", "."], "--output '.': name a file in a folder that exists."),
     ],
     ids=["interval", "seconds", "rate", "output"],

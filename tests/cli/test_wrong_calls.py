@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+import shlex
 import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
+import typer.main
 
+from paceline.cli.verb_group import app, option_word
+from paceline.cli.verbs import VERBS
 from tests.cli.conftest import Cli, Gallery
+
+InProcess: TypeAlias = Callable[..., str]
+
+
+@pytest.fixture
+def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> InProcess:
+    """Call the command line in this process, where starting another one for each call would take long; its error message."""
+    main = importlib.import_module("paceline.cli.main")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PACELINE_WORKSPACE", raising=False)
+    monkeypatch.setattr(main, "_log_to_standard_error", lambda: None)
+    (tmp_path / "t.py").write_text("def init(): ...\ndef run(data): ...\n")
+
+    def call(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["paceline", *words])
+        assert main._exit_code() == 2
+        return capsys.readouterr().err.removeprefix("paceline: error: ")
+
+    return call
+
 
 WRONG = {
     "a script that is not there": (
@@ -20,18 +50,18 @@ WRONG = {
     ),
     "a program that is not executable": (
         ["run", "src/run.sh"],
-        "entry_script 'src/run.sh' is not executable. Make it so: chmod +x {folder}/src/run.sh",
+        "script 'src/run.sh' is not executable. Make it so: chmod +x {folder}/src/run.sh",
     ),
     "a module that is not there": (
         ["run", "-m", "sub.b", "--source", "src"],
-        "entry_module 'sub.b' is not in '{folder}/src', which has 'sub'. Did you mean sub.a?",
+        "--module 'sub.b' is not in '{folder}/src', which has 'sub'. Did you mean sub.a?",
     ),
     "a package that is no program": (
         ["run", "-m", "sub", "--source", "src"],
-        "entry_module 'sub' is a package without a __main__.py.",
+        "--module 'sub' is a package without a __main__.py.",
     ),
     "a script and a module": (["run", "src/train.py", "-m", "sub.a"], "'src/train.py' and -m sub.a: only one can run."),
-    "a module's path": (["run", "-m", "src/train.py"], "entry_module='src/train.py' is no module's name."),
+    "a module's path": (["run", "-m", "src/train.py"], "--module 'src/train.py' is no module's name."),
     "no script at all": (["run"], "name what to run: a script (paceline run train.py), a module (paceline run -m"),
     "nodes the wrong way round": (
         ["run", "src/train.py", "-j", "4..2x2", "--backend", "gloo"],
@@ -63,7 +93,7 @@ WRONG = {
     ),
     "a name of no letters": (
         ["run", "src/train.py", "--name", ""],
-        "--name '' is empty. Give a name, or leave it out.",
+        "--name '' is empty. Give a value, or leave --name out.",
     ),
     "torchrun's processes": (
         ["run", "--nproc_per_node", "2", "src/train.py"],
@@ -138,7 +168,7 @@ WRONG = {
     ),
     "a variable that the launcher sets": (
         ["run", "src/train.py", "--backend", "gloo", "--env", "RANK=1"],
-        "environment_variables sets RANK",
+        "--env sets RANK",
     ),
     "a variable of no such name": (["run", "src/train.py", "--env", "1 a=b"], "has the name '1 a'"),
     "a tag without a name": (["run", "src/train.py", "--tag", "=b"], "--tag '=b' is not KEY or KEY=VALUE."),
@@ -178,7 +208,7 @@ WRONG = {
     ),
     "a channel without packages": (
         ["run", "src/train.py", "--channel", "c"],
-        "--channel ['c'] without --conda",
+        "--channel 'c' without --conda",
     ),
     "a password in an input's URL": (
         ["run", "src/train.py", "--input", "x=http://u:hunter2@example.org/p.png"],
@@ -203,6 +233,117 @@ WRONG = {
     "an unknown verb": (["fly"], "No such command 'fly'. See `paceline --help`."),
     "an unknown option": (["status", "--fast"], "No such option: --fast"),
 }
+
+
+#: Calls that a rule of an estimator, a sweep, an environment or a service refuses, whose parameters have names in Python.
+REFUSED_BY_A_PARAMETER = """
+run t.py --gpu-visibility nod
+run t.py --gpu-share 2 --gpu
+run t.py --on-hang restrat
+run t.py --cores -1
+run t.py -j 1x2 --backend nccl --gpu
+run t.py --image x --conda numpy
+run t.py --pip '-r x'
+run t.py --conda numpy --conda-file x.yml
+run t.py --conda-file x.yml
+run t.py -r none.txt
+run t.py --channel c
+run t.py --python none
+run t.py --env 1A=3
+run t.py --env PACELINE_RUN_ID=1
+run t.py --notify x
+run t.py --input 'a b=/tmp'
+run t.py --input a=/tmp --input a=/tmp
+run t.py --input a=/tmp,partition=ran
+run -m a-b
+submit t.py --backend ncll
+check t.py --backend ncll
+sweep run t.py --dry-run --param a=1 --metric m --backend ncll
+sweep run t.py --dry-run --param a=1 --metric m --trials 0
+sweep run t.py --dry-run --param a=1 --metric m --max-failures -1
+sweep run t.py --dry-run --param a=1 --metric m --max-sweep-duration 0
+sweep run t.py --dry-run --param a=1 --metric m --pass-as equal
+sweep run t.py --dry-run --param a=1 --metric m --array-size 0
+sweep run t.py --dry-run --param a=1 --metric m --controller slrum
+sweep run t.py --dry-run --param a=1 --metric m --sampler rnadom
+env build --channel x
+env build --conda-file none
+env build -r none
+serve t.py --entry t.py --log-level wraning
+serve t.py --entry t.py --max-batch 0
+serve t.py --entry t.py --python none
+service deploy name -m t.py --entry none.py
+service deploy name -m t.py --entry t.py --source none
+service deploy name -m t.py --entry t.py --port 99999
+service deploy name -m t.py --entry t.py --workers 0
+service deploy name -m t.py --entry t.py --channel x
+package ./t.py -o out --entry t.py --workers 0
+profile --rate 0
+"""
+
+
+@pytest.mark.parametrize("line", REFUSED_BY_A_PARAMETER.strip().splitlines())
+def test_error_speaks_of_options_and_not_of_parameters_in_python(in_process: InProcess, line: str) -> None:
+    message = in_process(*shlex.split(line))
+    names = "concurrent|controller|cores|host|notify|port|python|rate|sampler|seconds|trials|workers"
+    assert re.findall(rf"\b[a-z]+_[a-z_]+\b|\b(?:{names})=|\b(?:True|False|None)\b|\['", message) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    {
+        "run t.py --backend ncll": "nccl",
+        "run t.py --gpu-visibility wroker": "worker",
+        "run t.py --on-hang fial": "fail",
+        "run t.py --input a=/tmp,partition=ran": "rank",
+        "sweep run t.py --dry-run --param 'a=unifrom(0,1)' --metric m": "uniform",
+        "sweep run t.py --dry-run --param a=1 --metric m --sampler gird": "grid",
+        "sweep run t.py --dry-run --param a=1 --metric m --stop hyperban": "hyperband",
+        "sweep run t.py --dry-run --param a=1 --metric m --pass-as equal": "equals",
+        "sweep run t.py --dry-run --param a=1 --metric m --controller slrum": "slurm",
+        "serve t.py --entry t.py --log-level wraning": "warning",
+        "export --to parqet": "parquet",
+        "usage --by usr": "user",
+        "list --status runing": "Running",
+        "prune --status Faild": "Failed",
+    }.items(),
+)
+def test_misspelled_choice_is_answered_with_the_nearest_one(in_process: InProcess, line: str, meant: str) -> None:
+    assert f"Did you mean {meant!r}?" in in_process(*shlex.split(line))
+
+
+def text_options() -> list[tuple[str, ...]]:
+    """Each option that takes a text, behind the words of its verb."""
+    group: Any = typer.main.get_command(app)
+    found: list[tuple[str, ...]] = []
+    for name in VERBS:
+        verb = group.load(name)
+        for words, command in [((name, one), below) for one, below in getattr(verb, "commands", {}).items()] or [
+            ((name,), verb)
+        ]:
+            found += [
+                (*words, option_word(each))
+                for each in getattr(command, "params", ())
+                if each.opts[0][:1] == "-" and each.type.name in ("text", "path", "STRING", "PATH", "str", "string")
+            ]
+    return found
+
+
+def test_blank_option_is_refused_by_every_verb(in_process: InProcess) -> None:
+    options = text_options()
+    assert len(options) > 100
+    for *verb, option in options:
+        if option == "--check":  # a request, which may be empty
+            continue
+        needed = {"compute add": ["x", "--kind", "ssh"], "export": [], "package": ["x", "-o", "y"]}.get(
+            " ".join(verb), ["x", "y"]
+        )
+        message = in_process(*verb, *needed, option, " ")
+        assert re.search(r"is empty\. Give a value|unexpected extra argument|No such option", message), (
+            verb,
+            option,
+            message,
+        )
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -25,7 +25,7 @@ def report(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """What to send with a fault: versions, and where a run failed. No arguments, variables, logs, hosts or paths."""
+    """Print what to send with a bug report: versions, and where a run failed. No arguments, variables, logs, hosts or paths."""
     found = bug_report(folder_of(run_id) if run_id is not None else _latest_failed(), messages=messages)
     if as_json:
         print_json(found)

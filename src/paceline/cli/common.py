@@ -17,6 +17,7 @@ from paceline.runs.ids import is_trial
 from paceline.runs.metrics import json_safe
 from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.visible import visible
+from paceline.system.names import did_you_mean
 from paceline.workspace import Workspace
 
 #: Colours in the order in which ranks take them: readable on dark and light.
@@ -108,7 +109,9 @@ def state_named(text: str) -> str:
     for state in states.ALL:
         if state.lower() == text.lower():
             return state
-    raise UserError(f"--status {text!r} is no state. There are {', '.join(states.ALL)}.")
+    raise UserError(
+        f"--status {text!r} is no state.{did_you_mean(text.capitalize(), states.ALL)} There are {', '.join(states.ALL)}."
+    )
 
 
 def state_colour(status: str) -> int | None:

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from paceline.errors import JobError
-from paceline.job.data_reference import DataReference, Source
+from paceline.job.data_reference import PARTITIONS, DataReference, Source
+from paceline.system.names import did_you_mean
 
 # `lab:mnist` is in the store lab; `s3://bucket` is a URL, and no path in a store s3.
 _STORE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*):(?!//)(.*)", re.DOTALL)
@@ -42,6 +43,10 @@ def _input(word: str) -> DataReference:
     for option in options:
         key, _, value = option.partition("=")
         if key == "partition":
+            if value not in PARTITIONS:
+                raise JobError(
+                    f"--input {word!r}: write partition=rank or partition=node, not {option!r}.{did_you_mean(value, PARTITIONS)}"
+                )
             reference = reference.as_partition(by=value)
         elif option in ("mount", "download"):
             reference = reference.as_mount() if option == "mount" else reference.as_download()

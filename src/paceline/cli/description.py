@@ -27,6 +27,8 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
 from paceline.job.sizes import node_range, range_text
 from paceline.runs.folder import RunFolder
+from paceline.runs.ids import check_experiment_name
+from paceline.runs.tags_and_properties import check_display_name
 from paceline.submit import SourceCopy, submit
 from paceline.workspace import Workspace
 
@@ -112,6 +114,8 @@ def asked(description: Mapping[str, Any]) -> Asked:
         JobError: something in it is wrong.
     """
     said = dict(description)
+    # Now, for a dry run submits nothing.
+    check_display_name(said.get("display_name"))
     directory = Path(said.get("source_directory") or Path.cwd())
     backend = said.get("distributed_backend")
     environment = _environment(said, directory)
@@ -168,7 +172,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
     return Asked(
         job=job,
         directory=directory,
-        experiment=said.get("experiment") or experiment_name(directory),
+        experiment=check_experiment_name(said.get("experiment", experiment_name(directory))),
         tags=dict(said.get("tags") or {}),
         display_name=said.get("display_name"),
         values={name: value for name, value in values.items() if name in in_files},

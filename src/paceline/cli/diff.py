@@ -29,7 +29,7 @@ def diff(
     code: Annotated[bool, typer.Option("--code", help="All lines of the code that differ, however many.")] = False,
     as_json: Json = False,
 ) -> None:
-    """How two runs differ: parameters, code, environment, data, topology, and the first step at which metrics part."""
+    """Compare two runs: parameters, code, environment, data, topology, and the first step at which metrics differ."""
     found = compare(folder_of(a), folder_of(b))
     if as_json:
         print_json(found.to_json())

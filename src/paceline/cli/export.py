@@ -14,6 +14,7 @@ from paceline.errors import UserError
 from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
+from paceline.system.names import did_you_mean
 from paceline.trackers import export as exports
 from paceline.trackers.board import TensorBoard
 
@@ -40,7 +41,7 @@ def export(
 ) -> None:
     """Write the metrics of runs for other tools: CSV, Parquet, TensorBoard's event files, or a server of MLflow's."""
     if to not in _KINDS:
-        raise UserError(f"--to {to!r}: choose one of {', '.join(_KINDS)}.")
+        raise UserError(f"--to {to!r}: choose one of {', '.join(_KINDS)}.{did_you_mean(to, _KINDS)}")
     if to != "mlflow" and (experiment is not None or files):
         raise UserError(f"--experiment and --files belong to --to mlflow, not to {to}.")
     if output is None and to != "csv":
@@ -82,7 +83,7 @@ def tensorboard(
         int, typer.Option("--port", min=1, max=65535, help="Where it listens, on this machine alone.")
     ] = 6006,
 ) -> int:
-    """TensorBoard over runs, which it follows while they run: their event files, and all their other metrics. Ctrl-C ends it."""
+    """Start TensorBoard on runs: it shows all their metrics and follows runs that go on. Ctrl-C ends it."""
     folders = _folders(run_ids)
     names = [tags_and_properties.read(folder.notes).display_name or folder.run_id for folder in folders]
     # Names are people's, and become names of folders.

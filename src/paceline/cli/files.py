@@ -43,7 +43,7 @@ def files(
     names: Patterns = None,
     as_json: Json = False,
 ) -> None:
-    """The files of a run, with their sizes: its outputs and logs, and what was uploaded."""
+    """List a run's files with their sizes: outputs, logs and uploads."""
     folder = _folder(run_id)
     found = downloads.files(folder, names or ())
     if as_json:

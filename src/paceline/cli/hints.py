@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from paceline.cli.run_options import RUN
 
 #: Options of other programs, with `_` for `-`, -> whose they are and what to write instead. {n} is the value given.
 _PROCESSES = "-j {n}, or -j 2x{n} for as many on each of two nodes"
@@ -159,27 +161,72 @@ def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:
     return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
-def in_options(text: str, words: Sequence[str]) -> str:
-    """The message with the names of options in place of the job's fields: "--gpu" for "use_gpu=True".
+#: Fields whose option has another name, in any verb that has the option.
+_FIELDS = {
+    **{option.key: option.name for option in RUN if option.key},
+    "docker_image": "image",
+    "drain_s": "drain",
+    "entry_module": "module",
+    "entry_script": "entry",
+    "environment_variables": "env",
+    "load_timeout_s": "load_timeout",
+    "max_body_bytes": "max_body",
+    "max_duration_seconds": "max_sweep_duration",
+    "memory_limit_bytes": "memory_limit",
+    "pip_requirements_file": "requirements",
+    "source_directory": "source",
+    "target": "compute",
+    "timeout_s": "timeout",
+}
+#: Sentences that give a next step in Python -> the same step on the command line.
+_STEPS = {
+    "Give one with as_named_input(...) or data_reference_name=.": "Write such as --input train=PATH.",
+    "Name one of them anew, with as_named_input(...) or data_reference_name=.": "Give each --input a name of its own.",
+}
 
-    words: of the command line. A job file has the fields' names, so its messages stay as they are.
+
+def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> str:
+    """Return the message with a verb's options in place of parameters in Python: "--gpu" for "use_gpu=True".
+
+    Args:
+        words: Of the command line. A job file has the parameters' names, so messages about one stay as they are.
+        options: Name of each of the verb's parameters -> its option: {"gpu": "--gpu", "rank": "--rank"}.
     """
-    if words[:1] not in (["run"], ["submit"], ["rerun"]) or any(word.endswith((".yaml", ".yml")) for word in words):
+    if _names_job_file(words):
         return text
-    from paceline.cli.run_options import RUN
-
-    text = re.sub(r"node_count=(\d+) and process_count_per_node=(\d+)", r"-j \1x\2", text)
-    text = re.sub(r"\bnode_count=(\d+(?:\.\.\d+)?)", r"-j \1", text)
-    for option in RUN:
-        if option.key is None:
+    for step, here in _STEPS.items():
+        text = text.replace(step, here)
+    if "entry" not in options:
+        text = re.sub(r"\bentry_script\b=?", "script ", text).replace("script  ", "script ")
+    if "nodes" in options:
+        text = re.sub(r"node_count=(\d+) and process_count_per_node=(\d+)", r"-j \1x\2", text)
+        text = re.sub(r"\bnode_count=(\d+(?:\.\.\d+)?)", r"-j \1", text)
+    # "overwrite=True (--overwrite)" and the like name the option already.
+    text = re.sub(r"\b(?:\w+=True|\w+_\w+) \((--[\w-]+)\)", r"\1", text)
+    text = re.sub(r"(--[\w-]+) \(\w+=True\)", r"\1", text)
+    for field, name in {**{name: name for name in options}, **_FIELDS}.items():
+        if (word := options.get(name)) is None:
             continue
-        word = next(one for one in option.words.split("/")[0].split() if one[:2] == "--")
-        if option.type is bool:
-            text = re.sub(rf"\b(?:[Ss]et )?{option.key}=False\b", f"Leave out {word}", text)
-            text = re.sub(rf"\b[Ss]et {option.key}=True\b", f"Add {word}", text)
-            text = re.sub(rf"\b{option.key}=True\b", word, text)
-        else:
-            text = re.sub(rf"\b{option.key}=", f"{word} ", text)
-        if "_" in option.key:  # a field's name, not a word of the sentence
-            text = re.sub(rf"\b{option.key}\b", word, text)
-    return text
+        text = re.sub(rf"\b(?:[Ss]et )?{field}=False\b", f"Leave out {word}", text)
+        text = re.sub(rf"\b[Ss]et {field}=True\b", f"Add {word}", text)
+        text = re.sub(rf"\b{field}=True\b", word, text)
+        # Of a list of one the item alone.
+        text = re.sub(rf"(?<![\w-]){field}=\[('[^']*')\]", rf"{word} \1", text)
+        text = re.sub(rf"(?<![\w-]){field}=", f"{word} ", text)
+        if "_" in field:  # a field's name, not a word of the sentence
+            text = re.sub(rf"\b{field}\b", word, text)
+    return text.replace(", or None.", ", or leave it out.")
+
+
+def _names_job_file(words: Sequence[str]) -> bool:
+    """Whether the first word that is neither an option nor an option's value is a YAML file."""
+    takes_value = {word for option in RUN if option.type is not bool for word in option.words.split()}
+    rest = iter(words[2 if words[:1] in (["sweep"], ["pipeline"]) else 1 :])
+    for word in rest:
+        if word == "--":
+            return False
+        if not word.startswith("-"):
+            return word.endswith((".yaml", ".yml"))
+        if word in takes_value:
+            next(rest, None)
+    return False

@@ -65,7 +65,7 @@ def logs(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line: attempt, rank, text.")] = False,
 ) -> None:
-    """What a run's workers print, from the start, in the order it was written; of several workers with the rank in front."""
+    """Print what a run's workers print, from the start; with several workers, each line has its rank in front."""
     if follow and attempt is not None:
         raise UserError(f"--follow shows all attempts; leave out --attempt {attempt}, or --follow.")
     if follow and (driver or prepare):

@@ -72,8 +72,9 @@ def _exit_code() -> int:
     except PacelineError as error:
         # A mistake may have been made in an option whose name in Python is another.
         from paceline.cli.hints import in_options
+        from paceline.cli.verb_group import options_of
 
-        _say(in_options(str(error), sys.argv[1:]))
+        _say(in_options(str(error), sys.argv[1:], options_of(sys.argv[1:])))
         if isinstance(error, EngineError):
             return EXIT_UNAVAILABLE
         failed = (RunStateError, EnvironmentBuildError, TransferError, ServiceFailedError)
@@ -100,9 +101,9 @@ def _call(words: list[str]) -> Any:
     # After that, for a supervisor may be loading by now, and logging is imported beside it.
     _log_to_standard_error()
     if go_on is None:
-        from paceline.cli.verb_group import app
+        from paceline.cli.verb_group import call
 
-        return app(standalone_mode=False)
+        return call()
     return go_on()
 
 

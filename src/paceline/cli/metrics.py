@@ -35,7 +35,7 @@ def metrics(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Json = False,
 ) -> None:
-    """The metrics of runs: last, least and greatest value of each, or with --name all values; several runs side by side."""
+    """Show metrics of runs side by side: last, least and greatest value of each; with --name, all values."""
     if as_csv and as_json:
         raise UserError("--csv and --json: choose one of them.")
     folders = folders_of(run_ids)

@@ -26,6 +26,7 @@ class VerbOption:
     type: of its value: str, int, Path, bool, float (a duration, in seconds), or list for texts where it may be repeated.
     key: its name in a job file (`paceline.cli.job_file`), where its value goes there as it is.
     complete: the function of `paceline.cli.completing` that offers values.
+    section: title in `--help` above this option and those that follow it.
     """
 
     # No dataclass: loading that module takes as long as all else that comes before the supervisor's start.
@@ -39,9 +40,10 @@ class VerbOption:
         key: str | None = None,
         complete: str | None = None,
         needed: bool = False,
+        section: str | None = None,
     ) -> None:
         self.words, self.help, self.metavar, self.type = words, help, metavar, type
-        self.key, self.complete, self.needed = key, complete, needed
+        self.key, self.complete, self.needed, self.section = key, complete, needed, section
 
     @property
     def name(self) -> str:
@@ -138,7 +140,7 @@ def read(options: Sequence[VerbOption], words: Sequence[str]) -> dict[str, Any] 
             plain += rest
             break
         # A dash alone is an argument: by custom, standard input.
-        if word[:1] != "-" or word == "-":
+        if word.strip() and (word[:1] != "-" or word == "-"):
             plain.append(word)
             continue
         name, equals, text = word.partition("=")
@@ -151,7 +153,7 @@ def read(options: Sequence[VerbOption], words: Sequence[str]) -> dict[str, Any] 
             continue
         text = text if equals else next(rest, "")
         # The parser may take the next word for a value or refuse it; which of the two is its business.
-        if not text or text[0] == "-":
+        if not text.strip() or text[0] == "-":
             return None
         try:
             value = option.value(text)

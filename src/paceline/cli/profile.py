@@ -24,7 +24,7 @@ def profile(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Where the time of a run's workers goes: their stacks, sampled for some seconds while they run on.
+    """Sample the stacks of a run's workers for some seconds, to see where their time goes.
 
     Prints the ten longest functions, by rank where ranks differ, and writes all samples to a file for https://www.speedscope.app.
     By py-spy where it is installed and allowed, else the main threads alone, by signal.

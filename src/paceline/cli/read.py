@@ -50,7 +50,7 @@ _METRICS, _LONGEST_CELL = 2, 48
 
 
 def status(run_id: LatestRun = None, as_json: Json = False) -> None:
-    """How a run stands."""
+    """Show how a run stands."""
     folder = folder_of(run_id)
     found = summary(folder)
     if as_json:
@@ -80,29 +80,43 @@ def status(run_id: LatestRun = None, as_json: Json = False) -> None:
 def list_runs(
     experiment: Annotated[
         str | None,
-        typer.Option("-e", "--experiment", help="Of this experiment.", autocompletion=completing.experiments),
+        typer.Option(
+            "-e",
+            "--experiment",
+            metavar="NAME",
+            help="Only runs of this experiment.",
+            autocompletion=completing.experiments,
+        ),
     ] = None,
     status: Annotated[
         str | None,
-        typer.Option("--status", help="In this state, such as Running.", autocompletion=completing.run_states),
+        typer.Option(
+            "--status",
+            metavar="STATE",
+            help="Only runs in this state, such as Running.",
+            autocompletion=completing.run_states,
+        ),
     ] = None,
     tag: Annotated[
         list[str] | None,
         typer.Option(
-            "--tag", metavar="KEY[=VALUE]", help="With this tag; may be repeated.", autocompletion=completing.tags
+            "--tag",
+            metavar="KEY[=VALUE]",
+            help="Only runs with this tag; may be repeated.",
+            autocompletion=completing.tags,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="So many at most, newest first.")] = _SHOWN,
-    everything: Annotated[bool, typer.Option("--all", help="Without a limit.")] = False,
+    limit: Annotated[
+        int, typer.Option("-n", "--limit", metavar="N", min=1, help="Most runs to list, newest first.")
+    ] = _SHOWN,
+    everything: Annotated[bool, typer.Option("--all", help="List all runs.")] = False,
     trials: Annotated[
-        bool, typer.Option("--trials", help="The trials of sweeps and the steps of pipelines, too.")
+        bool, typer.Option("--trials", help="List the trials of sweeps and the steps of pipelines, too.")
     ] = False,
-    long: Annotated[
-        bool, typer.Option("-l", "--long", help="With what they take on the disk, and their tags.")
-    ] = False,
+    long: Annotated[bool, typer.Option("-l", "--long", help="Show tags, and the size on disk.")] = False,
     as_json: Json = False,
 ) -> None:
-    """The runs of the workspace, newest first."""
+    """List the workspace's runs, newest first."""
     if status is not None:
         status = state_named(status)
     runs_dir = Workspace.from_config(create=False).runs_dir
@@ -157,7 +171,7 @@ def rename(
 
 
 def show(run_id: LatestRun = None, as_json: Json = False) -> None:
-    """All that is known of a run: its job, attempts, metrics, files, and why it failed."""
+    """Show a run: its job, attempts, metrics, files, and why it failed."""
     folder = folder_of(run_id)
     found = details(folder)
     if as_json:

@@ -125,7 +125,7 @@ def prune(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    """Remove what is needed no longer: old runs, snapshots and environments that no run uses, cached data. Never what a
+    """Remove old runs, snapshots and environments that no run uses, and cached data. Never what a
     living run uses, nor a run with the tag `keep`, nor one that made a model."""
     if compute is not None:
         criteria = (older_than_s, keep_last, max_size, status, experiment)

@@ -34,7 +34,7 @@ PYTHON = VerbOption(
 )
 ISOLATED = VerbOption(
     "--isolated/--layered",
-    "Only the packages named, or beside those that the interpreter has. Default: layered.",
+    "Use only the packages named, or add them to the interpreter's. Default: layered.",
     type=bool,
 )
 NAME = VerbOption("--name", "A name of the run's own beside its id, for people.", "TEXT", key="display_name")
@@ -44,13 +44,15 @@ ENV_FILE = VerbOption(
     "FILE",
     list,
 )
-QUIET = VerbOption("-q --quiet", "Only the script's output, and errors.", type=bool)
+QUIET = VerbOption("-q --quiet", "Print only the script's output, and errors.", type=bool)
 
 #: In the order in which `--help` lists them.
 RUN = (
     VerbOption("script", "Python script or any program to run, or a job file (.yaml).", type=Path),
     VerbOption("arguments", "The script's own arguments, behind `--`.", type=list),
-    VerbOption("-m --module", "Run a module, as `python -m` does, in place of a script.", "MODULE"),
+    VerbOption(
+        "-m --module", "Run a module, as `python -m` does, in place of a script.", "MODULE", section="What runs"
+    ),
     VerbOption(
         "-j --nodes",
         "N nodes of M processes each; M alone is 1xM; 2..4xM goes on with as many nodes as there are, from 2 to 4. Default: 1x1.",
@@ -64,9 +66,21 @@ RUN = (
         complete="backends",
     ),
     VerbOption(
-        "-e --experiment", "Default: the name of the source folder.", "NAME", key="experiment", complete="experiments"
+        "--ps",
+        "With --backend ps: number of processes that are parameter servers.",
+        "N",
+        int,
+        key="parameter_server_count",
+    ),
+    VerbOption(
+        "-e --experiment",
+        "Experiment that the run belongs to; default: the name of the source folder.",
+        "NAME",
+        key="experiment",
+        complete="experiments",
     ),
     NAME,
+    VerbOption("--tag", "Tag; may be repeated.", "KEY[=VALUE]", list, complete="tags"),
     VerbOption("--source", "Folder to copy; default: the git repository, else the folder you are in.", "FOLDER", Path),
     VerbOption(
         "--link",
@@ -82,11 +96,18 @@ RUN = (
         list,
         key="send",
     ),
-    VerbOption("--compute", "Compute target; default: local.", "TARGET", key="compute_target", complete="targets"),
+    VerbOption(
+        "--compute",
+        "Compute target; default: local.",
+        "TARGET",
+        key="compute_target",
+        complete="targets",
+        section="Where it runs",
+    ),
     VerbOption("--gpu/--no-gpu", "One GPU for each process.", type=bool, key="use_gpu"),
     VerbOption(
         "--gpu-share",
-        "Of its GPU that each process takes, such as 0.5; the rest is for other runs that say so. Default: 1.",
+        "Part of a GPU that each process reserves, such as 0.5; other runs with a share take the rest. Default: 1.",
         "SHARE",
         key="gpu_share",
     ),
@@ -99,7 +120,7 @@ RUN = (
     ),
     VerbOption(
         "--gpu-visibility",
-        "A process sees its own GPU, or all of its node's. Default: worker.",
+        "What a process sees: its own GPU (worker), or all of its node's (node). Default: worker.",
         "worker|node",
         key="gpu_visibility",
         complete="gpu_visibilities",
@@ -110,9 +131,9 @@ RUN = (
         "NAME[=VALUE]",
         list,
         complete="variables",
+        section="Packages and environment",
     ),
     ENV_FILE,
-    VerbOption("--tag", "Tag; may be repeated.", "KEY[=VALUE]", list, complete="tags"),
     PYTHON,
     *PACKAGES,
     ISOLATED,
@@ -124,13 +145,14 @@ RUN = (
         complete="environments",
     ),
     VerbOption("--image", "Run the workers in a container of this image.", "IMAGE", key="custom_docker_image"),
-    VerbOption("--shm-size", "Of the container's /dev/shm; default: the host's.", "SIZE", key="shm_size"),
+    VerbOption("--shm-size", "Size of the container's /dev/shm; default: the host's.", "SIZE", key="shm_size"),
     VerbOption(
         "--input",
         "Data that the script finds under $PACELINE_INPUT_<NAME>; may be repeated. "
         "Add ,partition=rank or ,partition=node for a part each.",
         "NAME=[STORE:]PATH",
         list,
+        section="Data",
     ),
     VerbOption(
         "--output",
@@ -142,19 +164,20 @@ RUN = (
     ),
     VerbOption(
         "--max-duration",
-        "End the run as failed after so long, such as 90s or 1h30m.",
+        "End the run as failed after this time, such as 90s or 1h30m.",
         type=float,
         key="max_run_duration_seconds",
+        section="Limits, restarts and messages",
     ),
     VerbOption(
         "--grace",
-        "Between SIGTERM and SIGKILL when a run is ended; default: 30s.",
+        "Time between SIGTERM and SIGKILL when a run is ended; default: 30s.",
         type=float,
         key="grace_period_seconds",
     ),
     VerbOption(
         "--max-restarts",
-        "Start over so often after a lost node or worker, preemption, a taken port.",
+        "How often the run may start over after a lost node or worker, preemption, or a port in use.",
         "N",
         int,
         key="max_restarts",
@@ -167,42 +190,40 @@ RUN = (
     ),
     VerbOption(
         "--hang-after",
-        "After so long without output, metrics or progress the run hangs, and the report says why; 0 for never. Default: 10m.",
+        "Time without output, metrics or progress after which the run counts as hanging, and a report says why; 0: never. "
+        "Default: 10m.",
         type=float,
         key="hang_seconds",
     ),
     VerbOption(
         "--on-hang",
-        "What becomes of it then. Default: report.",
+        "What happens to a run that hangs. Default: report.",
         "report|fail|restart",
         key="on_hang",
         complete="on_hang",
     ),
     VerbOption(
         "--elastic-after",
-        "With -j 2..4xM: stop at a checkpoint to go on with more nodes no more often than that. Default: 5m.",
+        "With -j 2..4xM: least time between two stops at a checkpoint to go on with more nodes. Default: 5m.",
         type=float,
         key="elastic_seconds",
     ),
-    VerbOption("--log-limit", "Kept of each worker's log, such as 500MB; 0 for all of it.", "SIZE", key="log_limit"),
     VerbOption(
-        "--ps",
-        "With --backend ps: so many of the processes are parameter servers.",
-        "N",
-        int,
-        key="parameter_server_count",
+        "--log-limit", "How much of each worker's log is kept, such as 500MB; 0: all of it.", "SIZE", key="log_limit"
     ),
     VerbOption(
         "--notify",
-        "Told when the run ends: mail:ADDRESS, command:WORDS, or slack:, teams:, webhook: and the place of a URL, such as "
-        "env:SLACK_URL; may be repeated.",
+        "Whom to notify when the run ends: mail:ADDRESS, command:WORDS, or slack:, teams:, webhook: and the place of a URL, "
+        "such as env:SLACK_URL; may be repeated.",
         "WHOM",
         list,
         key="notify",
     ),
-    JSON,
-    VerbOption("--dry-run", "Print the job, its commands and environment; start nothing.", type=bool),
+    VerbOption(
+        "--dry-run", "Print the job, its commands and environment; start nothing.", type=bool, section="What is printed"
+    ),
     VerbOption("--yaml", "With --dry-run: print the job as a file for `paceline run`.", type=bool),
+    JSON,
     QUIET,
 )
 RERUN = (

@@ -20,7 +20,7 @@ def stacks(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Where each worker of a run is at this moment: the stacks of all its threads, and who waits for whom.
+    """Show where each worker of a run is now: the stacks of its threads, and which ranks wait for which.
 
     The workers run on. Equal stacks are shown once, with their ranks.
     """

@@ -29,6 +29,7 @@ SWEEP = (
         "normal(0,1), and with a step quniform(0,1,0.1) and the like; else one value.",
         "NAME=EXPRESSION",
         list,
+        section="The sweep",
     ),
     VerbOption(
         "--metric",
@@ -84,8 +85,8 @@ SWEEP = (
         "Default: a process of this machine.",
         "ENGINE",
     ),
+    VerbOption("--dry-run", "Print ten points of the space; start nothing.", type=bool, section="What is printed"),
     DETACH,
-    VerbOption("--dry-run", "Print ten points of the space; start nothing.", type=bool),
     JSON,
     VerbOption("-q --quiet", "Only errors, and with --json the JSON.", type=bool),
 )

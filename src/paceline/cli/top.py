@@ -43,7 +43,7 @@ def top(
     ] = _INTERVAL_S,
     as_json: Json = False,
 ) -> int:
-    """What the nodes and workers of a run take at this moment, and how the time of each rank goes. Ctrl-C ends it.
+    """Watch the load of a run's nodes and workers, and how each rank spends its time. Ctrl-C ends it.
 
     Processors (100 % is one core), memory, GPUs, disk, network, steps, and the shares of time in which a rank computes, waits for
     data and waits for others. Where there is no terminal it is printed once.

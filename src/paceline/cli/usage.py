@@ -12,6 +12,7 @@ from paceline.cli.durations import duration_option
 from paceline.cli.shared_options import Json
 from paceline.errors import UserError
 from paceline.reports import usage as usages
+from paceline.system.names import did_you_mean
 from paceline.workspace import Workspace
 
 
@@ -27,9 +28,9 @@ def usage(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What runs have held of cores and GPUs, in hours, and how much of it was lost."""
+    """Sum up the core hours and GPU hours that runs used and lost."""
     if by not in usages.KEYS:
-        raise UserError(f"--by {by!r}: choose one of {', '.join(usages.KEYS)}.")
+        raise UserError(f"--by {by!r}: choose one of {', '.join(usages.KEYS)}.{did_you_mean(by, usages.KEYS)}")
     since = dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=since_s) if since_s is not None else None
     runs_dir = Workspace.from_config(create=False).runs_dir
     found = usages.summed(runs_dir, by, since=since)

@@ -29,36 +29,39 @@ VERBS: dict[str, tuple[str, str]] = {
         "check.check",
         "Compare a script's first steps on one process with those on several. Exits with 0 where they are equal, else 1.",
     ),
-    "status": ("read.status", "How a run stands."),
-    "list": ("read.list_runs", "The runs of the workspace, newest first."),
-    "show": ("read.show", "All that is known of a run: its job, attempts, metrics, files, and why it failed."),
+    "status": ("read.status", "Show how a run stands."),
+    "list": ("read.list_runs", "List the workspace's runs, newest first."),
+    "show": ("read.show", "Show a run: its job, attempts, metrics, files, and why it failed."),
     "rename": ("read.rename", "Give a run another name for people. Its id stays."),
     "logs": (
         "logs.logs",
-        "What a run's workers print, from the start, in the order it was written; of several workers with the rank in front.",
+        "Print what a run's workers print, from the start; with several workers, each line has its rank in front.",
     ),
     "metrics": (
         "metrics.metrics",
-        "The metrics of runs: last, least and greatest value of each, or with --name all values; several runs side by side.",
+        "Show metrics of runs side by side: last, least and greatest value of each; with --name, all values.",
     ),
     "diff": (
         "diff.diff",
-        "How two runs differ: parameters, code, environment, data, topology, and the first step at which metrics part.",
+        "Compare two runs: parameters, code, environment, data, topology, and the first step at which metrics differ.",
     ),
-    "usage": ("usage.usage", "What runs have held of cores and GPUs, in hours, and how much of it was lost."),
+    "usage": ("usage.usage", "Sum up the core hours and GPU hours that runs used and lost."),
     "export": (
         "export.export",
         "Write the metrics of runs for other tools: CSV, Parquet, TensorBoard's event files, or a server of MLflow's.",
     ),
     "tensorboard": (
         "export.tensorboard",
-        "TensorBoard over runs, which it follows while they run: their event files, and all their other metrics. "
-        "Ctrl-C ends it.",
+        "Start TensorBoard on runs: it shows all their metrics and follows runs that go on. Ctrl-C ends it.",
     ),
-    "files": ("files.files", "The files of a run, with their sizes: its outputs and logs, and what was uploaded."),
+    "files": ("files.files", "List a run's files with their sizes: outputs, logs and uploads."),
     "download": (
         "files.download",
         "Copy files of a run to a folder, under their names. A file is there whole, or not at all.",
+    ),
+    "bug-report": (
+        "bug_report.report",
+        "Print what to send with a bug report: versions, and where a run failed. No arguments, variables, logs, hosts or paths.",
     ),
     "cancel": (
         "cancel.cancel",
@@ -71,19 +74,15 @@ VERBS: dict[str, tuple[str, str]] = {
     "ui": ("ui.ui", "Show the workspace in a browser: runs as they go, their curves, logs and files. Ctrl-C ends it."),
     "stacks": (
         "stacks.stacks",
-        "Where each worker of a run is at this moment: the stacks of all its threads, and who waits for whom.",
+        "Show where each worker of a run is now: the stacks of its threads, and which ranks wait for which.",
     ),
     "top": (
         "top.top",
-        "What the nodes and workers of a run take at this moment, and how the time of each rank goes. Ctrl-C ends it.",
+        "Watch the load of a run's nodes and workers, and how each rank spends its time. Ctrl-C ends it.",
     ),
     "profile": (
         "profile.profile",
-        "Where the time of a run's workers goes: their stacks, sampled for some seconds while they run on.",
-    ),
-    "bug-report": (
-        "bug_report.report",
-        "What to send with a fault: versions, and where a run failed. No arguments, variables, logs, hosts or paths.",
+        "Sample the stacks of a run's workers for some seconds, to see where their time goes.",
     ),
     "rm": (
         "remove.rm",
@@ -91,24 +90,24 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "prune": (
         "remove.prune",
-        "Remove what is needed no longer: old runs, snapshots and environments that no run uses, cached data. "
+        "Remove old runs, snapshots and environments that no run uses, and cached data. "
         "Never what a living run uses, nor a run with the tag `keep`, nor one that made a model.",
     ),
     "trust": ("remove.trust", "Use a workspace that belongs to another user, such as a group's."),
-    "model": ("model", "Models: register, list, show, alias, verify, copy and push what runs made."),
+    "model": ("model", "Register, list, show, alias, verify, copy and push models."),
     "serve": (
         "serve.serve",
         "Serve a model in the foreground: /score, /v2/models/NAME/infer, /metrics. Ctrl-C ends it.",
     ),
-    "sweep": ("sweep", "Sweeps: hyperparameters tuned over runs."),
-    "pipeline": ("pipeline", "Pipelines: steps that run in the order of their data."),
+    "sweep": ("sweep", "Tune hyperparameters over many runs."),
+    "pipeline": ("pipeline", "Run steps in the order of their data."),
     "package": (
         "package.package",
         "Write a folder that serves a model away from here: Dockerfile, exact versions, model, script and server.",
     ),
-    "service": ("service", "Services: models that answer requests."),
-    "env": ("env", "Environments: list, show, build and prune them."),
-    "data": ("data", "Datastores: list, add and remove them, move files; the cache."),
-    "azureml": ("azureml", "Programs for the Azure ML SDK: what of them runs here."),
-    "compute": ("compute", "Compute targets: add, list, show, remove and examine them."),
+    "service": ("service", "Deploy, update, call and stop services: models that answer requests."),
+    "env": ("env", "List, show, build and prune environments."),
+    "data": ("data", "List, add and remove datastores, move files, and prune the cache."),
+    "azureml": ("azureml", "Check which parts of a program for the Azure ML SDK run here."),
+    "compute": ("compute", "Add, list, show, remove and examine compute targets."),
 }

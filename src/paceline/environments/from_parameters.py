@@ -142,4 +142,6 @@ def _file(name: str, path: str, source_directory: str | os.PathLike[str]) -> str
     for candidate in (Path(source_directory) / path, Path(path)):
         if candidate.is_file():
             return str(candidate)
-    raise JobError(f"{name}={path!r}: there is no such file, neither in source_directory nor in the working directory.")
+    raise JobError(
+        f"{name}={path!r}: there is no such file, neither in the source directory nor in the working directory."
+    )

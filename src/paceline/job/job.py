@@ -177,7 +177,8 @@ class Job:
         _check_on_hang(self)
         _check_seconds("elastic_seconds", self.elastic_seconds, zero=True)
         if self.gpu_visibility not in GPU_VISIBILITIES:
-            raise JobError(f"gpu_visibility={self.gpu_visibility!r}: write 'worker' or 'node'.")
+            near = did_you_mean(str(self.gpu_visibility), GPU_VISIBILITIES)
+            raise JobError(f"gpu_visibility={self.gpu_visibility!r}: write 'worker' or 'node'.{near}")
         if not isinstance(self.restart_on_exception, bool):
             raise JobError(f"restart_on_exception={self.restart_on_exception!r} is not a bool. Write True or False.")
         if self.restart_on_exception and not self.max_restarts:
@@ -349,7 +350,9 @@ def _check_working_directory(given: object) -> None:
 
 def _check_on_hang(job: Job) -> None:
     if job.on_hang not in ON_HANG:
-        raise JobError(f"on_hang={job.on_hang!r}: write 'report', 'fail' or 'restart'.")
+        raise JobError(
+            f"on_hang={job.on_hang!r}: write 'report', 'fail' or 'restart'.{did_you_mean(str(job.on_hang), ON_HANG)}"
+        )
     if job.on_hang != "report" and not job.hang_seconds:
         raise JobError(
             f"on_hang={job.on_hang!r} with hang_seconds=0: a hang is never noticed then. Say after how long."

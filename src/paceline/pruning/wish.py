@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paceline.errors import UserError
 from paceline.runs import states
+from paceline.system.names import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,9 @@ class Wish:
             if (value := getattr(self, name)) is not None and value < 0:
                 raise UserError(f"{name}={value}: it can't be below 0.")
         if self.status is not None and self.status not in states.ALL:
-            raise UserError(f"status={self.status!r} is no state. There are {', '.join(states.ALL)}.")
+            raise UserError(
+                f"status={self.status!r} is no state.{did_you_mean(self.status, states.ALL)} There are {', '.join(states.ALL)}."
+            )
 
     @property
     def is_for_runs(self) -> bool:

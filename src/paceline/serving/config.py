@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline.errors import ServingError
 from paceline.system.listening import is_loopback
+from paceline.system.names import did_you_mean
 
 #: A variable of `environment`: the source's folder as seen from the script's working folder. The Azure SDK's name.
 SOURCE_VARIABLE = "AZUREML_SOURCE_DIRECTORY"
@@ -117,7 +118,9 @@ class ServerConfig:
         if self.port > 65535:
             raise ServingError(f"port={self.port} is no port. Write 1 to 65535, or 0 for a free one.")
         if self.log_level not in LOG_LEVELS:
-            raise ServingError(f"log_level={self.log_level!r} is none of {', '.join(LOG_LEVELS)}.")
+            raise ServingError(
+                f"log_level={self.log_level!r} is none of {', '.join(LOG_LEVELS)}.{did_you_mean(str(self.log_level), LOG_LEVELS)}"
+            )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ServingError("tls_cert and tls_key go together: give both files, or neither.")
         if self.listen_fd is None and self.keys_file is None and not is_loopback(self.host):

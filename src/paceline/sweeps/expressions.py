@@ -20,6 +20,7 @@ from statistics import NormalDist
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 from paceline.errors import SweepError
+from paceline.system.names import did_you_mean
 
 Raw: TypeAlias = "int | float"
 
@@ -351,7 +352,9 @@ def parse(text: str) -> Expression:
     name, words = call
     function = FUNCTIONS.get(name)
     if function is None:
-        raise SweepError(f"{text!r}: there is no {name}(). Write one of {', '.join(FUNCTIONS)}.")
+        raise SweepError(
+            f"{text!r}: there is no {name}().{did_you_mean(name, FUNCTIONS)} Write one of {', '.join(FUNCTIONS)}."
+        )
     try:
         # The functions' own signatures check number and names of the arguments, so a command line and Python say the same.
         expression: Expression = function(*(value for key, value in words if not key), **{k: v for k, v in words if k})

@@ -13,6 +13,7 @@ from paceline.errors import SweepError
 from paceline.job.job import Job
 from paceline.sweeps.expressions import Choice, Fixed
 from paceline.sweeps.space import Dimension, Space, argument
+from paceline.system.names import did_you_mean
 
 #: `--lr 0.1`, `--lr=0.1`, `--sizes 1 2`, `lr=0.1`, `+lr=0.1`, a variable lr; what ends with .json is the path of a file.
 ARGUMENTS, EQUALS, WORDS, ASSIGNMENTS, ADDITIONS, ENVIRONMENT = WAYS = (
@@ -81,7 +82,7 @@ def check_way(pass_as: object, space: Space) -> None:
     if not isinstance(pass_as, str) or (pass_as not in WAYS and not pass_as.endswith(".json")):
         raise SweepError(
             f"pass_as={pass_as!r}: write one of {', '.join(WAYS)}, a form such as '--name=value', or the name of "
-            "a JSON file, such as 'parameters.json'."
+            f"a JSON file, such as 'parameters.json'.{did_you_mean(str(pass_as), WAYS)}"
         )
     names = list(dict.fromkeys(name.lstrip("-") for name in space.names))
     if pass_as == ENVIRONMENT:

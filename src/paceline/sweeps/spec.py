@@ -14,6 +14,7 @@ from paceline.sweeps.policies.policies import policy_from_json
 from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Goal
+from paceline.system.names import did_you_mean
 from paceline.system.plain import known_fields, plain_fields
 from paceline.targets.base import ALIKE_SPAN
 
@@ -100,7 +101,7 @@ class SweepSpec:
         if self.controller not in (None, *CONTROLLERS):
             raise SweepError(
                 f"controller={self.controller!r}: write {' or '.join(map(repr, CONTROLLERS))}, the engine of the trials; "
-                "leave it out for this machine."
+                f"leave it out for this machine.{did_you_mean(str(self.controller), CONTROLLERS)}"
             )
         if self.array_size is not None:
             _check_count("array_size", self.array_size, ALIKE_SPAN)

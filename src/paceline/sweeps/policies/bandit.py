@@ -36,7 +36,8 @@ class Bandit:
         # bool() and not `is None`: the SDK's callers pass 0 for the slack that they don't want.
         if bool(self.slack_factor) == bool(self.slack_amount):
             raise SweepError(
-                f"Bandit: slack_factor={self.slack_factor!r} and slack_amount={self.slack_amount!r}. Give one of them, above 0."
+                "Bandit: give slack_factor or slack_amount, one of them and above 0, such as slack_factor=0.1; given are "
+                f"{self.slack_factor!r} and {self.slack_amount!r}."
             )
         slack = self.slack_factor or self.slack_amount
         if not is_number(slack) or slack <= 0:

@@ -14,6 +14,7 @@ from paceline.sweeps.policies.median import MedianStopping
 from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.policies.population import PopulationBasedTraining
 from paceline.sweeps.policies.truncation import TruncationSelection
+from paceline.system.names import did_you_mean
 
 POLICIES: dict[str, type[Any]] = {
     "bandit": Bandit,
@@ -39,7 +40,9 @@ def parse_policy(text: str) -> Policy:
     """
     name, words = call_of(text) or (text.strip(), [])
     if name not in POLICIES:
-        raise SweepError(f"stop={text!r}: there is no policy {name!r}. Write one of {', '.join(POLICIES)}.")
+        raise SweepError(
+            f"stop={text!r}: there is no policy {name!r}.{did_you_mean(name, POLICIES)} Write one of {', '.join(POLICIES)}."
+        )
     known = [f.name for f in fields(POLICIES[name])]
     given: dict[str, Any] = {}
     for key, value in words:

@@ -17,6 +17,7 @@ from paceline.sweeps.samplers.random_sampler import RandomSampler
 from paceline.sweeps.samplers.sampler import Sampler
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Goal, Trial
+from paceline.system.names import did_you_mean
 
 NAMES = ("random", "grid", "tpe", "cmaes", "gp")
 
@@ -28,7 +29,10 @@ def check_sampler(name: object, space: Space, goals: Sequence[Goal] = ("maximize
         SweepError: no such sampler, one that does not know this space, or one that is not installed.
     """
     if not isinstance(name, str) or (name not in NAMES and ":" not in name):
-        raise SweepError(f"sampler={name!r}: write one of {', '.join(NAMES)}, or 'module:function' of one of your own.")
+        raise SweepError(
+            f"sampler={name!r}: write one of {', '.join(NAMES)}, or 'module:function' of one of your own."
+            f"{did_you_mean(str(name), NAMES)}"
+        )
     # A user's own, with a colon in its name, is left to the controller: it lies in the source, which is not known here.
     if ":" not in name:
         make_sampler(name, space, 0, goals)
