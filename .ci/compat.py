@@ -39,7 +39,7 @@ PYTHON = ("3.11", "3.10", "3.12", "3.13")
 #: release has changed, of collectives three, and four the products of strategies, which are in the checks of pipelines.
 COLUMNS = {
     "DataParallel, FullyShard": (
-        r"parallel/test_on_ranks\.py::.*\[(average|data|fitting|forecasts|large|loop|losses|mutations|optimizers|reads|silent|statistics)\..*-2\]"
+        r"parallel/test_on_ranks\.py::.*\[(average|data|fitting|forecasts|large|loop|loss_table|losses|mutations|optimizers|reads|silent|statistics)\..*-2\]"
     ),
     "PipelineParallel, products": (
         r"parallel/test_on_ranks\.py::.*\[((pipeline|stages|mutations_cut|kinds|families)\..*-2|pipeline\..*-4)\]"

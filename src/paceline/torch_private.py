@@ -72,6 +72,7 @@ __all__ = [
     "is_torchs_attribute",
     "keep_lookups_apart",
     "keep_own_parts",
+    "lost_arguments",
     "offer_mpi",
     "recorded_collectives",
     "reduce_unused_too",
@@ -253,6 +254,20 @@ def without_modes() -> Iterator[None]:
 
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
+
+
+def lost_arguments(function: Any) -> dict[str, Any]:
+    """Return the keyword arguments that torch leaves out where it hands this function of its own to a mode.
+
+    To be called by the mode's `__torch_function__`. l1_loss leaves out its weight, from torch 2.13 on.
+    """
+    from torch.nn.functional import l1_loss
+
+    frame = sys._getframe() if function is l1_loss else None
+    while frame is not None and frame.f_code is not l1_loss.__code__:
+        frame = frame.f_back
+    weight = None if frame is None else frame.f_locals.get("weight")
+    return {} if weight is None else {"weight": weight}
 
 
 def whole_parameters(module: Module, *, inner: bool = True) -> Iterator[tuple[Parameter, Parameter]]:

@@ -531,7 +531,7 @@ class _Plain:
             before = LossState(self._task.loss, self._task.model)
             # A loss may change the output in place.
             kept = map_tensors(output, lambda tensor: tensor.detach().clone()) if self._is_cut else None
-            loss = self._task.loss(output, there.target)
+            loss = self._task.loss_of(output, there.target)
         if part < 1.0 and self._task.loss_weight is None:
             over = mean_over(loss)
             if not over.counts_nothing(loss):

@@ -19,6 +19,7 @@ from paceline.parallel.pytree import tensors_in
 from paceline.parallel.ties import all_names
 from paceline.parallel.tracing.reads import plain_attributes
 from paceline.parallel.tracing.source import Line, users_line
+from paceline.torch_private import lost_arguments
 
 
 class LossReads(TorchFunctionMode):
@@ -51,7 +52,7 @@ class LossReads(TorchFunctionMode):
         self._own.update((id(tensor), tensor) for tensor in tensors_in(values))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = (kwargs or {}) | lost_arguments(func)
         for tensor in tensors_in((args, kwargs)):
             if id(tensor) in self._own:
                 continue

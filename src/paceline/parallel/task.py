@@ -51,6 +51,17 @@ class Task:
             return contextlib.nullcontext()
         return torch.autocast(device.type, torch.bfloat16)
 
+    def loss_of(self, output: Any, target: Any) -> Tensor:
+        """Call the loss. Raise ParallelError if it returns something else than one number."""
+        loss = self.loss(output, target)
+        if isinstance(loss, Tensor) and loss.dim() == 0:
+            return loss
+        what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ParallelError(
+            f"loss(output, target) returned {what}; it has to return the mean over the rows as one number (a 0-dim tensor), such "
+            "as F.cross_entropy does."
+        )
+
     def weighted_loss(self, output: Any, micro: Microbatch) -> Tensor:
         """The microbatch's share of the global mean loss: weight * loss, 0-dim, ready for `backward`.
 
@@ -69,13 +80,7 @@ class Task:
             return zero_loss(output)
         if is_part and means.checks and means.sample is None:
             means.sample = few_rows(output, micro.target)
-        loss = self.loss(output, micro.target)
-        if not isinstance(loss, Tensor) or loss.dim() != 0:
-            shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ParallelError(
-                f"loss(output, target) returned {f'a tensor of shape {shape}' if isinstance(shape, list) else shape}; "
-                "it has to return the mean over the rows as one number (a 0-dim tensor), such as F.cross_entropy does."
-            )
+        loss = self.loss_of(output, micro.target)
         if torch.is_grad_enabled() and not loss.requires_grad and any(x.requires_grad for x in tensors_in(output)):
             raise ParallelError(
                 "loss(output, target) returned a number without a gradient, though the output has one: nothing would be "

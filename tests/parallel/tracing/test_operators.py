@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import sys
 import unittest
@@ -113,6 +114,15 @@ def test_powers_in_an_outer_forward_are_traced() -> None:
     x = torch.rand(3, 4, dtype=torch.float64) + 0.5
     for call in (lambda x: x**2, lambda x: 2**x, lambda x: x**x, lambda x: (x + 0).pow_(2), lambda x: torch.pow(x, 2)):
         assert _outcome(call, x) == "equal"
+
+
+def test_weight_of_l1_loss_in_an_outer_forward_is_traced() -> None:
+    """torch leaves it out where it hands the call to a mode."""
+    functional = torch.nn.functional
+    if "weight" not in inspect.signature(functional.l1_loss).parameters:
+        pytest.skip("this torch's l1_loss has no weight")
+    x, y, weight = (torch.rand(3, 4, dtype=torch.float64) for _ in range(3))
+    assert _outcome(lambda *given: functional.l1_loss(given[0], given[1], weight=given[2]), x, y, weight) == "equal"
 
 
 @pytest.mark.proof

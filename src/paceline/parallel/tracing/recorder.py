@@ -32,7 +32,7 @@ from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.others import generators_kept
 from paceline.parallel.tracing.profiler import unwatched
 from paceline.parallel.tracing.source import Line, users_line
-from paceline.torch_private import checkpoints_inputs
+from paceline.torch_private import checkpoints_inputs, lost_arguments
 
 #: Functions of a tensor that answer with a value's content. A fake tensor refuses them by itself, a real one would not.
 READS_VALUES = frozenset(
@@ -139,7 +139,7 @@ class GraphRecorder(TorchFunctionMode):
         return node
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = (kwargs or {}) | lost_arguments(func)
         if self.inside is not None or self._paused:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
