@@ -83,7 +83,7 @@ def test_ways_that_are_none_and_names_that_can_not_go_them() -> None:
         (
             "yaml",
             {"a": 1},
-            "pass_as='yaml': write one of arguments, equals, words, assignments, additions, environment, a form such as",
+            "pass_as='yaml': write one of arguments, equals, words, repeated, commas, assignments, additions, environment, a ",
         ),
         (3, {"a": 1}, "pass_as=3"),
         ("/a.json", {"a": 1}, "no path below"),

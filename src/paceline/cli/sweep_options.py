@@ -66,14 +66,14 @@ SWEEP = (
     VerbOption(
         "--pass-as",
         "How the script gets the values, where its text does not tell: arguments (--lr 0.1, the default), equals (--lr=0.1), "
-        "words (--sizes 1 2 of a list), assignments (lr=0.1), additions (+lr=0.1), environment (a variable lr), or the name of a "
-        "JSON file, such as parameters.json.",
+        "words (--sizes 1 2 of a list), repeated (--size=1 --size=2), commas (--sizes=1,2), assignments (lr=0.1), additions "
+        "(+lr=0.1), environment (a variable lr), or the name of a JSON file, such as parameters.json.",
         "WAY",
     ),
     VerbOption(
         "--switch",
         "Hyperparameter of true and false that is an argument without a value: amp, or amp/no-amp for --amp and --no-amp; may be "
-        "repeated. Those that the script's argparse declares are found by themselves.",
+        "repeated. Those that the script declares by argparse or click are found by themselves.",
         "NAME",
         list,
     ),

@@ -15,20 +15,23 @@ from paceline.sweeps.expressions import Choice, Fixed
 from paceline.sweeps.space import Dimension, Space, argument
 from paceline.system.names import did_you_mean
 
-#: `--lr 0.1`, `--lr=0.1`, `--sizes 1 2`, `lr=0.1`, `+lr=0.1`, a variable lr; what ends with .json is the path of a file.
-ARGUMENTS, EQUALS, WORDS, ASSIGNMENTS, ADDITIONS, ENVIRONMENT = WAYS = (
-    *("arguments", "equals", "words", "assignments", "additions", "environment"),
+#: `--lr 0.1`, `--lr=0.1`, `--sizes 1 2`, `--size=1 --size=2`, `--sizes=1,2`, `lr=0.1`, `+lr=0.1`, a variable lr; what ends with
+#: .json is the path of a file.
+ARGUMENTS, EQUALS, WORDS, REPEATED, COMMAS, ASSIGNMENTS, ADDITIONS, ENVIRONMENT = WAYS = (
+    *("arguments", "equals", "words", "repeated", "commas", "assignments", "additions", "environment"),
 )
 #: Ways as they look.
 _FORMS = {
     "--name value": ARGUMENTS,
     "--name=value": EQUALS,
     "--name value value": WORDS,
+    "--name=value --name=value": REPEATED,
+    "--name=value,value": COMMAS,
     "name=value": ASSIGNMENTS,
     "+name=value": ADDITIONS,
 }
 #: Those by which a value has dashes before its name, and a switch none.
-_DASHED = (ARGUMENTS, EQUALS, WORDS)
+_DASHED = (ARGUMENTS, EQUALS, WORDS, REPEATED, COMMAS)
 
 #: What argparse takes for a negative number (`ArgumentParser._negative_number_matcher`).
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
@@ -154,8 +157,8 @@ def variable(name: str) -> str:
 
 
 def words(values: Mapping[str, Any], switches: Sequence[str] = (), pass_as: str = ARGUMENTS) -> list[str]:
-    """`--name value`, `--name=value` or `--name value value` for each value. None leaves an argument out; a switch stands alone
-    where it is true."""
+    """`--name value` or `--name=value` for each value, and a list in the form of `pass_as`. None leaves an argument out; a switch
+    stands alone where it is true."""
     opposites = {switch.partition("/")[0]: switch.partition("/")[2] for switch in switches}
     found: list[str] = []
     for name, value in values.items():
@@ -168,8 +171,13 @@ def words(values: Mapping[str, Any], switches: Sequence[str] = (), pass_as: str 
         if pass_as == WORDS and isinstance(value, (list, tuple)):
             found += [word, *map(text_of, value)]
             continue
+        if pass_as == REPEATED and isinstance(value, (list, tuple)):
+            found += [part for item in value for part in words({name: item}, switches, EQUALS)]
+            continue
+        if pass_as == COMMAS and isinstance(value, (list, tuple)):
+            text = ",".join(map(text_of, value))
         # To argparse, -1e-05 and -a are options of their own where they stand alone; -0.5 is a value.
-        if pass_as == EQUALS or (text.startswith("-") and not _NEGATIVE.fullmatch(text)):
+        if pass_as in (EQUALS, REPEATED, COMMAS) or (text.startswith("-") and not _NEGATIVE.fullmatch(text)):
             found.append(f"{word}={text}")
         else:
             found += [word, text]

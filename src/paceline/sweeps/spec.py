@@ -40,7 +40,7 @@ class SweepSpec:
     warm_start: run ids of former sweeps, whose results the sampler is told.
     resumed: run ids of former trials: the first trials of this sweep, whose points are the first of `points`, go on from theirs.
     counted_from, counted_utc: of a sweep that goes on after its end: the first trial, and the time, from which its limits count.
-    pass_as: how the script gets the values: "arguments", "assignments", "environment", or the name of a JSON file.
+    pass_as: how the script gets the values: one of `points.WAYS`, or the name of a JSON file.
     switches: arguments that take no value, `--amp` or `--amp/--no-amp`: true gives the first word, false the second or none.
 
     The sampler is not looked at here (`samplers.check_sampler`): whoever only reads a sweep need not have its library.

@@ -29,9 +29,9 @@ from paceline.submit import (
     values_of,
 )
 from paceline.sweeps.children import count
-from paceline.sweeps.fit.fit import check_script, takes_words
+from paceline.sweeps.fit.fit import check_script, list_way
 from paceline.sweeps.fit.way import certain_way
-from paceline.sweeps.points import ARGUMENTS, EQUALS, WORDS, is_of_switch, job_of
+from paceline.sweeps.points import ARGUMENTS, EQUALS, REPEATED, WORDS, is_of_switch, job_of
 from paceline.sweeps.policies.pausing import budget
 from paceline.sweeps.prior import as_trials, keep, known_results
 from paceline.sweeps.proposals import Proposals
@@ -156,7 +156,7 @@ def check_points(job: Job, spec: SweepSpec, directory: Path) -> SweepSpec:
         UserError: what is wrong.
     """
     spec = _with_way(spec, job, directory)
-    if spec.pass_as in (ARGUMENTS, WORDS):
+    if spec.pass_as in (ARGUMENTS, WORDS, REPEATED):
         for name, value in budget(spec.stop).items():
             try:
                 check_script(Space({name: value}), job, directory)
@@ -177,8 +177,10 @@ def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
     if script is None:
         return spec
     found = certain_way(directory / script)
+    if found in (None, EQUALS) and (of_lists := list_way(spec.space, directory / script)) is not None:
+        return dataclasses.replace(spec, pass_as=of_lists)
     if found is None:
-        return dataclasses.replace(spec, pass_as=WORDS) if takes_words(spec.space, directory / script) else spec
+        return spec
     if spec.switches and found not in (EQUALS, WORDS):
         return spec
     if found != WORDS or spec.switches:

@@ -44,10 +44,12 @@ class Sweep:
     points: tried first, each name -> value.
     warm_start: former sweeps, or their run ids, whose results the sampler is told from the start.
     pass_as: how the script gets the values: "arguments" (`--lr 0.1`; where the script's text certainly tells another form, that),
-        "equals" (`--lr=0.1`), "words" (`--sizes 1 2`), "assignments" (`lr=0.1`), "additions" (`+lr=0.1`), "environment" (a
-        variable lr), or the name of a JSON file in its working directory, such as "parameters.json".
+        "equals" (`--lr=0.1`), "words" (`--sizes 1 2`), "repeated" (`--size=1 --size=2`), "commas" (`--sizes=1,2`), "assignments"
+        (`lr=0.1`), "additions" (`+lr=0.1`), "environment" (a variable lr), or the name of a JSON file in its working directory,
+        such as "parameters.json".
     switches: hyperparameters of true and false that the script takes without a value, such as `--amp`, or `--amp/--no-amp`: true
-        gives the first word, false the second, or none. Those that the script's argparse declares are found by themselves.
+        gives the first word, false the second, or none. Those that the script declares by argparse or click are found by
+        themselves.
     controller: "slurm" or "ray", the engine of the trials: a small job of its own looks after the sweep, so that this machine may
         be shut down. The workspace has to be seen there. Default: a process of this machine.
     array_size: with a target of kind slurm: so many trials in one job array, each a task of it.

@@ -234,7 +234,7 @@ def test_what_the_job_gives_beside_the_space_is_looked_at(tmp_path: Path, monkey
     assert "--data is required (line 7), and neither the space nor the job gives it" in said()
     assert "--lr is required (line 5)" in said("--data", "x", space={"epochs": 1})
     wrong = said("--data=x", "--epoch", "2", "--foo", "3")
-    assert "train.py, by what that gives to argparse: --foo, which the job gives it, is none of its options" in wrong
+    assert "train.py, by the options that it declares: --foo, which the job gives it, is none of its options" in wrong
     for given in (("--data", "x"), ("--dat=x",), ("-d", "x"), ("-dx", "--epochs", "3")):
         assert said(*given) == "", given
     # Where it is but a part of what the script is given, and where it may be that it is not needed.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -88,6 +91,86 @@ def test_a_script_gets_its_values_in_the_form_that_it_reads(tmp_path: Path, name
         assert certain_way(tmp_path / "train.py") is None
 
 
+#: A script with a list and switches -> the words that it gets, and what it reads of them.
+LISTS = {
+    "argparse's append": (
+        """
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--size", type=int, action="append")
+        parser.add_argument("--shout", action="store_true")
+        parser.add_argument("--amp", action=argparse.BooleanOptionalAction)
+        given = parser.parse_args()
+        print(given.size, given.shout, given.amp)
+        """,
+        ["--size=1", "--size=2", "--shout", "--no-amp"],
+    ),
+    "click's multiple": (
+        """
+        import click
+        @click.command()
+        @click.option("--size", type=int, multiple=True)
+        @click.option("--shout", is_flag=True)
+        @click.option("--amp/--fp32", default=True)
+        def main(size, shout, amp): print([*size], shout, amp)
+        main()
+        """,
+        ["--size=1", "--size=2", "--shout", "--fp32"],
+    ),
+    "click's nargs": (
+        """
+        from click import command, option
+        @command()
+        @option("--size", "-s", type=int, nargs=2)
+        @option("--shout/--no-shout")
+        @option("--amp", type=bool)
+        def main(size, shout, amp): print([*size], shout, amp)
+        main()
+        """,
+        ["--size", "1", "2", "--shout", "--amp", "False"],
+    ),
+    "absl's multi": (
+        """
+        from absl import app, flags
+        flags.DEFINE_multi_integer("size", [3], "")
+        flags.DEFINE_bool("shout", False, "")
+        flags.DEFINE_bool("amp", True, "")
+        given = flags.FLAGS
+        app.run(lambda _: print(given.size, given.shout, given.amp))
+        """,
+        ["--size=1", "--size=2", "--shout=True", "--amp=False"],
+    ),
+    "absl's list": (
+        """
+        from absl import app, flags
+        flags.DEFINE_list("size", [], "")
+        flags.DEFINE_bool("shout", False, "")
+        flags.DEFINE_bool("amp", True, "")
+        given = flags.FLAGS
+        app.run(lambda _: print([*map(int, given.size)], given.shout, given.amp))
+        """,
+        ["--size=1,2", "--shout=True", "--amp=False"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_and_switches_arrive_as_the_script_reads_them(tmp_path: Path, name: str) -> None:
+    script, words = LISTS[name]
+    space = {"size": pl.choice([[1, 2]]), "shout": pl.choice(True), "amp": pl.choice(False)}
+    assert found(tmp_path, script, space) == words
+    if find_spec(name.partition("'")[0]) is not None:
+        argv = [sys.executable, tmp_path / "train.py", *words]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == ("[1, 2] True False\n", "")
+
+
+def test_click_s_flag_whose_default_is_on_is_not_taken_for_a_switch(tmp_path: Path) -> None:
+    # What `--amp` does to it differs from one version of click to the next.
+    script = "import click\n@click.command()\n@click.option('--amp', is_flag=True, default=True)\ndef main(amp): ..."
+    assert found(tmp_path, script, {"amp": pl.choice(False)}) == ["--amp", "False"]
+
+
 def test_switches_of_tyro_are_found(tmp_path: Path) -> None:
     script = SCRIPTS["tyro"][0]
     assert found(tmp_path, script, {"amp": pl.choice(False), "model": {"amp": pl.choice(False)}}) == [
@@ -101,6 +184,8 @@ def test_switches_of_tyro_are_found(tmp_path: Path) -> None:
     [
         ("equals", ["--lr=-0.5", "--sizes=[1, 2]"]),
         ("--name=value", ["--lr=-0.5", "--sizes=[1, 2]"]),
+        ("--name=value --name=value", ["--lr=-0.5", "--sizes=1", "--sizes=2"]),
+        ("--name=value,value", ["--lr=-0.5", "--sizes=1,2"]),
         ("--name value value", ["--lr", "-0.5", "--sizes", "1", "2"]),
         ("+name=value", ["+lr=-0.5", "+sizes=[1, 2]"]),
         ("name=value", ["lr=-0.5", "sizes=[1, 2]"]),

@@ -1,4 +1,4 @@
-"""The options that a script gives to argparse, read from its text. The script is never run.
+"""The options that a script gives to argparse, click or absl, read from its text. The script is never run.
 
 Only what is certain is told. A script with another parser, or with two, one that changes `sys.argv`, or whose parser goes where
 it can't be followed, says nothing here.
@@ -12,6 +12,8 @@ import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from paceline.sweeps.points import COMMAS, REPEATED, WORDS
 
 #: Other parsers; where one is imported, what argparse is told may be for something else.
 _OTHERS = frozenset(
@@ -33,8 +35,9 @@ _ALL, _REST = ("parse_args", "parse_intermixed_args"), ("parse_known_args", "par
 class DeclaredOption:
     """What one `add_argument` says. line: where.
 
-    is_switch: takes no value; None where that can't be known. is_pair: a switch that has `--no-x` beside `--x`.
-    count: how many values it needs; None for any number.
+    is_switch: takes no value; None where that can't be known. is_pair: a switch that has `--no-x` beside `--x`; off: that word,
+    where it is another one.
+    count: how many values it needs; None for any number. takes_list: the way in which it takes a list; None where it takes none.
     type: one of "int", "float", "str", "bool", and choices: what it may be, after its type; None where they can't be known, or do
     not matter. is_required: the script certainly ends where it is not given.
     """
@@ -43,15 +46,17 @@ class DeclaredOption:
     line: int
     is_switch: bool | None = False
     is_pair: bool = False
+    off: str | None = None
     count: int | None = 1
+    takes_list: str | None = None
     type: str | None = "str"
     choices: Sequence[object] | None = None
     is_required: bool = False
 
     def opposite(self, name: str) -> str | None:
         """The word that takes back what this one switches on; None where leaving it out does."""
-        if not self.is_pair:
-            return None
+        if self.off or not self.is_pair:
+            return self.off
         words = [other for other in self.names if other.startswith("--")]
         whole = name if name in words else words[0]
         return f"--{whole[5:]}" if f"--{whole[5:]}" in words else f"--no-{whole[2:]}"
@@ -74,10 +79,67 @@ def declared(script: Path) -> Declared | None:
     try:
         with tokenize.open(script) as file:
             tree = ast.parse(file.read())
-        return _Reader(tree).read()
+        return _of_decorators(tree) or _Reader(tree).read()
     # Also a script in the words of a later Python, or none at all: what runs it will say so.
     except (_NotKnownError, OSError, SyntaxError, ValueError, RecursionError):
         return None
+
+
+def _of_decorators(tree: ast.Module) -> Declared | None:
+    """Return what a script declares with click (`@click.option`) or absl (`flags.DEFINE_list`), if it has no other parser.
+
+    Options of other modules may come to those of its own.
+    """
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    parsers = imported & {*_OTHERS, "argparse"}
+    take = {"click": _of_click, "absl": _of_absl}.get(parsers.pop() if len(parsers) == 1 else "")
+    if take is None:
+        return None
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    options = [option for call in calls if (option := take(call)) is not None]
+    return Declared(options=tuple(options), is_closed=False, has_positionals=True)
+
+
+def _of_click(call: ast.Call) -> DeclaredOption | None:
+    if ast.unparse(call.func) not in ("click.option", "option"):
+        return None
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    words = [text for word in call.args if (text := _text(word)) is not None]
+    # `--shout/--no-shout` makes it a switch; what is no name of an option is that of the function's parameter.
+    names = [word.partition("/")[0].strip() for word in words if word.startswith("-")]
+    off = next((word.partition("/")[2].strip() for word in words if "/" in word), None)
+    is_flag = _literal(given["is_flag"]) if "is_flag" in given else off is not None
+    unsure = {None, "flag_value", "count", "cls"} & given.keys() or (off is None and is_flag and "default" in given)
+    count = _literal(given["nargs"]) if "nargs" in given else 1
+    is_multiple = "multiple" in given and _literal(given["multiple"]) is True
+    return DeclaredOption(
+        names=tuple(names),
+        line=call.lineno,
+        is_switch=None if unsure or not isinstance(is_flag, bool) else is_flag,
+        off=off or None,
+        count=None if is_multiple or not isinstance(count, int) else count,
+        takes_list=REPEATED if is_multiple and count == 1 else WORDS if count != 1 and not is_multiple else None,
+        type=None,
+    )
+
+
+def _of_absl(call: ast.Call) -> DeclaredOption | None:
+    kind = ast.unparse(call.func).rpartition(".")[2]
+    name = _text(call.args[0]) if call.args else None
+    if not kind.startswith("DEFINE_") or name is None:
+        return None
+    lists = REPEATED if kind.startswith("DEFINE_multi_") else COMMAS if kind == "DEFINE_list" else None
+    return DeclaredOption(names=(f"--{name}",), line=call.lineno, count=None, takes_list=lists, type=None)
 
 
 class _NotKnownError(Exception):
@@ -311,6 +373,7 @@ class _Reader:
                 is_switch=is_switch if is_known else None,
                 is_pair=len(names) > len(call.args),
                 count=count,
+                takes_list=WORDS if count != 1 else REPEATED if _text(given.get("action")) == "append" else None,
                 type=self._type(given.get("type")),
                 choices=_choices(given["choices"]) if "choices" in given else None,
                 is_required="required" in given and _literal(given["required"]) is True and self._is_always(call),
@@ -372,7 +435,7 @@ class _Reader:
         return node.id
 
 
-def _text(node: ast.expr) -> str | None:
+def _text(node: ast.expr | None) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 

@@ -14,7 +14,7 @@ from paceline.job.entry import entry_file
 from paceline.job.job import Job
 from paceline.sweeps.expressions import Expression
 from paceline.sweeps.fit.declared import Declared, DeclaredOption, declared
-from paceline.sweeps.points import is_of_switch, text_of
+from paceline.sweeps.points import WORDS, is_of_switch, text_of
 from paceline.sweeps.space import Dimension, Space, argument
 
 #: Values of a choice or of a range of integers that are looked at; of a continuum a few will do.
@@ -60,7 +60,7 @@ def check(
     if complaints:
         said = "; ".join(complaints[:_MOST_COMPLAINTS])
         raise SweepError(
-            f"the space does not fit {script.name}, by what that gives to argparse: {said}. Change the space, the job's "
+            f"the space does not fit {script.name}, by the options that it declares: {said}. Change the space, the job's "
             "arguments or the script."
         )
     found = (_switch(dimension, known) for dimension in space.parameters)
@@ -68,13 +68,14 @@ def check(
     return tuple(dict.fromkeys((*switches, *own)))
 
 
-def takes_words(space: Space, script: Path) -> bool:
-    """Return True if the script's argparse takes every list of the space as several words (`nargs`)."""
+def list_way(space: Space, script: Path) -> str | None:
+    """Return the way in which the script takes every list of the space; None without a list, or where that is not certain."""
     if (known := declared(script)) is None:
-        return False
+        return None
     lists = [one for one in space.parameters if any(isinstance(v, (list, tuple)) for v in _values(one.expression))]
     options = [option for one in lists for option in _meant(argument(one.name), known) or (None,)]
-    return bool(lists) and all(one is not None and one.is_switch is False and one.count != 1 for one in options)
+    ways = {one.takes_list if one is not None and one.is_switch is False else None for one in options}
+    return ways.pop() if len(ways) == 1 else None
 
 
 def _switch(dimension: Dimension, known: Declared) -> str | None:
@@ -152,10 +153,10 @@ def _wrong(option: DeclaredOption, given: Any, known: Declared) -> str | None:
     if option.is_switch:
         # The word would be taken for one of those without a name.
         return None if known.has_positionals else f"it is a switch, which takes no value but true and false ({at})"
-    if option.count != 1 and isinstance(given, (list, tuple)):
-        if option.count not in (None, len(given)):
+    if option.takes_list and isinstance(given, (list, tuple)):
+        if option.takes_list == WORDS and option.count not in (None, len(given)):
             return f"it takes {option.count} values, and {text} has {len(given)} ({at})"
-        each = dataclasses.replace(option, count=1)
+        each = dataclasses.replace(option, count=1, takes_list=None)
         return next((wrong for value in given if (wrong := _wrong(each, value, known))), None)
     if option.count not in (None, 1):
         return f"it takes {option.count} values ({at})"
