@@ -139,3 +139,31 @@ assert "xml.etree.ElementTree" in set(sys.modules) - before, "loaded before it w
 def test_submodules_are_not_loaded_for_programs_without_azureml():
     done = python("import urllib, paceline; print(vars(urllib).get('__getattr__'))")
     assert done.stdout == "None\n"
+
+
+def test_a_driver_is_run_as_a_module_of_the_working_directory(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "__init__.py").touch()
+    (tmp_path / "jobs" / "helper.py").write_text("import azureml.core\nX = azureml.core.__name__\n")
+    (tmp_path / "jobs" / "train.py").write_text(
+        "import sys, jobs.helper\nfrom . import helper\nprint(__name__, __spec__.name, sys.argv[1:], helper.X)\n"
+    )
+
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "paceline.azureml", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    done = run("-m", "jobs.train", "-x", "1")
+    assert (done.stdout, done.stderr) == ("__main__ jobs.train ['-x', '1'] paceline.compat.azureml.core\n", "")
+    for words, said in (
+        (["-m", "jobs.nothing"], "no module 'jobs.nothing'"),
+        (["-m", "no.such"], "'no.such'"),
+        (["-m"], "-m without"),
+    ):
+        refused = run(*words)
+        assert (refused.returncode, said in refused.stderr, "Traceback" in refused.stderr) == (2, True, False), refused
