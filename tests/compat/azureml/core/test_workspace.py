@@ -105,3 +105,10 @@ def test_secrets_are_the_owner_s_alone(ws):
         vault.set_secret("../x", "abc")
     vault.delete_secret("token")
     assert vault.get_secret("token") is None
+
+
+def test_older_ways_to_a_workspace(ws):
+    assert Workspace.setup().path == ws.path
+    made = Workspace._get_or_create("team", subscription_id="s", resource_group="g")
+    assert (made.name, made.subscription_id) == ("team", "s")
+    assert Workspace._get_or_create(name="team").path == made.path

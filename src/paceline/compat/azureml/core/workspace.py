@@ -145,6 +145,16 @@ class Workspace(workspace.Workspace):
         return made
 
     @staticmethod
+    def setup() -> Workspace:
+        """Return the workspace of `from_config`. There is always one, so nothing is asked."""
+        return Workspace.from_config()
+
+    @staticmethod
+    def _get_or_create(name: str, *others: Any, **named: Any) -> Workspace:
+        """Return the workspace of this name, and create it where it is not there."""
+        return Workspace.create(name, *others, **{**named, "exist_ok": True})
+
+    @staticmethod
     def get(
         name: str,
         auth: Any = None,
