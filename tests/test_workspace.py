@@ -210,7 +210,9 @@ def test_workspace_of_another_user_is_refused_until_it_is_trusted(foreign, monke
 @needs_root
 def test_configuration_of_another_user_above_is_passed_over_until_it_is_trusted(foreign, monkeypatch, capsys):
     (foreign / "paceline.toml").write_text('[workspace]\npath = "planted"')
+    (foreign / "config.json").write_text('{"workspace_name": "a driver of the Azure SDK has"}')
     os.chown(foreign / "paceline.toml", 12345, -1)
+    os.chown(foreign / "config.json", 12345, -1)
     monkeypatch.chdir(foreign / "mine")
     assert Workspace.from_config(create=False).path == foreign / "mine" / ".paceline"
     assert "belongs to user 12345 and is passed over" in capsys.readouterr().err

@@ -2,7 +2,8 @@
 
 Whoever can write to a workspace decides which programs its commands start. So a workspace counts only if it belongs to this
 user or to root, or if this user has named it: by a path, by `PACELINE_WORKSPACE`, or once by `paceline trust`. The same holds
-for a `paceline.toml`. Git has this rule since CVE-2022-24765 (`safe.directory` in git-config(1)).
+for a `paceline.toml`, and for the `config.json` by which drivers of the Azure SDK find theirs. Git has this rule since
+CVE-2022-24765 (`safe.directory` in git-config(1)).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import WorkspaceError
@@ -18,6 +20,9 @@ from paceline.errors import WorkspaceError
 WORKSPACE_VARIABLE = "PACELINE_WORKSPACE"
 CONFIG_FILE = "paceline.toml"
 DEFAULT_FOLDER = ".paceline"
+#: Where the Azure SDK looks for the names of its workspace, in each folder upwards.
+_SDK_FOLDERS = (".azureml", "aml_config", "")
+_SDK_FILES = ("config.json", "project.json")
 
 
 def configured(start: Path | None = None) -> Path:
@@ -37,7 +42,11 @@ def configured(start: Path | None = None) -> Path:
         )
     config = here if here.is_file() else _nearest_config(here)
     # Joined to another path, an absolute one stands alone, so the file may give either kind.
-    found = here / DEFAULT_FOLDER if config is None else config.parent / os.path.expanduser(_path_in(config))
+    if config is not None:
+        found = config.parent / os.path.expanduser(_path_in(config))
+    else:
+        sdk_config = nearest_sdk_config(here)
+        found = (here if sdk_config is None else project_of(sdk_config)) / DEFAULT_FOLDER
     # A file that the caller names is the caller's word for what stands in it.
     if not here.is_file() and not is_own(found):
         raise WorkspaceError(
@@ -100,10 +109,31 @@ def _owner(path: Path) -> str:
         return f"user {uid}"
 
 
+def nearest_sdk_config(folder: Path, file_name: str | None = None) -> Path | None:
+    """Return the file by which the Azure SDK's drivers find their workspace from a folder.
+
+    file_name: A name in place of `config.json` and `project.json`.
+    """
+    names = (file_name,) if file_name else _SDK_FILES
+    return _nearest(folder, [Path(below, name) for below in _SDK_FOLDERS for name in names])
+
+
+def project_of(sdk_config: Path) -> Path:
+    """Return the folder of the project that a configuration of the Azure SDK's is of."""
+    return sdk_config.parent.parent if sdk_config.parent.name in _SDK_FOLDERS else sdk_config.parent
+
+
 def _nearest_config(folder: Path) -> Path | None:
+    return _nearest(folder, [Path(CONFIG_FILE)])
+
+
+def _nearest(folder: Path, names: Sequence[Path]) -> Path | None:
+    """Return the nearest file of these, here or above, that is this user's or trusted."""
     for parent in (folder.absolute(), *folder.absolute().parents):
-        config = parent / CONFIG_FILE
-        if config.is_file():
+        for name in names:
+            config = parent / name
+            if not config.is_file() or (name.name in _SDK_FILES and name == Path(name.name) and not _is_sdk_s(config)):
+                continue
             if is_own(config) or os.path.realpath(parent) in trusted():
                 return config
             print(
@@ -112,6 +142,17 @@ def _nearest_config(folder: Path) -> Path | None:
                 file=sys.stderr,
             )
     return None
+
+
+def _is_sdk_s(file: Path) -> bool:
+    """Return whether a `config.json` of no certain folder has an Azure workspace: other programs have files of that name."""
+    import json
+
+    try:
+        data = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and "workspace_name" in data
 
 
 def _path_in(config: Path) -> str:

@@ -301,3 +301,30 @@ def test_mlflow_s_client_sees_the_workspace_and_logs_runs_of_its_own(tmp_path: P
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_numbers_that_mlflow_copies_to_a_logged_model_stay_once_in_the_run(cli: Cli) -> None:
+    """`log_model` logs the run's numbers of its step again: `{'err': [0.5, 0.5]}`."""
+    needs("mlflow")
+    script = """
+        import mlflow
+        def log_model(name, **options):
+            model = lambda model_input: model_input
+            return mlflow.pyfunc.log_model(name=name, python_model=model, pip_requirements=[], **options)
+        with mlflow.start_run():
+            mlflow.log_metric("loss", 1.0, step=0)
+            mlflow.log_metric("loss", 0.5, step=1)
+            mlflow.log_metrics({"err": 0.5, "none": float("nan")})
+            model = log_model("first")
+            mlflow.log_metric("err", 0.25)
+            mlflow.log_metric("acc", 0.75, model_id=model.model_id)
+            log_model("second", step=1)
+            mlflow.log_metric("late", 1.0, step=1)
+            with mlflow.start_run(run_name="fold", nested=True) as fold:
+                mlflow.log_metric("err", 2.0)
+                log_model("third")
+                assert mlflow.get_run(fold.info.run_id).data.metrics == {"err": 2.0}
+        """
+    found = {name: [value for _, value in pairs] for name, pairs in values(cli, script).items()}
+    assert found.pop("none") == ["NaN"]
+    assert found == {"loss": [1.0, 0.5], "err": [0.5, 0.25], "acc": [0.75], "late": [1.0], "fold/err": [2.0]}

@@ -1,4 +1,4 @@
-"""`python -m paceline.azureml driver.py [argument ...]`: run a driver for the Azure ML SDK v1 as it is."""
+"""`python -m paceline.azureml driver.py [argument ...]`, or `-m package.driver`: run a driver for the Azure SDK as it is."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import os
 import runpy
 import sys
 
+from paceline.compat.alias_finder import spec_of
+
 
 def main() -> None:
     """Run the program that the command line names, with its arguments, as `python` itself would."""
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(__doc__, file=sys.stderr)
         raise SystemExit(0 if len(sys.argv) > 1 else 2)
+    if sys.argv[1] == "-m":
+        _run_module()
+        return
     script = sys.argv[1]
     if not os.path.isfile(script):
         print(f"paceline: error: there is no program {script!r}. Give the path of a Python file.", file=sys.stderr)
@@ -20,6 +25,22 @@ def main() -> None:
     # The program's own folder in the place of the working directory, which `-m` has put first.
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     runpy.run_path(script, run_name="__main__")
+
+
+def _run_module() -> None:
+    if len(sys.argv) < 3:
+        print(
+            "paceline: error: -m without a module. Write: python -m paceline.azureml -m package.module", file=sys.stderr
+        )
+        raise SystemExit(2)
+    module = sys.argv[2]
+    del sys.argv[:2]
+    # As `python -m` has it, also where Python was started by another path than the working directory.
+    sys.path[0] = os.getcwd()
+    if spec_of(module) is None:
+        print(f"paceline: error: there is no module {module!r}. Name one that `python -m` finds here.", file=sys.stderr)
+        raise SystemExit(2)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

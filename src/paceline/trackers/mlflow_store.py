@@ -54,6 +54,8 @@ class _Open:
     log: MetricLog | None = None
     prefix: str = ""
     tags: dict[str, str] = field(default_factory=dict)
+    #: Name -> the numbers that it has, of names that were logged for a model.
+    known: dict[str, set[tuple[int, int, str]]] = field(default_factory=dict)
 
 
 #: By id; of all stores of this process, for MLflow makes several.
@@ -137,8 +139,13 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         found = view.run(self._folder(run_id))
         if run_id != found.info.run_id:
             found.info._run_id = run_id
-        for key, value in (_open[run_id].tags if run_id in _open else {}).items():
-            found.data.tags[key] = value
+        if run_id in _open:
+            found.data.tags.update(_open[run_id].tags)
+            if prefix := _open[run_id].prefix:
+                for values in (found.data.metrics, found.data.params):
+                    own = {key[len(prefix) :]: value for key, value in values.items() if key.startswith(prefix)}
+                    values.clear()
+                    values.update(own)
         return found
 
     def update_run_info(self, run_id: str, run_status: Any, end_time: Any, run_name: Any) -> Any:
@@ -170,7 +177,10 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
 
     def get_metric_history(self, run_id: str, metric_key: str, max_results: Any = None, page_token: Any = None) -> Any:
         prefix = _open[run_id].prefix if run_id in _open else ""
-        return PagedList(view.history(self._folder(run_id), prefix + metric_key), None)
+        found = view.history(self._folder(run_id), prefix + metric_key)
+        for metric in found:
+            metric._key = metric_key
+        return PagedList(found, None)
 
     def _search_datasets(self, experiment_ids: Any) -> list[Any]:
         return []
@@ -181,6 +191,8 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         to = self._writable(run_id)
         for metric in metrics:
             name, time_s = to.prefix + metric.key, metric.timestamp / 1000 if metric.timestamp else None
+            if self._is_known(to, name, metric):
+                continue
             if to.sink is not None:
                 to.sink.log(TRACKER, name, metric.value, metric.step, time_s)
             elif to.log is not None:
@@ -192,6 +204,16 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
             _add_parameters(to, {f"{to.prefix}{param.key}": str(param.value) for param in params})
         if tags:
             self._set_tags(to, {tag.key: tag.value for tag in tags})
+
+    def _is_known(self, to: _Open, name: str, metric: Any) -> bool:
+        """Return whether the run has this number already, which MLflow logs once more for each model of its step."""
+        if metric.model_id is not None and name not in to.known:
+            to.known[name] = {_number(one) for one in view.history(to.folder, name)}
+        if (known := to.known.get(name)) is None:
+            return False
+        number, count = _number(metric), len(known)
+        known.add(number)
+        return len(known) == count
 
     def delete_tag(self, run_id: str, key: str) -> None:
         to = self._writable(run_id)
@@ -271,6 +293,11 @@ def _add_parameters(to: _Open, values: dict[str, str]) -> None:
             continue  # another rank was first
         except PacelineError as error:
             raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
+
+
+def _number(metric: Any) -> tuple[int, int, str]:
+    """Return by what MLflow's own store tells numbers of one name apart."""
+    return metric.step, metric.timestamp, repr(float(metric.value))
 
 
 def _checked(name: object) -> str:

@@ -113,7 +113,7 @@ def _latest(run_id: str, one: series.MetricSeries) -> Metric | None:
 def _numbers(run_id: str, one: series.MetricSeries) -> list[Metric]:
     rows = zip(one.steps, one.values, one.times, strict=True)
     return [
-        Metric(one.name, float(value), int(time * 1000), number if step is None else step, run_id=run_id)
+        Metric(one.name, float(value), round(time * 1000), number if step is None else step, run_id=run_id)
         for number, (step, value, time) in enumerate(rows)
         if isinstance(value, (int, float))
     ]

@@ -112,3 +112,58 @@ def test_a_driver_runs_as_it_is(tmp_path):
         check=False,
     )
     assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "first", ["import azureml.core", "from azureml.core.run import Run", "from azureml.train.dnn import PyTorch"]
+)
+@pytest.mark.parametrize("place", ["driver", "worker"])
+def test_submodules_that_the_sdk_s_imports_load_are_there_after_them(place, first):
+    """30 public files write `import urllib` and then `urllib.request.urlretrieve`, which the SDK's imports make work."""
+    code = f"""
+import sys
+{"import paceline.azureml" if place == "driver" else ""}
+import urllib, importlib, http, xml, concurrent, email, logging
+{first}
+before = set(sys.modules)
+urllib.request.Request, urllib.parse.quote, urllib.error.URLError, urllib.response.addinfourl, xml.etree.ElementTree.parse
+concurrent.futures.ThreadPoolExecutor, importlib.util.find_spec, importlib.metadata.version, importlib.machinery.ModuleSpec
+http.client.HTTPException, http.cookiejar.CookieJar, email.message.Message, email.utils.formatdate, logging.handlers.QueueHandler
+assert not hasattr(urllib, "robotparser") and not hasattr(urllib, "nothing")
+assert "xml.etree.ElementTree" in set(sys.modules) - before, "loaded before it was asked for"
+"""
+    done = python(code, *([SHIM] if place == "worker" else []))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_submodules_are_not_loaded_for_programs_without_azureml():
+    done = python("import urllib, paceline; print(vars(urllib).get('__getattr__'))")
+    assert done.stdout == "None\n"
+
+
+def test_a_driver_is_run_as_a_module_of_the_working_directory(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "__init__.py").touch()
+    (tmp_path / "jobs" / "helper.py").write_text("import azureml.core\nX = azureml.core.__name__\n")
+    (tmp_path / "jobs" / "train.py").write_text(
+        "import sys, jobs.helper\nfrom . import helper\nprint(__name__, __spec__.name, sys.argv[1:], helper.X)\n"
+    )
+
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "paceline.azureml", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    done = run("-m", "jobs.train", "-x", "1")
+    assert (done.stdout, done.stderr) == ("__main__ jobs.train ['-x', '1'] paceline.compat.azureml.core\n", "")
+    for words, said in (
+        (["-m", "jobs.nothing"], "no module 'jobs.nothing'"),
+        (["-m", "no.such"], "'no.such'"),
+        (["-m"], "-m without"),
+    ):
+        refused = run(*words)
+        assert (refused.returncode, said in refused.stderr, "Traceback" in refused.stderr) == (2, True, False), refused

@@ -18,9 +18,10 @@ IMPORTED = {
     "Keyvault Webservice Image ContainerRegistry ScriptRun get_run VERSION __version__",
     "core.workspace": "Workspace",
     "core.experiment": "Experiment",
-    "core.run": "Run get_run _OfflineRun ScriptRun",
+    "core.run": "Run get_run _OfflineRun ScriptRun _SubmittedRun",
     "core.script_run_config": "ScriptRunConfig ScriptRun",
-    "core.environment": "Environment CondaDependencies DockerSection PythonSection DEFAULT_CPU_IMAGE DEFAULT_GPU_IMAGE",
+    "core.environment": "Environment CondaDependencies DockerSection PythonSection DEFAULT_CPU_IMAGE DEFAULT_GPU_IMAGE "
+    "DockerBuildContext",
     "core.dataset": "Dataset",
     "core.datastore": "Datastore",
     "core.model": "Model InferenceConfig Dataset",
@@ -46,6 +47,13 @@ IMPORTED = {
     "core.webservice.aks": "AksWebservice",
     "data.dataset_type_definitions": "PromoteHeadersBehavior",
     "data": "FileDataset TabularDataset OutputFileDatasetConfig DataType",
+    "core.profile": "ModelProfile",
+    "core.private_endpoint": "PrivateEndPointConfig PrivateEndPoint",
+    "core.databricks": "MavenLibrary PyPiLibrary RCranLibrary JarLibrary EggLibrary DatabricksCluster DatabricksSection",
+    "_restclient.constants": "RunStatus RUN_ORIGIN",
+    "data.constants": "AZURE_BLOB AZURE_FILE AZURE_DATA_LAKE WORKSPACE_BLOB_DATASTORE",
+    "data.dataset_error_handling": "DatasetValidationError DatasetExecutionError",
+    "data.azure_data_lake_datastore": "AzureDataLakeDatastore AzureDataLakeGen2Datastore",
     "data.data_reference": "DataReference",
     "data.datapath": "DataPath DataPathComputeBinding",
     "data.dataset_consumption_config": "DatasetConsumptionConfig",
@@ -68,7 +76,7 @@ IMPORTED = {
     "pipeline.core": "Pipeline PipelineData PipelineParameter PipelineRun PipelineStep StepRun StepRunOutput StepSequence "
     "PortDataReference TrainingOutput Schedule ScheduleRecurrence TimeZone PublishedPipeline PipelineEndpoint",
     "pipeline.core.run": "PipelineRun StepRun",
-    "pipeline.core.graph": "PipelineParameter",
+    "pipeline.core.graph": "PipelineParameter InputPortBinding OutputPortBinding PortDataReference TrainingOutput",
     "pipeline.core.schedule": "ScheduleRecurrence",
     "pipeline.core.builder": "PipelineData PipelineStep StepSequence",
     "pipeline.core.pipeline": "Pipeline",
@@ -92,7 +100,17 @@ IMPORTED = {
 REFUSED = {
     *("AdlaCompute", "BatchCompute", "DataFactoryCompute", "DatabricksCompute", "HDInsightCompute", "KustoCompute"),
     *("SynapseCompute", "MNIST", "NoaaIsdWeather", "PublishedPipeline", "PipelineEndpoint", "Schedule"),
-    *("DatabricksStep", "DataTransferStep", "AutoMLStep"),
+    *("DatabricksStep", "DataTransferStep", "AutoMLStep", "ModelProfile", "PrivateEndPointConfig", "PrivateEndPoint"),
+    *(
+        "MavenLibrary",
+        "PyPiLibrary",
+        "RCranLibrary",
+        "JarLibrary",
+        "EggLibrary",
+        "DatabricksCluster",
+        "DatabricksSection",
+    ),
+    "DockerBuildContext",
 }
 
 
@@ -110,6 +128,15 @@ import paceline.azureml
 import azureml.core.compute.compute, azureml.core.compute.remote, azureml.pipeline.steps
 from azureml.core.compute.amlcompute import AmlCompute
 from azureml.exceptions import UserErrorException
+from azureml.exceptions._azureml_exception import UserErrorException as Private
+assert Private is UserErrorException
+from azureml._restclient.constants import RunStatus
+from azureml.core import Run
+from azureml.core.run import _OfflineRun, _SubmittedRun
+run = Run.get_context()
+assert isinstance(run, _OfflineRun) and not isinstance(run, _SubmittedRun)
+assert RunStatus.FAILED == "Failed" and len(RunStatus.list()) == 15 and "Queued" in RunStatus.get_running_statuses()
+assert RunStatus.COMPLETED not in RunStatus.get_running_statuses()
 from azureml.opendatasets import NoaaIsdWeather
 from azureml.pipeline.steps.python_script_step import PythonScriptStep
 assert PythonScriptStep is azureml.pipeline.steps.PythonScriptStep

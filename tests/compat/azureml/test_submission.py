@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,23 @@ def test_a_notebook_is_executed(ws):
     found = job(ws, ScriptRunConfig("src", "a/book.ipynb"))
     assert (found.entry_script, found.arguments[0]) == ("bash", "-c")
     assert "--execute a/book.ipynb" in found.arguments[1]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "is_named"),
+    [
+        ({"kernelspec": {"name": "python36", "language": "python"}}, True),
+        ({"kernelspec": {"name": "python38-azureml"}}, True),
+        ({"kernelspec": {"name": "conda-env-x"}, "language_info": {"name": "python"}}, True),
+        ({}, True),
+        ({"kernelspec": {"name": "ir", "language": "R"}}, False),
+    ],
+    ids=["python36", "azureml", "conda", "none", "R"],
+)
+def test_a_python_notebook_runs_by_the_run_s_own_python_whatever_its_kernel_is_called(ws, metadata, is_named):
+    write_tree(Path("src"), {"book.ipynb": json.dumps({"cells": [], "metadata": metadata})})
+    found = job(ws, ScriptRunConfig("src", "book.ipynb"))
+    assert ("kernel_name=python3" in found.arguments[1]) == is_named
 
 
 def test_wrong_use_gives_the_sdk_s_exceptions(ws):

@@ -29,6 +29,7 @@ _ABSENT = {
 }
 #: Modules of the SDK's whose names stand in one of ours.
 RENAMED = {
+    "exceptions._azureml_exception": "exceptions",
     **{
         f"core.compute.{name}": "core.compute"
         for name in (

@@ -39,6 +39,9 @@ __all__ = [
     "WorkspaceException",
 ]
 
+# A package for the import system: the SDK has the classes in `azureml.exceptions._azureml_exception`.
+__path__: list[str] = []
+
 Kind = TypeVar("Kind", bound=type)
 #: inspect.CO_GENERATOR; that module takes longer to load than all else here.
 _IS_GENERATOR = 0x20

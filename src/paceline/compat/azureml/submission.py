@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shlex
 from collections.abc import Mapping
@@ -62,7 +63,7 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
         entry, more = _command(run.command, workspace, run_id)
         references += more
     else:
-        entry = _entry(run.script, words)
+        entry = _entry(run.script, words, directory)
     # What an argument says of data counts above what the configuration has under the same name.
     said = {one.name for one in references}
     references += [one for one in _configured(run, workspace, run_id) if one.name not in said]
@@ -214,15 +215,29 @@ def _has_gpus(target: str, shape: Mapping[str, Any], notes: Notes) -> bool:
     return False
 
 
-def _entry(script: str | None, words: list[str]) -> dict[str, Any]:
+def _entry(script: str | None, words: list[str], directory: Path) -> dict[str, Any]:
     if not script:
         raise UserErrorException("there is neither a script nor a command. Give ScriptRunConfig(script='train.py').")
     if script.endswith(".ipynb"):
         # Executed in place by nbconvert, as the SDK's contributed package did; the outputs stay with the run.
         name = Path(script).name
         convert = ["python", "-m", "nbconvert", "--to", "notebook", "--execute", script, "--output-dir", "outputs"]
+        if _is_python(directory / script):
+            # Not the kernel that it was written with, such as python36: one of that name would be another interpreter.
+            convert.append("--ExecutePreprocessor.kernel_name=python3")
         return {"entry_script": "bash", "arguments": ("-c", shlex.join([*convert, "--output", name]))}
     return {"entry_script": Path(script).as_posix(), "arguments": tuple(words)}
+
+
+def _is_python(notebook: Path) -> bool:
+    try:
+        metadata = json.loads(notebook.read_text(encoding="utf-8")).get("metadata", {})
+        kernel = metadata.get("kernelspec", {})
+        return "python" in str(
+            kernel.get("language") or metadata.get("language_info", {}).get("name") or kernel.get("name", "python")
+        )
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _command(command: Any, workspace: Any, run_id: str) -> tuple[dict[str, Any], list[DataReference]]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
@@ -82,5 +84,32 @@ def test_an_environment_is_changed_registered_and_found_again(ws, tmp_path):
     assert "tqdm" not in [*new.python.conda_dependencies.pip_packages]
     new.save_to_directory(str(tmp_path / "saved"))
     assert Environment.load_from_directory(str(tmp_path / "saved")).environment_variables == new.environment_variables
+    # The packages have a file of their own, which people edit.
+    file = tmp_path / "saved" / "conda_dependencies.yml"
+    file.write_text(file.read_text().replace("einops", "tqdm"))
+    packages = [*Environment.load_from_directory(str(tmp_path / "saved")).python.conda_dependencies.pip_packages]
+    assert ("tqdm" in packages, "einops" in packages) == (True, False)
     with pytest.raises(UserErrorException, match="reserved"):
         Environment.get(ws, "AzureML-Minimal").register(ws)
+
+
+def test_an_environment_that_the_sdk_saved_is_loaded(tmp_path):
+    saved = {
+        "name": "mine",
+        "version": "3",
+        "docker": {"baseImage": "team/image:1", "baseDockerfile": None, "sharedVolumes": True},
+    }
+    saved |= {
+        "python": {"userManagedDependencies": True, "interpreterPath": "/opt/python", "baseCondaEnvironment": None}
+    }
+    saved |= {"environmentVariables": {"A": "1"}, "assetId": "x"}
+    (tmp_path / "azureml_environment.json").write_text(json.dumps(saved))
+    (tmp_path / "conda_dependencies.yml").write_text("dependencies:\n- pip:\n  - einops\n")
+    found = Environment.load_from_directory(str(tmp_path))
+    assert (found.name, found.docker.base_image, found.python.user_managed_dependencies) == (
+        "mine",
+        "team/image:1",
+        True,
+    )
+    assert (found.python.interpreter_path, found.environment_variables) == ("/opt/python", {"A": "1"})
+    assert [*found.python.conda_dependencies.pip_packages] == ["einops"]

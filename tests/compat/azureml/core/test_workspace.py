@@ -4,11 +4,16 @@ import json
 
 import pytest
 
+import paceline
+from paceline import workspace_dir
 from paceline.compat.azureml.core.experiment import Experiment
 from paceline.compat.azureml.core.workspace import Workspace
 from paceline.compat.azureml.exceptions import UserErrorException, WorkspaceException
+from paceline.workspace_dir import configured
+from tests.helpers import write_tree
 
 NAMES = {"subscription_id": "0-1", "resource_group": "group", "workspace_name": "team"}
+CONFIG = json.dumps(NAMES)
 
 
 @pytest.fixture
@@ -105,3 +110,44 @@ def test_secrets_are_the_owner_s_alone(ws):
         vault.set_secret("../x", "abc")
     vault.delete_secret("token")
     assert vault.get_secret("token") is None
+
+
+def test_older_ways_to_a_workspace(ws):
+    assert Workspace.setup().path == ws.path
+    made = Workspace._get_or_create("team", subscription_id="s", resource_group="g")
+    assert (made.name, made.subscription_id) == ("team", "s")
+    assert Workspace._get_or_create(name="team").path == made.path
+
+
+@pytest.mark.parametrize(
+    ("files", "workspace"),
+    [
+        ({".azureml/config.json": CONFIG}, ".paceline"),
+        ({"aml_config/config.json": CONFIG}, ".paceline"),
+        ({"config.json": CONFIG}, ".paceline"),
+        ({"config.json": CONFIG, "jobs/paceline.toml": ""}, "jobs/.paceline"),
+        ({"config.json": CONFIG, "paceline.toml": '[workspace]\npath = "runs"\n'}, "runs"),
+        ({"jobs/config.json": CONFIG, "paceline.toml": ""}, ".paceline"),
+        ({"config.json": '{"model": 1}'}, "jobs/deep/.paceline"),
+        ({}, "jobs/deep/.paceline"),
+    ],
+    ids=["azureml", "aml_config", "beside", "toml-below", "toml-beside", "toml-above", "of another program", "none"],
+)
+def test_a_driver_in_a_subfolder_and_the_command_line_have_one_workspace(here, monkeypatch, files, workspace):
+    """`paceline data add NAME ...`, which an error of the driver recommended, had no effect: it took another folder."""
+    write_tree(here, {"jobs/deep/driver.py": "", **files})
+    monkeypatch.chdir("jobs/deep")
+    expected = here / workspace
+    assert configured() == expected
+    assert paceline.Workspace.from_config().path == expected
+    assert Workspace.from_config().path == Workspace.from_config(path=".").path == Workspace.get("any").path == expected
+    monkeypatch.setenv("PACELINE_WORKSPACE", str(here / "named"))
+    assert Workspace.from_config().path == configured() == here / "named"
+
+
+def test_a_config_json_of_another_user_leads_nobody_to_a_workspace(here, monkeypatch, capsys):
+    write_tree(here, {".azureml/config.json": CONFIG, "jobs/driver.py": ""})
+    monkeypatch.chdir("jobs")
+    monkeypatch.setattr(workspace_dir, "is_own", lambda path: path.name != "config.json")
+    assert Workspace.from_config().path == configured() == here / "jobs" / ".paceline"
+    assert f"paceline trust {here}" in capsys.readouterr().err

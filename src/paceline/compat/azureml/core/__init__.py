@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline.system.lazy import face
@@ -66,6 +68,33 @@ __getattr__ = face(
         f"{_HERE}.workspace": ("Workspace",),
     },
 )
+
+#: What the SDK's own imports load of the standard library, by package: after them `import urllib` brings `urllib.request`.
+_LOADED = {
+    "concurrent": ("futures",),
+    "email": ("encoders", "errors", "header", "message", "parser", "policy", "utils"),
+    "http": ("client", "cookiejar", "cookies"),
+    "importlib": ("abc", "machinery", "metadata", "resources", "util"),
+    "logging": ("handlers",),
+    "urllib": ("error", "parse", "request", "response"),
+    "xml": ("etree",),
+    "xml.etree": ("ElementPath", "ElementTree"),
+}
+
+
+def _load_late(package: str, names: Sequence[str]) -> None:
+    """Let attributes of a package of the standard library import its submodules, which takes no time until they are used."""
+
+    def submodule(name: str) -> object:
+        if name in names:
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    vars(importlib.import_module(package)).setdefault("__getattr__", submodule)
+
+
+for _package, _names in _LOADED.items():
+    _load_late(_package, _names)
 
 
 def __dir__() -> list[str]:

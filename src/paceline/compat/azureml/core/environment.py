@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ from paceline.compat.azureml.core.container_registry import ContainerRegistry
 from paceline.compat.azureml.curated import CURATED, is_curated
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.named import Named
+from paceline.compat.azureml.refused import Refused
 from paceline.compat.azureml.strict import Strict
 
 __all__ = [
     "DEFAULT_CPU_IMAGE",
     "DEFAULT_GPU_IMAGE",
     "CondaDependencies",
+    "DockerBuildContext",
     "DockerSection",
     "Environment",
     "PythonSection",
@@ -96,6 +99,17 @@ class RSection(Strict):
         self.github_packages: Any = None
         self.custom_url_packages: Any = None
         self.bioconductor_packages: Any = None
+
+
+class DockerBuildContext(Refused):
+    """Raises ScenarioNotSupportedException."""
+
+    refused = "A build context is not built here. Build the image, and take Environment.from_docker_image."
+
+    @classmethod
+    def from_local_directory(cls, *arguments: Any, **named: Any) -> Any:
+        """Raise ScenarioNotSupportedException."""
+        raise cls.refusal()
 
 
 class Environment(Strict):
@@ -200,20 +214,25 @@ class Environment(Strict):
 
     @staticmethod
     def load_from_directory(path: str) -> Environment:
-        """What `save_to_directory` has written."""
+        """Return what `save_to_directory` has written, with the packages of `conda_dependencies.yml` as they are now."""
         file = Path(path, "azureml_environment.json")
         try:
-            return Environment._of(json.loads(file.read_text(encoding="utf-8")))
+            made = Environment._of(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise UserErrorException(f"{str(file)!r} is no saved environment: {error}.") from error
+        if (packages := file.with_name("conda_dependencies.yml")).is_file():
+            made.python.conda_dependencies = CondaDependencies(str(packages))
+        return made
 
     def save_to_directory(self, path: str, overwrite: bool = False) -> None:
-        """Write it into a folder."""
+        """Write it into a folder: `azureml_environment.json`, and its packages as `conda_dependencies.yml`."""
         folder = Path(path)
         if folder.exists() and not overwrite:
             raise UserErrorException(f"{path!r} exists. Name another folder, or say overwrite=True.")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "azureml_environment.json").write_text(json.dumps(self._data(), indent=2))
+        if self.python.conda_dependencies is not None:
+            self.python.conda_dependencies.save_to_file(str(folder))
 
     def clone(self, new_name: str) -> Environment:
         """A deep copy under another name, not registered."""
@@ -282,7 +301,7 @@ class Environment(Strict):
     @staticmethod
     def from_docker_build_context(name: str, docker_build_context: Any) -> Environment:
         """Raise UserErrorException: build the image, and name it."""
-        raise UserErrorException("a build context is not built here. Build the image, and take from_docker_image.")
+        raise UserErrorException(DockerBuildContext.refused)
 
     @staticmethod
     def add_private_pip_wheel(workspace: Any, file_path: str, exist_ok: bool = False) -> str:
@@ -330,19 +349,25 @@ class Environment(Strict):
 
     @staticmethod
     def _of(data: dict[str, Any]) -> Environment:
+        data = _snake_case(data)
         made = Environment(data["name"])
-        python = dict(data.get("python") or {})
+        python = _snake_case(data.get("python") or {})
         dependencies = python.pop("conda_dependencies", None)
         made.python.conda_dependencies = (
             CondaDependencies(_underlying_structure=dependencies) if dependencies is not None else None
         )
-        for section, values in ((made.python, python), (made.docker, data.get("docker") or {})):
+        for section, values in ((made.python, python), (made.docker, _snake_case(data.get("docker") or {}))):
             for key, value in values.items():
-                if value is not None:
+                if value is not None and hasattr(section, key):
                     setattr(section, key, value)
         made.environment_variables = dict(data.get("environment_variables") or {})
         made.inferencing_stack_version = data.get("inferencing_stack_version")
         return made
+
+
+def _snake_case(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the same with this module's names for the SDK's, which writes `baseImage`."""
+    return {re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", key): value for key, value in data.items()}
 
 
 class EnvironmentBuild:

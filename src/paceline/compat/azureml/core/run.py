@@ -543,6 +543,10 @@ class ScriptRun(Run):
     """A run of a script, as `Experiment.submit` gives it."""
 
 
+#: By this name scripts ask whether they are in a run; outside of one they have an `_OfflineRun`.
+_SubmittedRun = Run
+
+
 def get_run(experiment: Any, run_id: str, rehydrate: bool = True, clean_up: bool = True) -> Any:
     """The run of this id, of its kind's own class."""
     return Run.get(experiment.workspace, run_id)

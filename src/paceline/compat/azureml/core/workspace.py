@@ -21,12 +21,10 @@ from paceline.compat.azureml.core.keyvault import Keyvault
 from paceline.compat.azureml.exceptions import UserErrorException, WorkspaceException, sdk_class
 from paceline.compat.azureml.named import Named
 from paceline.runs import read
-from paceline.workspace_dir import WORKSPACE_VARIABLE, configured
+from paceline.workspace_dir import WORKSPACE_VARIABLE, configured, nearest_sdk_config, project_of
 
 __all__ = ["Workspace"]
 
-_FILES = ("config.json", "project.json")
-_FOLDERS = (".azureml", "aml_config", "")
 _KEYS = ("subscription_id", "resource_group", "workspace_name")
 _LOCAL = "local"
 
@@ -79,13 +77,13 @@ class Workspace(workspace.Workspace):
             UserErrorException: the file that is named is not there, or has not the three names.
         """
         start = Path(path or ".").absolute()
-        found = start if start.is_file() else _nearest(start, _file_name)
+        found = start if start.is_file() else nearest_sdk_config(start, _file_name)
         if found is None or found.suffix == ".toml":
             if found is None and path is not None and not start.is_dir():
                 raise UserErrorException(f"there is no {str(path)!r}. Give a config.json, or a folder.")
             folder = configured(found or (start if path is not None else None))
             return Workspace(_LOCAL, _LOCAL, workspace.Workspace(folder).name, _folder=folder)
-        return Workspace(*_read(found), _folder=_folder_for(found))
+        return Workspace(*_read(found), _folder=_folder_for(project_of(found) if start.is_file() else start))
 
     @staticmethod
     def create(
@@ -143,6 +141,16 @@ class Workspace(workspace.Workspace):
         if show_output:
             print(f"Workspace {name}: {made.path}")
         return made
+
+    @staticmethod
+    def setup() -> Workspace:
+        """Return the workspace of `from_config`. There is always one, so nothing is asked."""
+        return Workspace.from_config()
+
+    @staticmethod
+    def _get_or_create(name: str, *others: Any, **named: Any) -> Workspace:
+        """Return the workspace of this name, and create it where it is not there."""
+        return Workspace.create(name, *others, **{**named, "exist_ok": True})
 
     @staticmethod
     def get(
@@ -346,32 +354,13 @@ class Workspace(workspace.Workspace):
 
 def names_near(folder: Path) -> tuple[str, str, str] | None:
     """Subscription, resource group and name of the nearest config.json; None where its workspace is another folder than this."""
-    near = _nearest(Path.cwd(), None)
-    return _read(near) if near is not None and _folder_for(near) == folder else None
+    near = nearest_sdk_config(Path.cwd())
+    return _read(near) if near is not None and _folder_for(Path.cwd()) == folder else None
 
 
-def _folder_for(file: Path) -> Path:
-    """The workspace's folder for the project of a config.json."""
-    top = file.parent.parent if file.parent.name in _FOLDERS else file.parent
-    return configured() if os.environ.get(WORKSPACE_VARIABLE) else configured(top)
-
-
-def _nearest(start: Path, file_name: str | None) -> Path | None:
-    for folder in (start, *start.parents):
-        for below in _FOLDERS:
-            for name in (file_name,) if file_name else _FILES:
-                if (file := folder / below / name).is_file() and (below or _has_names(file)):
-                    return file
-    return None
-
-
-def _has_names(file: Path) -> bool:
-    """Whether a `config.json` of no certain folder is one of the SDK's: other programs have files of that name."""
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(data, dict) and "workspace_name" in data
+def _folder_for(start: Path) -> Path:
+    """The workspace's folder, as the command line finds it there."""
+    return configured(None if os.environ.get(WORKSPACE_VARIABLE) else start)
 
 
 def _read(file: Path) -> tuple[str, str, str]:

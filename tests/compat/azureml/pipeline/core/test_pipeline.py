@@ -17,6 +17,8 @@ from paceline.compat.azureml.data.output_dataset_config import OutputFileDataset
 from paceline.compat.azureml.exceptions import ScenarioNotSupportedException, UserErrorException
 from paceline.compat.azureml.pipeline import core, steps
 from paceline.compat.azureml.pipeline.core import (
+    InputPortBinding,
+    OutputPortBinding,
     Pipeline,
     PipelineData,
     PipelineParameter,
@@ -114,6 +116,31 @@ def test_data_between_steps_and_parameters_are_words_and_inputs_of_their_jobs(ws
     assert (second.after, second.takes) == ((0,), {"one": (0, "one"), "second": (0, "two")})
     assert second.job.environment_variables["AML_PARAMETER_mode"] == "fast"
     assert (found.outputs, found.parameters) == ({"best": (0, "one")}, {"times": 5})
+
+
+def test_bindings_give_an_input_a_name_of_its_own_and_are_a_step_s_output(ws, source):
+    left = OutputPortBinding("left", pipeline_output_name="best")
+    store = ws.get_default_datastore()
+    bound = [
+        InputPortBinding("taken", bind_object=left, bind_mode="download"),
+        InputPortBinding("there", store.path("a/b")),
+        InputPortBinding("table", Dataset.File.from_files("src/take.py")),
+    ]
+    leave = script("leave", arguments=["--out", left], outputs=[left])
+    pipeline = Pipeline(ws, [leave, script("take", arguments=["--in", *bound], inputs=bound)])
+    pipeline._set_experiment_name("e")
+    first, second = spec(pipeline).steps
+    assert first.job.arguments == ("--out", "$AZUREML_DATAREFERENCE_left")
+    words = [f"$AZUREML_DATAREFERENCE_{name}" for name in ("taken", "there", "table")]
+    assert second.job.arguments == ("--in", *words)
+    assert {one.name: one.mode for one in second.job.inputs} == {
+        "taken": "download",
+        "there": "mount",
+        "table": "mount",
+    }
+    assert second.takes == {"taken": (0, "left")}
+    with pytest.raises(UserErrorException, match="bind_object='x'"):
+        InputPortBinding("wrong", "x")
 
 
 def test_sequences_and_run_after_order_steps_that_share_no_data(ws, source):

@@ -15,7 +15,6 @@ from paceline.compat.azureml.policy import Notes
 from paceline.compat.azureml.strict import Strict
 from paceline.environments import sdk_packages
 from paceline.errors import PacelineError
-from paceline.serving.config import SOURCE_VARIABLE
 
 __all__ = ["AciWebservice", "AksEndpoint", "AksWebservice", "LocalWebservice", "Webservice", "WebserviceException"]
 
@@ -417,7 +416,7 @@ def script_of(config: Any, notes: Notes) -> dict[str, Any]:
     if config.source_directory:
         found["source_directory"] = config.source_directory
         # By this the server lets the script run in the folder above, where it finds `./<source folder>/file`.
-        variables[SOURCE_VARIABLE] = os.path.basename(os.path.realpath(config.source_directory))
+        variables["AZUREML_SOURCE_DIRECTORY"] = os.path.basename(os.path.realpath(config.source_directory))
     if config.environment is not None:
         spec, _ = sdk_packages.without(spec_of(config.environment, notes))
         if spec.needs_build or spec.python:

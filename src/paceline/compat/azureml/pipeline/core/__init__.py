@@ -8,7 +8,13 @@ from paceline.system.lazy import face
 
 if TYPE_CHECKING:
     from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep, StepSequence
-    from paceline.compat.azureml.pipeline.core.graph import PipelineParameter, PortDataReference, TrainingOutput
+    from paceline.compat.azureml.pipeline.core.graph import (
+        InputPortBinding,
+        OutputPortBinding,
+        PipelineParameter,
+        PortDataReference,
+        TrainingOutput,
+    )
     from paceline.compat.azureml.pipeline.core.pipeline import Pipeline
     from paceline.compat.azureml.pipeline.core.published import (
         Module,
@@ -21,8 +27,10 @@ if TYPE_CHECKING:
     from paceline.compat.azureml.pipeline.core.schedule import Schedule, ScheduleRecurrence, TimeZone
 
 __all__ = [
+    "InputPortBinding",
     "Module",
     "ModuleVersion",
+    "OutputPortBinding",
     "Pipeline",
     "PipelineData",
     "PipelineDraft",
@@ -45,7 +53,13 @@ __getattr__ = face(
     __name__,
     {
         f"{__name__}.builder": ("PipelineData", "PipelineStep", "StepSequence"),
-        f"{__name__}.graph": ("PipelineParameter", "PortDataReference", "TrainingOutput"),
+        f"{__name__}.graph": (
+            "InputPortBinding",
+            "OutputPortBinding",
+            "PipelineParameter",
+            "PortDataReference",
+            "TrainingOutput",
+        ),
         f"{__name__}.pipeline": ("Pipeline",),
         f"{__name__}.published": ("Module", "ModuleVersion", "PipelineDraft", "PipelineEndpoint", "PublishedPipeline"),
         f"{__name__}.run": ("PipelineRun", "StepRun", "StepRunOutput"),

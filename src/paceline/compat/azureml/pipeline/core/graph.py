@@ -5,12 +5,15 @@ https://learn.microsoft.com/python/api/azureml-pipeline-core/azureml.pipeline.co
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
+from paceline.compat.azureml.late import late
+from paceline.job.data_reference import DataReference
 from paceline.pipelines import data as native
 
-__all__ = ["PipelineParameter", "PortDataReference", "TrainingOutput"]
+__all__ = ["InputPortBinding", "OutputPortBinding", "PipelineParameter", "PortDataReference", "TrainingOutput"]
 
 
 @sdk_class
@@ -57,6 +60,71 @@ class TrainingOutput:
         if type == "Metrics" and model_file is not None:
             raise UserErrorException(f"model_file={model_file!r} belongs to the type 'Model'.")
         self.type, self.iteration, self.metric, self.model_file = type, iteration, metric, model_file
+
+
+class InputPortBinding:
+    """InputPortBinding(name, bind_object=None, bind_mode="mount", ...): an input of a step under a name of its own.
+
+    bind_object: a PipelineData, an OutputPortBinding, a DataReference, a PortDataReference or a dataset.
+
+    Raises:
+        UserErrorException: It is none of these.
+    """
+
+    def __new__(
+        cls,
+        name: str,
+        bind_object: Any = None,
+        bind_mode: str = "mount",
+        path_on_compute: str | None = None,
+        overwrite: bool | None = None,
+        is_resource: bool = False,
+        additional_transformations: Any = None,
+        **others: Any,
+    ) -> Any:
+        if isinstance(bind_object, native.PipelineData):
+            return bind_object.create_input_binding(name, bind_mode, path_on_compute=path_on_compute)  # type: ignore[attr-defined]
+        if isinstance(bind_object, PortDataReference):
+            bind_object = bind_object.as_mount()
+        if isinstance(bind_object, DataReference):
+            mode = "download" if bind_mode == "download" else "mount"
+            return dataclasses.replace(bind_object, name=name, mode=mode, path_on_compute=path_on_compute)
+        if not hasattr(bind_object, "as_named_input"):
+            raise UserErrorException(
+                f"bind_object={bind_object!r} of the input {name!r} is no data. Give a PipelineData or a DataReference."
+            )
+        return getattr(bind_object.as_named_input(name), "as_download" if bind_mode == "download" else "as_mount")()
+
+
+class OutputPortBinding:
+    """OutputPortBinding(name, datastore=None, output_name=None, bind_mode="mount", ...): a PipelineData of the same values."""
+
+    def __new__(
+        cls,
+        name: str,
+        datastore: Any = None,
+        output_name: str | None = None,
+        bind_mode: str = "mount",
+        path_on_compute: str | None = None,
+        is_directory: bool | None = None,
+        overwrite: bool | None = None,
+        data_type: str | None = None,
+        pipeline_output_name: str | None = None,
+        training_output: Any = None,
+        **others: Any,
+    ) -> Any:
+        return late("pipeline.core.builder", "PipelineData")(
+            name,
+            datastore,
+            output_name,
+            bind_mode,
+            path_on_compute,
+            overwrite,
+            data_type,
+            is_directory,
+            pipeline_output_name,
+            training_output,
+        )
 
 
 class PortDataReference:

@@ -87,6 +87,9 @@ class Pipeline:
             **kwargs,
         )
 
+    def _set_experiment_name(self, name: str) -> None:
+        """Do nothing: a pipeline belongs to the experiment that it is submitted to."""
+
     def publish(self, *arguments: Any, **named: Any) -> Any:
         """Raise ScenarioNotSupportedException."""
         raise refuse("publish()")

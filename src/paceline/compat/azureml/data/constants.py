@@ -1,0 +1,35 @@
+"""`azureml.data.constants`: kinds of datastores, as `datastore_type` has them, and names of the workspace's own."""
+
+AZURE_BLOB = "AzureBlob"
+AZURE_FILE = "AzureFile"
+AZURE_DATA_LAKE = "AzureDataLake"
+AZURE_DATA_LAKE_GEN2 = "AzureDataLakeGen2"
+AZURE_SQL_DATABASE = "AzureSqlDatabase"
+AZURE_POSTGRESQL = "AzurePostgreSql"
+AZURE_MYSQL = "AzureMySql"
+DBFS = "DBFS"
+HDFS = "Hdfs"
+ACCOUNT_KEY = "AccountKey"
+SAS = "Sas"
+CLIENT_CREDENTIALS = "ClientCredentials"
+NONE = "None"
+WORKSPACE_BLOB_DATASTORE = "workspaceblobstore"
+WORKSPACE_FILE_DATASTORE = "workspacefilestore"
+
+__all__ = [
+    "ACCOUNT_KEY",
+    "AZURE_BLOB",
+    "AZURE_DATA_LAKE",
+    "AZURE_DATA_LAKE_GEN2",
+    "AZURE_FILE",
+    "AZURE_MYSQL",
+    "AZURE_POSTGRESQL",
+    "AZURE_SQL_DATABASE",
+    "CLIENT_CREDENTIALS",
+    "DBFS",
+    "HDFS",
+    "NONE",
+    "SAS",
+    "WORKSPACE_BLOB_DATASTORE",
+    "WORKSPACE_FILE_DATASTORE",
+]
