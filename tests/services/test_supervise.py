@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,31 @@ def test_a_killed_supervisor_is_started_again_and_no_client_is_refused(workspace
     assert len(supervisors(service)) == 2
 
 
+@pytest.mark.parametrize("killed", ["server", "supervisor", "both"])
+def test_clients_wait_at_the_socket_while_a_killed_service_is_started_again(
+    workspace: Workspace, source: Path, killed: str
+) -> None:
+    """They were answered 503 while the next server loaded its model."""
+    script = source / "score.py"
+    script.write_text(script.read_text().replace("def init():", "def init():\n    import time\n    time.sleep(1)", 1))
+    service = deployed(workspace, source)
+    before = service.record()
+    _, child = supervisors(service)
+    for pid in ([] if killed == "supervisor" else [before.server_pid]) + ([] if killed == "server" else [child]):
+        os.kill(pid or 0, signal.SIGKILL)
+    # What a killed server has taken is lost with it.
+    if killed != "supervisor":
+        wait_until(lambda: not processes.is_alive(before.server_pid or 0), "the server is gone")
+    answers = []
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            answers += [threads.submit(_status, service) for _ in range(4)]
+            time.sleep(0.3)
+        found = [answer.result() for answer in answers]
+    assert found == [200] * len(found)
+    wait_until(lambda: service.record().server_pid not in (None, before.server_pid), "another server answers")
+
+
 def test_whoever_looks_next_starts_a_service_whose_processes_were_all_killed(
     workspace: Workspace, source: Path
 ) -> None:
@@ -203,6 +229,15 @@ def _answers(service: Service) -> bool:
         return bool(service.run({"x": [1]})["y"] == [2])
     except (ServiceFailedError, ConnectionError):
         return False
+
+
+def _status(service: Service) -> int:
+    """The status of a request by a connection of its own."""
+    try:
+        service.run({"x": [1]})
+    except ServiceFailedError as error:
+        return error.status or 0
+    return 200
 
 
 def _is_busy(service: Service) -> bool:

@@ -26,6 +26,7 @@ _SETTINGS = {
     "memory_limit": "memory_limit_bytes",
     "drain": "drain_s",
     "threads": "threads",
+    "allow_origin": "allow_origins",
 }
 _SIZES = ("max_body", "memory_limit")
 
@@ -44,6 +45,12 @@ REQUESTS = (
     VerbOption("--max-batch", "Requests given to the model together, where it takes several; default: 16.", "N", int),
     VerbOption("--max-queue", "Requests that wait; one more is answered 503. Default: 256.", "N", int),
     VerbOption("--max-body", "Largest request, such as 10MB; default: 64MiB.", "SIZE"),
+    VerbOption(
+        "--allow-origin",
+        "Origin of web pages that may ask (CORS), such as https://app.example; may be repeated. '*': all.",
+        "ORIGIN",
+        list,
+    ),
     VerbOption("--timeout", "For the model to answer, then 504; default: 60s.", type=float),
 )
 MEMORY_LIMIT = VerbOption("--memory-limit", "Of a model process, which is replaced beyond it, such as 2GB.", "SIZE")
@@ -108,7 +115,8 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for option, name in _SETTINGS.items():
-        if (value := given.get(option)) is None:
+        value = given.get(option)
+        if value is None or value == []:
             continue
         if option in _SIZES:
             try:

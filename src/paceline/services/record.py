@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -44,6 +44,7 @@ class ServiceSettings(_Data):
     drain_s: float | None = None
     threads: int | None = None
     log_level: str | None = None
+    allow_origins: Sequence[str] | None = None
 
     def given(self) -> dict[str, Any]:
         """Those that are not None."""

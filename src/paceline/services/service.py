@@ -75,7 +75,7 @@ class Service:
         auth: ask for a key; default: where other machines can reach the host. tls: PEM files of certificate and key.
         overwrite: make a service of this name, if there is one, into this one, without a lost request.
         settings: max_batch, max_queue, max_body_bytes, timeout_s, load_timeout_s, memory_limit_bytes, drain_s, threads,
-            log_level.
+            log_level, allow_origins.
 
         Raises:
             UserError: anything that can be known to be wrong before a process starts.

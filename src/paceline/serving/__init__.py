@@ -8,3 +8,5 @@ The front holds all connections and runs nobody's code; it needs starlette and u
 script or the model and needs the standard library alone, for its interpreter is the model's own. Each has a socket to the
 front, which gives it a request, or a batch of them, when it has answered the last.
 """
+
+from paceline.serving.model.client import is_client_disconnected as is_client_disconnected

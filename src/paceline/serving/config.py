@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 # A name is a part of URLs, of folders and of log lines.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -70,6 +71,7 @@ class ServerConfig:
     load_timeout_s: seconds for a model process to load and run `init()`.
     keys_file: JSON with "primary" and "secondary", either of which a request may bring; None: no key is asked for.
     tls_cert, tls_key: PEM files.
+    allow_origins: pages of other sites that a browser lets ask and read ("https://app.example"), "*" for all.
     memory_limit_bytes: resident size at which a model process is replaced.
     drain_s: seconds that requests have to end in after SIGTERM.
     is_temporary: the folder of the configuration is removed in the end.
@@ -97,6 +99,7 @@ class ServerConfig:
     keys_file: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
+    allow_origins: Sequence[str] = ()
     memory_limit_bytes: int | None = None
     log_level: str = "info"
     drain_s: float = 30.0
@@ -128,6 +131,15 @@ class ServerConfig:
                 f"host={self.host!r} can be reached from other machines, and no keys_file says who may ask. Give keys "
                 "(--keys FILE), or listen at 127.0.0.1."
             )
+        if isinstance(self.allow_origins, str) or not all(isinstance(each, str) for each in self.allow_origins):
+            raise ServingError(f"allow_origins={self.allow_origins!r} is no list of texts.")
+        object.__setattr__(self, "allow_origins", tuple(self.allow_origins))
+        for origin in self.allow_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ServingError(
+                    f"allow_origins has {origin!r}, which is no origin. Write scheme, host and port as a browser's address "
+                    "line has them, without a path, such as 'https://app.example', or '*' for every page."
+                )
         if self.entry_script is not None and self.source_dir is None:
             raise ServingError(f"entry_script={self.entry_script!r} without source_dir, the folder that holds it.")
         if self.entry_script is None and len(self.models) != 1:

@@ -6,13 +6,17 @@ import contextlib
 import gzip
 import json
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.serving.servers import PATIENCE_S, serving
+from paceline.serving.state import read_state
+from tests.helpers import wait_until
+from tests.serving.servers import ECHO, PATIENCE_S, serving, write_config
 
 LIMIT = 1 << 20
 
@@ -78,7 +82,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(server):
 def test_a_body_of_a_gigabyte_is_never_held(server):
     before = resident(server)
     with connection(server) as made:
-        made.sendall(b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-length: 1073741824\r\n\r\n")
+        made.sendall(b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1073741824\r\n\r\n")
         sent, piece = 0, b"1" * (1 << 20)
         # As a client does that sends first and reads then, until it is stopped.
         with contextlib.suppress(ConnectionError):
@@ -157,14 +161,21 @@ def test_half_a_request_holds_no_model_process(server):
 def test_a_client_that_goes_before_its_answer_is_forgotten(server):
     for _ in range(20):
         with connection(server) as made:
-            made.sendall(b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n1")
+            made.sendall(b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n1")
     assert server.score("1").json() == {"size": 1}
 
 
 def test_requests_one_after_the_other_without_waiting_are_all_answered(server):
-    one = b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n1"
-    found = answer_to(server, one * 4 + one.replace(b"host", b"connection: close\r\nhost"))
+    one = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n1"
+    found = answer_to(server, one * 4 + one.replace(b"host:", b"connection: close\r\nhost:"))
     assert found.count(b'{"size": 1}') == 5
+
+
+def test_requests_before_one_that_can_t_be_read_leave_no_traceback(server):
+    """The connection was closed while they were in hand, and uvicorn tells the last request of a connection alone."""
+    one = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n1"
+    assert answer_to(server, one * 4 + b"POST /score HTTP/1.1\r\nhost\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    wait_until(lambda: server.log.count(" POST /score 400 ") >= 1, "the request in hand is logged")
 
 
 def test_ten_thousand_connections_do_not_keep_it_from_answering(server):
@@ -179,7 +190,7 @@ def test_ten_thousand_connections_do_not_keep_it_from_answering(server):
         for _ in range(wanted):
             made.append(socket.create_connection(("127.0.0.1", server.state["port"]), timeout=PATIENCE_S))
         for one in made[:: max(1, wanted // 50)]:
-            one.sendall(b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n1")
+            one.sendall(b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n1")
             assert read_to(one, b'{"size": 1}').startswith(b"HTTP/1.1 200")
         assert server.score("1").status_code == 200
     finally:
@@ -209,7 +220,7 @@ def test_a_path_that_is_none_of_ours_is_not_found(server, path):
 
 def test_no_client_writes_lines_of_its_own_into_the_log(server):
     server.client.get("/%0aforged", headers={"x-request-id": "a\tb"})
-    answer_to(server, b"GET /\xc3\xa4\x1b[31m HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    answer_to(server, b"GET /\xc3\xa4\x1b[31m HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     deadline = time.monotonic() + PATIENCE_S
     while "%0aforged" not in server.log and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -247,7 +258,7 @@ def test_metrics_are_counted(server):
     assert value("paceline_model_process_resident_bytes") > 1 << 20
 
 
-def test_a_head_of_a_request_that_does_not_come_is_given_up(tmp_path, monkeypatch):
+def test_a_head_of_a_request_that_does_not_come_is_given_up(tmp_path):
     from paceline.serving.front import connections
 
     code = (
@@ -276,7 +287,7 @@ def test_a_head_of_a_request_that_does_not_come_is_given_up(tmp_path, monkeypatc
                     assert b" 408 " in read_all(made)
             with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as made:
                 # One that has been answered may wait longer for its next request.
-                one = b"POST /score HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n1"
+                one = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n1"
                 made.sendall(one)
                 read_to(made, b'{"got": 1}')
                 time.sleep(0.6)
@@ -290,3 +301,105 @@ def test_a_head_of_a_request_that_does_not_come_is_given_up(tmp_path, monkeypatc
 def test_json_of_every_answer_is_json(server):
     for path in ("/none", "/v2", "/livez", "/readyz", "/swagger.json"):
         json.loads(server.client.get(path).text)
+
+
+def test_a_head_over_the_limit_that_comes_at_once_is_431(server):
+    """In one piece it is parsed before its size is seen."""
+    for head in (b"x: " + b"y" * 100_000, b"\r\n".join(b"x%d: %s" % (at, b"y" * 1000) for at in range(100))):
+        data = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n" + head + b"\r\n\r\n1"
+        assert answer_to(server, data).startswith(b"HTTP/1.1 431 ")
+    path = b"GET /score?" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    assert answer_to(server, path).startswith(b"HTTP/1.1 431 ")
+    assert server.client.post("/score", content="1", headers={"x": "y" * 60_000}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:5001", "127.0.0.1.evil.example", "[", "10.0.0.1"])
+def test_a_request_by_a_foreign_host_name_is_refused(server, host):
+    """DNS rebinding: a page has its own name lead to 127.0.0.1."""
+    answer = server.score("1", headers={"host": host})
+    assert answer.status_code == 421
+    assert answer.json()["message"].startswith(f"this server is not called {host!r}. Call it 127.0.0.1 or localhost")
+    assert server.client.get("/metrics", headers={"host": host}).status_code == 421
+    assert server.client.get("/livez", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:80", "svc.localhost", "127.9.9.9"])
+def test_a_request_by_a_name_of_this_machine_is_answered(server, host):
+    assert server.score("1", headers={"host": host, "origin": f"http://{host}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://localhost:3000"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+    ids=str,
+)
+def test_a_request_of_another_site_s_page_never_reaches_the_model(server, headers):
+    for answer in (server.score("1", headers=headers), server.client.get("/score?x=1", headers=headers)):
+        assert answer.status_code == 403
+        assert "--allow-origin" in answer.json()["message"]
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_pages_of_an_allowed_origin_may_ask_and_read(tmp_path):
+    page, asks = {"origin": "https://app.example"}, {"access-control-request-method": "POST"}
+    with serving(tmp_path, ECHO, allow_origins=["https://app.example"]) as server:
+        answer = server.score("1", headers=page | {"sec-fetch-site": "cross-site"})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://app.example")
+        wanted = {"access-control-request-headers": "content-type"}
+        preflight = server.client.options("/score", headers=page | asks | wanted)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-methods"] == "GET, POST"
+        assert preflight.headers["access-control-allow-headers"] == "content-type"
+        # An error can be read too.
+        assert server.client.get("/none", headers=page).headers["access-control-allow-origin"] == "https://app.example"
+        assert server.score("1", headers={"origin": "https://other.example"}).status_code == 403
+        server.configure(allow_origins=["*"], revision="2")
+        server.wait(lambda state: state["revision"] == "2")
+        assert server.score("1", headers={"origin": "null"}).headers["access-control-allow-origin"] == "null"
+
+
+def test_with_keys_a_page_needs_one_and_any_host_name_serves(tmp_path):
+    keys = {"primary": "p" * 32}
+    (tmp_path / "keys.json").write_text(json.dumps(keys))
+    page = {"origin": "https://app.example", "host": "service.example"}
+    bearer = {"authorization": f"Bearer {keys['primary']}"}
+    with serving(tmp_path, ECHO, keys_file="keys.json", allow_origins=["https://app.example"]) as server:
+        asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        # A preflight brings no key.
+        assert server.client.options("/score", headers=page | asks).status_code == 200
+        refused = server.score("1", headers=page)
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://app.example")
+        assert server.score("1", headers=page | bearer).status_code == 200
+
+
+def test_a_request_that_never_comes_whole_is_logged_as_408(tmp_path):
+    """It was logged as 400, or not at all where its head was not whole."""
+    impatient = (
+        "from paceline.serving.front import connections; connections.HEAD_S = connections.BODY_S = 0.5; "
+        "from paceline.serving.front.start import run; import sys, pathlib; sys.exit(run(pathlib.Path(sys.argv[1])))"
+    )
+    write_config(tmp_path, ECHO)
+    with open(tmp_path / "log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", impatient, str(tmp_path / "config.json")], stdout=log, stderr=log, cwd=tmp_path
+        )
+    try:
+        wait_until(lambda: (read_state(tmp_path) or {}).get("state") == "ready", "it is ready")
+        port = (read_state(tmp_path) or {})["port"]
+        for data in (b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\nhalf", b"POST /sc"):
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as made:
+                made.sendall(data)
+                assert read_all(made).startswith(b"HTTP/1.1 408 ")
+    finally:
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert sum(" POST /score 408 " in line for line in lines) == 1
+    assert sum(" - - 408 " in line for line in lines) == 1
+    assert not any(" 400 " in line for line in lines)

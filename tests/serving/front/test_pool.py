@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ import pytest
 
 from paceline.serving.front.process import READY, ModelProcess
 from paceline.system.processes import is_alive
+from tests.helpers import wait_until
 from tests.serving.load import load
 from tests.serving.servers import PATIENCE_S, serving
 
@@ -66,7 +68,7 @@ def test_a_process_whose_socket_has_closed_is_given_nothing_until_its_end_is_tol
         def is_closing(self) -> bool:
             return self.is_closed
 
-    started = SimpleNamespace(config=None, process=SimpleNamespace(pid=0), at=0.0)
+    started = SimpleNamespace(config=None, process=SimpleNamespace(pid=0), at=0.0, flag=bytearray(1))
     one, socket = ModelProcess(started, lambda each: None, lambda number, reply: None), Socket()
     one.connection_made(socket)
     one.state = READY
@@ -251,3 +253,86 @@ def test_scripts_that_take_batches_are_given_what_waits(tmp_path, kind):
         assert [answer.status_code for answer in found] == [200] * 13 + [500] + [200] * 2
         assert [answer.json() for answer in found[:13]] == list(range(13))
         assert ask('"most"' if kind == "sdk" else -1).json() in (2, 3, 4)
+
+
+def leave(server, body: bytes) -> socket.socket:
+    """A connection that has sent a request; whoever closes it is gone."""
+    made = socket.create_connection(("127.0.0.1", server.state["port"]), timeout=PATIENCE_S)
+    made.sendall(b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+    return made
+
+
+COUNTS = """
+import time
+from paceline.serving import is_client_disconnected
+
+def init():
+    global ran
+    ran = []
+
+def run(data):
+    if data == "ran":
+        return ran
+    ran.append(data)
+    while data == "long" and not is_client_disconnected():
+        time.sleep(0.005)
+    return is_client_disconnected()
+"""
+
+
+def gauge(server, name: str) -> int:
+    text = server.client.get("/metrics").text
+    return int(re.search(rf'paceline_{name}{{service="svc"}} (\d+)', text)[1])
+
+
+def test_requests_of_clients_that_have_disconnected_are_dropped_and_a_running_script_is_told(tmp_path):
+    """They were computed one after the other, and the next client waited for all of them."""
+    with serving(tmp_path, COUNTS, max_queue=8) as server:
+        first = leave(server, b"long")
+        wait_until(lambda: gauge(server, "requests_running") == 1, "the first one runs")
+        others = [leave(server, b"%d" % at * 100_000) for at in range(8)]
+        wait_until(lambda: gauge(server, "requests_waiting") == 8, "the others wait")
+        assert server.score("more").status_code == 503
+        for each in others:
+            each.close()
+        wait_until(lambda: gauge(server, "requests_waiting") == 0, "they are dropped")
+        first.close()
+        # A place in the queue is free again, and of those that are gone none was computed.
+        assert server.score("next").json() is False
+        assert server.score("ran").json() == ["long", "next"]
+        wait_until(lambda: server.log.count(" POST /score 499 ") == 9, "they are logged")
+    assert "Traceback" not in server.log
+
+
+def test_a_batch_is_told_when_the_clients_of_all_its_requests_have_disconnected(tmp_path):
+    script = """
+    import time
+    from paceline.serving import is_client_disconnected
+    def init():
+        global sizes
+        sizes = []
+    def run(data):
+        return sizes
+    def run_batch(items):
+        if items == ["sizes"]:
+            return [sizes]
+        while items != ["hold"] and not is_client_disconnected():
+            time.sleep(0.005)
+        if items == ["hold"]:
+            while not is_client_disconnected():
+                time.sleep(0.005)
+        sizes.append(len(items))
+        return items
+    """
+    with serving(tmp_path, script) as server:
+        hold = leave(server, b"hold")
+        wait_until(lambda: gauge(server, "requests_running") == 1, "the first one runs")
+        both = [leave(server, b"%d" % at) for at in range(2)]
+        wait_until(lambda: gauge(server, "requests_waiting") == 2, "the others wait")
+        hold.close()
+        wait_until(lambda: gauge(server, "requests_running") == 2, "both run")
+        both[0].close()
+        wait_until(lambda: server.log.count(" 499 ") == 2, "one of them is gone")
+        assert gauge(server, "requests_running") == 2
+        both[1].close()
+        assert server.score("sizes").json() == [1, 2]

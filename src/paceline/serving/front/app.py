@@ -16,6 +16,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -28,8 +29,9 @@ from paceline.serving import wire
 from paceline.serving.config import ServerConfig
 from paceline.serving.front import metrics
 from paceline.serving.front.access import AccessLog
-from paceline.serving.front.keys import is_right
-from paceline.serving.front.pool import Pool
+from paceline.serving.front.connections import HEAD_BYTES
+from paceline.serving.front.keys import is_allowed, is_right, refusal
+from paceline.serving.front.pool import GONE, Pool
 from paceline.serving.model.answers import error, in_protocol
 
 Scope = MutableMapping[str, Any]
@@ -42,6 +44,9 @@ _ID_LIMIT = 100
 _LINGER_S = 5.0
 #: These answer without a key: they say nothing of the model.
 _OPEN = ("/", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
+
+#: Headers of an answer that a page of another origin may read.
+_EXPOSED = b"x-request-id, x-ms-request-id, x-ms-client-request-id, x-ms-run-fn-exec-ms, x-ms-run-function-failed"
 
 _JSON = (b"content-type", b"application/json")
 _CLOSE = (b"connection", b"close")
@@ -56,7 +61,8 @@ class RefusedError(Exception):
 
 
 class _Exchange:
-    """A request and its answer, as ASGI has them. began: when it came. ids: the headers that name it in its answer."""
+    """A request and its answer, as ASGI has them. began: when it came. ids: the headers of its answer that name it, and those
+    for a page of another origin."""
 
     __slots__ = ("began", "ids", "receive", "scope", "send")
 
@@ -112,19 +118,18 @@ class App:
         path = scope["path"]
         operation = self._operations.get(path)
         try:
-            given = _wanted(scope["headers"])
+            given = _wanted(scope)
             exchange.ids = self._request_ids(given)
-            if self.keys and not is_right(given.get(b"authorization"), self.keys) and path not in _OPEN:
-                raise RefusedError(
-                    401,
-                    "the key is missing or wrong. Send `Authorization: Bearer KEY`.",
-                    (b"www-authenticate", b"Bearer"),
-                    unread=True,
-                )
-            if operation is None:
-                await self._other(exchange)
-                return
-            reply = await self._ask(scope, receive, given, operation)
+            reply = None if path in _OPEN else self._admit(exchange, given)
+            if reply is None:
+                if operation is None:
+                    await self._other(exchange)
+                    return
+                reply = await self._ask(scope, receive, given, operation)
+            if scope["state"]["connection"].is_lost:
+                # uvicorn tells the last of the requests that were sent without waiting for an answer, and no other.
+                vars(getattr(receive, "__self__", self))["disconnected"] = True
+                raise _gone()
         except RefusedError as refused:
             await self._refuse(exchange, refused)
             return
@@ -139,8 +144,34 @@ class App:
             headers.append(_CLOSE)
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-        name = "/score" if operation == wire.SCORE else "infer"
+        name = "/score" if operation == wire.SCORE else "infer" if operation == wire.INFER else "other"
         self._note(exchange, reply.status, len(body), name, reply.ran_us)
+
+    def _admit(self, exchange: _Exchange, given: dict[bytes, bytes]) -> wire.Reply | None:
+        """Return the answer to a browser's question whether a page may ask; None for other requests that may pass.
+
+        Raises:
+            RefusedError: the key is missing or wrong; without keys, it comes from a page that may not ask.
+        """
+        scope, origin = exchange.scope, given.get(b"origin")
+        config = self.pool.config
+        if origin is not None and is_allowed(origin.decode("latin-1"), config.allow_origins):
+            exchange.ids += [
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", _EXPOSED),
+                (b"vary", b"origin"),
+            ]
+            if scope["method"] == "OPTIONS" and b"access-control-request-method" in given:
+                wanted = given.get(b"access-control-request-headers", b"").decode("latin-1")
+                headers = [("access-control-allow-methods", "GET, POST"), ("access-control-max-age", "600")]
+                return wire.Reply(200, b"", [*headers, *([("access-control-allow-headers", wanted)] if wanted else [])])
+        if self.keys:
+            if not is_right(given.get(b"authorization"), self.keys):
+                text = "the key is missing or wrong. Send `Authorization: Bearer KEY`."
+                raise RefusedError(401, text, (b"www-authenticate", b"Bearer"), unread=True)
+        elif (refused := refusal(given, config.host, config.allow_origins)) is not None:
+            raise RefusedError(*refused, unread=True)
+        return None
 
     async def _ask(self, scope: Scope, receive: Receive, given: dict[bytes, bytes], operation: int) -> wire.Reply:
         """The model's answer."""
@@ -165,10 +196,17 @@ class App:
             head = _head(scope)
         if not self.is_loaded:
             raise _busy("the model is being loaded")
-        future = self.pool.submit(operation, head, body)
-        if future is None:
+        waiting = self.pool.submit(operation, head, body)
+        if waiting is None:
             raise _busy(f"{self.pool.config.max_queue} requests wait already")
-        reply = await future
+        connection = scope["state"]["connection"]
+        if connection.is_lost:
+            self.pool.forget(waiting)
+        connection.on_lost = partial(self.pool.forget, waiting)
+        try:
+            reply = await waiting.future
+        finally:
+            connection.on_lost = None
         if reply is None:
             raise _busy(f"no model process was free within {self.pool.config.timeout_s:g} s")
         return reply
@@ -194,7 +232,7 @@ class App:
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise RefusedError(400, "the client has gone.")
+                raise _gone()
             part, more = message.get("body", b""), message.get("more_body", False)
             count += len(part)
             if count > limit:
@@ -204,6 +242,9 @@ class App:
 
     async def _refuse(self, exchange: _Exchange, refused: RefusedError) -> None:
         path, send = exchange.scope["path"], exchange.send
+        name = path if path in ("/score", "/metrics") else "other"
+        if exchange.scope["state"]["connection"].is_lost:
+            return self._note(exchange, refused.status, 0, name)
         body = in_words_of(path, error(refused.status, refused.message).body)
         size = len(body)
         headers = [_JSON, *exchange.ids, (b"content-length", b"%d" % size), *refused.headers]
@@ -220,7 +261,7 @@ class App:
                 pass
             body = b""
         await send({"type": "http.response.body", "body": body})
-        self._note(exchange, refused.status, size, path if path in ("/score", "/metrics") else "other")
+        self._note(exchange, refused.status, size, name)
 
     async def _other(self, exchange: _Exchange) -> None:
         status, size = 0, 0
@@ -260,11 +301,18 @@ class App:
     def _note(self, exchange: _Exchange, status: int, size: int, name: str, ran_us: int | None = None) -> None:
         """ran_us: microseconds in the model; None: it was not asked."""
         scope, ids = exchange.scope, exchange.ids
+        # Such as 408, after which the application sees a connection that is closed.
+        status = scope["state"]["connection"].status or status
         took = time.perf_counter() - exchange.began
         self.metrics.count(name, status, took, ran_us)
         # Monitors ask every few seconds.
         if self.access.is_on and scope["path"] not in _OPEN:
             self.access.add(scope["method"], scope["raw_path"], status, size, took, ids[0][1] if ids else b"-")
+
+    def note_refused(self, status: int) -> None:
+        """Note an answer to a head that never came whole."""
+        self.metrics.count("other", status, 0.0, None)
+        self.access.add("-", b"-", status, 0, 0.0, b"-")
 
 
 def in_words_of(path: str, body: bytes) -> bytes:
@@ -274,6 +322,10 @@ def in_words_of(path: str, body: bytes) -> bytes:
 
 def _busy(why: str) -> RefusedError:
     return RefusedError(503, f"{why}; come again.", (b"retry-after", b"1"))
+
+
+def _gone() -> RefusedError:
+    return RefusedError(GONE, "the client has disconnected.")
 
 
 def _too_large(limit: int) -> RefusedError:
@@ -289,11 +341,22 @@ _LOOKED_AT = frozenset(
     {
         *(b"authorization", b"content-length", b"content-encoding"),
         *(b"x-request-id", b"x-ms-request-id", b"x-ms-client-request-id"),
+        *(b"host", b"origin", b"sec-fetch-site", b"access-control-request-method", b"access-control-request-headers"),
     }
 )
 
 
-def _wanted(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+def _wanted(scope: Scope) -> dict[bytes, bytes]:
+    """Return the headers that are looked at.
+
+    Raises:
+        RefusedError: all of them and the path together are too long.
+    """
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    # A name, a value, and the ": " and the end of the line.
+    size = sum(len(name) + len(value) + 4 for name, value in headers)
+    if size + len(scope["raw_path"]) + len(scope["query_string"]) > HEAD_BYTES:
+        raise RefusedError(431, f"path and headers have more than {HEAD_BYTES} bytes.", unread=True)
     return {name: value for name, value in headers if name in _LOOKED_AT}
 
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 #: Seconds for a request's head to come whole, and for a client to take something of its answer.
@@ -20,8 +21,12 @@ _LOOK_S = 1.0
 HEAD_BYTES = 64 << 10
 
 
-def protocol(limit: int) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, by httptools where that is installed, for `limit` connections; one more is told 503 and closed."""
+def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, by httptools where that is installed, for `limit` connections; one more is told 503 and closed.
+
+    log: called with the status of each answer that the application does not know of.
+    The application finds the connection in `scope["state"]["connection"]`: `on_lost` is called when it is lost.
+    """
     base: Any
     try:
         from uvicorn.protocols.http import httptools_impl
@@ -37,15 +42,47 @@ def protocol(limit: int) -> type[asyncio.Protocol]:
     )
 
     class Counted(base):  # type: ignore[misc]
+        def __init__(
+            self, config: Any, server_state: Any, app_state: dict[str, Any], *others: Any, **more: Any
+        ) -> None:
+            super().__init__(config, server_state, {**app_state, "connection": self}, *others, **more)
+
         def connection_made(self, transport: Any) -> None:
-            self.heard, self.head = 0, 0
+            self.heard, self.head, self.coming = 0, 0, 0
+            self.on_lost: Callable[[], None] | None = None
+            self.is_lost = False
+            #: Of a request that was broken off: what its client was answered, in place of the application's answer.
+            self.status: int | None = None
             super().connection_made(transport)
             if len(self.connections) > limit:
-                transport.write(full)
-                transport.close()
+                self.refuse(503, full)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self.is_lost = True
+            if self.on_lost is not None:
+                self.on_lost()
+
+        def send_400_response(self, msg: str) -> None:
+            is_head = self.cycle is None or self.cycle.response_complete
+            if is_head and self.head + self.coming > HEAD_BYTES:  # the parser has limits of its own
+                self.refuse(431, _LARGE)
+            else:
+                self.refuse(400, raw_answer("400 Bad Request", msg))
+
+        def refuse(self, status: int, answer: bytes) -> None:
+            """Answer in the application's place, and close the connection."""
+            cycle = self.cycle
+            if cycle is None or cycle.response_complete:
+                log(status)
+            self.status = status
+            with contextlib.suppress(OSError, RuntimeError):
+                self.transport.write(answer)
+                self.transport.close()
 
         def data_received(self, data: bytes) -> None:
             self.heard += len(data)
+            self.coming = len(data)
             super().data_received(data)
             cycle = self.cycle
             if cycle is not None and not cycle.response_complete:
@@ -53,8 +90,7 @@ def protocol(limit: int) -> type[asyncio.Protocol]:
                 return
             self.head += len(data)
             if self.head > HEAD_BYTES and not self.transport.is_closing():
-                self.transport.write(_LARGE)
-                self.transport.close()
+                self.refuse(431, _LARGE)
 
     return Counted
 
@@ -103,9 +139,7 @@ async def watch(connections: set[Any]) -> None:
             if one is None or one.request is not request:
                 slow[each] = _Slow(request, now, each.heard)
             elif now - one.since > (BODY_S + (each.heard - one.heard) / BODY_BYTES_PER_S if is_body else HEAD_S):
-                with contextlib.suppress(OSError, RuntimeError):
-                    transport.write(_LATE)
-                    transport.close()
+                each.refuse(408, _LATE)
 
 
 class _Slow(NamedTuple):

@@ -51,7 +51,7 @@ _FLUSH_S = 0.2
 _FIXED = ("host", "listen_fd", "beat_fd")
 _LIGHT = (
     *("workers", "max_batch", "max_queue", "max_body_bytes", "timeout_s", "load_timeout_s", "keys_file", "tls_cert"),
-    *("tls_key", "memory_limit_bytes", "log_level", "drain_s", "port"),
+    *("tls_key", "memory_limit_bytes", "log_level", "drain_s", "port", "allow_origins"),
 )
 
 
@@ -97,7 +97,7 @@ class ServerGroup:
         self.web = uvicorn.Config(
             self.app,
             interface="asgi3",
-            http=connections.protocol(_connection_limit()),
+            http=connections.protocol(_connection_limit(), self.app.note_refused),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -126,7 +126,8 @@ class ServerGroup:
         loop.add_signal_handler(signal.SIGINT, self._is_ending.set)
         loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
         generation = self.pool.begin(self._config, model_dir, started)
-        web = asyncio.ensure_future(self._server.serve(sockets=[self._listener]))
+        # Where somebody keeps the socket for the next server too, connections wait in it until the model is loaded.
+        web = self._accept() if self._config.beat_fd is None else None
         background = [
             asyncio.ensure_future(each)
             for each in (self.pool.watch(), self._flush(), connections.watch(self.app.connections))
@@ -140,20 +141,26 @@ class ServerGroup:
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not self._is_ending.is_set():
                 self._loaded(generation.loaded, keys)
+                web = web or self._accept()
                 reloading = asyncio.ensure_future(self._reload_when_asked())
                 await ending
                 reloading.cancel()
-            await self._drain()
+            if web is not None:
+                await self._drain(web)
         finally:
             for task in (*background, ending):
                 task.cancel()
             self._server.should_exit = True
-            await web
+            if web is not None:
+                await web
             await self.pool.close()
             self.access.flush()
         self._state = state.STOPPED
         self._write()
         return 0
+
+    def _accept(self) -> asyncio.Future[None]:
+        return asyncio.ensure_future(self._server.serve(sockets=[self._listener]))
 
     def _loaded(self, loaded: asyncio.Future[None], keys: tuple[bytes, ...]) -> None:
         try:
@@ -223,8 +230,10 @@ class ServerGroup:
         self._hands_over = True
         self._is_ending.set()
 
-    async def _drain(self) -> None:
+    async def _drain(self, web: asyncio.Future[None]) -> None:
         """Answer what has come: first the connections that wait to be accepted, then the requests on those that are open."""
+        while not (self._server.started or web.done()):
+            await asyncio.sleep(0.005)
         self._state = state.DRAINING
         self.app.is_draining = True
         self._write()

@@ -1,12 +1,20 @@
-"""The two keys of a service, either of which a request may bring: one is replaced while the other goes on."""
+"""Who may ask: whoever brings one of the two keys, and, where there is none, programs of this machine.
+
+Each key is replaced while the other goes on. A page in a browser of this machine is no such program: it is let in where its
+origin is allowed. Without this check any web page could have the model run, and read its answers by a host name of its own
+that leads to 127.0.0.1 (DNS rebinding).
+"""
 
 from __future__ import annotations
 
 import hmac
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from paceline.errors import ServingError
+from paceline.system.listening import is_loopback
 
 _LEAST = 16
 
@@ -37,3 +45,33 @@ def is_right(header: bytes | None, keys: tuple[bytes, ...]) -> bool:
     # Each is compared, whichever is right.
     right = [hmac.compare_digest(given, key) for key in keys]
     return any(right) and kind.lower() == b"bearer"
+
+
+def is_allowed(origin: str, origins: Collection[str]) -> bool:
+    return "*" in origins or origin in origins
+
+
+def refusal(given: Mapping[bytes, bytes], host: str, origins: Collection[str]) -> tuple[int, str] | None:
+    """Return status and reason of a request without a key that is refused; None where it may pass.
+
+    given: its headers `host`, `origin` and `sec-fetch-site`. host: where the server listens. origins: those that are allowed.
+    """
+    named = given.get(b"host", b"").decode("latin-1")
+    if named and is_loopback(host):
+        try:
+            name = urlsplit(f"//{named}").hostname or ""
+        except ValueError:
+            name = ""
+        if not (is_loopback(name) or name.endswith(".localhost") or name == host.lower()):
+            return 421, (
+                f"this server is not called {named!r}. Call it 127.0.0.1 or localhost, or start it with keys (`paceline serve "
+                "--keys FILE`, `paceline service deploy --auth`)."
+            )
+    origin = given.get(b"origin", b"").decode("latin-1")
+    if origin:
+        if origin.partition("://")[2].lower() != named.lower() and not is_allowed(origin, origins):
+            return 403, f"a page of {origin!r} may not ask. Let it with --allow-origin {origin}, or send no Origin."
+    # What a page loads without a script, such as a picture, comes without an origin.
+    elif given.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+        return 403, "a page of another site may not ask. Let its scripts with --allow-origin ORIGIN."
+    return None

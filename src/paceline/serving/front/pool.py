@@ -26,6 +26,9 @@ from paceline.serving.model.answers import error
 
 _log = logging.getLogger("paceline.serving")
 
+#: What the log says in place of a status that the client did not come to read; nginx's number.
+GONE = 499
+
 #: Seconds before a process that could not load is started again: doubled each time.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 30.0
 _TICK_S = 0.05
@@ -103,20 +106,32 @@ class Pool:
 
     # Requests
 
-    def submit(self, operation: int, head: bytes, body: bytes) -> asyncio.Future[wire.Reply | None] | None:
-        """A future with the answer; None where as many requests wait as may."""
+    def submit(self, operation: int, head: bytes, body: bytes) -> Waiting | None:
+        """A request, whose future has the answer; None where as many requests wait as may."""
         queue = self.queue
         if len(queue) >= self.config.max_queue:
             return None
         self._numbers = number = self._numbers + 1
         future: asyncio.Future[wire.Reply | None] = asyncio.get_running_loop().create_future()
-        queue.append(Waiting(number, wire.pack_call(number, operation, head, body), future))
+        queue.append(waiting := Waiting(number, wire.pack_call(number, operation, head, body), future))
         if len(queue) == 1:
             for each in self.processes:
                 if each.is_idle:
                     self._feed(each)
                     break
-        return future
+        return waiting
+
+    def forget(self, waiting: Waiting) -> None:
+        """Drop a request whose client has disconnected; the process that has it in hand is told."""
+        if waiting.future.done():
+            return
+        waiting.answer(error(GONE, "the client has disconnected."))
+        if waiting.number in self._in_hand:
+            for each in self._alive:
+                if waiting.number in each.in_hand:
+                    each.forget(waiting.number)
+        else:
+            self.queue.remove(waiting)
 
     @property
     def in_hand(self) -> int:
@@ -129,8 +144,6 @@ class Pool:
         calls: list[tuple[int, bytes]] = []
         while self.queue and len(calls) < to.batch:
             waiting = self.queue.popleft()
-            if waiting.future.done():  # its client has gone
-                continue
             self._in_hand[waiting.number] = waiting
             calls.append((waiting.number, waiting.call))
         if calls:
@@ -315,7 +328,7 @@ class Pool:
             elif each.state == process.LOADING and now - each.started_at > each.config.load_timeout_s:
                 each.error = f"loading took more than load_timeout_s={each.config.load_timeout_s:g} seconds."
                 each.kill("it did not load in time")
-        while self.queue and (self.queue[0].future.done() or now - self.queue[0].since > limit):
+        while self.queue and now - self.queue[0].since > limit:
             self.queue.popleft().answer(None)
 
     def _weigh(self) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import mmap
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -36,12 +38,21 @@ class StartedModel:
         placed = _placed(config, folder)
         self.at = time.monotonic()
         ours, its = socket.socketpair()
-        with contextlib.ExitStack() as unless_started, its:
+        with contextlib.ExitStack() as unless_started, its, tempfile.TemporaryFile(dir=folder) as shared:
             unless_started.callback(ours.close)
+            shared.truncate(1)
+            #: A byte that the process sees too: 1 where no client waits for what it computes.
+            self.flag = mmap.mmap(shared.fileno(), 1)
             # Spawned, never forked: torch and CUDA do not survive a fork.
             self.process = subprocess.Popen(
-                [config.python or sys.executable, "-m", "paceline.serving.model", str(its.fileno())],
-                pass_fds=[its.fileno()],
+                [
+                    config.python or sys.executable,
+                    "-m",
+                    "paceline.serving.model",
+                    str(its.fileno()),
+                    str(shared.fileno()),
+                ],
+                pass_fds=[its.fileno(), shared.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -88,6 +99,8 @@ class ModelProcess(asyncio.Protocol):
         self.load_s = 0.0
         #: Numbers of the requests that it has, and when it got them.
         self.in_hand: Sequence[int] = ()
+        self._unwanted: set[int] = set()
+        self._flag = started.flag
         self.since = 0.0
         #: Why it is to end, where the front has decided that, and of which kind that is, for the metrics.
         self.reason: str | None = None
@@ -108,8 +121,16 @@ class ModelProcess(asyncio.Protocol):
         """Hand requests over: number and packed call of each. It must have none in hand."""
         self.in_hand = [number for number, _ in calls]
         self.since = time.monotonic()
+        self._unwanted.clear()
+        self._flag[0] = 0
         parts = [call for _, call in calls]
         self._transport.write(b"".join((wire.FRAME.pack(wire.CALLS, sum(map(len, parts))), *parts)))
+
+    def forget(self, number: int) -> None:
+        """Tell the process, once this holds for all requests that it has in hand, that nobody waits for the answer."""
+        self._unwanted.add(number)
+        if self._unwanted.issuperset(self.in_hand):
+            self._flag[0] = 1
 
     @property
     def is_idle(self) -> bool:

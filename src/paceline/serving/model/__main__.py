@@ -1,4 +1,4 @@
-"""A model process: `python -m paceline.serving.model FD`, where FD is its socket to the front.
+"""A model process: `python -m paceline.serving.model FD FLAG`: its socket to the front, and the file of `model.client`.
 
 One thread does everything: it takes a frame of requests, lets the model answer, and sends the answers. So no code of the
 user's ever runs beside itself, and torch's number of threads, which holds for the calling thread, is that of the model's.
@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.serving import wire
+from paceline.serving.model import client
 from paceline.serving.model.loading import load
 from paceline.serving.model.tracebacks import show
 from paceline.system.when_loaded import load_triton_before_tensorflow
@@ -23,6 +24,7 @@ from paceline.system.when_loaded import load_triton_before_tensorflow
 
 def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
+    client.watch(int(sys.argv[2]))
     # Some engines signal all processes of a service. The front ends this one, by closing its socket, when all is answered.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
