@@ -53,6 +53,41 @@ def test_microbatches_of_one_process_are_accumulation() -> None:
         assert torch.allclose(many.buffers[key].double(), value.double(), atol=1e-14), key
 
 
+def test_block_whose_list_of_inputs_grows_is_computed_again_from_its_own() -> None:
+    """As DenseNet's blocks hand on one list of features."""
+
+    class Dense(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.norm, self.linear = nn.BatchNorm1d(3 * count), nn.Linear(3 * count, 3)
+
+        def forward(self, features: list[Any]) -> Any:
+            return self.linear(self.norm(torch.cat(features, 1)))
+
+    class Model(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Dense(count) for count in (1, 2, 3))
+
+        def forward(self, x: Any) -> Any:
+            features = [x]
+            for layer in self.layers:
+                features.append(layer(features))
+            return features[-1]
+
+    x, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    ends = []
+    for again in (None, "blocks"):
+        torch.manual_seed(0)
+        model = Model()
+        par = paceline.parallelize(model, equality.adamw(model), loss=F.cross_entropy, recompute=again)
+        for _ in range(2):
+            par.step((x, y))
+        ends.append(par.full_state_dict())
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=0, atol=0)
+
+
 def test_a_block_that_is_computed_again_may_call_its_arguments_what_it_likes() -> None:
     class Block(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:

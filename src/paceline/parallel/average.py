@@ -147,12 +147,15 @@ class Twin(_Follower):
     def _update(self, keep: float) -> None:
         held = hold(self._par)
         first, tensors = held.first_names(), held.model_tensors()
+        # Tied tensors have several names, and follow once.
+        followed: set[str] = set()
         for rest in self._rests:
             source, twin = (f"{end}.{rest}" for end in (self._of, self._into))
             own = tensors[first[source]].detach() if source in first else None
             there = tensors[first[twin]].detach() if twin in first else None
             value = self._moved(own, there, source, twin)
-            if there is not None:
+            if there is not None and first[twin] not in followed:
+                followed.add(first[twin])
                 is_averaged = _is_averaged(there) and first[twin] in held.parameters
                 _follow(local(there), value, keep if is_averaged else 0.0)
 

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.other_class import give_forward
+from paceline.parallel.pytree import map_tensors
 from paceline.parallel.replicas import normalization
 from paceline.parallel.replicas.shard import find_units
 
@@ -70,14 +71,28 @@ def _computed_again(kind: Any, block: nn.Module, /, *args: Any, **kwargs: Any) -
     # A block within a block that is computed again would be computed three times.
     if not torch.is_grad_enabled():
         return kind.forward(block, *args, **kwargs)
+    # A list or a dict among the arguments may be changed before the second pass, as DenseNet's list of features is.
+    given = _copied((args, kwargs))
+    passes = iter([(args, kwargs)])
+
+    def forward(block: nn.Module, *_: Any, **__: Any) -> Any:
+        own, named = next(passes, None) or _copied(given)
+        return kind.forward(block, *own, **named)
+
     return checkpoint(
-        kind.forward,
+        forward,
         block,
+        # From these it knows the devices whose random numbers it has to repeat.
         *args,
         use_reentrant=False,
         context_fn=lambda: (contextlib.nullcontext(), _second(block, normalization.counting_as_now())),
         **kwargs,
     )
+
+
+def _copied(value: Any) -> Any:
+    """Return the same tensors in containers of their own."""
+    return map_tensors(value, lambda tensor: tensor)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 import paceline
-from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel
+from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel, WorkerError
 from paceline.parallel.tracing.reads import plain_attributes
 from tests.parallel.world import Ranks
 
@@ -486,3 +486,39 @@ def check_a_buffer_that_is_replaced_is_refused(ranks: Ranks, sizes: tuple[int, .
         par.step(_batches()[0])
     model.gains = before
     par.step(_batches()[0])
+
+
+class _GoesThroughASet(nn.Module):
+    """As models of transformers do with the kinds of their layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(12, 12), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = {kind: x * len(kind) for kind in {"a" * count for count in range(1, 9)}}
+        x = self.first(x)
+        for count in range(1, 9):
+            x = x + made["a" * count]
+        return self.last(x)
+
+
+def check_order_of_a_set_is_named_where_ranks_trace_other_calls(ranks: Ranks, sizes: Any = (2,)) -> None:
+    torch.manual_seed(3)
+    model = _GoesThroughASet()
+    batch = torch.randn(8, 12), torch.randint(0, 5, (8,))
+    par = paceline.parallelize(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        [batch],
+        loss=F.cross_entropy,
+        strategy=PipelineParallel(cut=["last"]),
+        microbatches=2,
+    )
+    orders: list[Any] = [None] * ranks.size
+    torch.distributed.all_gather_object(orders, list({"a" * count for count in range(1, 9)}))
+    if len({tuple(order) for order in orders}) == 1:
+        par.step(batch)
+        return
+    with pytest.raises((ParallelError, WorkerError), match="PYTHONHASHSEED=0"):
+        par.step(batch)

@@ -70,16 +70,23 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     # On a GPU this is left out: the host would have to wait for the device.
     if sums.device.type != "cpu" or sums[1].item() * count == sums[0].item() ** 2:
         return
-    places = gather((world.rank, *place, program), world.replica_group)
+    places = gather((world.rank, *place, program, hash("order")), world.replica_group)
     if len({tuple(found[1:4]) for found in places}) == 1:
         first = places[0][4]
         others = ", ".join(str(found[0]) for found in places if found[4] != first)
+        # Python draws the order of a set of texts in each process.
+        has_order = len({found[5] for found in places}) > 1
+        cause = (
+            "Or it goes through a set (`for kind in set(kinds)`), whose order is another one in each process: start all ranks "
+            "with PYTHONHASHSEED=0 in the environment."
+        )
         raise ParallelError(
             f"rank {places[0][0]} and rank {others} do not compute the same model: what its forward reads (an attribute, a "
             "global, a config's value) was set to another value there. Every rank has to make the same changes."
+            f"{f' {cause}' if has_order else ''}"
         )
     shown = "; ".join(
-        f"rank {rank} in epoch {epoch} at sample {sample}, step {step}" for rank, epoch, sample, step, _ in places
+        f"rank {rank} in epoch {epoch} at sample {sample}, step {step}" for rank, epoch, sample, step, *_ in places
     )
     raise ParallelError(
         f"the ranks are not at the same batch: {shown}. Every rank has to make the same calls: does one of them leave out a "
