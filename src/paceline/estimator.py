@@ -7,6 +7,7 @@ then, and submission takes that job.
 from __future__ import annotations
 
 import datetime as dt
+import inspect
 import os
 import re
 import shlex
@@ -21,7 +22,7 @@ from paceline.environments.from_parameters import described
 from paceline.errors import JobError
 from paceline.job.data_reference import DataReference
 from paceline.job.environment import EnvironmentSpec
-from paceline.job.job import DEFAULT_ELASTIC_S, DEFAULT_GRACE_S, DEFAULT_HANG_S, Job
+from paceline.job.job import DEFAULT_ELASTIC_S, DEFAULT_GRACE_S, DEFAULT_HANG_S, Backend, GpuVisibility, Job, OnHang
 from paceline.job.secret_values import Secret
 from paceline.system import durations
 from paceline.system.gaps import DEFAULT_LIMIT
@@ -33,49 +34,57 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Script:
-    """What every estimator has: a script, its arguments, its environment and its limits.
+    """A script, its arguments, its environment and its limits: the part of every estimator.
 
-    source_directory: folder that is copied at submission, uncommitted edits included.
-    entry_script: Python file in it to run, or another program: a binary, or a script that begins with #!; else the name of a
-        program on the nodes' PATH.
-    entry_module: a module to run instead, as `python -m` does in source_directory.
-    command: a command line to run instead, by bash in the copy of source_directory, once for each worker: a text, or a list of
-        words and data. `python` is the job's interpreter.
-    script_params: argument -> value, in order; an empty string as value makes the argument a bare flag.
-    arguments: words as the script gets them, after those of script_params: strings, numbers, paths and data. For
-        positionals, flags that are repeated and flags with several values.
-    compute_target: name of a target, or one of `Workspace.compute_targets`; None picks "local".
-    use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees its own alone, as `cuda:0`; "node", each sees
-        all of its node's, for scripts that call `torch.cuda.set_device(LOCAL_RANK)`. gpu_share: of its GPU that each worker
-        takes; with 0.5 two such runs have the same GPU at a time. On target "local" alone, as `cores`: of this machine, that
-        the run reserves for each worker; with 0 it waits for no cores.
-    pip_packages, pip_requirements_file: what the script needs beyond its interpreter's packages, as pip takes it.
-    conda_packages, conda_channels: match specs, and where they come from, `file://` too; None is conda-forge.
-    conda_dependencies_file: conda's environment.yml, in place of the lists.
-    layered: True adds the packages to those that the interpreter has; False makes an environment of these packages
-        alone. None is True for PyTorch, TensorFlow and SKLearn, and False for Estimator.
-    user_managed: the interpreter is used as it is, and no packages may be named.
-    environment_definition: an `Environment`, in place of packages, `python`, image and user_managed.
-    custom_docker_image: the workers run in a container of it. shm_size: of its /dev/shm, such as "2g"; None shares the host's.
-    environment_variables: set for every worker, above everything else. `secret("NAME")` as a value is read at submission and
-        recorded nowhere.
-    inputs: data references and datasets; `run.input_datasets[name]` is the folder. Those in script_params and arguments count
-        too.
-    send: files and folders of source_directory that are not copied and are sent all the same, whatever their size, to nodes that
-        do not see it: data that .gitignore names. What is within 1 GB is sent by itself.
-    max_run_duration_seconds: the run is ended as Failed after so long; None for no limit. Seconds, a timedelta, or a text
-        such as "1h30m" or Slurm's "1-12:00:00"; so too grace_period_seconds.
-    python: interpreter that runs the script, or that its environment is made from; None for the one that submits.
-    grace_period_seconds: between SIGTERM and SIGKILL when a run is ended.
-    max_restarts: how many times a run starts over that has lost a node, a worker or its launcher, was preempted or found
-        a port taken. restart_on_exception: also after an exception of the script's own.
-    log_limit: what is kept of each worker's log, its first and last parts, in bytes or as "500MB"; None or 0 for all.
-    notify: who is told when the run ends: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh"; or a list.
-    hang_seconds: after so long without output, a metric, or a worker that gets on, the run hangs, and a report says why;
-        0 for never; a text such as "10m" too. on_hang: what becomes of it then: "report", "fail", or "restart" (max_restarts).
+    Args:
+        source_directory: Folder that is copied at submission, uncommitted edits included.
+        entry_script: Python file in it to run, or another program: a binary, or a script that begins with #!. Else the name of
+            a program on the nodes' PATH.
+        entry_module: Module to run instead, as `python -m` does in source_directory.
+        command: Command line to run instead, by bash in the copy of source_directory, once for each worker: a text, or a list of
+            words and data. `python` is the job's interpreter.
+        script_params: Argument -> value, in order. An empty string as value makes the argument a bare flag.
+        arguments: Words as the script gets them, after those of script_params: strings, numbers, paths and data. For
+            positionals, flags that are repeated and flags with several values.
+        compute_target: Name of a target, or one of `Workspace.compute_targets`. None: "local".
+        use_gpu: Whether each worker gets a GPU.
+        gpu_visibility: "worker": each worker sees its own GPU alone, as `cuda:0`. "node": each sees all of its node's, for
+            scripts that call `torch.cuda.set_device(LOCAL_RANK)`.
+        gpu_share: Part of a GPU that each worker reserves, above 0 and up to 1. With 0.5, two such runs use one GPU at a time. On
+            target "local" alone.
+        cores: Cores of this machine that the run reserves for each worker; with 0 it waits for none. On target "local" alone.
+        conda_packages: Match specs of conda packages.
+        conda_channels: Where conda packages come from, `file://` too. None: conda-forge.
+        pip_packages: Packages that the script needs beyond its interpreter's, as pip takes them.
+        conda_dependencies_file: Conda's environment.yml, in place of the lists.
+        pip_requirements_file: pip's file of requirements.
+        layered: True adds the packages to those of the interpreter, False makes an environment of these packages alone. None:
+            True for PyTorch, TensorFlow and SKLearn, False for Estimator.
+        user_managed: Use the interpreter as it is. No packages may be named.
+        environment_definition: An `Environment`, in place of packages, python, image and user_managed.
+        custom_docker_image: Image of the container that the workers run in.
+        shm_size: Size of the container's /dev/shm, such as "2g". None: the host's is shared.
+        environment_variables: Set for every worker, above everything else. `secret("NAME")` is read at submission and
+            recorded nowhere.
+        inputs: Data references and datasets. `run.input_datasets[name]` is the folder. Those in script_params and arguments count
+            too.
+        send: Files and folders of source_directory that are not copied and that nodes without it get whatever their size: data that
+            .gitignore names. Up to 1 GB in all goes without it.
+        max_run_duration_seconds: Time after which the run is ended as Failed: seconds, a timedelta, or a text such as "1h30m" or
+            Slurm's "1-12:00:00". None: no limit.
+        python: Interpreter that runs the script, or that its environment is made from. None: the one that submits.
+        grace_period_seconds: Time between SIGTERM and SIGKILL when a run is ended.
+        max_restarts: How often a run may start over after it lost a node, a worker or its launcher, was preempted or found a port
+            in use.
+        restart_on_exception: Start over after an exception of the script's own as well.
+        log_limit: How much of each worker's log is kept, its first and last parts: bytes, or such as "500MB". None or 0: all.
+        notify: Whom to notify when the run ends: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh"; or a list.
+        hang_seconds: Time without output, a metric or progress of a worker after which the run counts as hanging, and a report
+            says why. 0: never. A text such as "10m" too.
+        on_hang: What happens to a run that hangs: "report", "fail", or "restart" (needs max_restarts).
 
     Raises:
-        JobError: a value is wrong; the message names it, the rule and what to write instead.
+        JobError: A value is wrong. The message names it, the rule and what to write instead.
     """
 
     source_directory: str | os.PathLike[str] | None = "."
@@ -88,7 +97,7 @@ class _Script:
     arguments: Sequence[Any] | None = None
     compute_target: str | Configured | None = None
     use_gpu: bool = False
-    gpu_visibility: str = "worker"
+    gpu_visibility: GpuVisibility = "worker"
     gpu_share: float = 1.0
     cores: int = 1
     conda_packages: Sequence[str] | None = None
@@ -112,10 +121,18 @@ class _Script:
     log_limit: int | str | None = DEFAULT_LIMIT
     notify: Sequence[str] | str | None = None
     hang_seconds: float | str | dt.timedelta = DEFAULT_HANG_S
-    on_hang: str = "report"
+    on_hang: OnHang = "report"
 
     framework: ClassVar[str | None] = None
     backends: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        # `help(PyTorch)` has one text for all parameters, those of the classes above included.
+        if cls.__doc__:
+            summary, _, own = inspect.cleandoc(cls.__doc__).partition("\n\nArgs:\n")
+            above, _, end = inspect.cleandoc(cls.__base__.__doc__ or "").partition("\n\nArgs:\n")[2].partition("\n\n")
+            arguments = "\n".join(text for text in (above, own) if text)
+            cls.__doc__ = f"{summary}\n\nArgs:\n{arguments}\n\n{end}"
 
     def __post_init__(self) -> None:
         if self.source_directory is None:
@@ -224,17 +241,18 @@ class _Script:
 class _Distributed(_Script):
     """A script that may run as several processes.
 
-    node_count: nodes, at least 1; (2, 4) for an elastic run, which goes on with as many as there are, from 2 to 4.
-    process_count_per_node: workers on each, at least 1.
-    elastic_seconds: an elastic run stops at a checkpoint to go on with more nodes no more often than that.
-    distributed_backend: how the workers find each other; needed for more than one.
+    Args:
+        node_count: Number of nodes, at least 1. (2, 4): an elastic run, which goes on with as many as there are, from 2 to 4.
+        process_count_per_node: Workers on each node, at least 1.
+        distributed_backend: How the workers find each other: one of the class's `backends`. None: one process.
+        elastic_seconds: Least time between two stops of an elastic run to go on with more nodes.
     """
 
     # The mark holds for the fields of one class alone, so each class that adds some repeats it.
     _: KW_ONLY
     node_count: int | tuple[int, int] = 1
     process_count_per_node: int = 1
-    distributed_backend: str | None = None
+    distributed_backend: Backend | None = None
     elastic_seconds: float = DEFAULT_ELASTIC_S
 
     def __post_init__(self) -> None:
@@ -276,7 +294,9 @@ class TensorFlow(_Distributed):
     """A TensorFlow script. Backends: "mpi", "tensorflow" (`TF_CONFIG` with workers alone), "ps" (with parameter
     servers), or None for one process.
 
-    worker_count, parameter_server_count: with "ps", how many of each; they are spread over `node_count` nodes.
+    Args:
+        worker_count: Number of workers with "ps", spread over `node_count` nodes.
+        parameter_server_count: Number of parameter servers with "ps", spread over `node_count` nodes.
     """
 
     _: KW_ONLY

@@ -618,7 +618,8 @@ def _check_datastores(reference: DataReference, workspace_dir: Path) -> None:
             check_no_secrets(source.path, {})
         else:
             clean_path(source.path, f"datastore {source.datastore!r}")
-            store = Datastore.get(SimpleNamespace(path=workspace_dir), source.datastore)
+            here: Any = SimpleNamespace(path=workspace_dir)
+            store = Datastore.get(here, source.datastore)
             if store.kind == "memory":
                 raise DataError(
                     f"input {reference.name!r} lies in datastore {source.datastore!r}, which is the memory of this process: "

@@ -7,7 +7,7 @@ import datetime as dt
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from paceline.environments.environment import Environment
 from paceline.errors import JobError, PipelineError, SweepError, WorkspaceError
@@ -21,13 +21,20 @@ from paceline.system import durations
 from paceline.workspace_dir import CONFIG_FILE, DEFAULT_FOLDER, WORKSPACE_VARIABLE, configured
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from paceline.data.stores.datastore import Datastore
+    from paceline.estimator import _Script as Script
     from paceline.job.data_reference import DataReference
     from paceline.job.environment import EnvironmentSpec
     from paceline.models.model import Model
+    from paceline.pipelines.pipeline import Pipeline
+    from paceline.pipelines.pipeline_run import PipelineRun
     from paceline.pruning import Pruned
-    from paceline.services.service import Service
+    from paceline.services.service import DeployOptions, Models, Service, Settings
     from paceline.snapshot import Progress
+    from paceline.sweeps.sweep import Sweep
+    from paceline.sweeps.sweep_run import SweepRun
     from paceline.targets.configured import Configured
 
 __all__ = ["Experiment", "Run", "Workspace"]
@@ -139,7 +146,7 @@ class Workspace:
 
         return Service.list(self)
 
-    def deploy(self, name: str, models: Any, **options: Any) -> Service:
+    def deploy(self, name: str, models: Models, **options: Unpack[DeployOptions]) -> Service:
         """A new service of one model or several; options as `Service.deploy` takes them."""
         from paceline.services.service import Service
 
@@ -153,18 +160,18 @@ class Workspace:
 
     def package(
         self,
-        models: Any,
+        models: Models,
         directory: str | os.PathLike[str],
         *,
         entry_script: str | os.PathLike[str] | None = None,
         source_directory: str | os.PathLike[str] | None = None,
         environment: EnvironmentSpec | None = None,
-        environment_variables: Mapping[str, Any] | None = None,
+        environment_variables: Mapping[str, object] | None = None,
         name: str | None = None,
         workers: int = 1,
         base: str | None = None,
         overwrite: bool = False,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> Path:
         """Write a folder that serves models away from here, in a container or by hand; its path.
 
@@ -324,9 +331,16 @@ class Experiment:
         """The folder that has a folder for each run."""
         return self._workspace.runs_dir
 
+    @overload
+    def submit(self, config: Sweep, tags: Mapping[str, object] | None = None, **overrides: Any) -> SweepRun: ...
+    @overload
+    def submit(self, config: Pipeline, tags: Mapping[str, object] | None = None, **overrides: Any) -> PipelineRun: ...
+    @overload
+    def submit(self, config: Script | Job, tags: Mapping[str, object] | None = None, **overrides: Any) -> Run: ...
+
     def submit(
         self,
-        config: Any,
+        config: Script | Job | Sweep | Pipeline,
         tags: Mapping[str, object] | None = None,
         *,
         source_directory: str | os.PathLike[str] | None = None,
@@ -362,7 +376,7 @@ class Experiment:
             job, directory = config, Path(source_directory)
         elif isinstance(config, _Script):
             config = with_overrides(config, overrides)
-            job, directory = config.job(), Path(source_directory or config.source_directory)
+            job, directory = config.job(), Path(source_directory or config.source_directory or ".")
         elif isinstance(config, Sweep):
             if overrides or parent_run_id is not None or source_directory is not None:
                 raise SweepError(

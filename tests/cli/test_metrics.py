@@ -22,7 +22,7 @@ def test_the_metrics_of_a_run_are_a_table(gallery: Gallery) -> None:
     assert gallery.json("metrics", gallery.good) == [
         {
             "run_id": gallery.good,
-            "display_name": gallery.good,
+            "display_name": gallery.json("status", gallery.good)["display_name"],
             "metrics": {
                 "loss": {"last": 0.125, "min": 0.125, "max": 1.0, "last_step": None, "count": 8},
                 "accuracy": {"last": 0.5, "min": 0.5, "max": 0.5, "last_step": None, "count": 1},
@@ -60,8 +60,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
 
 def test_runs_stand_side_by_side(two: Gallery) -> None:
     lines = [line.split() for line in two("metrics", two.good, two.bad).stdout.splitlines()]
+    names = [two.json("status", run_id)["display_name"] for run_id in (two.good, two.bad)]
     assert lines == [
-        ["METRIC", two.good, two.bad],
+        ["METRIC", *names],
         ["loss", "last", "0.0952381", "0.047619"],
         ["min", "0.0952381", "0.047619"],
         ["max", "2", "1"],
@@ -74,7 +75,7 @@ def test_runs_stand_side_by_side(two: Gallery) -> None:
         ["10", "0.181818", "0.0909091"],
         ["20", "0.0952381", "0.047619"],
     ]
-    assert series[0].split() == ["STEP", two.good, two.bad]
+    assert series[0].split() == ["STEP", *names]
 
 
 def test_a_series_has_steps_times_and_values(two: Gallery) -> None:

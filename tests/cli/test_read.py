@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 
 import pytest
@@ -13,6 +14,9 @@ from paceline.job.job import JOB_VERSION
 from paceline.runs import states
 from tests.cli.conftest import Cli, Gallery
 from tests.helpers import make_job, make_run
+
+#: A readable name of a run.
+NAME = r"[a-z]+-[a-z]+-\d+"
 
 SUMMARY_KEYS = [
     "run_id",
@@ -83,7 +87,7 @@ FAILURE_KEYS = [
 def test_status_says_how_a_run_stands(gallery: Gallery) -> None:
     first, second = gallery("status", gallery.bad).stdout.splitlines()
 
-    assert first.startswith(f"{gallery.bad}  Failed")
+    assert re.match(rf"{gallery.bad} \({NAME}\)  Failed", first)
     assert second == "Rank 1 on node local failed first: ValueError: bad batch"
 
 
@@ -106,8 +110,9 @@ def test_a_run_is_found_by_the_beginning_of_its_id_and_the_latest_by_none(galler
 def test_list_is_a_plain_table_newest_first(gallery: Gallery) -> None:
     lines = gallery("list").stdout.splitlines()
 
-    assert lines[0].split() == ["RUN", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK", "COMMAND", "METRICS"]
-    assert [line.split()[:4] for line in lines[1:]] == [
+    assert lines[0].split() == ["RUN", "NAME", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK", "COMMAND", "METRICS"]
+    assert all(re.fullmatch(NAME, line.split()[1]) for line in lines[1:])
+    assert [line.split()[:1] + line.split()[2:5] for line in lines[1:]] == [
         [gallery.bad, "Failed", "1x2", "gloo"],
         [gallery.good, "Completed", "1x1", "-"],
     ]
@@ -120,7 +125,7 @@ def test_list_tells_the_targets_where_one_is_another_than_this_machine(gallery: 
     path.write_text(json.dumps({**json.loads(path.read_text()), "target": "lab"}))
 
     lines = cli("list").stdout.splitlines()
-    assert [line.split()[:4] for line in lines] == [
+    assert [line.split()[:1] + line.split()[2:5] for line in lines] == [
         ["RUN", "STATUS", "TARGET", "SIZE"],
         [gallery.bad, "Failed", "lab", "1x2"],
         [gallery.good, "Completed", "local", "1x1"],
@@ -240,11 +245,12 @@ def test_a_run_whose_record_is_damaged_does_not_hide_the_others(cli: Cli) -> Non
     assert "no readable record" in cli("status", torn, code=2).stderr
 
 
-def test_a_run_is_renamed_and_found_by_its_id(cli: Cli) -> None:
+def test_run_is_renamed_and_found_by_its_name(cli: Cli) -> None:
     folder, fd = make_run(cli.folder / ".paceline" / "runs", status=states.COMPLETED)
     os.close(fd)
     assert cli("rename", folder.run_id, "warm start").stdout == f"{folder.run_id} (warm start)\n"
-    assert "(warm start)" in cli("list").stdout
+    assert "  warm start  " in cli("list").stdout
+    assert cli("status", "warm start").stdout.startswith(f"{folder.run_id} (warm start)")
     assert "display_name=' ' is empty. Give a name" in cli("rename", folder.run_id, " ", code=2).stderr
 
 

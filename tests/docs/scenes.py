@@ -49,8 +49,6 @@ def supposed_by(*pages: str) -> Callable[[Maker], Maker]:
 @supposed_by("README")
 def readme(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     copy_examples(scene.folder, "parts")
-    write_tree(scene.folder, {"score.py": SCORE})
-    write_tree(finished_run(scene.folder).path, {"outputs/model.joblib": "2"})
     scene.elsewhere = {
         "$ ": "test_the_readmes_commands_print_what_it_says",
         "examples/digits": "test_the_readmes_ten_lines_print_what_it_says",

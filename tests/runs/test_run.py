@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -83,7 +84,8 @@ def test_tags_properties_and_names_are_kept(submitted):
     submitted.set_tags({"best": None, "n": 2})
     submitted.remove_tags(["n"])
     submitted.add_properties({"commit": "abc"})
-    assert submitted.name == submitted.display_name == RUN_ID
+    assert submitted.name == submitted.display_name
+    assert re.fullmatch(r"[a-z]+-[a-z]+-\d+", submitted.name)
     submitted.display_name = "first try"
     submitted.description = "what it is for"
     assert submitted.tags == {"lr": "0.1", "best": None}

@@ -1,4 +1,4 @@
-"""Cancel, tag and rerun from a page: by the command line's functions, and for nobody else's forms."""
+"""Cancel, tag, rename and rerun from a page: by the command line's functions, and for nobody else's forms."""
 
 from __future__ import annotations
 
@@ -86,6 +86,17 @@ def test_tags_are_set_and_taken_away(place: Place) -> None:
         assert client.post(f"/runs/{folder.run_id}/tag", data=form | wrong).status_code in (400, 409)
 
 
+def test_run_is_renamed(place: Place) -> None:
+    folder = place.run()
+    client, form = place.client(), {"form_key": key_of(place, folder)}
+    client.post(f"/runs/{folder.run_id}/rename", data=form | {"name": " best <so far> "})
+    assert tags_and_properties.read(folder.notes).name == "best <so far>"
+    assert "best &lt;so far&gt;" in client.get("/").text
+    for wrong in ({"name": " "}, {"name": "n" * 501}, {}):
+        assert client.post(f"/runs/{folder.run_id}/rename", data=form | wrong).status_code in (400, 409)
+    assert tags_and_properties.read(folder.notes).name == "best <so far>"
+
+
 def test_a_form_without_its_key_does_nothing(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     client = place.client()
@@ -102,7 +113,7 @@ def test_a_server_that_only_shows_has_no_forms_and_takes_none(place: Place) -> N
     client = place.client(read_only=True)
     assert '<form method="post"' not in client.get(f"/runs/{folder.run_id}").text
     form = {"form_key": Token(place.path).form_key()}
-    for action in ("cancel", "rerun", "tag"):
+    for action in ("cancel", "rename", "rerun", "tag"):
         assert client.post(f"/runs/{folder.run_id}/{action}", data=form).status_code == 403
     assert not folder.cancel_request.exists()
 

@@ -17,7 +17,8 @@ from paceline.workspace import Workspace
 
 def report(
     run_id: Annotated[
-        str | None, typer.Argument(help="Run, or the beginning of its id; default: the latest that failed.")
+        str | None,
+        typer.Argument(help="Run: its id, the beginning of it, or its name; default: the latest that failed."),
     ] = None,
     messages: Annotated[
         bool,

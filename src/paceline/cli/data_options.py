@@ -47,7 +47,7 @@ def _input(word: str) -> DataReference:
                 raise JobError(
                     f"--input {word!r}: write partition=rank or partition=node, not {option!r}.{did_you_mean(value, PARTITIONS)}"
                 )
-            reference = reference.as_partition(by=value)
+            reference = reference.as_partition(by="rank" if value == "rank" else "node")
         elif option in ("mount", "download"):
             reference = reference.as_mount() if option == "mount" else reference.as_download()
         else:

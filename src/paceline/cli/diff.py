@@ -23,7 +23,10 @@ _LONGEST = 60
 
 def diff(
     a: Annotated[
-        str, typer.Argument(help="Run, or the beginning of its id.", metavar="A", autocompletion=completing.run_ids)
+        str,
+        typer.Argument(
+            help="Run: its id, the beginning of it, or its name.", metavar="A", autocompletion=completing.run_ids
+        ),
     ],
     b: Annotated[str, typer.Argument(help="Another run.", metavar="B", autocompletion=completing.run_ids)],
     code: Annotated[bool, typer.Option("--code", help="All lines of the code that differ, however many.")] = False,

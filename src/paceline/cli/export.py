@@ -85,7 +85,7 @@ def tensorboard(
 ) -> int:
     """Start TensorBoard on runs: it shows all their metrics and follows runs that go on. Ctrl-C ends it."""
     folders = _folders(run_ids)
-    names = [tags_and_properties.read(folder.notes).display_name or folder.run_id for folder in folders]
+    names = [tags_and_properties.read(folder.notes).name or folder.run_id for folder in folders]
     # Names are people's, and become names of folders.
     plain = [
         name if name.replace("-", "").replace("_", "").isalnum() and names.count(name) == 1 else None for name in names

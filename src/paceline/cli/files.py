@@ -57,7 +57,10 @@ def files(
 
 def download(
     run_id: Annotated[
-        str, typer.Argument(metavar="RUN", help="Run, or the beginning of its id.", autocompletion=completing.run_ids)
+        str,
+        typer.Argument(
+            metavar="RUN", help="Run: its id, the beginning of it, or its name.", autocompletion=completing.run_ids
+        ),
     ],
     names: Patterns = None,
     to: Annotated[

@@ -112,7 +112,7 @@ def _print_series(runs: Mapping[RunFolder, MetricSeries]) -> None:
 
 def _titles(folders: Sequence[RunFolder]) -> list[str]:
     """The runs' display names, if each has one of its own; else their ids."""
-    names = [tags_and_properties.read(folder.notes).display_name for folder in folders]
+    names = [tags_and_properties.read(folder.notes).name for folder in folders]
     # Where one has no name, or two have the same, columns can't be told apart by them.
     if None in names or len(set(names)) < len(names):
         return [folder.run_id for folder in folders]
@@ -146,7 +146,7 @@ def _json(folder: RunFolder, found: Mapping[str, MetricSeries], *, whole: bool) 
         }
     return {
         "run_id": folder.run_id,
-        "display_name": tags_and_properties.read(folder.notes).display_name or folder.run_id,
+        "display_name": tags_and_properties.read(folder.notes).name or folder.run_id,
         "series" if whole else "metrics": values,
     }
 

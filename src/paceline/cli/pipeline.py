@@ -38,7 +38,8 @@ RUN_PIPELINE = (
 )
 
 AnyPipeline = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Pipeline, or the beginning of its id; default: the latest.")
+    str | None,
+    typer.Argument(metavar="[RUN]", help="Pipeline: its id, the beginning of it, or its name; default: the latest."),
 ]
 Follow = Annotated[bool, typer.Option("-f", "--follow", help="Until the pipeline has ended.")]
 

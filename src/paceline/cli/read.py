@@ -140,17 +140,17 @@ def list_runs(
         print(f"No {'such ' if experiment or status or tag else ''}runs in {runs_dir.parent}.")
         return
     lines: list[tuple[str, ...]] = [
-        ("RUN", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK", "COMMAND", "METRICS"),
+        ("RUN", "NAME", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK", "COMMAND", "METRICS"),
         *(_row(record, folder) for record, folder in shown),
     ]
     # Where all runs are this machine's, as most are, the column would say nothing.
     targets = ["TARGET", *(record.target or "-" for record, _ in shown)]
     if set(targets[1:]) - {configured.LOCAL, "-"}:
-        lines = [(*line[:2], target, *line[2:]) for line, target in zip(lines, targets, strict=True)]
+        lines = [(*line[:3], target, *line[3:]) for line, target in zip(lines, targets, strict=True)]
     if long:
         more = [("DISK", "TAGS"), *(_more(folder) for _, folder in shown)]
         lines = [(*line, *cells) for line, cells in zip(lines, more, strict=True)]
-    print_table(lines[0], lines[1:], status_column=1)
+    print_table(lines[0], lines[1:], status_column=2)
     # Counted by their names, with no record read.
     total = sum(trials or not is_trial(run_id) for run_id in store.ids(runs_dir))
     # With a filter nobody knows how many more there are, without reading all of them.
@@ -160,7 +160,10 @@ def list_runs(
 
 def rename(
     run_id: Annotated[
-        str, typer.Argument(metavar="RUN", help="Run, or the beginning of its id.", autocompletion=completing.run_ids)
+        str,
+        typer.Argument(
+            metavar="RUN", help="Run: its id, the beginning of it, or its name.", autocompletion=completing.run_ids
+        ),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name for people; its id stays.")],
 ) -> None:
@@ -264,10 +267,10 @@ def _attempt(attempt: Attempt, *, has_changed: bool) -> str:
 def _row(record: RunRecord, folder: RunFolder) -> tuple[str, ...]:
     from paceline.runs.run_html import latest_metrics
 
-    name = tags_and_properties.read(folder.notes).display_name
     latest = list(latest_metrics(folder).items())
     return (
-        record.run_id + (f" ({name})" if name else ""),
+        record.run_id,
+        tags_and_properties.read(folder.notes).name or "-",
         hang_status(record),
         _size(record),
         (record.job.distributed_backend or "-") if record.job else "-",

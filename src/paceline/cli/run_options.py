@@ -229,7 +229,7 @@ RUN = (
 RERUN = (
     VerbOption(
         "run_id",
-        "Run, or the beginning of its id; or NAME:VERSION or NAME@ALIAS of a model, for the run that made it.",
+        "Run: its id, the beginning of it, or its name; of a model, NAME:VERSION or NAME@ALIAS, the run that made it.",
         complete="run_ids",
         needed=True,
     ),

@@ -12,12 +12,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Runs = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Runs, or the beginnings of their ids; default: the latest.",
+        help="Runs: their ids, the beginnings of these, or their names; default: the latest.",
         metavar="[RUN]...",
         autocompletion=completing.run_ids,
     ),
 ]
 LatestRun = Annotated[
     str | None,
-    typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=completing.run_ids),
+    typer.Argument(
+        help="Run: its id, the beginning of it, or its name; default: the latest.", autocompletion=completing.run_ids
+    ),
 ]

@@ -32,7 +32,7 @@ def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any
         "run_id": record.run_id,
         "status": record.status,
         "experiment": record.experiment,
-        "display_name": noted.display_name or record.run_id,
+        "display_name": noted.name or record.run_id,
         "type": record.kind,
         "target": record.target,
         "node_count": record.job.node_count if record.job else None,

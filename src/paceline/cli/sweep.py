@@ -44,9 +44,10 @@ from paceline.workspace import Workspace
 #: Points that --dry-run shows.
 _SHOWN = 10
 
-SweepId = Annotated[str, typer.Argument(metavar="RUN", help="Sweep, or the beginning of its id.")]
+SweepId = Annotated[str, typer.Argument(metavar="RUN", help="Sweep: its id, the beginning of it, or its name.")]
 AnySweep = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Sweep, or the beginning of its id; default: the latest.")
+    str | None,
+    typer.Argument(metavar="[RUN]", help="Sweep: its id, the beginning of it, or its name; default: the latest."),
 ]
 Top = Annotated[int, typer.Option("--top", metavar="N", help="The best N trials alone; 0 for all.")]
 Follow = Annotated[bool, typer.Option("-f", "--follow", help="Until the sweep has ended.")]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.environments import conda_file, registry, requirements
 from paceline.job.environment import EnvironmentSpec
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 
 class Environment(EnvironmentSpec):
@@ -42,7 +45,7 @@ class Environment(EnvironmentSpec):
         """
         return cls(name=name, python=registry.existing(python), user_managed=True)
 
-    def register(self, workspace: Any) -> Environment:
+    def register(self, workspace: Workspace) -> Environment:
         """This environment under its name in the workspace, with its version there.
 
         The latest version comes back if it is the same; else the next is made.
@@ -53,7 +56,7 @@ class Environment(EnvironmentSpec):
         return registry.register(self, workspace)
 
     @classmethod
-    def get(cls, workspace: Any, name: str, version: int | None = None) -> Environment:
+    def get(cls, workspace: Workspace, name: str, version: int | None = None) -> Environment:
         """The environment registered under this name; version None for the latest.
 
         Raises:
@@ -62,6 +65,6 @@ class Environment(EnvironmentSpec):
         return registry.get(cls, workspace, name, version)
 
     @classmethod
-    def list(cls, workspace: Any) -> dict[str, Environment]:
+    def list(cls, workspace: Workspace) -> dict[str, Environment]:
         """Name -> latest version, for all that are registered in the workspace."""
         return registry.all_latest(cls, workspace)

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from paceline.errors import DataError
 
@@ -127,7 +127,7 @@ class DataReference:
         text = json.dumps({"name": name, "description": description, "tags": dict(tags or {})})
         return replace(self, registered=text)
 
-    def as_partition(self, by: str = "node") -> DataReference:
+    def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
         """A part of the files for each node (or each rank): as many parts as there are nodes (ranks), every file in
         exactly one, balanced by bytes."""
         # A mount is the whole place, of which no part can be taken away.

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from paceline.errors import JobError
 from paceline.job.data_reference import PATH_VARIABLES, DataReference
@@ -35,6 +35,7 @@ BACKENDS: dict[str, str] = {
     "ps": "processes",
     "tensorflow": "processes",
 }
+Backend: TypeAlias = Literal["mpi", "gloo", "nccl", "ps", "tensorflow"]
 
 #: Set by the launcher for each worker: a value for all of them can only be wrong.
 RANK_VARIABLES = (
@@ -61,6 +62,7 @@ RUN_VARIABLES = (
 
 #: Whether a worker sees the one device that is its own, or all of its node's and takes that of its local rank.
 GPU_VISIBILITIES = ("worker", "node")
+GpuVisibility: TypeAlias = Literal["worker", "node"]
 
 #: Seconds between SIGTERM and SIGKILL. As long as Slurm, Kubernetes and torchrun wait.
 DEFAULT_GRACE_S = 30.0
@@ -70,6 +72,7 @@ DEFAULT_HANG_S = 600.0
 DEFAULT_ELASTIC_S = 300.0
 #: What may become of a run that hangs.
 ON_HANG = ("report", "fail", "restart")
+OnHang: TypeAlias = Literal["report", "fail", "restart"]
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -128,9 +131,9 @@ class Job:
     process_count_per_node: int = 1
     worker_count: int | None = None
     parameter_server_count: int = 0
-    distributed_backend: str | None = None
+    distributed_backend: Backend | None = None
     use_gpu: bool = False
-    gpu_visibility: str = "worker"
+    gpu_visibility: GpuVisibility = "worker"
     gpu_share: float = 1.0
     cores: int = 1
     environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
@@ -146,7 +149,7 @@ class Job:
     log_limit: int = DEFAULT_LIMIT
     notify: tuple[str, ...] = ()
     hang_seconds: float = DEFAULT_HANG_S
-    on_hang: str = "report"
+    on_hang: OnHang = "report"
     node_range: tuple[int, int] | None = None
     elastic_seconds: float = DEFAULT_ELASTIC_S
 

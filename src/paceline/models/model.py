@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paceline.data.transfer.progress import Meter, Progress
 from paceline.errors import ModelError, ModelNotFoundError
@@ -27,6 +27,13 @@ from paceline.runs import read, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import is_copy
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from paceline.runs.run import Run
+    from paceline.services.service import DeployOptions, Service
+    from paceline.workspace import Workspace
+
 # `list` is a method of the class.
 _Names: TypeAlias = "list[str]"
 _Changes: TypeAlias = "list[dict[str, Any]]"
@@ -44,14 +51,14 @@ class Model:
     """
 
     def __init__(
-        self, workspace: Any, name: str, *, version: int | str | None = None, alias: str | None = None
+        self, workspace: Workspace, name: str, *, version: int | str | None = None, alias: str | None = None
     ) -> None:
         self._workspace = workspace
         self._dir = _workspace_dir(workspace)
         self._record = references.resolve(self._dir, _reference(name, version, alias))
 
     @classmethod
-    def _of(cls, workspace: Any, record: ModelRecord) -> Model:
+    def _of(cls, workspace: Workspace, record: ModelRecord) -> Model:
         model = cls.__new__(cls)
         model._workspace, model._dir, model._record = workspace, _workspace_dir(workspace), record
         return model
@@ -60,7 +67,7 @@ class Model:
 
     @staticmethod
     def register(
-        workspace: Any,
+        workspace: Workspace,
         model_path: str | os.PathLike[str],
         model_name: str,
         tags: Mapping[str, object] | None = None,
@@ -70,7 +77,7 @@ class Model:
         model_framework: str | None = None,
         model_framework_version: str | None = None,
         *,
-        run: Any = None,
+        run: Run | str | None = None,
         progress: Progress | None = None,
     ) -> Model:
         """A new version of a model, of a file or a folder of this machine, which is copied.
@@ -107,7 +114,7 @@ class Model:
 
     @staticmethod
     def list(
-        workspace: Any,
+        workspace: Workspace,
         name: str | None = None,
         tags: Mapping[str, object] | Sequence[Any] | str | None = None,
         properties: Mapping[str, object] | None = None,
@@ -132,7 +139,7 @@ class Model:
             found.append(Model._of(workspace, record))
         return sorted(found, key=lambda model: (model.record.created_utc, model.version), reverse=True)
 
-    def deploy(self, workspace: Any, name: str, **options: Any) -> Any:
+    def deploy(self, workspace: Workspace, name: str, **options: Unpack[DeployOptions]) -> Service:
         """A new service of this model: the `Service`, at once (`wait_for_deployment`).
 
         options: entry_script, environment, workers, port and so on, as `Service.deploy` takes them.
@@ -154,7 +161,7 @@ class Model:
         return hash((self._dir, self.id))
 
     @property
-    def workspace(self) -> Any:
+    def workspace(self) -> Workspace:
         """The workspace that the model is registered in."""
         return self._workspace
 
@@ -199,7 +206,7 @@ class Model:
         return self._record.run_id
 
     @property
-    def run(self) -> Any:
+    def run(self) -> Run | None:
         """The run that made it, as a `Run`; None where none is named.
 
         Raises:
@@ -281,7 +288,7 @@ class Model:
         return on_store.push(self._dir, self._record, on_store.place(to), verify=verify).is_new
 
     @staticmethod
-    def pull(workspace: Any, place: str, name: str, version: int) -> Model:
+    def pull(workspace: Workspace, place: str, name: str, version: int) -> Model:
         """Fetch a version from a datastore into the workspace, under the same name and number. place: as `to` of `push`.
 
         Raises:
@@ -378,7 +385,7 @@ def remove(model: Model) -> int:
 
 
 def register_of_run(
-    workspace: Any,
+    workspace: Workspace,
     folder: RunFolder,
     model_name: str,
     model_path: str | os.PathLike[str] | None = None,
@@ -497,7 +504,7 @@ def _matches(notes: Any, tags: Any, properties: Mapping[str, object] | None) -> 
     return all(notes.properties.get(key) == str(value) for key, value in (properties or {}).items())
 
 
-def _workspace_dir(workspace: Any) -> Path:
+def _workspace_dir(workspace: Workspace) -> Path:
     path = getattr(workspace, "path", None)
     if not isinstance(path, (str, os.PathLike)):
         raise ModelError(f"{workspace!r} is not a workspace. Give Workspace.from_config(), or Workspace(folder).")

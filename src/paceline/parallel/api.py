@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline import torch_private
 from paceline.parallel.check_asked import VARIABLE
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paceline.parallel.batches.batch import Microbatch, Parts
     from paceline.parallel.executor import Executor
     from paceline.parallel.mesh import World
+    from paceline.parallel.strategy import _Joinable as Joinable
     from paceline.parallel.task import Task
     from paceline.parallel.training import Parallel
 
@@ -38,21 +39,21 @@ if TYPE_CHECKING:
 def parallelize(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
-    loader: Any = None,
+    loader: Iterable[Any] | None = None,
     *,
     loss: Callable[[Any, Any], Any] | None = None,
-    strategy: Any = "auto",
+    strategy: Joinable | Literal["auto"] = "auto",
     microbatches: int = 1,
     clip_norm: float | None = None,
     loss_weight: Callable[[Any], Any] | None = None,
     split: Callable[[Any], Parts] | None = None,
-    precision: str | None = None,
+    precision: Literal["bf16"] | None = None,
     seed: int = 0,
     find_unused: bool | None = None,
     memory_bytes: int | None = None,
-    device: Any = None,
+    device: torch.device | str | None = None,
     sample: Any = None,
-    check: str = "first",
+    check: Literal["first", "off"] = "first",
     weights: str | os.PathLike[str] | None = None,
     recompute: str | Sequence[str] | None = None,
     accumulate: int = 1,
@@ -127,7 +128,8 @@ def parallelize(
         _check_large(model, weights, recompute, accumulate)
         if comparison is not None:
             comparison.prepare(model)
-            strategy = comparison.strategy(strategy)
+            compared: Any = comparison.strategy(strategy)
+            strategy = compared
         guards.refuse_shared(model)
         parts.move(model, place.device)
         if parts.is_empty(model) and place.device.type == "cpu":

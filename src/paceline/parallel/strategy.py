@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from paceline.parallel.errors import ParallelError
 
@@ -55,7 +55,7 @@ class DataParallel(_Part):
     """
 
     size: int | None = None
-    batch_norm: str = "sync"
+    batch_norm: Literal["sync", "local"] = "sync"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class FullyShard(_Part):
 
     size: int | None = None
     units: tuple[str, ...] | None = None
-    batch_norm: str = "sync"
+    batch_norm: Literal["sync", "local"] = "sync"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class PipelineParallel(_Part):
     """
 
     stages: int | None = None
-    schedule: str = "1f1b"
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
     cut: tuple[str, ...] | None = None
     chunks: int = 2
 
@@ -166,12 +166,12 @@ class Layout:
     tensor: int = 1
     context: int = 1
     expert: int = 1
-    schedule: str = "1f1b"
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
     cut: tuple[str, ...] | None = None
     chunks: int = 1
     plan: Mapping[str, str] | None = field(default=None, hash=False)
     units: tuple[str, ...] | None = None
-    batch_norm: str = "sync"
+    batch_norm: Literal["sync", "local"] = "sync"
     context_dim: int = 1
     context_lists: tuple[str, ...] | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from paceline.errors import PipelineError
 from paceline.job.data_reference import DataReference, Source
@@ -67,7 +67,7 @@ class PipelineData:
         """A copy on each node of the step that finds it."""
         return self.as_mount().as_download(path_on_compute)
 
-    def as_partition(self, by: str = "node") -> DataReference:
+    def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
         """A part of the files for each node (or each rank) of the step that finds it."""
         return self.as_mount().as_partition(by)
 

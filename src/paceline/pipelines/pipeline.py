@@ -35,7 +35,7 @@ class Pipeline:
 
     def __init__(
         self,
-        steps: Sequence[Any],
+        steps: Step | Sequence[Step | Sequence[Step]],
         *,
         outputs: Mapping[str, PipelineData] | None = None,
         continue_on_step_failure: bool = False,

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PipelineError
 from paceline.estimator import is_estimator
@@ -14,6 +14,9 @@ from paceline.job.job import Job
 from paceline.pipelines.data import PendingReference, PipelineData, PipelineParameter, defaults
 from paceline.pipelines.plan import Planned
 from paceline.sweeps.sweep import Sweep
+
+if TYPE_CHECKING:
+    from paceline.estimator import _Script as Script
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,99}")
 #: Where a parameter may stand in an estimator.
@@ -37,7 +40,7 @@ class Step:
     def __init__(
         self,
         name: str,
-        config: Any,
+        config: Script | Sweep | Job,
         *,
         outputs: Sequence[PipelineData] = (),
         after: Sequence[Step] = (),

@@ -40,12 +40,15 @@ from paceline.system.files import read_json
 if TYPE_CHECKING:
     import subprocess
 
+    from matplotlib.figure import Figure
     from typing_extensions import Self
 
+    from paceline.models.model import Model
     from paceline.runs.failure import FailureReport
     from paceline.runs.pace import RunPace
     from paceline.runs.profile import RunProfile
     from paceline.runs.stacks import RunStacks
+    from paceline.workspace import Workspace
 
 
 class ExperimentLike(Protocol):
@@ -84,11 +87,11 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     #: Set by `paceline.workspace`: what a script gets for an input that it asks for by name.
     open_dataset: Callable[[DataReference, str], object]
     #: Set by `paceline.workspace`: what registers a run's file or folder as a model.
-    make_model: Callable[..., Any]
+    make_model: Callable[..., Model]
     #: Warnings of the run that its submission has shown already.
     _said: Collection[str] = ()
     #: Set by `paceline.workspace`: the models that came of a run.
-    models_of: Callable[[RunFolder], list[Any]]
+    models_of: Callable[[RunFolder], list[Model]]
 
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
         self._experiment = experiment
@@ -122,7 +125,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         *names: str,
         rank: int | Collection[int] | None = None,
         attempt: int | Collection[int] | None = None,
-    ) -> Any:
+    ) -> Figure:
         """The metrics as curves, a curve for each rank: a matplotlib figure, which a notebook shows by itself.
 
         names: these metrics alone; default all that have numbers. rank, attempt: as for `metrics`.
@@ -137,7 +140,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             raise UserError(
                 f"plot({missing[0]!r}): run {self.id} has no such metric. There are {', '.join(found) or 'none'}."
             )
-        return plot({name: found[name] for name in names or found}, self.display_name)
+        figure: Figure = plot({name: found[name] for name in names or found}, self.display_name)
+        return figure
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and other.folder == self.folder
@@ -171,14 +175,15 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return run
 
     @classmethod
-    def get(cls, workspace: Any, run_id: str) -> Any:
+    def get(cls, workspace: Workspace, run_id: str) -> Run:
         """A run of the workspace by its id, or by the beginning of it that no other run has.
 
         Raises:
             RunNotFoundError: there is none, or there are several.
         """
         record = read.record(store.find(workspace.runs_dir, run_id))
-        return cls._handle(cls.make_experiment(workspace.runs_dir, record.experiment), record)
+        found: Run = cls._handle(cls.make_experiment(workspace.runs_dir, record.experiment), record)
+        return found
 
     @classmethod
     def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> Any:
@@ -223,12 +228,13 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return len(ids) - ids.index(self.id)
 
     @property
-    def parent(self) -> Any:
+    def parent(self) -> Run | None:
         """The run that this one is below; None where there is none."""
         parent = self.record().parent_run_id
         if parent is None:
             return None
-        return self._handle(self._experiment, read.record(store.find(self._folder.path.parent, parent)))
+        above: Run = self._handle(self._experiment, read.record(store.find(self._folder.path.parent, parent)))
+        return above
 
     @property
     def status(self) -> str:
@@ -287,8 +293,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         model_framework: str | None = None,
         model_framework_version: str | None = None,
         description: str | None = None,
-        datasets: Sequence[tuple[str, Any]] | None = None,
-    ) -> Any:
+        datasets: Sequence[tuple[str, object]] | None = None,
+    ) -> Model:
         """A new version of a model, of a file or a folder of this run: the `Model`.
 
         model_path: its name in the run, such as "outputs/model"; default: the model's name. tags: may be changed later;
@@ -316,9 +322,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         )
 
     @property
-    def models(self) -> list[Any]:
+    def models(self) -> list[Model]:
         """The versions of models that came of this run, the newest first, as `Model`s."""
-        found: list[Any] = Run.models_of(self._folder)
+        found: list[Model] = Run.models_of(self._folder)
         return found
 
     def record(self) -> RunRecord:

@@ -27,7 +27,7 @@ def run_html(folder: RunFolder) -> str:
         record = read.record(folder)
     except PacelineError as error:
         return f"<p>Run {escape(folder.run_id)}: {_text(str(error))}</p>"
-    name = tags_and_properties.read(folder.notes).display_name
+    name = tags_and_properties.read(folder.notes).name
     rows = [
         ("Run", _text(f"{name} ({record.run_id})" if name else record.run_id)),
         ("Experiment", _text(record.experiment)),

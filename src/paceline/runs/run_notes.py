@@ -33,8 +33,9 @@ class HasNotes(ABC):
 
     @property
     def display_name(self) -> str:
-        """The name that lists show; the run's id unless it was set."""
-        return self._notes().display_name or self.folder.run_id
+        """The name that lists show: a readable one such as "brave-otter-12", which may be set. A trial's is its id unless it was
+        set."""
+        return self._notes().name or self.folder.run_id
 
     @display_name.setter
     def display_name(self, name: str) -> None:

@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import RunNotFoundError, RunStateError, WorkspaceError
-from paceline.runs import states
+from paceline.errors import FileNameError, RunNotFoundError, RunStateError, WorkspaceError
+from paceline.runs import run_names, states, tags_and_properties
 from paceline.runs.containers import remove_containers
 from paceline.runs.failure import CAUSES, FailureReport, logs_command
 from paceline.runs.folder import RunFolder
-from paceline.runs.ids import age_key, check_run_id
+from paceline.runs.ids import age_key, check_run_id, is_trial
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks, processes
 from paceline.system.files import PRIVATE, append_line, copy_tree, read_json, write_json
@@ -85,6 +85,9 @@ def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str], chec
         write_json(folder.secrets, dict(secrets), mode=PRIVATE)
     _write(folder, record)
     append_line(folder.events, {"time_utc": record.created_utc, "status": record.status})
+    if not is_trial(record.run_id):
+        name = run_names.take(folder.path.parents[1], record.experiment, record.run_id)
+        append_line(folder.notes, {"drawn_name": name})
     fd = locks.take(folder.lock)
     assert fd is not None, "nobody else knows of this file"
     return fd
@@ -163,14 +166,22 @@ def failed_by_hand(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def find(runs_dir: Path, run_id: str) -> RunFolder:
-    """The folder of a run, by its id or the beginning of it that no other has. A sweep's trials, whose ids begin with its own, do
-    not count beside it.
+    """Return the folder of a run.
+
+    Args:
+        run_id: The run's id, or the beginning of it that no other run has, or its name. A sweep's trials, whose ids begin with
+            its own, do not count beside it.
 
     Raises:
-        FileNameError: `run_id` has not the form of an id.
-        RunNotFoundError: there is none, or several begin so.
+        FileNameError: `run_id` has not the form of an id, and no run has this name.
+        RunNotFoundError: There is no such run, or there are several.
     """
-    folder = RunFolder(runs_dir / check_run_id(run_id))
+    try:
+        folder = RunFolder(runs_dir / check_run_id(run_id))
+    except FileNameError:
+        if found := _named(runs_dir, run_id):
+            return found
+        raise
     # A whole id is found without a look at all the others.
     if folder.record.exists():
         return folder
@@ -181,7 +192,23 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
     if matches:
         shown = ", ".join(matches[:5])
         raise RunNotFoundError(f"{len(matches)} runs begin with {run_id!r}: {shown}. Give more of the id.")
+    if found := _named(runs_dir, run_id):
+        return found
     raise RunNotFoundError(f"no run {run_id!r} in {str(runs_dir.parent)!r}. `paceline list` shows the runs there are.")
+
+
+def _named(runs_dir: Path, name: object) -> RunFolder | None:
+    """Return the one run of this name; None where there is none.
+
+    Raises:
+        RunNotFoundError: Several have it.
+    """
+    folders = (RunFolder(runs_dir / run_id) for run_id in ids(runs_dir))
+    found = [folder for folder in folders if tags_and_properties.read(folder.notes).name == name]
+    if len(found) > 1:
+        shown = ", ".join(folder.run_id for folder in found[:5])
+        raise RunNotFoundError(f"{len(found)} runs are called {name!r}: {shown}. Give an id.")
+    return found[0] if found else None
 
 
 def ids(runs_dir: Path) -> list[str]:

@@ -19,12 +19,22 @@ _PATIENCE_S = 30.0
 
 @dataclass
 class Notes:
-    """The content of a notes file: what its lines come to."""
+    """The content of a notes file: what its lines come to.
+
+    drawn_name: the readable name that the run began with (`paceline.runs.run_names`). display_name: what people, or a tracker of
+    the script's, called it since.
+    """
 
     tags: dict[str, str | None] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)
+    drawn_name: str | None = None
     display_name: str | None = None
     description: str | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The name by which lists show the run; None of a trial, and of a run of an older version."""
+        return self.display_name or self.drawn_name
 
 
 def read(path: Path) -> Notes:
@@ -40,6 +50,8 @@ def read(path: Path) -> Notes:
                 notes.properties.setdefault(key, value)
             case {"display_name": name}:
                 notes.display_name = name
+            case {"drawn_name": name}:
+                notes.drawn_name = name
             case {"description": text}:
                 notes.description = text
     return notes

@@ -6,9 +6,9 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from paceline.errors import ServiceError, ServiceFailedError, ServiceNotFoundError
 from paceline.job.environment import EnvironmentSpec
@@ -16,10 +16,51 @@ from paceline.services import asked as asking
 from paceline.services import client, deploy, keys, log, read, revise, states, store
 from paceline.services.record import DOWN, GONE, UP, Revision, ServiceRecord
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from paceline.models.model import Model
+    from paceline.workspace import Workspace
+
 # `list` is a method of the class.
 _Revisions: TypeAlias = "list[Revision]"
 
 _PAUSE_S = 0.05
+
+#: One model or several: registered ones, references such as "digits:3", or paths of files and folders.
+Models: TypeAlias = "Model | str | os.PathLike[str] | Sequence[Model | str | os.PathLike[str]]"
+
+
+class Settings(TypedDict, total=False):
+    """Settings of a service that may be given by their names."""
+
+    max_batch: int
+    max_queue: int
+    max_body_bytes: int
+    timeout_s: float
+    load_timeout_s: float
+    memory_limit_bytes: int | None
+    drain_s: float
+    threads: int | None
+    log_level: Literal["debug", "info", "warning", "error"]
+
+
+class DeployOptions(Settings, total=False):
+    """What `Model.deploy` hands on to `Service.deploy`."""
+
+    entry_script: str | os.PathLike[str] | None
+    source_directory: str | os.PathLike[str] | None
+    environment: EnvironmentSpec | None
+    environment_variables: Mapping[str, object] | None
+    workers: int
+    host: str
+    port: int | None
+    auth: bool | None
+    tls: tuple[str, str] | None
+    target: str
+    overwrite: bool
+    tags: Mapping[str, object] | None
+    description: str
 
 
 class Service:
@@ -29,7 +70,7 @@ class Service:
         ServiceError: a name that can't be one. ServiceNotFoundError: there is none of this name.
     """
 
-    def __init__(self, workspace: Any, name: str) -> None:
+    def __init__(self, workspace: Workspace, name: str) -> None:
         self._workspace = workspace
         self._folder = store.folder_of(_path(workspace), name)
 
@@ -45,14 +86,14 @@ class Service:
     @classmethod
     def deploy(
         cls,
-        workspace: Any,
+        workspace: Workspace,
         name: str,
-        models: Any,
+        models: Models,
         *,
         entry_script: str | os.PathLike[str] | None = None,
         source_directory: str | os.PathLike[str] | None = None,
         environment: EnvironmentSpec | None = None,
-        environment_variables: Mapping[str, Any] | None = None,
+        environment_variables: Mapping[str, object] | None = None,
         workers: int = 1,
         host: str = "127.0.0.1",
         port: int | None = None,
@@ -60,9 +101,9 @@ class Service:
         tls: tuple[str, str] | None = None,
         target: str = "local",
         overwrite: bool = False,
-        tags: Mapping[str, Any] | None = None,
+        tags: Mapping[str, object] | None = None,
         description: str = "",
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> Service:
         """Make a service and start it; returns at once with its handle (`wait_for_deployment`).
 
@@ -105,7 +146,7 @@ class Service:
         return cls(workspace, name)
 
     @staticmethod
-    def list(workspace: Any) -> dict[str, Service]:
+    def list(workspace: Workspace) -> dict[str, Service]:
         """Name -> service, for all of the workspace."""
         return {folder.name: Service(workspace, folder.name) for folder in store.all_folders(_path(workspace))}
 
@@ -115,7 +156,7 @@ class Service:
         return self._folder.name
 
     @property
-    def workspace(self) -> Any:
+    def workspace(self) -> Workspace:
         """The workspace that knows the service."""
         return self._workspace
 
@@ -179,7 +220,7 @@ class Service:
             if show_output:
                 show(store.stored(self._folder))
 
-    def run(self, input_data: Any, timeout_s: float = 60.0) -> Any:
+    def run(self, input_data: object, timeout_s: float = 60.0) -> Any:
         """What the model answers: JSON as Python values.
 
         input_data: text or bytes go as they are, anything else as JSON. timeout_s: for a service that is being started again,
@@ -226,7 +267,7 @@ class Service:
         """
         return keys.read(self._folder)
 
-    def regen_key(self, key: str, set_key: str | None = None) -> str:
+    def regen_key(self, key: Literal["primary", "secondary"], set_key: str | None = None) -> str:
         """Replace a key, "primary" or "secondary", by a new one, or by this one; the key. The other one goes on being good.
 
         Raises:
@@ -237,15 +278,15 @@ class Service:
 
     def update(
         self,
-        models: Any = None,
+        models: Models | None = None,
         *,
         entry_script: str | os.PathLike[str] | None = None,
         source_directory: str | os.PathLike[str] | None = None,
         environment: EnvironmentSpec | None = None,
-        environment_variables: Mapping[str, Any] | None = None,
+        environment_variables: Mapping[str, object] | None = None,
         workers: int | None = None,
         wait: bool = True,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> ServiceRecord:
         """Serve something else from now on, without a lost request; what is not named stays as it is.
 
@@ -329,7 +370,7 @@ class Service:
         return store.revision(self._folder, found.revision or store.wanted(self._folder).revision)
 
 
-def _path(workspace: Any) -> Path:
+def _path(workspace: Workspace) -> Path:
     path = getattr(workspace, "path", None)
     if not isinstance(path, Path):
         raise ServiceError(f"{workspace!r} is not a workspace. Give Workspace.from_config(), or Workspace(folder).")

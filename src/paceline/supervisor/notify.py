@@ -59,7 +59,7 @@ class Said:
     """What is told of a run: a title, and on failure the first lines of the report."""
 
     def __init__(self, folder: RunFolder, record: RunRecord) -> None:
-        name = tags_and_properties.read(folder.notes).display_name
+        name = tags_and_properties.read(folder.notes).name
         self.record, self.folder = record, folder
         self.name = name or record.run_id
         hangs = not record.is_terminal and record.hang

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.errors import SweepError
 from paceline.estimator import is_estimator
@@ -23,6 +23,7 @@ from paceline.sweeps.trial import Goal
 from paceline.system import durations
 
 if TYPE_CHECKING:
+    from paceline.estimator import _Script as Script
     from paceline.runs.folder import RunFolder
     from paceline.snapshot import Progress
 
@@ -59,7 +60,7 @@ class Sweep:
         SweepError: a value is wrong; the message names it, the rule and what to write instead.
     """
 
-    estimator: Any
+    estimator: Script
     space: Mapping[str, Any]
     _: KW_ONLY
     metric: str | Sequence[str]
@@ -77,7 +78,7 @@ class Sweep:
     switches: Sequence[str] = ()
     array_size: int | None = None
     warm_start: Sequence[Run | str] | Run | str = ()
-    controller: str | None = None
+    controller: Literal["slurm", "ray"] | None = None
 
     def __post_init__(self) -> None:
         if not is_estimator(self.estimator):
@@ -128,7 +129,7 @@ class Sweep:
         display_name: str | None = None,
     ) -> RunFolder:
         """Start it. `Experiment.submit` calls this."""
-        source = SourceCopy(directory=Path(self.estimator.source_directory).absolute())
+        source = SourceCopy(directory=Path(self.estimator.source_directory or ".").absolute())
         return submit_sweep(
             self.estimator.job(),
             self.spec(),

@@ -69,7 +69,7 @@ def run(folder: RunFolder, record: RunRecord | None = None) -> Run:
     """The run as it is now."""
     record = read.record(folder) if record is None else record
     notes = tags_and_properties.read(folder.notes)
-    name = notes.display_name or record.run_id
+    name = notes.name or record.run_id
     info = RunInfo(
         run_id=record.run_id,
         experiment_id=record.experiment,

@@ -95,6 +95,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         Route("/runs/{run_id}/rerun", actions.rerun, methods=["POST"]),
         Route("/runs/{run_id}/stacks", actions.stacks, methods=["POST"]),
         Route("/runs/{run_id}/tag", actions.tag, methods=["POST"]),
+        Route("/runs/{run_id}/rename", actions.rename, methods=["POST"]),
         Mount("/static", _Static(directory=render.STATIC)),
     ]
     app = Starlette(

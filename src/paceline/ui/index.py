@@ -173,7 +173,7 @@ def _read_notes(entry: IndexEntry, folder: RunFolder, stamp: _Stamp) -> None:
         entry.name, entry.tags = "", {}
         return
     noted = tags_and_properties.read(folder.notes)
-    entry.name = str(noted.display_name or "")
+    entry.name = str(noted.name or "")
     entry.tags = {sys.intern(key): value for key, value in noted.tags.items()}
 
 

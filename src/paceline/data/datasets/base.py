@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from paceline.data.datasets import registered, steps
 from paceline.data.datasets.check import ContentCheck, compare
@@ -175,7 +175,7 @@ class AnyDataset:
         """A copy of the files on each node."""
         return self.as_named_input(self._input_name()).as_download(path_on_compute)
 
-    def as_partition(self, by: str = "node") -> DataReference:
+    def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
         """A part of the files for each node, or each rank."""
         return self.as_named_input(self._input_name()).as_download().as_partition(by)
 

@@ -7,7 +7,7 @@ import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.data.datasets import registered
 from paceline.data.datasets.base import D
@@ -18,6 +18,9 @@ from paceline.data.datasets.sources import sources_of, workspace_dir_of
 from paceline.data.datasets.table import TabularDataset
 from paceline.errors import DataError
 from paceline.job.data_reference import DataReference
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 __all__ = ["ContentCheck", "Dataset", "FileDataset", "TabularDataset", "opened"]
 
@@ -32,7 +35,7 @@ class _Files:
         partition_format: str | None = None,
         is_file: bool = False,
         *,
-        workspace: Any = None,
+        workspace: Workspace | None = None,
     ) -> FileDataset:
         """A dataset of these files.
 
@@ -81,7 +84,7 @@ class _Tables:
         set_column_types: Mapping[str, str] | None = None,
         include_path: bool = False,
         partition_format: str | None = None,
-        workspace: Any = None,
+        workspace: Workspace | None = None,
     ) -> TabularDataset:
         """A dataset of the rows of CSV files or the like. path, validate, workspace: as for `Dataset.File.from_files`.
 
@@ -113,7 +116,7 @@ class _Tables:
         set_column_types: Mapping[str, str] | None = None,
         include_path: bool = False,
         partition_format: str | None = None,
-        workspace: Any = None,
+        workspace: Workspace | None = None,
     ) -> TabularDataset:
         """A dataset of the rows of Parquet files. Parameters: as for `from_delimited_files`."""
         reading = {"format": "parquet", **_columns(set_column_types, include_path, partition_format)}
@@ -128,7 +131,7 @@ class _Tables:
         set_column_types: Mapping[str, str] | None = None,
         include_path: bool = False,
         partition_format: str | None = None,
-        workspace: Any = None,
+        workspace: Workspace | None = None,
     ) -> TabularDataset:
         """A dataset of the rows of files with a JSON object on each line. Parameters: as for `from_delimited_files`."""
         reading = {
@@ -179,7 +182,7 @@ class Dataset:
     Tabular = _Tables
 
     @staticmethod
-    def get_by_name(workspace: Any, name: str, version: int | str = "latest") -> FileDataset | TabularDataset:
+    def get_by_name(workspace: Workspace, name: str, version: int | str = "latest") -> FileDataset | TabularDataset:
         """The registered dataset. version: its number, or "latest".
 
         Raises:
@@ -189,7 +192,7 @@ class Dataset:
         return _made(folder, registered.load(folder, name, version))
 
     @staticmethod
-    def get_by_id(workspace: Any, id: str) -> FileDataset | TabularDataset:
+    def get_by_id(workspace: Workspace, id: str) -> FileDataset | TabularDataset:
         """The registered dataset with this `dataset.id`.
 
         Raises:
@@ -199,7 +202,7 @@ class Dataset:
         return _made(folder, registered.load_id(folder, id))
 
     @staticmethod
-    def get_all(workspace: Any) -> dict[str, FileDataset | TabularDataset]:
+    def get_all(workspace: Workspace) -> dict[str, FileDataset | TabularDataset]:
         """Name -> the latest version, of all that are registered."""
         folder = workspace_dir_of(workspace)
         return {name: Dataset.get_by_name(workspace, name) for name in registered.names(folder)}
@@ -233,7 +236,7 @@ def _made(folder: Path, record: registered.DatasetRecord) -> FileDataset | Tabul
     raise DataError(f"dataset {record.name!r} is of kind {record.kind!r}, which this version does not know.")
 
 
-def _place(path: Any, workspace: Any) -> dict[str, Any]:
+def _place(path: Any, workspace: Workspace | None) -> dict[str, Any]:
     sources, folder = sources_of(path)
     return {"sources": sources, "workspace_dir": folder if workspace is None else workspace_dir_of(workspace)}
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from paceline.data.datasets.dataset import Dataset
 from paceline.data.datasets.registered import check_dataset_name
@@ -31,7 +32,7 @@ def register_outputs(references: Sequence[DataReference], workspace_dir: Path) -
             continue
         wish, source = json.loads(reference.registered), reference.sources[0]
         # All that a dataset asks of a workspace is its folder; the class stands above this layer.
-        workspace = SimpleNamespace(path=workspace_dir)
+        workspace: Any = SimpleNamespace(path=workspace_dir)
         try:
             found = Dataset.File.from_files((source.datastore, source.path), validate=False, workspace=workspace)
             version = found.register(

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.data.stores import record as records
 from paceline.data.stores.credentials import check_credentials, check_no_secrets, hidden_url
@@ -24,6 +24,9 @@ from paceline.data.transfer.progress import terminal_bar
 from paceline.data.transfer.upload import files_below, put_files
 from paceline.errors import DataError
 from paceline.job.data_reference import DataReference, Source
+
+if TYPE_CHECKING:
+    from paceline.workspace import Workspace
 
 #: kind -> what the Azure SDK calls such a store, where it knows it.
 _AZURE_TYPES = {"azure": "AzureBlob", "local": "Local", "s3": "S3", "gcs": "GCS", "sftp": "SFTP", "http": "HTTP"}
@@ -40,14 +43,14 @@ class Datastore:
         DataError: there is no such store; the known ones are named.
     """
 
-    def __init__(self, workspace: Any, name: str | None = None) -> None:
+    def __init__(self, workspace: Workspace, name: str | None = None) -> None:
         self._workspace = workspace
         self._dir = _workspace_dir(workspace)
         self._record = records.read_record(self._dir, name if name is not None else records.default_name(self._dir))
 
     @staticmethod
     def register(
-        workspace: Any,
+        workspace: Workspace,
         name: str,
         url: str | os.PathLike[str],
         *,
@@ -99,7 +102,7 @@ class Datastore:
         return Datastore(workspace, name)
 
     @staticmethod
-    def get(workspace: Any, name: str) -> Datastore:
+    def get(workspace: Workspace, name: str) -> Datastore:
         """The store of this name.
 
         Raises:
@@ -108,12 +111,12 @@ class Datastore:
         return Datastore(workspace, name)
 
     @staticmethod
-    def get_default(workspace: Any) -> Datastore:
+    def get_default(workspace: Workspace) -> Datastore:
         """The default store: `<workspace>/data`, unless another was made it."""
         return Datastore(workspace)
 
     @staticmethod
-    def list(workspace: Any) -> dict[str, Datastore]:
+    def list(workspace: Workspace) -> dict[str, Datastore]:
         """Name -> store, for all of the workspace."""
         return {name: Datastore(workspace, name) for name in records.record_names(_workspace_dir(workspace))}
 
@@ -127,7 +130,7 @@ class Datastore:
         return hash((self._dir, self._record.name))
 
     @property
-    def workspace(self) -> Any:
+    def workspace(self) -> Workspace:
         """The workspace that knows it."""
         return self._workspace
 
@@ -308,7 +311,7 @@ def _listed(store: Datastore, path: str) -> Sequence[FileInfo]:
         return ()
 
 
-def _workspace_dir(workspace: Any) -> Path:
+def _workspace_dir(workspace: Workspace) -> Path:
     path = getattr(workspace, "path", None)
     if not isinstance(path, (str, os.PathLike)):
         raise DataError(f"{workspace!r} is not a workspace. Give Workspace.from_config(), or Workspace(folder).")

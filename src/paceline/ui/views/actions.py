@@ -1,4 +1,4 @@
-"""What a page may change: a run's end, another one like it, its tags. By the functions of the command line, and their rules."""
+"""Actions of a page: end a run, submit it again, rename and tag it. By the command line's functions, and their rules."""
 
 from __future__ import annotations
 
@@ -60,6 +60,16 @@ async def tag(request: Request) -> Response:
         await asyncio.to_thread(tags_and_properties.remove_tags, folder.notes, [gone])
     else:
         await asyncio.to_thread(tags_and_properties.set_tags, folder.notes, {key: value or None})
+    return RedirectResponse(f"../{folder.run_id}", 303)
+
+
+async def rename(request: Request) -> Response:
+    """Give the run another name (`name`)."""
+    form = await _form(request)
+    folder, name = folder_of(request), form.get("name", "").strip()
+    if len(name) > _LONGEST:
+        raise HTTPException(400, f"A name has at most {_LONGEST} characters.")
+    await asyncio.to_thread(tags_and_properties.set_name, folder.notes, "display_name", name)
     return RedirectResponse(f"../{folder.run_id}", 303)
 
 
