@@ -130,3 +130,42 @@ def test_virtual_environment_is_linked_and_not_counted(top: Path) -> None:
     assert (found[".venv"], found["env"]) == ("a virtual environment", "a virtual environment")
     listed = linked.measured(top, [linked.NotCopied(path="env", why=found["env"], is_linked=True, is_folder=True)])
     assert (str(listed[0]), linked.line(listed)) == ("env/ (a virtual environment)", None)
+
+
+SECRETS = (
+    *(
+        ".env",
+        ".env.local",
+        "prod.env",
+        ".netrc",
+        "id_ed25519",
+        "tls/server.key",
+        "conf/credentials.json",
+        "secrets.toml",
+    ),
+    *(".ssh/config", "token"),
+)
+
+
+@pytest.mark.parametrize("repository", ["none", "own", "above", "amlignore"])
+def test_secrets_that_git_does_not_track_are_linked_and_named_first(top: Path, repository: str) -> None:
+    # They were copied into the snapshot without a word, and kept there.
+    for name in (*SECRETS, "secrets.py", "key.py", "tracked.pem"):
+        (top / name).parent.mkdir(exist_ok=True)
+        (top / name).write_text("x")
+    if repository != "none":
+        git(top.parent if repository == "above" else top, "init", "-q")
+        git(top, "add", "-f", "tracked.pem", "train.py")
+    if repository == "amlignore":
+        (top / ".amlignore").write_text("none\n")
+    found = left(top)
+    linked_in_place = {name for name, why in found.items() if why == linked.SECRET}
+    tracked = {"tracked.pem"} if repository == "none" else set()
+    hidden = {".ssh"}
+    assert linked_in_place == {name for name in SECRETS if not name.startswith(".ssh/")} | hidden | tracked
+    tree = scan(top, top / "none", top.parent / "ws", (), frozenset())
+    said = (
+        linked.line(linked.measured(top, [*tree.not_copied, linked.NotCopied(path="d", why="x", is_linked=True)])) or ""
+    )
+    assert said.startswith("Not copied, linked in place: ")
+    assert f"1 B; {linked.SECRET})" in said

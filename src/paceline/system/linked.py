@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,6 +25,14 @@ VIRTUAL_ENVIRONMENT = "a virtual environment"
 _COUNTED = 10_000
 #: So many names are in a line.
 _SHOWN = 4
+#: Reason for a file of passwords, tokens or keys that git does not track.
+SECRET = "its name is that of a secret"
+#: Names of files and folders that hold passwords, tokens and keys.
+_SECRET = (
+    r"(?i).*\.env|\.env\..*|\.envrc|[._]netrc|\.pgpass|\.npmrc|\.pypirc|\.htpasswd|\.git-credentials|\.(ssh|aws|gnupg|kube|docker)"
+    r"|.*\.(pem|key|p12|pfx|jks|keystore|kdbx|ppk)|id_(rsa|dsa|ecdsa|ed25519)|kaggle\.json"
+    r"|[._]?(credentials?|secrets?|token|service[_-]account.*)(\.(json|ya?ml|toml|txt|ini|cfg))?"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +67,15 @@ def line(found: Sequence[NotCopied]) -> str | None:
     linked = [one for one in found if one.is_linked and one.why != VIRTUAL_ENVIRONMENT]
     if not linked:
         return None
-    # Data first: what is large.
-    shown = sorted(linked, key=lambda one: -one.size)[:_SHOWN]
+    # Secrets first, then data: what is large.
+    shown = sorted(linked, key=lambda one: (one.why != SECRET, -one.size))[:_SHOWN]
     more = f", and {len(linked) - _SHOWN} more (paceline show)" if len(linked) > _SHOWN else ""
     return f"Not copied, linked in place: {', '.join(map(str, shown))}{more}"
+
+
+def is_secret(name: str, *, is_folder: bool = False) -> bool:
+    """Return whether a file of this name, or a hidden folder, holds passwords, tokens or keys."""
+    return (not is_folder or name.startswith(".")) and re.fullmatch(_SECRET, name) is not None
 
 
 def measured(source: Path, found: Iterable[NotCopied]) -> list[NotCopied]:
