@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -9,8 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from paceline.runs import states
+from paceline.system.files import write_json
+from paceline.targets.configured import Configured
 from tests.cli.conftest import Cli
 from tests.cli.terminal import Terminal
+from tests.helpers import make_run
 
 SLEEP = "import time\nprint('there', flush=True)\ntime.sleep(600)\n"
 DEAF = (
@@ -42,6 +47,27 @@ def test_cancel_of_a_run_that_has_ended_says_so(cli: Cli) -> None:
 
     assert (done.stdout, done.stderr) == ("", f"{run_id} is Completed already.\n")
     assert not (cli.run_folder(run_id) / "cancel.json").exists()
+
+
+def test_run_whose_ray_head_was_killed_is_written_off(cli: Cli) -> None:
+    # Nothing listens at the head's address any more: the run was NotResponding for ever.
+    folder, fd = make_run(cli.run_folder("x").parent, "lab_1_5eed", states.RUNNING, target="ray")
+    os.close(fd)
+    write_json(folder.target, Configured(name="ray", kind="ray", settings={"address": "http://127.0.0.1:9"}).to_json())
+    write_json(folder.engine, {"engine": "ray", "job_id": "paceline-lab_1_5eed"})
+    assert cli.json("show", folder.run_id)["status"] == "NotResponding"
+
+    refused = cli("cancel", folder.run_id, code=69)
+    assert f"paceline cancel --force {folder.run_id}" in refused.stderr
+    assert "written off as Canceled" in cli("cancel", "--force", folder.run_id).stdout
+    found = cli.json("show", folder.run_id)
+    assert (found["status"], found["exit_code"]) == ("Canceled", 143)
+    cli("rm", "--yes", folder.run_id)
+
+
+def test_force_cancels_a_run_that_lives_as_without(cli: Cli) -> None:
+    run_id = cli.submit(SLEEP)
+    assert cli("cancel", "--force", "--wait", run_id).stdout == f"{run_id}: cancel requested\n{run_id}: Canceled\n"
 
 
 def test_cancel_of_an_unknown_run_cancels_none(cli: Cli) -> None:

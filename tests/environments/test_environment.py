@@ -90,7 +90,14 @@ def test_paths_are_absolute_from_the_start(given, kept):
         ({"pip_packages": [3]}, "pip_packages has 3, which is not a string"),
         ({"pip_packages": 3}, "pip_packages=3 is not a list"),
         ({"pip_packages": ["a", " "]}, "pip_packages has an empty name"),
-        ({"pip_packages": ["a\nb"]}, "more than one line"),
+        # pip breaks lines at all of these.
+        *(
+            ({"pip_packages": [f"a{mark}--index-url http://x"]}, "a line break or a control")
+            for mark in "\n\r\v\f\x1c\x85\u2028"
+        ),
+        ({"conda_packages": ["a\n- b"]}, "a line break or a control"),
+        ({"docker_image": "a\nRUN id"}, "a line break or a control"),
+        ({"docker_image": "a", "shm_size": "1g\n"}, "a line break or a control"),
         ({"name": "a/b"}, "name='a/b' can't be an environment's name"),
         ({"name": ".."}, "can't be an environment's name"),
         ({"name": ""}, "can't be an environment's name"),

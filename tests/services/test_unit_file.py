@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.errors import ServiceError
 from paceline.services import states, store, unit_file
 from paceline.services.folder import ServiceFolder
 from paceline.workspace import Workspace
@@ -70,3 +71,8 @@ def test_it_is_a_unit_whatever_characters_the_path_has(tmp_path: Path) -> None:
     path.write_text(text)
     done = subprocess.run([verify, "verify", "--user", str(path)], capture_output=True, text=True, check=False)
     assert "paceline-digits.service:" not in done.stderr
+
+
+def test_unit_of_a_workspace_whose_path_has_a_line_break_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="no unit can carry"):
+        unit_file.text(ServiceFolder(tmp_path / "a\nExecStartPre=id" / "services" / "s"))

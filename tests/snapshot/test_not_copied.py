@@ -281,3 +281,42 @@ def test_folder_behind_a_large_one_is_counted_as_well(top: Path, monkeypatch: py
     write_tree(top, {f"many/{number}": "" for number in range(3)})
     names = [linked.NotCopied(path=name, why="ignored", is_linked=True, is_folder=True) for name in ("many", "data")]
     assert [(one.files, one.is_whole) for one in linked.measured(top, names)] == [(3, True), (2, True)]
+
+
+SECRETS = (
+    *(
+        ".env",
+        ".env.local",
+        "prod.env",
+        ".netrc",
+        "id_ed25519",
+        "tls/server.key",
+        "conf/credentials.json",
+        "secrets.toml",
+    ),
+    *(".ssh/config", "token"),
+)
+
+
+@pytest.mark.parametrize("repository", ["none", "own", "above", "amlignore"])
+def test_secrets_that_git_does_not_track_are_linked_and_named_first(top: Path, repository: str) -> None:
+    # They were copied into the snapshot without a word, and kept there.
+    for name in (*SECRETS, "secrets.py", "key.py", "tracked.pem"):
+        (top / name).parent.mkdir(exist_ok=True)
+        (top / name).write_text("x")
+    if repository != "none":
+        git(top.parent if repository == "above" else top, "init", "-q")
+        git(top, "add", "-f", "tracked.pem", "train.py")
+    if repository == "amlignore":
+        (top / ".amlignore").write_text("none\n")
+    found = left(top)
+    linked_in_place = {name for name, why in found.items() if why == linked.SECRET}
+    tracked = {"tracked.pem"} if repository == "none" else set()
+    hidden = {".ssh"}
+    assert linked_in_place == {name for name in SECRETS if not name.startswith(".ssh/")} | hidden | tracked
+    tree = scan(top, top / "none", top.parent / "ws", (), frozenset())
+    (said,) = linked.lines(
+        linked.measured(top, [*tree.not_copied, linked.NotCopied(path="d", why="x", is_linked=True)])
+    )
+    assert said.startswith("Not copied, linked in place: ")
+    assert f"1 B; {linked.SECRET})" in said

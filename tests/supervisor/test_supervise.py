@@ -123,6 +123,27 @@ def test_a_worker_that_is_stopped_goes_on_to_hear_that_it_is_to_end(tmp_path):
     assert (stage.folder.outputs / "saved").exists()
 
 
+def test_worker_that_an_engine_ends_before_it_tells_the_supervisor_has_not_failed(tmp_path):
+    # scancel signals all of a job's processes: 2 of 18 runs that it ended were Failed.
+    stage = Stage(tmp_path, WAITS, is_of_engine=True)
+    process = stage.start(A)
+    worker = stage.worker()
+    os.kill(worker, signal.SIGTERM)
+    wait_until(lambda: not processes.is_alive(worker), "the worker has ended")
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    record = stage.record()
+    assert (record.status, record.waiting_for, record.failure) == (states.QUEUED, "interrupted by the engine", None)
+
+
+def test_worker_that_somebody_ends_has_failed_where_the_engine_says_nothing(tmp_path):
+    stage = Stage(tmp_path, WAITS, is_of_engine=True)
+    process = stage.start(A)
+    os.kill(stage.worker(), signal.SIGTERM)
+    process.wait(60)
+    assert (stage.record().status, stage.record().exit_code) == (states.FAILED, 143)
+
+
 # --- nodes that go
 
 

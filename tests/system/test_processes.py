@@ -290,3 +290,26 @@ def test_a_home_is_the_environment_s_own_or_the_user_s():
     assert processes.with_home({"HOME": "/x", "A": "b"}) == {"HOME": "/x", "A": "b"}
     for without in ({"A": "b"}, {"HOME": "", "A": "b"}):
         assert processes.with_home(without) == {"HOME": pwd.getpwuid(os.geteuid()).pw_dir, "A": "b"}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+def test_writers_of_a_folder_are_killed_and_its_readers_are_not(tmp_path):
+    log, other = tmp_path / "run" / "rank_0.log", tmp_path / "runs" / "rank_0.log"
+    for path in (log, other):
+        path.parent.mkdir()
+        path.touch()
+    # As `env -i setsid sleep` starts a daemon: nothing but its output leads back to the run.
+    apart = {"env": {}, "start_new_session": True, "cwd": "/"}
+    with open(log, "a") as written, open(log) as read, open(other, "a") as elsewhere:
+        daemon = subprocess.Popen(["/bin/sleep", "600"], stdout=written, **apart)
+        quiet = subprocess.Popen(["/bin/sleep", "600"], stdout=subprocess.DEVNULL, stderr=written, **apart)
+        reader = subprocess.Popen(["/bin/sleep", "600"], stdin=read, stdout=read, stderr=subprocess.DEVNULL, **apart)
+        stranger = subprocess.Popen(["/bin/sleep", "600"], stdout=elsewhere, stderr=subprocess.DEVNULL, **apart)
+    try:
+        assert processes.kill_writers(str(tmp_path / "run")) == 2
+        assert (daemon.wait(30), quiet.wait(30)) == (-signal.SIGKILL, -signal.SIGKILL)
+        assert (reader.poll(), stranger.poll()) == (None, None)
+    finally:
+        for process in (reader, stranger):
+            process.kill()
+            process.wait()

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.errors import EnvironmentSpecError
 from paceline.job.local_paths import absolute
 from paceline.job.secret_values import hidden
-from paceline.system.names import name_rule
+from paceline.system.names import is_one_line, name_rule
 
 NAME = name_rule("_.-", 128)
 
@@ -110,9 +110,9 @@ def _strings(field: str, values: Any, example: str) -> tuple[str, ...]:
         if not value.strip():
             raise EnvironmentSpecError(f"{field} has an empty name. Leave it out, or name a package: {example!r}.")
         # They become lines of a requirements file, where a break would begin another line, maybe an option of pip's.
-        if any(character in value for character in "\n\r\0"):
+        if not is_one_line(value):
             raise EnvironmentSpecError(
-                f"{field} has {value!r}, which is more than one line. Give each a string of its own."
+                f"{field} has {value!r}, which has a line break or a control character. Give each a string of its own."
             )
     return tuple(value.strip() for value in found)
 
@@ -131,6 +131,9 @@ def _check_scalars(environment: Any) -> None:
             not isinstance(value, str) or "\0" in value or not (value or field == "pip_requirements")
         ):
             raise EnvironmentSpecError(f"{field}={value!r} is not a text. Give a string, or None.")
+        # They become words of command lines, and lines of files that an engine reads.
+        if value is not None and field != "pip_requirements" and not is_one_line(value):
+            raise EnvironmentSpecError(f"{field}={value!r} has a line break or a control character. Leave it out.")
     for field in ("layered", "user_managed"):
         if not isinstance(getattr(environment, field), bool):
             raise EnvironmentSpecError(f"{field}={getattr(environment, field)!r} is not a bool. Write True or False.")

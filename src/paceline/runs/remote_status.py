@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
-from paceline.errors import PacelineError, RunNotFoundError
+from paceline.errors import PacelineError, RunNotFoundError, RunStateError
 from paceline.runs import states, store, work_dir
 from paceline.runs.failure import EXIT_CANCELED, EXIT_PREEMPTED, EXIT_TIME_LIMIT, FailureReport, logs_command
 from paceline.runs.folder import RunFolder
@@ -163,6 +163,30 @@ def cancel(folder: RunFolder) -> None:
         TargetError: it can't be told.
     """
     teller(folder).cancel(folder, store.stored(folder))
+
+
+def write_off(folder: RunFolder, by: str) -> RunRecord:
+    """Write down as Canceled a run whose engine can't be asked any more, and return its record.
+
+    Raises:
+        RunStateError: Another process looks after the run.
+    """
+    fd = locks.take(folder.lock)
+    if fd is None:
+        raise RunStateError(
+            f"run {folder.run_id} is being looked after by another process. Try again when that has ended."
+        )
+    try:
+        record = store.stored(folder)
+        if record.is_terminal:
+            return record
+        status, changes = _end(record, JobStatus(state=GONE, cause="canceled", by=by))
+        record = store.change(folder, record, status, **changes)
+        folder.gone.unlink(missing_ok=True)
+        work_dir.clean(folder)
+        return record
+    finally:
+        os.close(fd)
 
 
 def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesOn | None) -> RunRecord:

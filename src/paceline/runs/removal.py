@@ -45,7 +45,7 @@ def check_removable(record: RunRecord, *, force: bool = False) -> None:
     if record.status == states.NOT_RESPONDING:
         raise RunStateError(
             f"run {record.run_id} is NotResponding, so it may still run: {record.waiting_for}. "
-            f"If it is gone for good: paceline rm --force {record.run_id}"
+            f"If it is gone for good: paceline cancel --force {record.run_id}"
         )
     raise RunStateError(
         f"run {record.run_id} is {record.status}, and only a run that has ended can be removed. "

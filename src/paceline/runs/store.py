@@ -316,6 +316,7 @@ def set_right(folder: RunFolder) -> RunRecord:
             # Before the end is written: of a run that has ended nothing may go on. By their environment, for the supervisor
             # whose descendants they were is gone.
             processes.kill_with_variable("PACELINE_RUN_DIR", str(folder.path))
+            processes.kill_writers(str(folder.path / "attempts"))  # what has dropped its environment, too
             remove_containers(record.job, record.run_id)
         return close_deserted(folder, record, report)
     finally:

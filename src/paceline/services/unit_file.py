@@ -9,8 +9,10 @@ import os
 import sys
 from pathlib import Path
 
+from paceline.errors import ServiceError
 from paceline.services.folder import ServiceFolder
 from paceline.system.library import library_dir
+from paceline.system.names import is_one_line
 
 #: Longer than the time that requests have to end in.
 _STOP_S = 120
@@ -27,7 +29,16 @@ def path(folder: ServiceFolder) -> Path:
 
 
 def text(folder: ServiceFolder) -> str:
-    """The unit."""
+    """The unit.
+
+    Raises:
+        ServiceError: A path has a line break or a control character, which would be a line of the unit.
+    """
+    for place in (sys.executable, str(folder.path), str(library_dir(folder.workspace_dir))):
+        if not is_one_line(place):
+            raise ServiceError(
+                f"{place!r} has a line break or a control character, which no unit can carry. Rename it."
+            )
     words = [sys.executable, "-m", "paceline.services", str(folder.path)]
     return f"""[Unit]
 Description=Paceline service {folder.name}

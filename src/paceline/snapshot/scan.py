@@ -20,7 +20,7 @@ from paceline.errors import SnapshotError
 from paceline.snapshot.git import tracked_files
 from paceline.snapshot.ignore import ALWAYS, AT_THE_TOP, Ignore
 from paceline.system.files import read_json
-from paceline.system.linked import RESULTS, VALUES, VIRTUAL_ENVIRONMENT, NotCopied
+from paceline.system.linked import RESULTS, SECRET, VALUES, VIRTUAL_ENVIRONMENT, NotCopied, is_secret
 
 MAX_BYTES = 300 * 1024 * 1024
 MAX_FILES = 2000
@@ -194,6 +194,11 @@ class _Scan:
                     path, why, is_folder=os.path.isdir(entry.path)
                 )  # a link to a folder is ignored as a file is
                 continue
+            # Whatever the last scan took: git may track it no longer.
+            is_open = self._opened is None or path in self._opened
+            if not is_open and is_secret(name, is_folder=is_directory) and not self._is_tracked(path):
+                self._leave(path, SECRET, is_folder=is_directory)
+                continue
             with contextlib.suppress(FileNotFoundError):  # gone since it was listed, as an editor's swap file
                 if is_directory:
                     self._directory(path, trust=trust)
@@ -224,9 +229,10 @@ class _Scan:
             return False
 
     def _has_tracked(self, path: str) -> bool:
-        """Return whether git tracks this file, or a file below this folder."""
-        if not self._is_git or self._ignore.file_name != ".gitignore":
-            return False
+        """Return whether git tracks this file, or a file below this folder, and its ignore files count."""
+        return self._is_git and self._ignore.file_name == ".gitignore" and self._is_tracked(path)
+
+    def _is_tracked(self, path: str) -> bool:
         if self._tracked is None:
             files = tracked_files(self._tree.source)
             above = {"/".join(parts[:n]) for parts in (file.split("/") for file in files) for n in range(1, len(parts))}

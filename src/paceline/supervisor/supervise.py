@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from typing import Any
 
 from paceline.errors import EngineError, TargetError, UserError
@@ -43,6 +44,9 @@ _OF_NODES = frozenset({*NODES_GONE, "resized"})
 _IN_VAIN_S = 60.0
 #: So often in a row may the nodes of an elastic run be lost before all of its workers have begun.
 _FRUITLESS = 10
+#: Exit codes of workers that somebody ended, and how long after them the supervisor's own signal may come.
+_KILLED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+_SIGNAL_S = 2.0
 
 
 def supervise(folder: RunFolder) -> None:
@@ -87,15 +91,17 @@ def _attempts(run: Supervision) -> Outcome:
         try:
             outcome = hold_nodes(run) if run.nodes is None else None
         except (TargetError, EngineError) as error:
+            if (told := _told_to_end(run)) is not None:
+                return Outcome(stopped=told)
             # Without a failure of an attempt this is the first, and its own error says all.
             if failure is None:
                 raise
             return Outcome(failure=_extended(failure, f"There were no nodes for another attempt: {error}"))
         if outcome is not None:
-            ended = outcome
+            ended = outcome = _as_told(run, outcome)
         else:
             number += 1
-            ended = run_attempt(run, number)
+            ended = _as_told(run, run_attempt(run, number))
             outcome = brought_home(run, ended)
             _take_up_event_files(run, number)
             shorten_logs(run.folder, number, run.job.world_size)
@@ -119,6 +125,25 @@ def _attempts(run: Supervision) -> Outcome:
             give_nodes_back(run)
         elif failure.cause == "port" and run.nodes is not None:
             run.nodes.renew_ports()  # on the same nodes: the run keeps its turn
+
+
+def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
+    """Return the outcome, without the failure where that is what an engine's end of the whole job looks like from here."""
+    failure = outcome.failure
+    if failure is None or (failure.cause not in NODES_GONE and failure.exit_code not in _KILLED):
+        return outcome
+    told = _told_to_end(run)
+    return outcome if told is None else dataclasses.replace(outcome, failure=None, stopped=told)
+
+
+def _told_to_end(run: Supervision) -> str | None:
+    """Return why the run is to end, or None. An engine signals all of a job's processes, and the supervisor may be the last."""
+    if not run.folder.engine.exists():
+        return None
+    deadline = time.monotonic() + _SIGNAL_S
+    while run.wake.stopped_by is None and (left := deadline - time.monotonic()) > 0:
+        run.wake.sleep(left)
+    return run.cancel_reason()
 
 
 def _tried(record: RunRecord) -> int:

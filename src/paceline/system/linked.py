@@ -35,6 +35,8 @@ TOO_MUCH = "more than 1 GB or 10,000 files in all"
 _OWN = "a program's own"
 #: Folders that are never sent.
 _NEVER_SENT = frozenset({".git", ".paceline", "__pycache__", ".ipynb_checkpoints"})
+#: Reason for a file of passwords, tokens or keys that git does not track.
+SECRET = "its name is that of a secret"
 #: Names of files and folders that hold passwords, tokens and keys.
 _SECRET = (
     r"(?i).*\.env|\.env\..*|\.envrc|[._]netrc|\.pgpass|\.npmrc|\.pypirc|\.htpasswd|\.git-credentials|\.(ssh|aws|gnupg|kube|docker)"
@@ -108,10 +110,15 @@ def text_of(one: NotCopied) -> str:
 
 
 def _names(found: Sequence[NotCopied]) -> str:
-    # Data first: what is large.
-    shown = sorted(found, key=lambda one: -one.size)[:_SHOWN]
+    # Secrets first, then data: what is large.
+    shown = sorted(found, key=lambda one: (one.why != SECRET, -one.size))[:_SHOWN]
     more = f", and {len(found) - _SHOWN} more (paceline show)" if len(found) > _SHOWN else ""
     return f"{', '.join(map(str, shown))}{more}"
+
+
+def is_secret(name: str, *, is_folder: bool = False) -> bool:
+    """Return whether a file of this name, or a hidden folder, holds passwords, tokens or keys."""
+    return (not is_folder or name.startswith(".")) and re.fullmatch(_SECRET, name) is not None
 
 
 def measured(source: Path, found: Iterable[NotCopied]) -> list[NotCopied]:
@@ -243,7 +250,7 @@ def why_kept(name: str, *, is_folder: bool, named: bool) -> str:
     named: Whether it lies in a folder that the user has named.
     """
     if re.fullmatch(_SECRET, name):
-        return "its name is that of a secret"
+        return SECRET
     if not is_folder:
         return ""
     if name in _NEVER_SENT:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+_BREAK = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+
 
 def name_rule(also: str, longest: int, *, last: str | None = None) -> re.Pattern[str]:
     """The rule for names that are names of files: ASCII letters and digits, and after the first of them those of `also`.
@@ -13,6 +15,14 @@ def name_rule(also: str, longest: int, *, last: str | None = None) -> re.Pattern
     """
     ends = re.escape(also if last is None else last)
     return re.compile(rf"[A-Za-z0-9](?:[A-Za-z0-9{re.escape(also)}]{{0,{longest - 2}}}[A-Za-z0-9{ends}])?")
+
+
+def is_one_line(text: str) -> bool:
+    """Return whether a text may become a part of a line in a file that other programs read: no break, no control character.
+
+    pip reads its files by `str.splitlines`, which breaks lines at more than line feeds. Tabs are blanks.
+    """
+    return _BREAK.search(text) is None
 
 
 def some(names: Sequence[str], most: int) -> str:

@@ -234,11 +234,23 @@ def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
 def kill_with_variable(name: str, value: str, *, wait_s: float = 10.0) -> int:
     """Kill every process that was started with `name=value` in its environment, supervisors of other runs spared; how
     many there were."""
+    return _kill_all(lambda: _marked(name, value), wait_s)
+
+
+def kill_writers(folder: str, *, wait_s: float = 10.0) -> int:
+    """Kill every process whose standard output or error is a file below `folder`, and return how many there were.
+
+    So a daemon is found that has left its parent, its session and its environment; not one that writes elsewhere. Linux only.
+    """
+    return _kill_all(lambda: _writers(os.path.realpath(folder)), wait_s)
+
+
+def _kill_all(which: Callable[[], list[int]], wait_s: float) -> int:
     killed: set[int] = set()
     deadline = time.monotonic() + wait_s
     # Until a round finds none: a process may have been started by one that had not been killed yet.
     while time.monotonic() < deadline:
-        left = _marked(name, value)
+        left = which()
         if not left:
             break
         for pid in left:
@@ -246,6 +258,24 @@ def kill_with_variable(name: str, value: str, *, wait_s: float = 10.0) -> int:
             send(pid, signal.SIGKILL)
         time.sleep(0.01)
     return len(killed)
+
+
+def _writers(folder: str) -> list[int]:
+    found = []
+    for pid, _, state in _table() if _LINUX else ():
+        if pid == os.getpid() or state in "ZX":
+            continue
+        for fd in (1, 2):
+            try:
+                path = os.readlink(f"/proc/{pid}/fd/{fd}")
+                flags = int(_read(pid, f"fdinfo/{fd}").split()[3], 8)
+            except (OSError, ValueError, IndexError):
+                continue
+            # Whoever only reads there may be a person who looks at the log.
+            if path.startswith(f"{folder}/") and flags & os.O_ACCMODE != os.O_RDONLY:
+                found.append(pid)
+                break
+    return found
 
 
 def send(pid: int, number: int) -> bool:

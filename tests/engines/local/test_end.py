@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import paceline as pl
 from paceline.runs import states
+from paceline.system import processes
 from tests.engines.lab import DAEMON, Lab, exit_codes, is_alive, log_text, wait_for_end, wait_for_file, wait_for_status
 from tests.helpers import wait_until
 
@@ -232,3 +234,16 @@ def test_waiting_can_be_interrupted_and_the_run_goes_on(lab: Lab) -> None:
     assert run.status == states.RUNNING
     run.cancel()
     assert wait_for_end(run) == states.CANCELED
+
+
+def test_daemon_that_left_everything_goes_with_the_next_look_after_both_supervisors_were_killed(lab: Lab) -> None:
+    # `env -i setsid sleep`: its output alone leads back to the run.
+    run = lab.submit(DAEMON + f"import time\ndaemon()\n{SLEEP}")
+    daemon = int(wait_for_file(run.folder.outputs / "daemon_0"))
+    supervisor = int(run.record().owner["pid"])
+    guardian = int((processes.stat_of(supervisor) or ["", "0"])[1])
+    for pid in (guardian, supervisor):
+        assert processes.send(pid, signal.SIGKILL)
+    assert wait_for_end(run) == states.FAILED
+    wait_until(lambda: not processes.is_alive(daemon), "the daemon has ended")
+    lab.complete("pass\n")  # the next run takes the lease away that the killed one has left

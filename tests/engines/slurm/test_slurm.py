@@ -241,8 +241,9 @@ def test_the_doctor_examines_nodes_of_a_short_allocation(slurm: SlurmLab, lab: L
 
 def with_pmix(slurm: SlurmLab, lab: Lab) -> None:
     """Let srun start MPI's workers on `cluster`."""
-    listed = slurm.run("srun", "--mpi=list")
-    require_engine("Slurm with PMIx (libpmix-dev)", "pmix" in listed.split())
+    # Debian's slurm-wlm has the plugin without the library that it loads.
+    tried = slurm.hosts.run(slurm.hosts.names[0], ["srun", "--mpi=pmix", "--immediate=30", "true"], check=False)
+    require_engine("Slurm whose srun can load PMIx (libpmix-dev)", tried.returncode == 0)
     add(lab, time="10", mpi="pmix")
 
 
@@ -322,6 +323,26 @@ def test_under_srun_the_others_have_their_grace_when_a_worker_fails(slurm: Slurm
     assert (record.failure.rank, record.failure.cause) == (1, "killed" if how == "kill" else "exception")
     assert exit_codes(run) == {"0": 0, "1": code, "2": 0, "3": 0}
     assert [log_text(run, rank) for rank in (0, 2, 3)] == ["saved\n"] * 3
+
+
+@pytest.mark.usefixtures("any_mpirun")
+def test_pmix_library_that_srun_can_not_load_is_named_with_its_package(slurm: SlurmLab, lab: Lab):
+    # Debian's slurm-wlm has the plugin and not the library: it was "exit code 1" and no word more.
+    listed = slurm.run("srun", "--mpi=list")
+    require_engine("Slurm with a plugin for PMIx", "pmix" in listed.split())
+    add(lab, time="10", mpi="pmix")
+    libraries = [path for path in Path("/usr/lib").rglob("libpmix.so*") if not path.is_symlink()]
+    hidden = [(name, str(path)) for name in slurm.hosts.names for path in libraries]
+    try:
+        for name, path in hidden:
+            slurm.hosts.run(name, ["mount", "--bind", "/dev/null", path])
+        run = lab.finish("pass", compute_target="cluster", process_count_per_node=2, distributed_backend="mpi")
+    finally:
+        for name, path in hidden:
+            slurm.hosts.run(name, ["umount", path])
+    assert run.status == "Failed", run.folder.driver_log.read_text()
+    assert run.failure is not None
+    assert "libpmix-dev" in run.failure.message, (run.failure.message, run.failure.last_lines)
 
 
 # --- the queue

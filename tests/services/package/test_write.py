@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from paceline.environments.environment import Environment
+from paceline.errors import ServiceError
 from paceline.models.model import Model
+from paceline.services.package import versions, write
 from paceline.workspace import Workspace
 from tests.helpers import wait_until
 
@@ -190,3 +192,18 @@ def test_a_package_that_is_written_beside_the_script_does_not_hold_itself(worksp
             source / "two.txt", source / "away", entry_script=source / "score.py", overwrite=overwrite
         )
         assert sorted(path.name for path in (made / "source").rglob("*")) == ["score.py", "three.txt", "two.txt"]
+
+
+@pytest.mark.parametrize("base", ["x\nRUN id", "x\r\nRUN id", "x\\", "x AS y", "", "-x", "x\u2028RUN id"])
+def test_base_that_would_write_another_line_of_the_dockerfile_is_refused(
+    workspace: Workspace, source: Path, tmp_path: Path, base: str
+) -> None:
+    with pytest.raises(ServiceError, match="must be the name of an image"):
+        workspace.package("factor:1", tmp_path / "out", entry_script=source / "score.py", base=base)
+    assert not (tmp_path / "out").exists()
+
+
+def test_package_name_of_several_lines_in_a_runs_record_is_refused() -> None:
+    found = versions.PackageVersions(("a==1\n--index-url http://x",), ())
+    with pytest.raises(ServiceError, match="more than one line"):
+        write._check_lines(found)

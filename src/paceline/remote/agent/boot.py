@@ -155,7 +155,9 @@ def check_owner(folder: str) -> None:
     if not parent.st_mode & stat.S_IWOTH:
         return
     if found.st_uid != os.geteuid():
-        raise PermissionError(f"{folder!r} belongs to another user (number {found.st_uid})")
+        raise PermissionError(
+            f"{folder!r} belongs to another user (number {found.st_uid}), who or an administrator has to remove it"
+        )
     if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_IWOTH:
         raise PermissionError(f"{folder!r} is {'a link' if stat.S_ISLNK(found.st_mode) else 'open to everybody'}")
 

@@ -138,7 +138,10 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
                 f"its Python ({path}) is {'.'.join(map(str, version))}, and Paceline needs 3.10 or later. Name another."
             )
         else:
-            text = f"the library can't be put into {answer['folder']!r}: {error}. Mend that, or name another folder."
+            text = (
+                f"the library can't be put into {answer['folder']!r}: {error}. Mend that, or name another folder "
+                "(the setting folder)."
+            )
         raise LinkError(f"{name}: {text}", ends.stderr(), ends.exit_code())
     return talk.heard
 

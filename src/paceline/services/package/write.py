@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -29,9 +30,12 @@ from paceline.services.model_files import FoundModel
 from paceline.services.package import texts, versions
 from paceline.serving.config import ServedModel, ServerConfig
 from paceline.system.files import remove_tree, write_json
+from paceline.system.names import is_one_line
 
 #: The package itself: this file is at services/package/ in it.
 _LIBRARY = Path(__file__).resolve().parents[2]
+#: The name of an image, with its registry, tag and digest.
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 #: What of Paceline a server needs. The names of azureml stand on all of it.
 _PARTS = ("__init__.py", "py.typed", "errors.py", "system", "serving")
 
@@ -57,6 +61,11 @@ def package(
         UserError: no such model or script, an environment that can't be had elsewhere, or a folder that is in use.
     """
     check_workers(workers)
+    if name is not None and not is_one_line(name):
+        raise ServiceError(f"name={name!r} has a line break or a control character. Write it without.")
+    # It becomes a line of the Dockerfile, which a backslash at its end would join with the next.
+    if base is not None and not _IMAGE.fullmatch(base):
+        raise ServiceError(f"base={base!r} must be the name of an image, such as 'python:3.12-slim'.")
     folder = folder.expanduser().absolute()
     _check_folder(folder, overwrite=overwrite)
     found = [model_files.find(workspace_dir, each) for each in spec.models]
@@ -149,12 +158,23 @@ def _fill(
     packages = known.get("packages") or () if spec.environment is None else ()
     own = versions.of_environment(environment, packages, found[0].framework, source)
     both = versions.merged(own, versions.server_versions())
+    _check_lines(both)
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in both.requirements))
     (folder / "constraints.txt").write_text("".join(f"{line}\n" for line in both.constraints))
     image = base or f"python:{_python_version(known, environment)}-slim"
     (folder / "Dockerfile").write_text(texts.dockerfile(image))
     (folder / ".dockerignore").write_text(texts.DOCKERIGNORE)
     (folder / "README.md").write_text(texts.readme(name, [each.id or each.name for each in found], image))
+
+
+def _check_lines(both: versions.PackageVersions) -> None:
+    """Refuse names of packages in a run's record that would be several lines of a requirements file."""
+    for line in (*both.requirements, *both.constraints):
+        if not is_one_line(line):
+            raise ServiceError(
+                f"the model's run names the package {line!r}, which is more than one line. Name its packages: "
+                "--requirements FILE or --pip PACKAGE."
+            )
 
 
 def _copy_model(folder: Path, index: int, found: FoundModel) -> ServedModel:

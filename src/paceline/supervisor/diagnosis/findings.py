@@ -274,6 +274,8 @@ def _launcher_report(found: Findings, missing: list[int]) -> FailureReport:
         code = 128 + number
     elif not any(rank in found.started for rank in missing):
         message = f"{starter} started no worker; it ended with exit code {code}."
+        if _NO_PMIX.search("\n".join(driver)):
+            message = f"{message} {_INSTALL_PMIX}"
     else:
         message = f"{starter} ended with exit code {code} while ranks {missing} had not reported their end."
     places = {place.rank: place for place in launch.places}
@@ -287,6 +289,16 @@ def _launcher_report(found: Findings, missing: list[int]) -> FailureReport:
         last_lines=driver,
         see=logs_command(launch.run_id, rank),
     )
+
+
+#: Slurm's words where its plugin is there and the library is not.
+_NO_PMIX = re.compile(
+    r"load PMIx library|Couldn't find the specified plugin name for mpi/pmix|cannot (?:find|create) .*mpi/pmix"
+)
+_INSTALL_PMIX = (
+    "Slurm's plugin for PMIx can't load libpmix.so: install the package that has it on the nodes (Debian, Ubuntu: "
+    "libpmix-dev), or set mpi='mpirun'."
+)
 
 
 def _noticed(driver: tuple[str, ...]) -> tuple[int, int] | None:

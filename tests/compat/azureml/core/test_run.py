@@ -184,3 +184,17 @@ def test_names_of_experiments_and_of_children_outside_a_run(ws):
         Experiment(ws, "bad name!")
     outside = Run.get_context()
     assert outside.child_run("part").id == f"{outside.id}.part"
+
+
+def test_restored_snapshot_is_not_written_through_a_link_of_another_user(submitted, tmp_path):
+    # /tmp/<snapshot id>.zip is a name that anybody can foresee.
+    source = write_tree(tmp_path / "source", {"train.py": "x"})
+    submitted.folder.snapshot.symlink_to(source)
+    victim, place = tmp_path / "victim", tmp_path / "place"
+    victim.write_text("mine")
+    place.mkdir()
+    (place / f"{'5' * 64}.zip").symlink_to(victim)
+    restored = submitted.restore_snapshot(path=str(place))
+    assert victim.read_text() == "mine"
+    assert not os.path.islink(restored)
+    assert os.listdir(place) == [os.path.basename(restored)]

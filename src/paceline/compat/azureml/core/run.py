@@ -334,7 +334,17 @@ class Run(SdkSpellings, run.Run):
             raise UserErrorException(f"run {self.id} has no snapshot{f' {snapshot_id}' if snapshot_id else ''}.")
         folder = os.path.abspath(path or tempfile.gettempdir())
         os.makedirs(folder, exist_ok=True)
-        return shutil.make_archive(os.path.join(folder, own), "zip", self.folder.snapshot.resolve())
+        archive = os.path.join(folder, f"{own}.zip")
+        # Not under its name at once: where everybody may write, another user may have put a link there.
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            whole = shutil.make_archive(os.path.join(made, own), "zip", self.folder.snapshot.resolve())
+            try:
+                os.replace(whole, archive)
+            except PermissionError as error:
+                raise UserErrorException(
+                    f"{archive!r} belongs to another user. Give another folder: path=..."
+                ) from error
+        return archive
 
     def take_snapshot(self, path: str, _raise_on_validation_failure: bool = True) -> str:
         """Keep a copy of a folder in the workspace; its id."""
