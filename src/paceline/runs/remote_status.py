@@ -22,7 +22,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from paceline.errors import PacelineError, RunNotFoundError
+from paceline.errors import PacelineError, RunNotFoundError, RunStateError
 from paceline.runs import states, store, work_dir
 from paceline.runs.failure import EXIT_CANCELED, EXIT_PREEMPTED, EXIT_TIME_LIMIT, FailureReport, logs_command
 from paceline.runs.folder import RunFolder
@@ -77,6 +77,9 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
 
     goes_on: is called before that, by the holder of the run's lock.
     """
+    if not _is_mine(folder):
+        # Whoever has submitted it asks the engine. The record is their supervisor's.
+        return store.shown(folder, record)
     try:
         found = _teller(folder).look(folder, record)
     # This one first: an engine that does not answer is an OSError, too.
@@ -112,6 +115,8 @@ def refresh(folder: RunFolder) -> None:
     """
     # A process of the run is where the run is, and its folder is the one that is copied.
     if not is_copy(folder) or os.environ.get("PACELINE_RUN_ID") == folder.run_id:
+        return
+    if folder.path.parents[1] in store.only_shown:
         return
     with contextlib.suppress(RunNotFoundError, OSError):
         record = store.stored(folder)
@@ -158,7 +163,9 @@ def cancel(folder: RunFolder) -> None:
     Raises:
         TargetError: it can't be told.
     """
-    _teller(folder).cancel(folder, store.stored(folder))
+    # Of another member's run the supervisor finds the request in its folder.
+    if _is_mine(folder):
+        _teller(folder).cancel(folder, store.stored(folder))
 
 
 def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesOn | None) -> RunRecord:
@@ -218,6 +225,14 @@ def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
     return states.FAILED, store.failure_changes(record, report, now) | {"waiting_for": None}
 
 
+def _is_mine(folder: RunFolder) -> bool:
+    """Return whether this user wrote the settings by which the run's engine is asked: they can name programs, as options of ssh.
+
+    A run of an older version has none, and uses the workspace's target.
+    """
+    return store.is_mine(folder.target if folder.target.exists() else folder.record)
+
+
 def _teller(folder: RunFolder) -> Teller:
     # Imported by name, in the call: `targets` stands above `runs` in the layers, and only the run's folder says which
     # target it is.
@@ -227,6 +242,8 @@ def _teller(folder: RunFolder) -> Teller:
 
 def passage(folder: RunFolder) -> Passage | None:
     """The same as `paceline.runs.read.passage`, by the run's target, where it has one."""
+    if not _is_mine(folder):
+        raise RunStateError(f"run {folder.run_id} was submitted by another user, who alone can run commands beside it.")
     return _teller(folder).passage(folder)
 
 

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import errno
 import os
+import shlex
 import shutil
 import socket
 from collections.abc import Mapping
@@ -26,9 +27,12 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import age_key, check_run_id
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks, processes
-from paceline.system.files import PRIVATE, append_line, copy_tree, read_json, write_json
+from paceline.system.files import OWNED, PRIVATE, append_line, copy_tree, read_json, write_json
 
 _BALLAST_BYTES = 1 << 16
+
+#: Workspaces that came from elsewhere. This process shows what is in them, and starts, asks and writes nothing.
+only_shown: set[Path] = set()
 
 
 def create(
@@ -120,10 +124,13 @@ def _write(folder: RunFolder, record: RunRecord, *, sync: bool = False) -> None:
 
 
 def record_mode(record: Mapping[str, Any]) -> int:
-    """The mode of a record's file: what a job's recorded variables hold is for its user alone."""
+    """The mode of a record's file: what a job's recorded variables hold is for its user alone.
+
+    Only its owner may write to it: by its owner it is known who wrote it (`is_mine`).
+    """
     jobs = [record.get("job"), *(step["job"] for step in (record.get("pipeline") or {}).get("steps") or ())]
     secret = any(job and (job.get("environment_variables") or job.get("secrets")) for job in jobs)
-    return PRIVATE if secret else 0o666
+    return PRIVATE if secret else OWNED
 
 
 def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) -> RunRecord:
@@ -198,6 +205,11 @@ def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
     if not record.is_terminal and record.status != states.FINALIZING and folder.cancel_request.exists():
         return dataclasses.replace(record, status=states.CANCEL_REQUESTED)
     return record
+
+
+def from_elsewhere(workspace_dir: Path) -> str:
+    """Return why nothing in a workspace of `only_shown` goes on."""
+    return f"you have not made its workspace on this machine; to let it go on: paceline trust {shlex.quote(str(workspace_dir))}"
 
 
 def deserted_report(record: RunRecord) -> FailureReport:
@@ -299,6 +311,17 @@ def stored(folder: RunFolder) -> RunRecord:
         raise RunNotFoundError(
             f"no readable record in {str(folder.path)!r}: {error}. Was it written by a newer Paceline?"
         ) from error
+
+
+def is_mine(path: Path) -> bool:
+    """Return whether this user or root has written a file that only its owner writes to (`OWNED`).
+
+    In a workspace of a group each member can put another file in its place, which is the member's then.
+    """
+    try:
+        return os.lstat(path).st_uid in (os.geteuid(), 0)
+    except OSError:
+        return False
 
 
 def was_here(record: RunRecord) -> bool:

@@ -18,6 +18,8 @@ from paceline.system.links import open_below
 
 #: The mode of files that only their owner may read.
 PRIVATE = 0o600
+#: The mode of files that only their owner may write to, also where a group shares the folder.
+OWNED = 0o644
 #: ioctl of Linux: a file shares the blocks of another until one of them is written to (ioctl_ficlone(2)).
 _FICLONE = 0x40049409
 
