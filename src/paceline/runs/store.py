@@ -15,6 +15,7 @@ import os
 import shlex
 import shutil
 import socket
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -262,8 +263,7 @@ def close_deserted(
     folder: RunFolder, record: RunRecord, report: FailureReport, ended_utc: str | None = None
 ) -> RunRecord:
     """Write the end of a run whose owner is gone, and remove what it left. For the holder of the lock. ended_utc: now."""
-    if record.scratch_dir:
-        shutil.rmtree(record.scratch_dir, ignore_errors=True)
+    remove_scratch(folder, record)
     for path in folder.passing():
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     changes = failure_changes(record, report, ended_utc or utc_now())
@@ -271,6 +271,22 @@ def close_deserted(
     # Last: as long as it is there, readers say what the record will say.
     folder.closing.unlink(missing_ok=True)
     return record
+
+
+def remove_scratch(folder: RunFolder, record: RunRecord) -> None:
+    """Remove the run's scratch folder, if it is one that Paceline makes for this run, and this user's.
+
+    The record names it, and others may have written the record: any other path stays as it is.
+    """
+    path = Path(record.scratch_dir or "")
+    if path.name != folder.scratch.name:
+        return
+    with contextlib.suppress(OSError):
+        found = os.lstat(path)
+        # As /tmp and /dev/shm are: what lies there is temporary. Another process may have had another TMPDIR.
+        is_temporary = path.parent == folder.scratch.parent or os.lstat(path.parent).st_mode & stat.S_ISVTX
+        if is_temporary and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def set_right(folder: RunFolder) -> RunRecord:
