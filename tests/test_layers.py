@@ -91,6 +91,8 @@ THIRD_PARTY = {
     **dict.fromkeys(("uv", "rattler"), "environments"),
     "packaging": "environments compat",
     "IPython": "runs sweeps",
+    # Where secrets and commands travel through a datastore.
+    "cryptography": "targets",
     "yaml": "environments compat cli",
     "dotenv": "cli",
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),

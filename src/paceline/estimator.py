@@ -68,8 +68,8 @@ class _Script:
             recorded nowhere.
         inputs: Data references and datasets. `run.input_datasets[name]` is the folder. Those in script_params and arguments count
             too.
-        send: Files and folders of source_directory that are not copied, such as ignored data, to send to nodes that do not see it,
-            whatever their size. Up to 1 GB in all is sent without it.
+        send: Files and folders of source_directory that are not copied, such as ignored data, to send to nodes that do not see
+            it, whatever their size. Up to 1 GB in all is sent without it.
         max_run_duration_seconds: Time after which the run is ended as Failed: seconds, a timedelta, or a text such as "1h30m" or
             Slurm's "1-12:00:00". None: no limit.
         python: Interpreter that runs the script, or that its environment is made from. None: the one that submits.

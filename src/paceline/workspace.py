@@ -9,16 +9,17 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
+from paceline import workspace_dir
 from paceline.environments.environment import Environment
 from paceline.errors import JobError, PipelineError, SweepError, WorkspaceError
 from paceline.job.job import Job
-from paceline.runs import interactive, read, tags_and_properties, watched
+from paceline.runs import interactive, read, store, tags_and_properties, watched
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, check_run_id
 from paceline.runs.run import Run
 from paceline.runs.select import matches
 from paceline.system import durations
-from paceline.workspace_dir import CONFIG_FILE, DEFAULT_FOLDER, WORKSPACE_VARIABLE, configured
+from paceline.workspace_dir import CONFIG_FILE, DEFAULT_FOLDER, WORKSPACE_VARIABLE, configured, note_made
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -66,6 +67,10 @@ class Workspace:
                 return
             if not self.runs_dir.exists():
                 self._refuse_sources()
+                self._path.mkdir(parents=True, exist_ok=True)
+                # Before anything else: another process may look at it already.
+                if all(name.startswith(".") for name in os.listdir(self._path)):
+                    note_made(self._path)
             self.runs_dir.mkdir(parents=True, exist_ok=True)
             # The workspace ignores itself, so a repository that it lies in stays clean without a line of its own.
             ignore = self._path / ".gitignore"
@@ -98,9 +103,13 @@ class Workspace:
         path: a `paceline.toml`, or a folder in which to look instead of the working directory.
 
         Raises:
-            WorkspaceError: a configuration that can't be read, or a folder that can't be made.
+            WorkspaceError: a configuration that can't be read, a folder that can't be made, or a workspace that this user has
+                neither made on this machine nor named.
         """
-        return cls(configured(Path(path) if path is not None else None), create=create)
+        made = cls(found := configured(Path(path) if path is not None else None), create=create)
+        if workspace_dir.only_shows and not workspace_dir.is_known(found):
+            store.only_shown.add(made.path)
+        return made
 
     def __repr__(self) -> str:
         return f"Workspace({str(self._path)!r})"

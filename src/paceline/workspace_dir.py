@@ -1,13 +1,20 @@
 """Where the workspace lies that is configured for the working directory, and whether it is this user's own.
 
-Whoever can write to a workspace decides which programs its commands start. So a workspace counts only if it belongs to this
-user or to root, or if this user has named it: by a path, by `PACELINE_WORKSPACE`, or once by `paceline trust`. The same holds
-for a `paceline.toml`, and for the `config.json` by which drivers of the Azure SDK find theirs. Git has this rule since
-CVE-2022-24765 (`safe.directory` in git-config(1)).
+Whoever can write to a workspace decides which programs its commands start. So a workspace counts only if this user has made it
+on this machine, or has named it: by a path, by `PACELINE_WORKSPACE`, or once by `paceline trust`. A `paceline.toml`
+counts if it belongs to this user or to root, or is trusted; so does the `config.json` by which drivers of the Azure SDK find
+theirs. Git has such a rule since CVE-2022-24765 (`safe.directory` in git-config(1)).
+
+Files of an archive or a clone belong to the user who unpacks it. So a workspace that this user makes gets a mark: an
+HMAC of its folder's inode with a key of the user's. A move within a file system keeps the inode, and no copy has the same.
+
+    <workspace>/.made-here                the mark
+    ~/.local/state/paceline/made.key      the key, for this user alone
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -23,13 +30,17 @@ DEFAULT_FOLDER = ".paceline"
 #: Where the Azure SDK looks for the names of its workspace, in each folder upwards.
 _SDK_FOLDERS = (".azureml", "aml_config", "")
 _SDK_FILES = ("config.json", "project.json")
+MARK = ".made-here"
+
+#: Whether this process only shows what a workspace holds. Then it may be one from elsewhere: nothing of it is started.
+only_shows = False
 
 
 def configured(start: Path | None = None) -> Path:
     """The workspace's folder, as `Workspace.from_config` says. start: a configuration, or the folder in which to look.
 
     Raises:
-        WorkspaceError: a configuration that can't be read, or a workspace of another user's that this one has not named.
+        WorkspaceError: a configuration that can't be read, or a workspace that this user has neither made nor named.
     """
     named = os.environ.get(WORKSPACE_VARIABLE)
     # Whoever names a configuration means that one, whatever variable the shell still has.
@@ -53,7 +64,76 @@ def configured(start: Path | None = None) -> Path:
             f"the workspace {str(found)!r} belongs to {_owner(found)}, who could start programs as you by what lies in it. "
             f"If you trust everybody who can write there: paceline trust {shlex.quote(str(found))}. Else work in another folder."
         )
+    if not only_shows and not is_known(found):
+        raise WorkspaceError(
+            f"you have not made the workspace {str(found)!r} on this machine. Did it come with an archive, a clone or a copy? "
+            f"What lies in it can start programs as you. If you trust it: paceline trust {shlex.quote(str(found))}. Else work "
+            f"in another folder, or name another workspace with {WORKSPACE_VARIABLE}."
+        )
     return found
+
+
+def is_known(path: Path) -> bool:
+    """Return whether this user has made this workspace on this machine, or has named it. True where nothing is in it yet."""
+    path = path.expanduser()
+    # A new workspace has its mark before anything else.
+    if all(name.startswith(".") for name in _names(path)):
+        return True
+    named = os.environ.get(WORKSPACE_VARIABLE)
+    if named and os.path.realpath(os.path.expanduser(named)) == os.path.realpath(path):
+        return True
+    with contextlib.suppress(OSError, ValueError):
+        if _is_mark(path, (path / MARK).read_text(encoding="ascii")):
+            return True
+    return os.path.realpath(path) in trusted()
+
+
+def note_made(path: Path) -> None:
+    """Mark a workspace that this user is making. Without effect where the key can't be kept, and the user has to name it then."""
+    if (key := _key(create=True)) is not None:
+        with contextlib.suppress(OSError):
+            (path / MARK).write_text(_mark(path, key), encoding="ascii")
+
+
+def _is_mark(path: Path, text: str) -> bool:
+    import hmac
+
+    key = _key(create=False)
+    return key is not None and hmac.compare_digest(text, _mark(path, key))
+
+
+def _mark(path: Path, key: bytes) -> str:
+    import hmac
+
+    return hmac.new(key, b"paceline workspace %d" % path.stat().st_ino, "sha256").hexdigest()
+
+
+def _key(*, create: bool) -> bytes | None:
+    """Return this user's key for marks; None where it is not there, or not the user's alone."""
+    file = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "paceline" / "made.key"
+    with contextlib.suppress(OSError):
+        if create and not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            beside = file.with_name(f".made.{os.urandom(4).hex()}")
+            try:
+                with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+                    opened.write(os.urandom(32))
+                # Of several processes the first one gives it the name.
+                with contextlib.suppress(FileExistsError):
+                    os.link(beside, file)
+            finally:
+                beside.unlink()
+        found = file.stat()
+        if found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+            return file.read_bytes()
+    return None
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
 
 
 def is_own(path: Path) -> bool:
@@ -75,7 +155,7 @@ def trusted() -> list[str]:
 
 
 def trust(path: Path) -> str:
-    """Let a folder of another user's be a workspace of this user's from now on. Return its path without links.
+    """Let a folder that came from elsewhere be a workspace of this user's from now on. Return its path without links.
 
     Raises:
         WorkspaceError: There is no such folder, or the list can't be written.

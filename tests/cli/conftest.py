@@ -31,6 +31,8 @@ class Cli:
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
+            # As `own_folder` has it: a workspace that a test makes is the command's own.
+            "XDG_STATE_HOME": str(folder / "state"),
             "LANG": "C.UTF-8",
             "TERM": "xterm",
             "PACELINE_LEASES": str(folder / "leases"),

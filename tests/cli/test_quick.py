@@ -11,6 +11,7 @@ import pytest
 from paceline.cli import quick
 from paceline.system.library import library_dir
 from paceline.targets import supervisors
+from paceline.workspace import Workspace
 from tests.cli.conftest import Cli
 from tests.cli.test_verbs import modules_after
 
@@ -26,7 +27,7 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     monkeypatch.delenv("PACELINE_WORKSPACE", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
-    library_dir(tmp_path / ".paceline")
+    library_dir(Workspace(".paceline").path)
     return started
 
 

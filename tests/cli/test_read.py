@@ -12,6 +12,7 @@ import pytest
 
 from paceline.job.job import JOB_VERSION
 from paceline.runs import states
+from paceline.workspace import Workspace
 from tests.cli.conftest import Cli, Gallery
 from tests.helpers import make_job, make_run
 
@@ -246,7 +247,7 @@ def test_a_run_whose_record_is_damaged_does_not_hide_the_others(cli: Cli) -> Non
 
 
 def test_run_is_renamed_and_found_by_its_name(cli: Cli) -> None:
-    folder, fd = make_run(cli.folder / ".paceline" / "runs", status=states.COMPLETED)
+    folder, fd = make_run(Workspace(".paceline").runs_dir, status=states.COMPLETED)
     os.close(fd)
     assert cli("rename", folder.run_id, "warm start").stdout == f"{folder.run_id} (warm start)\n"
     assert "  warm start  " in cli("list").stdout

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from paceline.runs import read, states, store
+from paceline.runs.record import utc_now
+from paceline.services.record import ServiceRecord, Wanted
+from paceline.system.files import write_json
+from paceline.workspace import Workspace
 from tests.cli.conftest import Cli
+from tests.helpers import make_run, write_tree
 
 
 def folder_of(cli: Cli, cwd: Path | None = None, **env: str) -> Path:
@@ -64,3 +76,107 @@ def test_a_worker_that_calls_the_command_line_means_its_own_workspace(cli: Cli) 
     done = cli("run", "-q", script)
 
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["RUN", *cli.run_ids()]
+
+
+@pytest.fixture
+def planted(cli: Cli) -> Path:
+    """The folder `evil`, with a workspace whose records name a program that notes its calls in `ran`."""
+    program = cli.folder / "program"
+    program.write_text(f"#!/bin/sh\necho $0 >>{cli.folder}/ran\n")
+    program.chmod(0o755)
+    workspace = Workspace(cli.folder / "evil/.paceline")
+    owner = {**store.owner(), "python": str(program)}
+    kinds: dict[str, dict[str, Any]] = {"sweep": {"sweep": {"policy": None}}, "pipeline": {"pipeline": {"steps": []}}}
+    for kind, said in kinds.items():
+        run_id = f"{kind}_1700000000_00000001"
+        _, fd = make_run(workspace.runs_dir, run_id, states.RUNNING, kind=kind, owner=owner, **said)
+        os.close(fd)
+    folder, fd = make_run(workspace.runs_dir, "far_1700000000_00000001", states.RUNNING, target="lab")
+    os.close(fd)
+    write_json(folder.engine, {"engine": "slurm", "job_id": "1", "mirrored": True})
+    settings = {"login": "head", "folder": "/scratch", "ssh_options": [f"ProxyCommand={program}"]}
+    lab = {"name": "lab", "kind": "slurm", "settings": settings}
+    write_json(folder.target, lab)
+    write_tree(workspace.path, {"compute/lab.json": json.dumps(lab)})
+    record = ServiceRecord(name="web", created_utc=utc_now(), since_utc=utc_now(), owner=owner)
+    write_tree(
+        workspace.path / "services/web",
+        {"service.json": json.dumps(record.to_json()), "wanted.json": json.dumps(Wanted(serial=1).to_json())},
+    )
+    write_tree(cli.folder / "evil", {"train.py": ""})
+    return cli.folder / "evil"
+
+
+SHOWING = [
+    *(["list"], ["list", "--json"], ["status", "far_"], ["show", "sweep_"], ["show", "far_"], ["logs", "far_"]),
+    *(["metrics", "far_"], ["files", "far_"], ["service", "list"], ["service", "show", "web"]),
+]
+ACTING = [
+    *(["run", "train.py"], ["submit", "train.py"], ["cancel", "far_"], ["exec", "far_", "--", "ls"], ["rm", "far_"]),
+    *(["rerun", "far_"], ["stacks", "far_"], ["service", "stop", "web"], ["ui"], ["compute", "list"]),
+    *(["sweep", "stop", "sweep_"], ["prune", "--yes"], ["env", "build", "--pip", "six"]),
+]
+
+
+def test_workspace_of_an_archive_is_shown_and_starts_nothing(cli: Cli, planted: Path) -> None:
+    # Story: records of an unpacked workspace named an interpreter and a ProxyCommand, and `paceline list` ran both.
+    shutil.copytree(planted, cli.folder / "unpacked", symlinks=True)
+    for words in SHOWING:
+        done = cli(*words, cwd=cli.folder / "unpacked")
+        assert "NotResponding" in done.stdout or "paceline trust" not in done.stdout
+    assert "paceline trust" in cli("status", "far_", cwd=cli.folder / "unpacked").stdout
+    for words in ACTING:
+        assert "you have not made the workspace" in cli(*words, cwd=cli.folder / "unpacked", code=2).stderr
+    assert not (cli.folder / "ran").exists()
+
+    # Without this rule they are started: the records are whole.
+    cli("trust", cli.folder / "unpacked/.paceline")
+    cli("list", cwd=cli.folder / "unpacked")
+    assert (cli.folder / "ran").exists()
+
+
+@pytest.mark.parametrize("moved", ["another/name", "renamed"])
+def test_workspace_of_a_moved_project_is_still_the_user_s(cli: Cli, moved: str) -> None:
+    (cli.folder / "project").mkdir()
+    cli("run", "-q", cli.folder / cli.script(""), cwd=cli.folder / "project")
+    (cli.folder / moved).parent.mkdir(exist_ok=True)
+    (cli.folder / "project").rename(cli.folder / moved)
+    cli("run", "-q", cli.folder / "src/train.py", cwd=cli.folder / moved)
+    # A copy is another folder.
+    shutil.copytree(cli.folder / moved, cli.folder / "copy", symlinks=True)
+    assert "an archive, a clone or a copy" in cli("rm", "train", cwd=cli.folder / "copy", code=2).stderr
+    # A person's word counts.
+    cli("list", cwd=cli.folder / "copy", env={"PACELINE_WORKSPACE": ".paceline"})
+    cli("run", "-q", cli.folder / "src/train.py", cwd=cli.folder / "copy", env={"PACELINE_WORKSPACE": ".paceline"})
+
+
+def test_workspace_restored_under_a_fresh_home_needs_its_name(cli: Cli) -> None:
+    cli("run", "-q", cli.script(""))
+    fresh = {"XDG_STATE_HOME": str(cli.folder / "fresh")}
+    assert "PACELINE_WORKSPACE" in cli("run", "src/train.py", env=fresh, code=2).stderr
+    cli("run", "-q", "src/train.py", env={**fresh, "PACELINE_WORKSPACE": str(cli.folder / ".paceline")})
+
+
+def test_home_that_can_not_be_written_lets_a_workspace_be_made_and_named(cli: Cli) -> None:
+    (cli.folder / "file").touch()
+    nowhere = {"XDG_STATE_HOME": str(cli.folder / "file")}
+    cli("run", "-q", cli.script(""), env=nowhere)
+    assert "Completed" in cli("list", env=nowhere).stdout
+    cli("run", "-q", "src/train.py", env={**nowhere, "PACELINE_WORKSPACE": ".paceline"})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
+def test_records_of_another_member_are_shown_and_start_nothing(cli: Cli, planted: Path) -> None:
+    # Story: in a group's workspace a member put a record with an interpreter of his own, and whoever listed the runs started it.
+    records = [*planted.rglob("run.json"), *planted.rglob("target.json"), *planted.rglob("service.json")]
+    for record in records:
+        os.chown(record, 12345, -1)
+    for words in SHOWING:
+        cli(*words, cwd=planted)
+    assert "another user" in cli("exec", "far_", "--", "ls", cwd=planted, code=1).stderr
+    read.request_cancel(store.find(planted / ".paceline/runs", "far_"), by="a member")
+    assert not (cli.folder / "ran").exists()
+    for record in records:
+        os.chown(record, 0, -1)
+    cli("list", cwd=planted)
+    assert (cli.folder / "ran").exists()

@@ -25,9 +25,11 @@ def ended(runs_dir: Path, run_id: str = RUN_ID, **values) -> RunFolder:
 
 def test_a_run_that_has_ended_is_removed_with_all_it_has(tmp_path):
     runs_dir = tmp_path / "runs"
-    folder = ended(runs_dir, scratch_dir=str(tmp_path / "scratch"))
+    scratch = tmp_path / "tmp" / RunFolder(runs_dir / RUN_ID).scratch.name
+    folder = ended(runs_dir, scratch_dir=str(scratch))
     write_tree(folder.path, {"outputs/locked/deep/model.pt": b"1", "secrets.json": b"{}", "notes.jsonl": b""})
-    write_tree(tmp_path, {"scratch/socket": b"", "elsewhere/data": b"stays"})
+    write_tree(tmp_path, {f"tmp/{scratch.name}/socket": b"", "elsewhere/data": b"stays"})
+    scratch.parent.chmod(0o1777)
     (folder.outputs / "link").symlink_to(tmp_path / "elsewhere")
     (folder.outputs / "locked/deep").chmod(0o500)
     (folder.outputs / "locked").chmod(0o500)
@@ -35,11 +37,38 @@ def test_a_run_that_has_ended_is_removed_with_all_it_has(tmp_path):
     removal.remove(folder)
 
     assert list(runs_dir.iterdir()) == []
-    assert not (tmp_path / "scratch").exists()
+    assert not scratch.exists()
     assert (tmp_path / "elsewhere/data").read_bytes() == b"stays"
     assert runs_dir.stat().st_mode & 0o777 == 0o755
     with pytest.raises(RunNotFoundError):
         removal.remove(folder)
+
+
+@pytest.mark.parametrize(
+    "forged", ["of another name", "a link", "not in a temporary folder", "a file", "of another user"]
+)
+@pytest.mark.parametrize("removes", [removal.remove, store.remove_scratch])
+def test_scratch_folder_that_paceline_has_not_made_stays(tmp_path, monkeypatch, forged, removes):
+    # Story: `paceline rm` removed whatever folder the record of an unpacked run named.
+    name = RunFolder(tmp_path / RUN_ID).scratch.name
+    top = tmp_path / "tmp"
+    scratch = top / ("thesis" if forged == "of another name" else name)
+    write_tree(tmp_path, {"mine/data": b"stays"})
+    top.mkdir()
+    top.chmod(0o755 if forged == "not in a temporary folder" else 0o1777)
+    if forged == "a link":
+        scratch.symlink_to(tmp_path / "mine")
+    elif forged == "a file":
+        scratch.touch()
+    else:
+        (tmp_path / "mine").rename(scratch)
+    folder = ended(tmp_path / "runs", scratch_dir=str(scratch))
+    if forged == "of another user":
+        user = os.geteuid()
+        monkeypatch.setattr(store.os, "geteuid", lambda: user + 1)
+    removes(folder) if removes is removal.remove else removes(folder, store.stored(folder))
+    assert os.path.lexists(scratch)
+    assert forged == "a file" or [path.read_bytes() for path in tmp_path.rglob("data")] == [b"stays"]
 
 
 def test_a_run_that_lives_is_refused_with_the_next_step(tmp_path):

@@ -371,8 +371,9 @@ def test_what_is_left_of_it_is_ended(runs_dir):
 
 
 def test_its_scratch_folder_is_removed(runs_dir, tmp_path):
-    scratch = tmp_path / "scratch"
+    scratch = tmp_path / "tmp" / RunFolder(runs_dir / RUN_ID).scratch.name
     (scratch / "socket").mkdir(parents=True)
+    scratch.parent.chmod(0o1777)
     read.record(deserted(runs_dir, scratch_dir=str(scratch)))
     assert not scratch.exists()
 

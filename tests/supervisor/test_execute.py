@@ -44,6 +44,30 @@ def test_request_of_the_owner_is_followed(folder: RunFolder, monkeypatch: pytest
     assert started(folder, monkeypatch) == [REQUEST]
 
 
+@pytest.mark.parametrize("swap", ["a link", "a folder"])
+def test_folder_that_takes_the_place_of_a_request_is_neither_read_nor_written(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: str
+) -> None:
+    # Story: between the check of a request and its answer, a member of the group put a link to the owner's folder there.
+    path, own = folder.exec_requests / "x", tmp_path / "own"
+    ask(path)
+    ask(own)
+
+    def start(commands: ExecCommands, name: str, request: dict[str, Any]) -> None:
+        path.rename(path.with_name(".taken"))
+        path.symlink_to(own) if swap == "a link" else own.rename(path)
+        commands._answer(name)
+        commands._forget(name)
+
+    monkeypatch.setattr(ExecCommands, "_start", start)
+    (folder.path / "attempts/1").mkdir(parents=True)
+    launch: Any = SimpleNamespace(run_dir=folder.path, attempt=1)
+    nothing: Any = None
+    ExecCommands(launch, folder, nothing, [], bool, nothing).look()
+    assert [name.name for name in path.resolve().iterdir()] == ["request.json"], "it got no answer, and was not removed"
+    assert list(path.with_name(".taken").iterdir()) == [], "the one that was taken was emptied"
+
+
 def link_to_folder(folder: RunFolder, own: Path) -> None:
     ask(own / "x")
     folder.exec_requests.mkdir(mode=0o700)

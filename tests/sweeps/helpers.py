@@ -13,6 +13,7 @@ from paceline.runs.folder import RunFolder
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.system.library import library_dir
+from paceline.workspace_dir import note_made
 from tests.helpers import make_run, write_tree
 
 SCRIPT = """
@@ -77,6 +78,8 @@ else:
 
 def hide_matplotlib(workspace_dir: Path) -> None:
     """Let what draws this workspace's sweeps find no matplotlib, so that their ends draw no PNG."""
+    workspace_dir.mkdir(parents=True, exist_ok=True)
+    note_made(workspace_dir)
     # The folder is where these processes take Paceline from, and comes before all others.
     write_tree(library_dir(workspace_dir), {"sitecustomize.py": _HIDING})
 

@@ -135,6 +135,7 @@ def upload(
     store, path = _place(place)
     if not source.exists():
         raise DataError(f"there is no {str(source)!r} here. Name a file or a folder.")
+    Workspace.from_config()  # made: the store `default` lies in it
     if source.is_dir():
         store.upload(source, path, overwrite=overwrite)
     else:

@@ -305,7 +305,7 @@ def trust(
         Path | None, typer.Argument(metavar="[FOLDER]", help="The workspace's folder; default: ./.paceline.")
     ] = None,
 ) -> None:
-    """Use a workspace that belongs to another user, such as a group's.
+    """Use a workspace that you have not made on this machine: a group's, an unpacked one, a copy.
 
     Whoever can write to a workspace can start programs as you: trust a folder whose writers you trust.
     """

@@ -12,9 +12,10 @@ import typer
 import typer.core
 import typer.main
 
+from paceline import workspace_dir
 from paceline.cli.options import declare
 from paceline.cli.output import print_version
-from paceline.cli.verbs import SECTIONS, VERBS
+from paceline.cli.verbs import SECTIONS, SHOWING, VERBS
 from paceline.errors import UserError
 
 
@@ -107,6 +108,7 @@ class VerbGroup(_Group):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
+        workspace_dir.only_shows = name in SHOWING or " ".join((str(name), *rest[:1])) in SHOWING
         return name, self.load(name) if command is not None and name in VERBS else command, rest
 
 

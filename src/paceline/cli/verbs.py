@@ -16,6 +16,15 @@ SECTIONS = {
     "env": "Environments, data and machines",
 }
 
+#: Verbs, and words below a verb, that only show. They do so in a workspace from elsewhere, too, and start nothing of it.
+SHOWING = frozenset(
+    {
+        *("status", "list", "show", "logs", "metrics", "diff", "usage", "export", "files", "download", "bug-report"),
+        *(f"{verb} {word}" for verb in ("model", "service", "env", "data") for word in ("list", "show")),
+        *("sweep show", "sweep best", "pipeline show", "service logs"),
+    }
+)
+
 #: Verb -> its function in `paceline.cli`, or the module whose `verbs` are below it; and its help. In the order in which `--help`
 #: lists them.
 VERBS: dict[str, tuple[str, str]] = {
@@ -93,7 +102,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "Remove old runs, snapshots and environments that no run uses, and cached data. "
         "Never what a living run uses, nor a run with the tag `keep`, nor one that made a model.",
     ),
-    "trust": ("remove.trust", "Use a workspace that belongs to another user, such as a group's."),
+    "trust": (
+        "remove.trust",
+        "Use a workspace that you have not made on this machine: a group's, an unpacked one, a copy.",
+    ),
     "model": ("model", "Register, list, show, alias, verify, copy and push models."),
     "serve": (
         "serve.serve",

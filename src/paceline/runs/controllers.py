@@ -84,8 +84,8 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
 
     give_up: is called before a run is written down as Failed that no controller can be had for.
     """
-    # It goes on only on its own machine, for a user who may write its record; anybody else can but say so.
-    if not store.was_here(record) or not os.access(folder.record, os.W_OK):
+    # It goes on only on its own machine, for the user who wrote its record; anybody else can but say so.
+    if not store.was_here(record) or not store.is_mine(folder.record):
         host = record.owner.get("host")
         waiting = f"its controller is gone; the {record.kind} goes on when its owner looks at it on {host}"
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=waiting)

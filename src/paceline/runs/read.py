@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import glob
 import os
@@ -37,6 +38,11 @@ def record(folder: RunFolder) -> RunRecord:
     if _is_own(folder) or not folder.lock.exists():
         # Without a lock it is a node's copy of the folder: the supervisor, and the lock, are elsewhere.
         return store.shown(folder, found)
+    if (workspace_dir := folder.path.parents[1]) in store.only_shown:
+        if locks.is_held(folder.lock, here=store.was_here(found)):
+            return store.shown(folder, found)
+        why = store.from_elsewhere(workspace_dir)
+        return dataclasses.replace(found, status=states.NOT_RESPONDING, waiting_for=why)
     if folder.engine.exists():
         if not controllers.is_controlled(found):
             return remote_status.read(folder, found)

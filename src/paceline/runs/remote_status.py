@@ -81,6 +81,9 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
 
     goes_on: is called before that, by the holder of the run's lock.
     """
+    if not _is_mine(folder):
+        # Whoever has submitted it asks the engine. The record is their supervisor's.
+        return store.shown(folder, record)
     try:
         found = teller(folder).look(folder, record)
     # This one first: an engine that does not answer is an OSError, too.
@@ -116,6 +119,8 @@ def refresh(folder: RunFolder) -> None:
     """
     # A process of the run is where the run is, and its folder is the one that is copied.
     if not is_copy(folder) or os.environ.get("PACELINE_RUN_ID") == folder.run_id:
+        return
+    if folder.path.parents[1] in store.only_shown:
         return
     with contextlib.suppress(RunNotFoundError, OSError):
         record = store.stored(folder)
@@ -162,7 +167,9 @@ def cancel(folder: RunFolder) -> None:
     Raises:
         TargetError: it can't be told.
     """
-    teller(folder).cancel(folder, store.stored(folder))
+    # Of another member's run the supervisor finds the request in its folder.
+    if _is_mine(folder):
+        teller(folder).cancel(folder, store.stored(folder))
 
 
 def write_off(folder: RunFolder, by: str) -> RunRecord:
@@ -246,6 +253,14 @@ def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
     return states.FAILED, store.failure_changes(record, report, now) | {"waiting_for": None}
 
 
+def _is_mine(folder: RunFolder) -> bool:
+    """Return whether this user wrote the settings by which the run's engine is asked: they can name programs, as options of ssh.
+
+    A run of an older version has none, and uses the workspace's target.
+    """
+    return store.is_mine(folder.target if folder.target.exists() else folder.record)
+
+
 def teller(folder: RunFolder) -> Teller:
     # Handed down: `targets` stands above `runs`, and only the run's folder says which target it is.
     target_of_run = cast("Callable[[Path], Teller]", from_above("target_of_run"))
@@ -254,6 +269,8 @@ def teller(folder: RunFolder) -> Teller:
 
 def passage(folder: RunFolder) -> Passage | None:
     """The same as `paceline.runs.read.passage`, by the run's target, where it has one."""
+    if not _is_mine(folder):
+        raise RunStateError(f"run {folder.run_id} was submitted by another user, who alone can run commands beside it.")
     return teller(folder).passage(folder)
 
 

@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,8 +72,7 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
             check_removable(record)
         # While it still has its name: killed here, it is in the list, and can be removed again.
         remove_containers(record.job, record.run_id, all_ended=True)
-        if record.scratch_dir:
-            shutil.rmtree(record.scratch_dir, ignore_errors=True)
+        store.remove_scratch(folder, record)
         try:
             os.rename(folder.path, gone)
         except OSError as error:

@@ -12,8 +12,10 @@ import contextlib
 import dataclasses
 import errno
 import os
+import shlex
 import shutil
 import socket
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,13 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import age_key, check_run_id, is_trial
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks, processes
-from paceline.system.files import PRIVATE, append_line, copy_tree, read_json, write_json
+from paceline.system.files import OWNED, PRIVATE, append_line, copy_tree, read_json, write_json
 from paceline.system.names import some
 
 _BALLAST_BYTES = 1 << 16
+
+#: Workspaces that came from elsewhere. This process shows what is in them, and starts, asks and writes nothing.
+only_shown: set[Path] = set()
 
 
 def create(
@@ -124,10 +129,13 @@ def _write(folder: RunFolder, record: RunRecord, *, sync: bool = False) -> None:
 
 
 def record_mode(record: Mapping[str, Any]) -> int:
-    """The mode of a record's file: what a job's recorded variables hold is for its user alone."""
+    """The mode of a record's file: what a job's recorded variables hold is for its user alone.
+
+    Only its owner may write to it: by its owner it is known who wrote it (`is_mine`).
+    """
     jobs = [record.get("job"), *(step["job"] for step in (record.get("pipeline") or {}).get("steps") or ())]
     secret = any(job and (job.get("environment_variables") or job.get("secrets")) for job in jobs)
-    return PRIVATE if secret else 0o666
+    return PRIVATE if secret else OWNED
 
 
 def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) -> RunRecord:
@@ -228,6 +236,11 @@ def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
     return record
 
 
+def from_elsewhere(workspace_dir: Path) -> str:
+    """Return why nothing in a workspace of `only_shown` goes on."""
+    return f"you have not made its workspace on this machine; to let it go on: paceline trust {shlex.quote(str(workspace_dir))}"
+
+
 def deserted_report(record: RunRecord) -> FailureReport:
     """The report on why a run that nobody looks after has failed."""
     if record.kind == "interactive":
@@ -284,8 +297,7 @@ def close_deserted(
     folder: RunFolder, record: RunRecord, report: FailureReport, ended_utc: str | None = None
 ) -> RunRecord:
     """Write the end of a run whose owner is gone, and remove what it left. For the holder of the lock. ended_utc: now."""
-    if record.scratch_dir:
-        shutil.rmtree(record.scratch_dir, ignore_errors=True)
+    remove_scratch(folder, record)
     for path in folder.passing():
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     changes = failure_changes(record, report, ended_utc or utc_now())
@@ -293,6 +305,22 @@ def close_deserted(
     # Last: as long as it is there, readers say what the record will say.
     folder.closing.unlink(missing_ok=True)
     return record
+
+
+def remove_scratch(folder: RunFolder, record: RunRecord) -> None:
+    """Remove the run's scratch folder, if it is one that Paceline makes for this run, and this user's.
+
+    The record names it, and others may have written the record: any other path stays as it is.
+    """
+    path = Path(record.scratch_dir or "")
+    if path.name != folder.scratch.name:
+        return
+    with contextlib.suppress(OSError):
+        found = os.lstat(path)
+        # As /tmp and /dev/shm are: what lies there is temporary. Another process may have had another TMPDIR.
+        is_temporary = path.parent == folder.scratch.parent or os.lstat(path.parent).st_mode & stat.S_ISVTX
+        if is_temporary and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def set_right(folder: RunFolder) -> RunRecord:
@@ -334,6 +362,17 @@ def stored(folder: RunFolder) -> RunRecord:
         raise RunNotFoundError(
             f"no readable record in {str(folder.path)!r}: {error}. Was it written by a newer Paceline?"
         ) from error
+
+
+def is_mine(path: Path) -> bool:
+    """Return whether this user or root has written a file that only its owner writes to (`OWNED`).
+
+    In a workspace of a group each member can put another file in its place, which is the member's then.
+    """
+    try:
+        return os.lstat(path).st_uid in (os.geteuid(), 0)
+    except OSError:
+        return False
 
 
 def was_here(record: RunRecord) -> bool:

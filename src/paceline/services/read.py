@@ -33,10 +33,13 @@ def record(folder: ServiceFolder) -> ServiceRecord:
     found = store.stored(folder)
     if not _needs_somebody(folder, found):
         return found
+    if folder.workspace_dir in runs_store.only_shown:
+        why = runs_store.from_elsewhere(folder.workspace_dir)
+        return dataclasses.replace(found, state=states.NOT_RESPONDING, failure=why)
     is_here = not found.owner or found.owner.get("host") == socket.gethostname()
     if locks.is_held(folder.lock, here=is_here):
         return found
-    if not is_here or not os.access(folder.record, os.W_OK):
+    if not is_here or not runs_store.is_mine(folder.record):
         # Deleted since it was read, it has no lock that is held either, and nothing is amiss.
         store.stored(folder)
         host = found.owner.get("host")

@@ -18,7 +18,7 @@ from paceline.runs.record import user_name, utc_now
 from paceline.services.folder import ServiceFolder
 from paceline.services.record import Revision, ServiceRecord, Wanted
 from paceline.system import locks
-from paceline.system.files import append_line, read_json, write_json
+from paceline.system.files import OWNED, append_line, read_json, write_json
 
 # The Azure SDK's own rule.
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{1,30}[a-z0-9])")
@@ -85,7 +85,7 @@ def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> Serv
         return record
     if new.state != record.state:
         new = dataclasses.replace(new, since_utc=now)
-    write_json(folder.record, new.to_json())
+    write_json(folder.record, new.to_json(), mode=OWNED)
     if (new.state, new.revision, new.failure) != (record.state, record.revision, record.failure):
         append_line(
             folder.events,

@@ -18,7 +18,6 @@ import json
 import os
 import shutil
 import signal
-import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.in_containers import beside_worker
 from paceline.supervisor.looks import LIMIT_S, Looks
-from paceline.system.files import names_in, write_json
+from paceline.system.files import OwnFolder, names_in
 from paceline.targets import Nodes
 
 #: How long the asking program may be silent. It says every second that it is there.
@@ -42,9 +41,10 @@ _LOOK_S = 0.05
 
 @dataclass
 class _Running:
-    """A command that runs. sent: how much of what comes was given to a node that does not see this folder."""
+    """A command that runs. folder: its request's. sent: how much of what comes was given to a node that does not see that."""
 
     id: str
+    folder: OwnFolder
     node_rank: int
     pid: int
     heard: float
@@ -70,6 +70,8 @@ class ExecCommands:
         self._is_running, self._looks = is_running, looks
         #: The outputs of what was asked of `looks`, while somebody may read them -> when they were written.
         self._told: dict[str, float] = {}
+        #: The folders of all requests that were followed, by their names.
+        self._open: dict[str, OwnFolder] = {}
         self._is_apart = launch.run_dir != folder.path
         self._running: dict[str, _Running] = {}
         self._refused: set[str] = set()
@@ -88,7 +90,7 @@ class ExecCommands:
         for one in list(self._running.values()):
             self._look_after(one)
         for name, written in list(self._told.items()):
-            if not (self._folder.exec_requests / name).exists() or now - written > _READ_S:
+            if not self._open[name].is_there() or now - written > _READ_S:
                 del self._told[name]
                 self._forget(name)
 
@@ -110,14 +112,22 @@ class ExecCommands:
         return [name for name in names_in(self._folder.exec_requests) if not name.startswith(".")]
 
     def _begin(self, name: str) -> None:
-        folder = self._folder.exec_requests / name
+        path = self._folder.exec_requests / name
         try:
-            request = _own_request(folder)
+            folder = OwnFolder(path, shut=True)
+            try:
+                request = json.loads(folder.read("request.json"))
+                if not isinstance(request, dict):
+                    raise ValueError("it is no JSON object")
+            except BaseException:
+                folder.close()
+                raise
         except (OSError, ValueError) as error:
             # No answer: it would be written where somebody else's link leads.
             self._refused.add(name)
-            say(f"the request {str(folder)!r} is not followed (paceline exec): {error}")
+            say(f"the request {str(path)!r} is not followed (paceline exec): {error}")
             return
+        self._open[name] = folder
         try:
             if "stacks" in request:
                 native = bool(request["stacks"].get("native"))
@@ -133,7 +143,9 @@ class ExecCommands:
             # Remembered, or each look would try it again.
             self._refused.add(name)
             with contextlib.suppress(OSError):
-                write_json(folder / "answer.json", {"error": str(error)})
+                folder.write_json("answer.json", {"error": str(error)})
+            self._told.pop(name, None)
+            self._open.pop(name).close()
 
     def _begin_look(self, name: str, limit_s: float, begin: Callable[[Callable[[dict[str, Any]], None]], None]) -> None:
         """Look at all workers; what is found is told as the output of a command would be. begin: is given what is to be called
@@ -148,7 +160,8 @@ class ExecCommands:
             import base64  # people seldom ask
 
             text = base64.b64encode(json.dumps(found).encode()).decode()
-            with contextlib.suppress(OSError), open(output, "a", encoding="utf-8") as file:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            with contextlib.suppress(OSError), open(os.open(output, flags), "a", encoding="utf-8") as file:
                 file.write(json.dumps({"out": text}) + "\n" + json.dumps({"exit": 0}) + "\n")
             self._told[name] = time.monotonic()
 
@@ -160,17 +173,19 @@ class ExecCommands:
 
     def _make_output(self, name: str) -> Path:
         """The file of a command's output, before anybody writes to it: readable for its owner alone from the first byte on."""
-        os.close(os.open(self._output(name), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(os.open(self._output(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         return self._output(name)
 
     def _answer(self, name: str) -> None:
         """Tell the asking program where the output is."""
         output = str(self._output(name).relative_to(self._folder.path))
-        write_json(self._folder.exec_requests / name / "answer.json", {"output": output})
+        self._open[name].write_json("answer.json", {"output": output})
 
     def _forget(self, name: str) -> None:
         self._output(name).unlink(missing_ok=True)
-        shutil.rmtree(self._folder.exec_requests / name, ignore_errors=True)
+        folder = self._open.pop(name)
+        folder.remove()
+        folder.close()
 
     def _start(self, name: str, request: dict[str, Any]) -> None:
         rank, argv = int(request["rank"]), [str(word) for word in request["argv"]]
@@ -180,33 +195,36 @@ class ExecCommands:
         channel = f"{self._launch.run_dir}/exec/{name}"
         there = RunFolder(self._launch.run_dir).exec_output(self._launch.attempt, name)
         if self._is_apart:
-            self._put(place.node_rank, f"{channel}/request.json", self._folder.exec_requests / name / "request.json")
+            self._put(place.node_rank, f"{channel}/request.json", json.dumps(request).encode())
         self._make_output(name)
         command = beside_worker(self._launch, self._shells, rank, "execute", channel, str(there))
         started = self._nodes.start(command, self._launch.work_dir, self._shells[place.node_rank])
-        self._running[name] = _Running(id=name, node_rank=place.node_rank, pid=started.pid, heard=time.monotonic())
+        self._running[name] = _Running(
+            id=name, folder=self._open[name], node_rank=place.node_rank, pid=started.pid, heard=time.monotonic()
+        )
         say(f"beside rank {rank}: {argv[0]!r} was started (paceline exec)")
         self._answer(name)
 
     def _look_after(self, one: _Running) -> None:
-        folder, now = self._folder.exec_requests / one.id, time.monotonic()
+        now = time.monotonic()
         if one.ended is not None:
             # The asking program removes its folder when it has read the end; one that was killed never will.
-            if not folder.exists() or now - one.ended > _READ_S:
+            if not one.folder.is_there() or now - one.ended > _READ_S:
                 del self._running[one.id]
                 self._forget(one.id)
             return
         with contextlib.suppress(OSError):
-            alive = (folder / "alive").read_bytes()
+            alive = one.folder.read("alive")
             # Whether it has changed, not when: the asking program may be on a machine with another clock.
             if alive != one.alive:
                 one.alive, one.heard = alive, now
-        if not folder.exists() or now - one.heard > _SILENCE_S:
+        if not one.folder.is_there() or now - one.heard > _SILENCE_S:
             self._hang_up(one)
         elif self._is_apart:
-            while (path := folder / f"in_{one.sent}.json").exists():
-                self._put(one.node_rank, f"{self._launch.run_dir}/exec/{one.id}/{path.name}", path)
-                one.sent += 1
+            with contextlib.suppress(OSError):  # the next one is not there yet
+                while True:
+                    self._pass_on(one, one.folder.read(f"in_{one.sent}.json"))
+                    one.sent += 1
 
     def _hang_up(self, one: _Running) -> None:
         """End a command that nobody waits for any more.
@@ -216,47 +234,17 @@ class ExecCommands:
         """
         one.ended = time.monotonic()
         self._nodes.signal(one.pid, one.node_rank, signal.SIGHUP)
-        gone = self._folder.exec_requests / one.id / f"in_{one.sent}.json"
         with contextlib.suppress(OSError):
             if self._is_apart:
-                gone.parent.mkdir(parents=True, exist_ok=True)
-                write_json(gone, {"gone": True})
-                self._put(one.node_rank, f"{self._launch.run_dir}/exec/{one.id}/{gone.name}", gone)
+                self._pass_on(one, b'{"gone": true}')
             else:
-                shutil.rmtree(gone.parent, ignore_errors=True)
+                one.folder.remove()
 
-    def _put(self, node_rank: int, path: str, source: Path) -> None:
+    def _pass_on(self, one: _Running, data: bytes) -> None:
+        self._put(one.node_rank, f"{self._launch.run_dir}/exec/{one.id}/in_{one.sent}.json", data)
+
+    def _put(self, node_rank: int, path: str, data: bytes) -> None:
         put: Callable[[int, str, bytes], None] | None = getattr(self._nodes, "put", None)
         if put is None:
             raise ValueError("this compute target can't pass on what is typed to its nodes")
-        put(node_rank, path, source.read_bytes())
-
-
-def _own_request(folder: Path) -> dict[str, Any]:
-    """Return the request in a folder that only the run's owner can have made.
-
-    In a workspace that several users write to, anybody may put a link here, to a folder of the owner's with a file of that name.
-
-    Raises:
-        OSError: a part of the path is a link, or another user can write to it.
-        ValueError: it is no JSON object.
-    """
-    fds: list[int] = []
-    try:
-        for path in (folder.parent, folder.name, "request.json"):
-            kind = os.O_RDONLY if path == "request.json" else os.O_RDONLY | os.O_DIRECTORY
-            # NONBLOCK: a FIFO would hold up the supervisor.
-            flags = kind | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            fds.append(os.open(path, flags, dir_fd=fds[-1] if fds else None))
-            found = os.fstat(fds[-1])
-            is_shut = stat.S_ISREG(found.st_mode) or (stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077)
-            if found.st_uid != os.geteuid() or not is_shut:
-                raise PermissionError(f"{str(path)!r} belongs to another user, or is open to others")
-        with open(fds[-1], "rb", closefd=False) as file:
-            request = json.load(file)
-    finally:
-        for fd in fds:
-            os.close(fd)
-    if not isinstance(request, dict):
-        raise ValueError("it is no JSON object")
-    return request
+        put(node_rank, path, data)

@@ -18,6 +18,8 @@ from paceline.system.links import open_below
 
 #: The mode of files that only their owner may read.
 PRIVATE = 0o600
+#: The mode of files that only their owner may write to, also where a group shares the folder.
+OWNED = 0o644
 #: ioctl of Linux: a file shares the blocks of another until one of them is written to (ioctl_ficlone(2)).
 _FICLONE = 0x40049409
 
@@ -295,3 +297,73 @@ def _ends_torn(path: Path) -> bool:
             return False
         file.seek(-1, os.SEEK_END)
         return file.read(1) != b"\n"
+
+
+class OwnFolder:
+    """A folder of this user's, opened once: others may put a link or another folder in its place meanwhile.
+
+    shut: it and the folder above have to be open to this user alone.
+
+    Raises:
+        OSError: a part of it is a link, or another user can write to it.
+    """
+
+    def __init__(self, path: Path, *, shut: bool) -> None:
+        self._path = path
+        # NONBLOCK: a FIFO would hold up the process.
+        self._flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        flags = os.O_RDONLY | os.O_DIRECTORY | self._flags
+        above = os.open(path.parent, flags)
+        try:
+            self._check(above, shut=shut)
+            self._fd = os.open(path.name, flags, dir_fd=above)
+        finally:
+            os.close(above)
+        try:
+            self._check(self._fd, shut=shut)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _check(self, fd: int, *, shut: bool) -> None:
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid() or (shut and found.st_mode & 0o077):
+            raise PermissionError(f"{str(self._path)!r} belongs to another user, or is open to others")
+
+    def read(self, name: str) -> bytes:
+        """Return what this user has written into a file.
+
+        Raises:
+            OSError: it is not there, or no file of this user's.
+        """
+        with open(os.open(name, os.O_RDONLY | self._flags, dir_fd=self._fd), "rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+                raise PermissionError(f"{name!r} in {str(self._path)!r} belongs to another user, or is no file")
+            return file.read()
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Give the folder a new file, whole."""
+        beside = f".{name}.{os.urandom(3).hex()}"
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | self._flags, PRIVATE, dir_fd=self._fd)
+        with open(fd, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+        os.rename(beside, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
+    def is_there(self) -> bool:
+        """Return whether its path still leads to it."""
+        try:
+            return os.path.samestat(os.lstat(self._path), os.fstat(self._fd))
+        except OSError:
+            return False
+
+    def remove(self) -> None:
+        """Remove it with its files, but nothing that has taken its place."""
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self._fd):
+                os.unlink(name, dir_fd=self._fd)
+            if self.is_there():
+                os.rmdir(self._path)
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paceline.errors import TargetError
 from paceline.runs.folder import RunFolder
-from paceline.system.files import read_json, write_json
+from paceline.system.files import OWNED, read_json, write_json
 from paceline.system.names import name_rule
 from paceline.targets.base import Examined, Target
 from paceline.targets.kinds import OWN, kind_class, make_target
@@ -195,7 +195,7 @@ def remove(workspace_dir: Path, name: str) -> None:
 
 def keep_copy(run_dir: Path, configured: Configured) -> None:
     """Leave the description in a run's folder, by which the run is read and canceled from then on."""
-    write_json(RunFolder(run_dir).target, configured.to_json())
+    write_json(RunFolder(run_dir).target, configured.to_json(), mode=OWNED)
 
 
 def target_of_run(run_dir: Path) -> Target:

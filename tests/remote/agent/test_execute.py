@@ -57,6 +57,25 @@ def serve(tmp_path):
         channel.process.wait()
 
 
+@pytest.mark.parametrize("forge", ["a link", "a link above", "of another user"])
+def test_request_that_somebody_else_put_there_is_not_served(tmp_path, monkeypatch, forge):
+    # Story: a folder of another user's, in the place of the request that the supervisor had checked, said what to run.
+    folder = tmp_path / "exec" / "x"
+    folder.mkdir(parents=True)
+    write_json(folder / "request.json", {"argv": ["id"], "terminal": None, "term": None})
+    if forge == "a link":
+        folder = folder.with_name("link")
+        folder.symlink_to("x")
+    elif forge == "a link above":
+        (tmp_path / "link").symlink_to("exec")
+        folder = tmp_path / "link" / "x"
+    else:
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    with pytest.raises(OSError, match=r"belongs to another user|Not a directory|Too many levels"):
+        execute.Channel(str(folder), str(tmp_path / "output"))
+
+
 def test_what_comes_goes_in_and_what_it_says_comes_out(serve):
     channel = serve("sh", "-c", "cat; echo wrong >&2; exit 3")
     channel.write(b"one\n")

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,16 @@ from paceline.runs import read, states, store
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json, write_json
 from paceline.targets.ray.client import RayClient
-from paceline.targets.ray.object_sync import Ticket, fetch_run, get, remove_sealed, send_run, snapshot_name, unpack
+from paceline.targets.ray.object_sync import (
+    Ticket,
+    fetch_run,
+    get,
+    remove_sealed,
+    send_run,
+    signed_part,
+    snapshot_name,
+    unpack,
+)
 from paceline.targets.ray.settings import RaySettings, read_settings
 from tests.helpers import make_job, make_run, write_tree
 from tests.targets.ray.fake_cluster import FakeCluster
@@ -300,7 +310,7 @@ def test_secret_that_was_changed_in_the_store_is_refused(trip: Trip, tmp_path: P
     script = trip.send()
     sealed = trip.store / "paceline" / "runs" / trip.folder.run_id / "sealed"
     data = bytearray(sealed.read_bytes())
-    data[-3] ^= ord("t") ^ ord("x")  # "the secret" becomes "the secrex"
+    data[-20] ^= 1
     sealed.write_bytes(data)
     done = trip.run_there(script, tmp_path)
     assert done.returncode == 70
@@ -406,11 +416,87 @@ def test_links_inside_an_archive_are_kept(tmp_path: Path) -> None:
     )
 
 
+def _signed(trip: Trip, part: bytes, number: int) -> bytes:
+    return signed_part(part, trip.folder.exec_key.read_text(), trip.folder.run_id, number)
+
+
+def _truncated(parts: list[bytes], other: bytes) -> None:
+    parts[0] = parts[0][:-1]
+
+
+def _result_changed(parts: list[bytes], other: bytes) -> None:
+    parts[:] = [part.replace(b"source", b"forged") for part in parts]
+
+
+def _unsigned(parts: list[bytes], other: bytes) -> None:
+    parts[0] = parts[0][32:]
+
+
+def _empty(parts: list[bytes], other: bytes) -> None:
+    parts[0] = b""
+
+
+def _older_again(parts: list[bytes], other: bytes) -> None:
+    parts[1] = parts[0]
+
+
+def _of_another_run(parts: list[bytes], other: bytes) -> None:
+    parts[0] = other
+
+
+def _in_another_order(parts: list[bytes], other: bytes) -> None:
+    parts.reverse()
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [_truncated, _result_changed, _unsigned, _empty, _older_again, _of_another_run, _in_another_order],
+)
+def test_part_that_was_changed_in_the_store_is_refused(
+    trip: Trip, tmp_path: Path, cluster: FakeCluster, forge: Callable[[list[bytes], bytes], None]
+) -> None:
+    # Story: who could write to the datastore gave a run other results, and nobody saw it.
+    trip.run_there(trip.send(), tmp_path)
+    (tmp_path / "other").mkdir()
+    other = Trip(tmp_path / "other", cluster, run_id="other_1700000000_00000001")
+    other.run_there(other.send(), tmp_path / "other")
+
+    def paths(of: Trip) -> list[Path]:
+        return sorted((of.store / "paceline/runs" / of.folder.run_id / "back").iterdir())
+
+    parts = [path.read_bytes() for path in paths(trip)]
+    forge(parts, paths(other)[0].read_bytes())
+    for path, part in zip(paths(trip), parts, strict=True):
+        path.write_bytes(part)
+    with pytest.raises(TransferError, match=r"back/0000000\d' is not signed by the run.*Remove that object, or cancel"):
+        fetch_run(trip.settings, trip.folder)
+    assert store.stored(trip.folder).status != states.COMPLETED
+    assert not (trip.folder.outputs / "data").exists() or (trip.folder.outputs / "data").read_text() == "source"
+
+
+def test_parts_of_a_run_without_its_key_are_not_taken(trip: Trip, tmp_path: Path) -> None:
+    trip.run_there(trip.send(), tmp_path)
+    trip.folder.exec_key.unlink()
+    with pytest.raises(TransferError, match="Look at the run as the user that submitted it"):
+        fetch_run(trip.settings, trip.folder)
+    assert store.stored(trip.folder).status != states.COMPLETED
+
+
+def test_secrets_without_cryptography_are_refused_with_what_to_install(
+    trip: Trip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    trip.send()  # without secrets nothing is encrypted
+    write_json(trip.folder.secrets, {"A": "hush-hush"}, mode=0o600)
+    with pytest.raises(TargetError, match=r"needs cryptography. Install it there: pip install 'cryptography>=42'"):
+        trip.send()
+
+
 def test_what_others_put_into_the_store_is_no_part_and_that_is_said(trip: Trip) -> None:
     trip.send()
     back = trip.store / "paceline/runs" / trip.folder.run_id / "back"
     header = {"file": "target.json", "how": "part", "key": 1, "at": 0, "end": True, "mode": 420, "stamp": [2, 1, 1]}
-    write_tree(back, {"00000000": frame(header, b"{}")})
+    write_tree(back, {"00000000": _signed(trip, frame(header, b"{}"), 0)})
     before = trip.folder.target.read_bytes() if trip.folder.target.exists() else None
     with pytest.raises(TransferError, match=r"'target.json' is none that comes from the other side.*somebody else"):
         fetch_run(trip.settings, trip.folder)

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.data.stores.filesystem import Store
 from paceline.data.stores.record import StoreRecord
-from paceline.errors import RunStateError, TransferError
+from paceline.errors import RunStateError, TargetError, TransferError
 from paceline.runs.folder import RunFolder
 from paceline.targets.ray import passage as passages
 from paceline.targets.ray.object_sync import put
@@ -177,3 +177,16 @@ def test_without_the_key_there_is_one_sentence(both: Both) -> None:
     both.here.exec_key.unlink()
     with pytest.raises(RunStateError, match=r"the key to its commands, \S+/exec_key, is not there, or another user's"):
         both.passage()
+
+
+def test_cluster_without_cryptography_is_named(
+    both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passages, "can_encrypt", lambda: False)
+    monkeypatch.setattr(passages, "_SILENCE_S", 2.0)
+    passage = both.passage()
+    passage.begin(REQUEST)
+    with pytest.raises(TargetError, match=r"the cluster's Python needs\s+cryptography. Install it there"):
+        wait_until(passage.heard, "a word", 60)
+    passage.close()
+    assert not supervisor.requests

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import IO, Any
 
 if __name__ == "__main__":
@@ -32,6 +33,7 @@ if __name__ == "__main__":
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.system import processes
+from paceline.system.files import OwnFolder
 
 _LOOK_S = 0.02
 _HANG_UP_S = 1.0
@@ -48,15 +50,15 @@ class Channel:
     """The files that one command is talked to through."""
 
     def __init__(self, folder: str, output: str) -> None:
-        self._folder = folder
-        fd = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # In a folder that a group shares, a member could have put another one here since the supervisor looked.
+        self._folder = OwnFolder(Path(folder), shut=False)
+        fd = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._output: IO[bytes] = os.fdopen(fd, "ab", buffering=0)
         self._lock = threading.Lock()
         self._next = 0
         self._written = self._read = 0
         self._is_over = False
-        with open(os.path.join(folder, "request.json"), encoding="utf-8") as file:
-            self.request: dict[str, Any] = json.load(file)
+        self.request: dict[str, Any] = json.loads(self._folder.read("request.json"))
 
     def say(self, **told: object) -> None:
         line = json.dumps(told).encode() + b"\n"
@@ -76,11 +78,10 @@ class Channel:
         found: list[dict[str, Any]] = []
         while True:
             try:
-                with open(os.path.join(self._folder, f"in_{self._next}.json"), encoding="utf-8") as file:
-                    found.append(json.load(file))
+                found.append(json.loads(self._folder.read(f"in_{self._next}.json")))
             except OSError:
                 # Without the folder whoever talked to the command is gone; with it the next message is not written yet.
-                return found if os.path.isdir(self._folder) else [{"gone": True}]
+                return found if self._folder.is_there() else [{"gone": True}]
             self._next += 1
             self._read = max(self._read, int(found[-1].get("read", 0)))
 

@@ -5,7 +5,7 @@
     <datastore>/paceline/runs/<run id>/start.tar.gz  the run's folder as it was made, and the workspace's datastores
     <datastore>/paceline/runs/<run id>/sealed        the values of its secrets, encrypted by a key that is in the job's ticket
     <datastore>/paceline/runs/<run id>/exec/         what is said to commands beside workers, and by them (`passage`)
-    <datastore>/paceline/runs/<run id>/back/<n>      what has changed since (`delta`), replayed here and then removed
+    <datastore>/paceline/runs/<run id>/back/<n>      what has changed since (`delta`), signed, replayed here and then removed
 
 Paceline itself goes with the job, as a package of Ray's, of which a cluster keeps one for each version.
 """
@@ -20,14 +20,16 @@ import io
 import json
 import os
 import secrets
+import socket
 import stat
+import sys
 import tarfile
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.data.stores.filesystem import Store, place_of
 from paceline.data.stores.record import StoreRecord
@@ -49,6 +51,9 @@ from paceline.targets.ray.entry import travel_entrypoint
 from paceline.targets.ray.library import send_library
 from paceline.targets.ray.settings import RaySettings
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 #: Of the submitting machine alone, or sent by other means.
 _NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json", "exec_key"})
 _LOOK_S = 1.0
@@ -56,6 +61,8 @@ _LOOK_S = 1.0
 _END_S = 2.0
 #: Of HMAC-SHA256.
 _SIGNATURE_BYTES = 32
+#: As AES-GCM takes it (NIST SP 800-38D).
+_NONCE_BYTES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +71,8 @@ class Ticket:
 
     start_sha256: of `start.tar.gz`, in hexadecimal: whoever can write to the datastore must not replace the job.
     snapshot_sha256: of the snapshot's files (`tree_sha256`), for the same reason; None where there is no snapshot.
-    key: opens the run's sealed secrets, in hexadecimal; None where it has none. exec_key: of what is said to commands beside
-        workers (`passage`), in hexadecimal.
+    key: opens the run's sealed secrets, in hexadecimal; None where it has none. exec_key: signs what comes back, and encrypts
+        what is said to commands beside workers (`passage`), in hexadecimal.
     """
 
     run_id: str
@@ -78,7 +85,7 @@ class Ticket:
     options: Mapping[str, Any] = field(default_factory=dict)
     credentials: Mapping[str, str] | None = None
     key: str | None = None
-    exec_key: str = ""
+    exec_key: str
 
     @property
     def record(self) -> StoreRecord:
@@ -160,27 +167,60 @@ def _seal(store: Store, folder: RunFolder) -> str | None:
     if not values:
         return None
     key = secrets.token_bytes(32)
-    data = crossed(json.dumps(values).encode(), key)
-    put(store, sealed_name(folder.run_id), _signature(folder.run_id, data, key) + data)
+    name = sealed_name(folder.run_id)
+    put(store, name, encrypted(json.dumps(values).encode(), key, name))
     folder.secrets.unlink(missing_ok=True)  # its supervisor, who alone wants them, is there
     return key.hex()
-
-
-def _signature(run_id: str, data: bytes, key: bytes) -> bytes:
-    """Return the HMAC-SHA256 of encrypted secrets: without it, a known value could be changed to another one unnoticed."""
-    return hmac.digest(key, b"signature " + sealed_name(run_id).encode() + b"\0" + data, "sha256")
 
 
 def sealed_name(run_id: str) -> str:
     return f"{run_prefix(run_id)}/sealed"
 
 
-def crossed(data: bytes, key: bytes) -> bytes:
-    """`data` encrypted, or decrypted, by a key that is used once: XOR with SHAKE256(key) as keystream (FIPS 202, an
-    extendable-output function)."""
-    stream = hashlib.shake_256(b"paceline secrets" + key).digest(len(data))
-    mixed = int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")  # all at once: byte by byte takes far longer
-    return mixed.to_bytes(len(data), "big")
+def encrypted(data: bytes, key: bytes, name: str) -> bytes:
+    """Return `data` encrypted and signed by AES-256-GCM, as the object `name`: under another name it is refused.
+
+    Raises:
+        TargetError: This Python has no `cryptography`.
+    """
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    return nonce + _cipher(key).encrypt(nonce, data, name.encode())
+
+
+def decrypted(data: bytes, key: bytes, name: str) -> bytes | None:
+    """Return the data of the object `name`, or None if it was not encrypted with this key under this name.
+
+    Raises:
+        TargetError: This Python has no `cryptography`.
+    """
+    cipher = _cipher(key)
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        return cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], name.encode())
+    except (InvalidTag, ValueError):  # changed, or too short
+        return None
+
+
+def can_encrypt() -> bool:
+    """Return whether this Python has `cryptography`."""
+    try:
+        _cipher(bytes(32))
+    except TargetError:
+        return False
+    return True
+
+
+def _cipher(key: bytes) -> AESGCM:
+    # Imported here: only runs with secrets, and commands beside workers, need it.
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise TargetError(
+            f"secrets and commands go through a datastore encrypted, for which {sys.executable} on {socket.gethostname()} needs "
+            "cryptography. Install it there: pip install 'cryptography>=42'."
+        ) from error
+    return AESGCM(key)
 
 
 def unsealed(store: Store, run_id: str, key: str) -> dict[str, str]:
@@ -189,19 +229,18 @@ def unsealed(store: Store, run_id: str, key: str) -> dict[str, str]:
     Raises:
         TargetError: they are not there, or somebody has changed them.
     """
-    data = get(store, sealed_name(run_id))
+    name = sealed_name(run_id)
+    data = get(store, name)
     if data is None:
+        raise TargetError(f"{store.title} has no {name!r}, the values of the run's secrets. Submit it again.")
+    text = decrypted(data, bytes.fromhex(key), name)
+    if text is None:
         raise TargetError(
-            f"{store.title} has no {sealed_name(run_id)!r}, the values of the run's secrets. Submit it again."
+            f"{store.title}: {name!r}, the values of the run's secrets, was changed by somebody without the run's key. Submit "
+            "the run again."
         )
-    signature, data = data[:_SIGNATURE_BYTES], data[_SIGNATURE_BYTES:]
-    if not hmac.compare_digest(signature, _signature(run_id, data, bytes.fromhex(key))):
-        raise TargetError(
-            f"{store.title}: {sealed_name(run_id)!r}, the values of the run's secrets, was changed by somebody without the run's "
-            "key. Submit the run again."
-        )
-    values: dict[str, str] = json.loads(crossed(data, bytes.fromhex(key)))
-    remove(store, sealed_name(run_id))
+    values: dict[str, str] = json.loads(text)
+    remove(store, name)
     return values
 
 
@@ -278,7 +317,8 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
         if told.get("ended") or 0 <= time.time() - told["time"] < _LOOK_S:
             return False
         with Store(store_record(settings, folder.path.parent.parent)) as store:
-            while (part := _next_part(store, folder, told)) is not None:
+            while (signed := _next_part(store, folder, told)) is not None:
+                part = _unsigned(store, folder, told["next"], signed)
                 # After the record's end only the word that it was the end can follow, or, after a kill, the same once more.
                 told["ended"] = delta.ends(part) if _has_end(folder) else replay(part)
                 # First replayed, then noted, then removed: killed in between, the same part is replayed again, or lies in the
@@ -301,6 +341,33 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
 
 def part_name(run_id: str, number: int) -> str:
     return f"{run_prefix(run_id)}/back/{number:08d}"
+
+
+def signed_part(part: bytes, key: str, run_id: str, number: int) -> bytes:
+    """Return a part behind its signature, which holds for this run and this number alone."""
+    return hmac.digest(bytes.fromhex(key), f"part {part_name(run_id, number)}\0".encode() + part, "sha256") + part
+
+
+def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> bytes:
+    """Return the part behind its signature.
+
+    Raises:
+        TransferError: The run has not signed it as this part, or the key is not here.
+    """
+    try:
+        key = folder.exec_key.read_text(encoding="ascii")
+    except OSError as error:
+        raise TransferError(
+            f"what run {folder.run_id} sends back can't be checked: its key, {str(folder.exec_key)!r}, can't be read: "
+            f"{error.strerror}. Look at the run as the user that submitted it."
+        ) from error
+    part = signed[_SIGNATURE_BYTES:]
+    if not hmac.compare_digest(signed, signed_part(part, key, folder.run_id, number)):
+        raise TransferError(
+            f"{store.title}: {part_name(folder.run_id, number)!r} is not signed by the run. Has somebody else written below "
+            f"{run_prefix(folder.run_id)!r} there? Remove that object, or cancel the run and submit it again."
+        )
+    return part
 
 
 def _next_part(store: Store, folder: RunFolder, told: Mapping[str, Any]) -> bytes | None:

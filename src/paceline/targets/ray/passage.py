@@ -4,15 +4,14 @@
     <prefix>/exec/<id>/in_<n>        lines of JSON: first the request, then what is passed on; none in a while: nobody is there
     <prefix>/exec/<id>/out_<n>       what comes back, line by line; at last an empty one: nothing follows
 
-Who reads an object removes it. Each is encrypted and signed by a key of the run's that is in the job's ticket and in a file
-of the submitting user's: who can write to the store can't run anything, and who can read it learns nothing.
-(Encrypt-then-MAC with keys that are used once: HMAC-SHA256, RFC 2104, gives them and signs; `object_sync.crossed` encrypts.)
+Who reads an object removes it. Each is encrypted and signed (`object_sync.encrypted`) by a key of the run's that is in the
+job's ticket and in a file of the submitting user's: who can write to the store can't run anything, and who can read it learns
+nothing. Only an empty answer is neither: the cluster's Python has no `cryptography`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import os
 import secrets
@@ -22,12 +21,12 @@ from typing import Any
 
 from paceline.data.stores.filesystem import Store
 from paceline.data.stores.record import StoreRecord
-from paceline.errors import PacelineError, RunStateError, TransferError
+from paceline.errors import PacelineError, RunStateError, TargetError, TransferError
 from paceline.runs import states
 from paceline.runs.execute import Files
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
-from paceline.targets.ray.object_sync import crossed, exists, get, put, remove, run_prefix
+from paceline.targets.ray.object_sync import can_encrypt, decrypted, encrypted, exists, get, put, remove, run_prefix
 
 #: How often the cluster's side looks whether somebody has knocked, at a bucket, which charges for each look.
 _KNOCK_S = 2.0
@@ -40,14 +39,13 @@ _ALIVE_S = 5.0
 _SILENCE_S = 40.0
 #: How many objects may wait to be read; then the command waits.
 _AHEAD = 8
-_WORD_BYTES = 32
 
 
 class Sealed:
     """The objects of one side of one command, each whole or not there. way: "in" or "out"."""
 
     def __init__(self, store: Store, run_id: str, key: str, name: str, way: str) -> None:
-        self._store, self._key, self._way = store, bytes.fromhex(key), way
+        self._store, self._run_id, self._key, self._way = store, run_id, bytes.fromhex(key), way
         self._top = f"{run_prefix(run_id)}/exec/{name}"
         #: How many were written, or read.
         self.count = 0
@@ -59,10 +57,7 @@ class Sealed:
             PacelineError: the store does not take it; it is the next one still.
         """
         name = self._name(self.count)
-        # Other words may have been stored under this name, by a try that seemed to fail.
-        nonce = secrets.token_bytes(_WORD_BYTES)
-        data = nonce + crossed(json.dumps(lines).encode(), self._once(name, nonce))
-        put(self._store, name, self._signature(name, data) + data)
+        put(self._store, name, encrypted(json.dumps(lines).encode(), self._key, name))
         self.count += 1
 
     def get(self) -> list[dict[str, Any]] | None:
@@ -75,15 +70,23 @@ class Sealed:
         found = get(self._store, name)
         if found is None:
             return None
-        signature, data = found[:_WORD_BYTES], found[_WORD_BYTES:]
-        nonce, text = data[:_WORD_BYTES], data[_WORD_BYTES:]
-        if not hmac.compare_digest(signature, self._signature(name, data)):
+        if not found:
+            raise TargetError(
+                f"run {self._run_id}: commands go through {self._store.title} encrypted, for which the cluster's Python needs "
+                "cryptography. Install it there: pip install 'cryptography>=42'."
+            )
+        text = decrypted(found, self._key, name)
+        if text is None:
             raise TransferError(f"{self._store.title}: {name!r} is not signed with this run's key.")
         with contextlib.suppress(FileNotFoundError):
             remove(self._store, name)
         self.count += 1
-        lines: list[dict[str, Any]] = json.loads(crossed(text, self._once(name, nonce)))
+        lines: list[dict[str, Any]] = json.loads(text)
         return lines
+
+    def refuse(self) -> None:
+        """Answer that this Python can't encrypt."""
+        put(self._store, self._name(0), b"")
 
     def is_full(self) -> bool:
         """True if the other side has so many to read that it should get no more."""
@@ -91,13 +94,6 @@ class Sealed:
 
     def _name(self, number: int) -> str:
         return f"{self._top}/{self._way}_{number:06d}"
-
-    def _once(self, name: str, nonce: bytes) -> bytes:
-        return hmac.digest(self._key, b"text " + nonce + name.encode(), "sha256")
-
-    def _signature(self, name: str, data: bytes) -> bytes:
-        own = hmac.digest(self._key, b"signature " + name.encode(), "sha256")
-        return hmac.digest(own, data, "sha256")
 
 
 #: How long the end of what was refused is waited for.
@@ -214,7 +210,10 @@ class StoreListener:
                     looked_at = now
                     with contextlib.suppress(Exception):  # a store that is away for a while
                         for name in self._asked(store):
-                            running[name] = _Handed(store, self._folder, self._key, name)
+                            if can_encrypt():
+                                running[name] = _Handed(store, self._folder, self._key, name)
+                            else:
+                                Sealed(store, self._folder.run_id, self._key, name, "out").refuse()
                 for name, one in list(running.items()):
                     if not one.look():
                         one.close()

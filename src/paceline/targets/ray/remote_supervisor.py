@@ -32,6 +32,7 @@ from paceline.targets.ray.object_sync import (
     part_name,
     put,
     run_prefix,
+    signed_part,
     snapshot_name,
     tree_sha256,
     unpack,
@@ -102,7 +103,7 @@ def _got(store: Store, path: str) -> bytes:
 def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> int:
     recorder = DeltaRecorder(folder.path)
     recorder.skip_present()
-    journal = _Journal(store, ticket.run_id)
+    journal = _Journal(store, ticket.run_id, ticket.exec_key)
     # Standard error of the job itself would go into Ray's log of it; the supervisor's words belong to the run.
     log = os.open(folder.driver_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     supervisor = subprocess.Popen(
@@ -115,7 +116,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
     )
     os.close(log)
     _let_go_of_driver()
-    listener = StoreListener(ticket.record, folder, ticket.exec_key) if ticket.exec_key else None
+    listener = StoreListener(ticket.record, folder, ticket.exec_key)
     stored = 0.0
     # Parts have numbers without gaps, for whoever reads them looks for the next one by its name. So a part that the store has not
     # taken waits, and nothing is recorded meanwhile: what changes comes in the one after it.
@@ -127,8 +128,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
                 journal.add(part)
             with contextlib.suppress(PacelineError):
                 journal.store()
-    if listener is not None:
-        listener.close()
+    listener.close()
     deadline = time.monotonic() + _PATIENCE_S
     while (part := recorder.part(is_final=True)) is not None:
         journal.add(part)
@@ -165,11 +165,12 @@ def _insist(journal: _Journal, deadline: float) -> None:
 
 
 class _Journal:
-    """Parts on their way to the store, in order."""
+    """Parts on their way to the store, in order. key: signs them."""
 
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: Store, run_id: str, key: str) -> None:
         self._store = store
         self._run_id = run_id
+        self._key = key
         self._next = 0
         self._waiting: list[bytes] = []
 
@@ -188,7 +189,8 @@ class _Journal:
             PacelineError: the store does not take one; it waits for the next call.
         """
         while self._waiting:
-            put(self._store, part_name(self._run_id, self._next), self._waiting[0])
+            signed = signed_part(self._waiting[0], self._key, self._run_id, self._next)
+            put(self._store, part_name(self._run_id, self._next), signed)
             self._next += 1
             del self._waiting[0]
 
