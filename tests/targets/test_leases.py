@@ -292,6 +292,24 @@ def test_a_run_that_waits_keeps_the_time_at_which_it_came(ask: Ask, agents: Any,
     assert (path.stat().st_ino, path.stat().st_ctime_ns) == before
 
 
+def test_run_that_hangs_says_so_in_its_ticket_until_it_goes_on(
+    agents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    leases.take(ticket("1", agents(), cores=4))
+    since = "2026-11-23 06:12:03 UTC"
+    leases.note({"key": "1", "hangs_since": since})
+    leases.note({"key": "nowhere", "hangs_since": since})
+    waits = leases.take(ticket("2", agents(), cores=4))
+    assert [(item["run_id"], item["hangs_since"]) for item in waits["holders"]] == [("run 1", since)]
+    leases.note({"key": "1", "hangs_since": None})
+    (path,) = (tmp_path / "leases").rglob("1.ticket")
+    assert leases.look({})["tickets"][0]["hangs_since"] is None
+    # Another user's words are shown by the length of a time alone.
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hangs_since": "x" * 22 + "\n"}))
+    assert leases.look({})["tickets"][0]["hangs_since"] is None
+
+
 def test_who_holds_the_guard_is_named(agents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # It was: "it does not answer: it is down, or the network in between is".
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path))

@@ -176,8 +176,9 @@ def write_off(folder: RunFolder, by: str) -> RunRecord:
     """Write down as Canceled a run whose engine can't be asked any more, and return its record.
 
     Raises:
-        RunStateError: Another process looks after the run.
+        RunStateError: The run is another user's, or another process looks after it.
     """
+    store.check_own(folder, "cancel")
     fd = locks.take(folder.lock)
     if fd is None:
         raise RunStateError(

@@ -63,6 +63,7 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
     """
     record = read.record(folder)
     check_removable(record, force=force)
+    store.check_own(folder, "remove")
     # With a token, for another run may be given this id, and be removed, before the folder of the first is empty.
     gone = folder.path.with_name(f"{GONE}{folder.run_id}-{secrets.token_hex(4)}")
     # Whoever holds the lock is the only one who may write the record, so nobody can begin to look after the run meanwhile.

@@ -351,6 +351,19 @@ def set_right(folder: RunFolder) -> RunRecord:
         os.close(fd)
 
 
+def check_own(folder: RunFolder, verb: str) -> None:
+    """Refuse a run that this user may not change.
+
+    Raises:
+        RunStateError: Its folder can't be written to; with whom to ask.
+    """
+    if folder.path.is_dir() and not os.access(folder.path, os.W_OK):
+        raise RunStateError(
+            f"run {folder.run_id} belongs to {stored(folder).submitted_by or 'another user'}, and its folder, "
+            f"{str(folder.path)!r}, can't be written to. Ask them to {verb} it."
+        )
+
+
 def stored(folder: RunFolder) -> RunRecord:
     """The record as it is written, whoever looks after the run or does not: for its owner."""
     data = read_json(folder.record)

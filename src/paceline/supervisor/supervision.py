@@ -108,6 +108,10 @@ class Supervision:
         """Note that the run hangs, or that it gets on again."""
         self.record = dataclasses.replace(self.record, hang=hang)
         store.write(self.folder, self.record)
+        # For those who wait for what it holds on hosts that several users share. In a thread: a host may not answer.
+        if (note := getattr(self.nodes, "note_hang", None)) is not None:
+            since = f"{str(hang['since_utc'])[:19].replace('T', ' ')} UTC" if hang else None
+            threading.Thread(target=note, args=(since,), daemon=True).start()
         # A run that then fails or restarts tells of its end.
         if hang is not None and self.job.notify and self.job.on_hang == "report":
             threading.Thread(target=self._tell_of_hang, args=(self.record,), daemon=True).start()

@@ -60,8 +60,8 @@ _GUARD_S = 8.0
 _CLAIM_S = 60.0
 #: No ticket is longer, and nobody has more.
 _TICKET_BYTES, _TICKETS = 1 << 16, 1000
-#: Characters of a run's id that are shown.
-_LONGEST = 300
+#: Characters of a run's id that are shown, and of a time in UTC.
+_LONGEST, _UTC_LENGTH = 300, len("2026-11-23 06:12:03 UTC")
 
 
 class LeasesError(OSError):
@@ -281,6 +281,16 @@ def give_back(given: "dict[str, Any]") -> "dict[str, Any]":
     return {}
 
 
+def note(given: "dict[str, Any]") -> "dict[str, Any]":
+    """Write into the run's ticket since when it hangs (`hangs_since`; None: not any more), for those who wait for it."""
+    queue = host_queue()
+    with locked():
+        found = read(os.path.join(queue.own, given["key"] + ".ticket"), os.geteuid())
+        if found is not None:
+            queue.write(dict(found, hangs_since=given["hangs_since"]))
+    return {}
+
+
 def host_queue() -> Queue:
     """The queue of this host, which all of its users share."""
     # Several machines may share a /tmp, as hosts that boot without a disk do.
@@ -365,7 +375,17 @@ def read(path: str, uid: "int | None") -> "Ticket | None":
     place = since(value["key"], status.st_ctime)
     # Another user's text, which is shown on a terminal and in files of lines.
     run_id = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value.get("run_id"))[:_LONGEST])
-    return dict(value, uid=uid, user=user_name(status.st_uid), run_id=run_id, granted=granted, since=place)
+    hangs = value.get("hangs_since")
+    hangs = hangs if isinstance(hangs, str) and len(hangs) == _UTC_LENGTH and hangs.isprintable() else None
+    return dict(
+        value,
+        uid=uid,
+        user=user_name(status.st_uid),
+        run_id=run_id,
+        granted=granted,
+        since=place,
+        hangs_since=hangs,
+    )
 
 
 def share_of(ticket: "Ticket") -> float:

@@ -138,6 +138,21 @@ def test_a_hang_on_two_hosts_is_noticed_and_named(ssh_lab: Lab) -> None:
     check_hang(ssh_lab.submit(STOPS, **TWO, hang_seconds=3))
 
 
+@pytest.mark.proof
+def test_run_that_waits_for_a_hanging_one_on_a_host_says_since_when_it_hangs(
+    ssh_lab: Lab, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    other = Lab(tmp_path / "other")
+    add(other.workspace_dir, Configured(name="lab", kind="ssh", settings=settings | {"hosts": ["pa1:1", "pa0:1"]}))
+    first = ssh_lab.submit(STOPS, **TWO, hang_seconds=3)
+    wait_until(lambda: first.record().hang or first.record().is_terminal, "the first hangs", 60)
+    second = other.submit(SHOW, **TWO)
+    wait_until(lambda: f"{first.id} hangs since" in (second.record().waiting_for or ""), "the second says so", 60)
+    for run in (second, first):
+        run.cancel()
+        assert wait_for_end(run) == states.CANCELED
+
+
 def test_hosts_that_see_the_workspace_run_in_it(hosts: Hosts, settings: dict[str, Any], lab: Lab) -> None:
     shared = Lab(hosts.folder / "shared")
     add(shared.workspace_dir, Configured(name="lab", kind="ssh", settings=settings))

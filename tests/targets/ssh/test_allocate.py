@@ -247,3 +247,13 @@ def test_many_runs_that_want_overlapping_hosts_all_get_them_and_never_share_a_co
 
     assert trouble == []
     assert sorted(done) == [f"{number:02}" for number in range(16)]
+
+
+def test_queue_line_names_whose_run_holds_the_host_and_since_when_it_hangs() -> None:
+    holders = [
+        {"run_id": "a_1", "uid": 7, "user": "ann", "hangs_since": None},
+        {"run_id": "b_2", "uid": 8, "user": "bob", "hangs_since": "2026-11-23 06:12:03 UTC"},
+    ]
+    assert allocate._waits_for("gpu1", {"ahead": [], "holders": holders, "uid": 7}) == (
+        "waits on gpu1 for 2 runs (a_1, b_2 of bob). b_2 hangs since 2026-11-23 06:12:03 UTC"
+    )

@@ -35,7 +35,8 @@ class AgentNodes:
     ports: free on the first node, or how many are to be found there. folder: absolute, on each node; what it needs of
     the run lies there where it does not see the run's own folder. python: the interpreter of nodes whose job names
     none; None for the first agent's own. is_shared: whether nodes see the supervisor's folders; None to find out.
-    on_close: gives the nodes back. starter: what starts MPI's workers in mpirun's place; they are the agents' all the same.
+    on_close: gives the nodes back. on_hang: notes for other runs since when this one hangs, None for not any more. starter: what
+    starts MPI's workers in mpirun's place; they are the agents' all the same.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class AgentNodes:
         folder: str,
         python: str | None = None,
         on_close: Callable[[], None] | None = None,
+        on_hang: Callable[[str | None], None] = lambda since: None,
         is_shared: bool | None = None,
         starter: Starter | None = None,
     ) -> None:
@@ -56,7 +58,7 @@ class AgentNodes:
         self.silence_s = max(link.silence_s for link in links)
         self.ports = tuple(links[0].free_ports(ports) if isinstance(ports, int) else ports)
         self._links, self._python, self._on_close = tuple(links), python, on_close
-        self._starter = starter
+        self._starter, self.note_hang = starter, on_hang
         self._top, self._is_shared = folder.rstrip("/") or "/", is_shared
         self._folder: RunFolder | None = None
         self._run_dir = ""

@@ -261,7 +261,7 @@ def too_few(count: int, hosts: Sequence[SshHost], reasons: dict[SshHost, str]) -
 
 
 def _waits_for(name: str, answer: dict[str, Any]) -> str:
-    """The status text of a run that waits for others on a host."""
+    """Return the status text of a run that waits for others on a host, with since when one of them hangs."""
     ahead, holders = answer.get("ahead", []), answer.get("holders", [])
     others = ahead or holders
     if not others:
@@ -272,4 +272,7 @@ def _waits_for(name: str, answer: dict[str, Any]) -> str:
         for other in others[:3]
     )
     shown = visible(", ".join(named)) + (", ..." if len(others) > 3 else "")
-    return f"waits on {name} for {counted(len(others), 'run')} ({shown})"
+    hanging = next(
+        (f". {other['run_id']} hangs since {other['hangs_since']}" for other in others if other.get("hangs_since")), ""
+    )
+    return f"waits on {name} for {counted(len(others), 'run')} ({shown}){visible(hanging)}"

@@ -172,7 +172,14 @@ class SshTarget:
             # What is not held is ended here, whatever went wrong; `held` is None by then.
             opening.close(but=[item.member for item in held or ()])
         links = [item.member.link for item in held]
-        return AgentNodes(links, nodes, ports, folder=self._set.folder, python=self.script_python(links))
+
+        def note_hang(since: str | None) -> None:
+            for item in held:
+                with contextlib.suppress(TargetError, EngineError, OSError):  # it is lost, or the lock is somebody's
+                    item.member.ask("note", {"key": demand.key, "hangs_since": since})
+
+        python = self.script_python(links)
+        return AgentNodes(links, nodes, ports, folder=self._set.folder, python=python, on_hang=note_hang)
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
         if self._lookout is None:
