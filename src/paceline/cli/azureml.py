@@ -27,7 +27,7 @@ def check(
 ) -> int:
     """Read drivers and training scripts, without running them, and say of each name of the SDK's what becomes of it here.
 
-    Exits with 1 where something is missing. What variables hold can't be read, so `run.log(...)` is not looked at.
+    Exits with 1 where something is missing. Variables are followed where the text shows their class.
     """
     if not path.exists():
         raise UserError(f"there is no {str(path)!r}. Name a folder, a Python file or a notebook.")

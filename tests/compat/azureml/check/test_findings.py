@@ -111,3 +111,132 @@ def test_what_is_here(name):
 )
 def test_what_is_not(name):
     assert missing(name)
+
+
+HELD = """
+from azureml.core import Dataset, Experiment, Run, ScriptRunConfig, Workspace
+from azureml.core.compute import AmlCompute, ComputeTarget
+from azureml.core.model import Model
+from azureml.pipeline.core import Pipeline
+from azureml.data.data_reference import DataReference
+ws = Workspace.from_config()
+print(ws.name, ws._workspace_name)
+pipeline = Pipeline(ws, [])
+pipeline.publish("name")
+run = Experiment(ws, "e").submit(ScriptRunConfig(".", "t.py", compute_target="cpus"))
+run._client
+run.get_best_run_by_primary_metric(), run.wait_for_completion(), run.publish_pipeline()
+with Experiment(ws, "e").start_logging() as logged:
+    logged.sell()
+target = ws.compute_targets["cpus"]
+target = ComputeTarget(ws, "cpus")
+try:
+    target = AmlCompute(workspace=ws, name="gpus")
+except Exception:
+    target = ComputeTarget.create(ws, "gpus", AmlCompute.provisioning_configuration())
+other = Workspace.get("corp")
+def train(run: Run, ws):
+    ws._anything, run.sell()
+DataReference(ws.get_default_datastore()).to_config()
+model = Model(ws, "m")
+def init():
+    global model
+    model = load()
+model.predict()
+ws = load()
+ws._sell()
+Model.profile(ws)
+ws.get_mlflow_tracking_uri()
+"""
+
+
+def test_what_variables_hold_is_followed_to_what_is_refused(tmp_path):
+    """`check` said "works" of Pipeline.publish, private attributes and clusters that the driver only names."""
+    (tmp_path / "driver.py").write_text(HELD)
+    found = {(one.line, one.name): one for one in of_folder(tmp_path) if one.becomes != WORKS}
+    place = "azureml.core.workspace.Workspace"
+    run, pipeline = "azureml.core.run.Run", "azureml.pipeline.core.pipeline.Pipeline"
+    assert {key: one.becomes for key, one in found.items()} == {
+        (8, f"{place}._workspace_name"): MISSING,
+        (10, f"{pipeline}.publish"): MISSING,
+        (11, "azureml.core.ScriptRunConfig"): REPLACED,
+        (12, f"{run}._client"): MISSING,
+        (13, f"{run}.publish_pipeline"): MISSING,
+        (15, f"{run}.sell"): MISSING,
+        (16, f"{place}.compute_targets"): REPLACED,
+        (17, "azureml.core.compute.ComputeTarget"): MISSING,
+        (21, "azureml.core.compute.AmlCompute.provisioning_configuration"): REPLACED,
+        (22, "azureml.core.Workspace.get"): REPLACED,
+        (24, f"{run}.sell"): MISSING,
+        (33, "azureml.core.model.Model.profile"): MISSING,
+    }
+    assert "Submit the pipeline where it is needed" in found[10, f"{pipeline}.publish"].text
+    assert "Submit the pipeline where it is needed" in found[13, f"{run}.publish_pipeline"].text
+    assert "paceline compute add cpus" in found[17, "azureml.core.compute.ComputeTarget"].text
+    assert "paceline service bench NAME" in found[33, "azureml.core.model.Model.profile"].text
+
+
+USE = "from azureml.core import Nothing\n"
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"),
+    [
+        ("%%time\n" + USE, 2),
+        ("x = !ls\n" + USE, 2),
+        ("x, y = %time f()\n" + USE, 2),
+        ("Run?\nazureml.core.Run??\n?Run\n" + USE, 4),
+        ("if True:\n    !pip install x\n" + USE, 3),
+        ("!pip install \\\n   --quiet x\n" + USE, 3),
+        ("  " + USE, 1),
+        (" import os\n" + USE, 2),
+        ("await f()\n" + USE, 2),
+        ("x = (5\n % 3)\n" + USE, 3),
+        ("%%writefile train.py\nimport os\n" + USE, 3),
+    ],
+    ids=[
+        *("time", "command's lines", "magic's value", "help", "command alone in an if", "command of two lines"),
+        *("indented", "first line indented", "await", "modulo", "script"),
+    ],
+)
+def test_a_cell_is_read_with_what_ipython_adds_to_python(tmp_path, cell, line):
+    """One such cell dropped its whole notebook: 31 of 389."""
+    cells = [{"cell_type": "code", "source": text} for text in ("import azureml.core\n", cell)]
+    (tmp_path / "book.ipynb").write_text(json.dumps({"cells": cells}))
+    assert uses(tmp_path) == {(1, "azureml.core"): WORKS, (1 + line, "azureml.core.Nothing"): MISSING}
+
+
+@pytest.mark.parametrize(
+    "cell", ["%%html\n<b>", "%%writefile x.yml\na: 1", "%%bash\nls &&", "%%R\nx <- 1", "%%sql\nselect", ""]
+)
+def test_a_cell_of_another_language_is_passed_over_alone(tmp_path, cell):
+    cells = [{"cell_type": "code", "source": text.splitlines(True)} for text in (cell, USE)]
+    (tmp_path / "book.ipynb").write_text(json.dumps({"cells": cells}))
+    assert uses(tmp_path) == {(len(cell.splitlines()) + 1, "azureml.core.Nothing"): MISSING}
+
+
+def test_a_cell_that_is_no_python_is_named_and_the_others_are_read(tmp_path):
+    cells = [{"cell_type": "code", "source": text} for text in (USE, "x = 1\nprint 'x'\n", USE)]
+    (tmp_path / "book.ipynb").write_text(json.dumps({"cells": cells}))
+    assert uses(tmp_path) == {
+        (1, "azureml.core.Nothing"): MISSING,
+        (3, "(the cell)"): MISSING,
+        (4, "azureml.core.Nothing"): MISSING,
+    }
+
+
+def test_a_script_in_a_cell_has_none_of_the_notebook_s_variables(tmp_path):
+    script = "%%writefile score.py\ndef run(data):\n    return model.predict(data)\n"
+    driver = "from azureml.core import Model, Workspace\nmodel = Model(Workspace.from_config(), 'm')\n"
+    cells = [{"cell_type": "code", "source": text} for text in (driver, script)]
+    (tmp_path / "book.ipynb").write_text(json.dumps({"cells": cells}))
+    assert MISSING not in uses(tmp_path).values()
+
+
+def test_a_notebook_of_another_language_has_no_uses(tmp_path):
+    book = {
+        "metadata": {"kernelspec": {"name": "ir", "language": "R"}},
+        "cells": [{"cell_type": "code", "source": "x <- 1"}],
+    }
+    (tmp_path / "book.ipynb").write_text(json.dumps(book))
+    assert uses(tmp_path) == {}

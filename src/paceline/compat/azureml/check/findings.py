@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from paceline.compat.azureml import aliases
-from paceline.compat.azureml.check.replaced import of_call, of_old_library
+from paceline.compat.azureml.check import cells, instances
+from paceline.compat.azureml.check.replaced import CLUSTER, of_call, of_old_library
 
 #: What becomes of a use: it works as written; it works with something else in its place; it does not work.
 WORKS, REPLACED, MISSING = "works", "replaced", "missing"
@@ -36,7 +36,7 @@ def of_folder(top: Path) -> list[Finding]:
     """The uses in all Python files and notebooks below a folder, or in one of these, by file and line."""
     found: list[Finding] = []
     for file in [top] if top.is_file() else sorted(_written(top)):
-        found += _of_text(str(file if top.is_file() else file.relative_to(top)), _program(file))
+        found += _of_file(str(file if top.is_file() else file.relative_to(top)), cells.programs(file))
     return found
 
 
@@ -49,36 +49,30 @@ def _written(top: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in files if name.endswith((".py", ".ipynb")))
 
 
-def _program(file: Path) -> str:
-    """The program in the file: of a notebook, all its cells in one; of what can't be read, none."""
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-        if file.suffix == ".ipynb":
-            cells = json.loads(text).get("cells", [])
-            lines = [
-                "" if line.lstrip().startswith(("%", "!", "?")) else line
-                for cell in cells
-                if isinstance(cell, dict) and cell.get("cell_type") == "code"
-                for line in "".join(cell.get("source", [])).splitlines()
-            ]
-            text = "\n".join(lines)
-    except (OSError, ValueError, AttributeError):
-        return ""
-    return text
-
-
-def _of_text(file: str, text: str) -> list[Finding]:
-    try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        # print statements of Python 2, and the like.
-        return [Finding(file, error.lineno or 1, "(the file)", MISSING, f"it is no Python 3: {error.msg}.")]
+def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[Finding]:
     visitor = _Visitor(file)
-    visitor.visit(tree)
+    for before, text in parts:
+        try:
+            tree = cells.parsed(text)
+        except (SyntaxError, ValueError) as error:
+            # print statements of Python 2, and the like.
+            line = before + (getattr(error, "lineno", None) or 1)
+            what = "(the cell)" if file.endswith(".ipynb") else "(the file)"
+            visitor.found.append(
+                Finding(file, line, what, MISSING, f"it is no Python 3: {getattr(error, 'msg', error)}.")
+            )
+            continue
+        ast.increment_lineno(tree, before)
+        if not cells.writes_script(text):
+            visitor.visit(tree)
+            continue
+        script = _Visitor(file)
+        script.visit(tree)
+        visitor.found += script.found
     # Of a call the name was seen as well, which by itself works.
-    replaced = {(one.line, one.name) for one in visitor.found if one.becomes == REPLACED}
-    kept = [one for one in visitor.found if one.becomes != WORKS or (one.line, one.name) not in replaced]
-    return sorted(kept, key=lambda one: one.line)
+    said = {(one.line, one.name) for one in visitor.found if one.becomes != WORKS}
+    kept = [one for one in visitor.found if one.becomes != WORKS or (one.line, one.name) not in said]
+    return sorted(dict.fromkeys(kept), key=lambda one: one.line)
 
 
 class _Visitor(ast.NodeVisitor):
@@ -87,6 +81,74 @@ class _Visitor(ast.NodeVisitor):
         self.found: list[Finding] = []
         #: Name in the program -> what it is: "azureml.core.Workspace".
         self._names: dict[str, str] = {}
+        #: Variable -> the SDK's classes of which it may hold an object.
+        self._held: dict[str, tuple[type, ...]] = {}
+        #: How many `try` stand around: what is refused there is what the program waits for.
+        self._tries = 0
+
+    def visit_Try(self, node: ast.Try) -> None:
+        self._tries += 1
+        for one in node.body:
+            self.visit(one)
+        self._tries -= 1
+        for other in (*node.handlers, *node.orelse, *node.finalbody):
+            self.visit(other)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        outside, names = self._held, self._names
+        self._held, self._names = dict(outside), dict(names)
+        for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            self._hold(arg.arg, self._classes(arg.annotation) if arg.annotation else ())
+        self.generic_visit(node)
+        self._held, self._names = outside, names
+        for one in ast.walk(node):
+            for name in one.names if isinstance(one, ast.Global) else ():
+                self._held.pop(name, None)
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815  # the name is ast's
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.visit(node.value)
+        for target in node.targets:
+            self.visit(target)
+            if isinstance(target, ast.Name):
+                self._hold(target.id, self._made(node.value))
+
+    def visit_withitem(self, node: ast.withitem) -> None:
+        self.generic_visit(node)
+        if isinstance(node.optional_vars, ast.Name):
+            self._hold(node.optional_vars.id, self._made(node.context_expr))
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            self._hold(node.id, ())
+
+    def _hold(self, name: str, classes: tuple[type, ...]) -> None:
+        self._held.pop(name, None)
+        self._names.pop(name, None)
+        if classes:
+            self._held[name] = classes
+
+    def _classes(self, node: ast.AST) -> tuple[type, ...]:
+        """The class that an expression names."""
+        first, _, rest = (_dotted(node) or "").partition(".")
+        if first not in self._names:
+            return ()
+        found = found_at(f"{self._names[first]}{'.' * bool(rest)}{rest}")
+        return (found,) if isinstance(found, type) else ()
+
+    def _made(self, node: ast.AST) -> tuple[type, ...]:
+        """The classes of which an expression may give an object; none where that can't be read."""
+        if isinstance(node, ast.Name):
+            return self._held.get(node.id, ())
+        if not isinstance(node, ast.Call):
+            return ()
+        if classes := self._classes(node.func):
+            return instances.given_by_call(classes[0])
+        if not isinstance(node.func, ast.Attribute):
+            return ()
+        owners = self._classes(node.func.value) or self._made(node.func.value)
+        return tuple(dict.fromkeys(one for owner in owners for one in instances.given_by(owner, node.func.attr)))
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -119,6 +181,11 @@ class _Visitor(ast.NodeVisitor):
                 return
             if (old := of_old_library(dotted)) is not None:
                 self.found.append(Finding(self.file, node.lineno, dotted, MISSING, old))
+        classes = self._made(node.value)
+        if classes and isinstance(node.ctx, ast.Load):
+            name = f"{instances.sdk_name(classes[0])}.{node.attr}"
+            if (why := instances.missing(classes, node.attr)) is not None:
+                self.found.append(Finding(self.file, node.lineno, name, MISSING, why))
         self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
@@ -128,6 +195,10 @@ class _Visitor(ast.NodeVisitor):
             if "loss" in owner and node.slice.value == 0:
                 text = f"since PyTorch 0.5 a loss is a number: write {owner}.item()."
                 self.found.append(Finding(self.file, node.lineno, f"{owner}.data[0]", MISSING, text))
+        place = value if isinstance(value, ast.Attribute) and value.attr == "compute_targets" else None
+        if place is not None and isinstance(node.slice, ast.Constant) and (owners := self._made(place.value)):
+            name = f"{instances.sdk_name(owners[0])}.compute_targets"
+            self.found.append(Finding(self.file, node.lineno, name, REPLACED, f"{node.slice.value!r} {CLUSTER}"))
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
@@ -141,6 +212,18 @@ class _Visitor(ast.NodeVisitor):
         }
         for text in of_call(name, values, [arg.value for arg in node.args if isinstance(arg, ast.Constant)]):
             self.found.append(Finding(self.file, node.lineno, name, REPLACED, text))
+        made = self._classes(node.func)
+        if made and instances.is_target(made[0]) and not self._tries and missing(name) is None:
+            words = [arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant)]
+            self.found.append(
+                Finding(
+                    self.file,
+                    node.lineno,
+                    name,
+                    MISSING,
+                    instances.unknown_target(values.get("name", words[0] if words else None)),
+                )
+            )
         self.generic_visit(node)
 
     def _use(self, node: ast.AST, name: str) -> None:
@@ -156,9 +239,7 @@ def missing(name: str) -> str | None:
         return None  # a scoring script's, which finds it where it is served
     if (why := aliases.FINDER.absent(".".join(parts))) is not None:
         return why
-    for other, ours in aliases.RENAMED.items():
-        if ".".join(parts[: (count := other.count(".") + 1)]) == other:
-            parts = [*ours.split("."), *parts[count:]]
+    parts = _here(parts)
     target: Any = importlib.import_module(_OURS)
     for number, part in enumerate(parts):
         try:
@@ -170,11 +251,31 @@ def missing(name: str) -> str | None:
                 target = importlib.import_module(".".join((_OURS, *parts[: number + 1])))
             except ModuleNotFoundError:
                 return f"there is no {'.'.join(('azureml', *parts[: number + 1]))} here."
-        if callable(target) and (why := getattr(target, "refused", None)):
-            return str(why)
+        if (why := instances.refusal(target)) is not None:
+            return why
         if not isinstance(target, (type, ModuleType)):
             return None  # a function or a value; what it gives can't be read from the text
     return None
+
+
+def found_at(name: str) -> Any:
+    """What stands here under a name of the SDK's; None where it is missing."""
+    if missing(name) is not None:
+        return None
+    target: Any = importlib.import_module(_OURS)
+    for number, part in enumerate(parts := _here(name.split(".")[1:])):
+        if not hasattr(target, part) and isinstance(target, ModuleType):
+            importlib.import_module(".".join((_OURS, *parts[: number + 1])))
+        target = getattr(target, part, None)
+    return target
+
+
+def _here(parts: list[str]) -> list[str]:
+    """The parts of a name, with our module's in place of the SDK's."""
+    for other, ours in aliases.RENAMED.items():
+        if ".".join(parts[: (count := other.count(".") + 1)]) == other:
+            return [*ours.split("."), *parts[count:]]
+    return parts
 
 
 def _all_of(module: str) -> list[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-_CLUSTER = "means this machine, or a target that is added under this name (paceline compute add)."
+CLUSTER = "means this machine, or a target that is added under this name (paceline compute add)."
 _OLD = (
     # Not np.bool and np.long, which NumPy 2 has again.
     (r"^(?:np|numpy)\.(float|int|object|str|complex)$", "np.{0} was removed in NumPy 1.24: write {0}."),
@@ -34,7 +34,12 @@ def of_call(name: str, values: Mapping[str, Any], words: Sequence[Any]) -> Itera
     """What is replaced in a call. name: of what is called; values: its constants by keyword; words: those by position."""
     last = name.rpartition(".")[2]
     if last == "provisioning_configuration":
-        yield f"vm_size={values['vm_size']!r} {_CLUSTER}" if values.get("vm_size") else f"a cluster {_CLUSTER}"
+        yield f"vm_size={values['vm_size']!r} {CLUSTER}" if values.get("vm_size") else f"a cluster {CLUSTER}"
+    target = values.get("compute_target")
+    if name.startswith("azureml.") and isinstance(target, str) and target.lower() not in ("local", "amlcompute", ""):
+        yield f"compute_target={target!r} {CLUSTER}"
+    if name in ("azureml.core.Workspace", "azureml.core.workspace.Workspace") or name.endswith(".Workspace.get"):
+        yield "whatever its name, it is this machine's workspace (docs/from-azureml.md)."
     if last in ("register_azure_file_share", "register_azure_data_lake", "register_hdfs", "register_dbfs"):
         yield "it means a folder that is added under the store's name: paceline data add NAME /mnt/NAME"
     if name.startswith("azureml.train.") and values.get("use_gpu") is True:

@@ -158,6 +158,13 @@ class Dataset:
         UserErrorException: a wrong path, nothing there, or no dataset of this name.
     """
 
+    class Scenario:
+        """What a model used a dataset for."""
+
+        TRAINING = "training"
+        VALIDATION = "validation"
+        INFERENCING = "inferencing"
+
     File = FileDatasetFactory
     Tabular = TabularDatasetFactory
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
 from paceline.compat.azureml.core.container_registry import ContainerRegistry
+from paceline.compat.azureml.core.databricks import EggLibrary, JarLibrary, MavenLibrary, PyPiLibrary, RCranLibrary
 from paceline.compat.azureml.core.environment import (
     DEFAULT_CPU_IMAGE,
     DEFAULT_GPU_IMAGE,
@@ -26,11 +27,16 @@ __all__ = [
     "ContainerRegistry",
     "DataReferenceConfiguration",
     "DockerConfiguration",
+    "EggLibrary",
     "Environment",
     "EnvironmentDefinition",
+    "JarLibrary",
+    "MavenLibrary",
     "MpiConfiguration",
     "ParallelTaskConfiguration",
+    "PyPiLibrary",
     "PyTorchConfiguration",
+    "RCranLibrary",
     "RunConfiguration",
     "TensorflowConfiguration",
 ]

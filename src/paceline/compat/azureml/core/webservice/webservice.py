@@ -312,6 +312,8 @@ class AksEndpoint(AksWebservice):
         WebserviceException: always. A service can be updated, and set back to what it served before.
     """
 
+    refused: ClassVar[str] = _NO_ENDPOINT
+
     def __new__(cls, *arguments: Any, **named: Any) -> AksEndpoint:
         raise WebserviceException(_NO_ENDPOINT)
 

@@ -1,0 +1,113 @@
+"""What the objects of the SDK's classes have here, for variables whose class a program's text shows."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import re
+import textwrap
+from typing import Any
+
+from paceline.compat.azureml.late import late
+
+#: Classes of which calls give an object, where their annotations say less. A run may be any of these.
+_RUNS = (("core.run", "Run"), ("train.hyperdrive.run", "HyperDriveRun"), ("pipeline.core.run", "PipelineRun"))
+_GIVEN = {
+    "get_context": _RUNS[:1],
+    "start_logging": _RUNS[:1],
+    "submit": _RUNS,
+    "get_default_datastore": (("core.datastore", "Datastore"),),
+    "register_model": (("core.model", "Model"),),
+    "deploy": (("core.webservice", "AksWebservice"), ("core.webservice", "LocalWebservice")),
+}
+
+
+def given_by_call(kind: type) -> tuple[type, ...]:
+    """Return the class of the objects that a call of a class gives; none where its `__new__` may give others."""
+    own = any("__new__" in vars(above) and above.__module__.startswith("paceline.") for above in kind.__mro__)
+    return () if own else (kind,)
+
+
+def given_by(owner: type, method: str) -> tuple[type, ...]:
+    """Return the classes of which a call of a class's method may give an object; none where that is not known."""
+    function = getattr(owner, method, None)
+    if not callable(function) or refusal(function) is not None:
+        return ()
+    if method in _GIVEN:
+        return tuple(late(module, name) for module, name in _GIVEN[method])
+    named = getattr(function, "__annotations__", {}).get("return")
+    module = importlib.import_module(function.__module__)
+    found: Any = getattr(module, named, None) if isinstance(named, str) else named
+    return (found,) if isinstance(found, type) and found.__module__.startswith("paceline.compat.azureml.") else ()
+
+
+def missing(classes: tuple[type, ...], name: str) -> str | None:
+    """Return why no object of these classes has an attribute, or refuses it; None where one has it."""
+    whys = [_missing(one, name) for one in classes]
+    # What one of them refuses says more than that another has no such name.
+    return min(whys, key=lambda why: " has no " in str(why)) if all(whys) else None
+
+
+def _missing(kind: type, name: str) -> str | None:
+    if hasattr(kind, "__getattr__") or name in _set_by(kind):
+        return None
+    if not hasattr(kind, name):
+        return f"{sdk_name(kind)} has no {name} here."
+    return refusal(getattr(kind, name))
+
+
+@functools.cache
+def refusal(found: Any) -> str | None:
+    """Return what a class or a function that always raises says then; None for any other, and for what begins with `_`."""
+    if not callable(found):
+        return None
+    function = inspect.unwrap(getattr(found, "__func__", found))
+    if (said := getattr(found, "refused", None)) or not inspect.isfunction(function):
+        return said
+    try:
+        (written,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, SyntaxError, ValueError):
+        return None
+    body = written.body if isinstance(written, ast.FunctionDef) and not written.name.startswith("_") else []
+    kept = [one for one in body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
+    if len(kept) != 1 or not isinstance(kept[0], ast.Raise) or kept[0].exc is None:
+        return None
+    try:
+        # An exception is made, and not raised.
+        return str(eval(compile(ast.Expression(kept[0].exc), "<refusal>", "eval"), function.__globals__))
+    except NameError:
+        return (function.__doc__ or "").strip().partition("\n")[0]  # the sentence has a value of the call's in it
+
+
+@functools.cache
+def _set_by(kind: type) -> frozenset[str]:
+    """The attributes that the code of a class, and of those above it, gives to its objects."""
+    found: set[str] = set()
+    for above in kind.__mro__:
+        found |= set(getattr(above, "__annotations__", {}))
+        try:
+            found |= set(re.findall(r"\b(?:self|made)\.(\w+)", inspect.getsource(above)))
+        except (OSError, TypeError):
+            continue  # it is built in
+    return frozenset(found)
+
+
+def sdk_name(kind: type) -> str:
+    """Return the SDK's name of a class."""
+    return f"azureml{kind.__module__.removeprefix('paceline.compat.azureml')}.{kind.__name__}"
+
+
+def is_target(kind: type) -> bool:
+    """Return whether a call of the class looks a compute target up by its name."""
+    return issubclass(kind, late("core.compute", "ComputeTarget"))
+
+
+def unknown_target(name: object) -> str:
+    """Return what to do about a target that is looked up outside of `try`."""
+    shown = str(name) if isinstance(name, str) else "NAME"
+    return (
+        "it raises ComputeTargetException unless a target of this name was created or added: "
+        f"paceline compute add {shown} --kind ssh ..., or write compute_target={shown!r}, which means this machine."
+    )
