@@ -7,7 +7,7 @@ import datetime as dt
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 
 from paceline import workspace_dir
 from paceline.environments.environment import Environment
@@ -32,11 +32,14 @@ if TYPE_CHECKING:
     from paceline.pipelines.pipeline import Pipeline
     from paceline.pipelines.pipeline_run import PipelineRun
     from paceline.pruning import Pruned
-    from paceline.services.service import DeployOptions, Models, Service, Settings
+    from paceline.services.service import DeployOptions, Models, Service, ServingOptions
     from paceline.snapshot import Progress
     from paceline.sweeps.sweep import Sweep
     from paceline.sweeps.sweep_run import SweepRun
     from paceline.targets.configured import Configured
+
+#: What an experiment runs.
+Submittable: TypeAlias = "Script | Job | Sweep | Pipeline"
 
 __all__ = ["Experiment", "Run", "Workspace"]
 
@@ -102,6 +105,9 @@ class Workspace:
 
         path: a `paceline.toml`, or a folder in which to look instead of the working directory.
 
+        Args:
+            create: Make the workspace where it is missing.
+
         Raises:
             WorkspaceError: a configuration that can't be read, a folder that can't be made, or a workspace that this user has
                 neither made on this machine nor named.
@@ -156,7 +162,12 @@ class Workspace:
         return Service.list(self)
 
     def deploy(self, name: str, models: Models, **options: Unpack[DeployOptions]) -> Service:
-        """A new service of one model or several; options as `Service.deploy` takes them."""
+        """A new service of one model or several; options as `Service.deploy` takes them.
+
+        Args:
+            name: Name of the service.
+            models: One model or several: registered ones, references such as "digits:3", or paths.
+        """
         from paceline.services.service import Service
 
         return Service.deploy(self, name, models, **options)
@@ -180,12 +191,22 @@ class Workspace:
         workers: int = 1,
         base: str | None = None,
         overwrite: bool = False,
-        **settings: Unpack[Settings],
+        **settings: Unpack[ServingOptions],
     ) -> Path:
         """Write a folder that serves models away from here, in a container or by hand; its path.
 
         base: image to build on; default: python, in the version of the run that made the first model. The others are those of
         `Service.deploy`.
+
+        Args:
+            directory: Folder to write.
+            entry_script: Script with init() and run().
+            source_directory: Folder that holds the script and what it imports.
+            environment_variables: Variables of the script.
+            name: Name of the service; default: that of the model.
+            workers: Number of model processes.
+            overwrite: Replace a folder that is there.
+            settings: As for `Service.deploy`.
 
         Raises:
             UserError: no such model or script, an environment that can't be had elsewhere, or a folder that is in use.
@@ -289,6 +310,9 @@ class Workspace:
     def get_run(self, run_id: str) -> Run:
         """A run by its id, or by the beginning of it that no other run has.
 
+        Args:
+            run_id: The run's id, the beginning of it, or its name.
+
         Raises:
             RunNotFoundError: there is none, or there are several.
         """
@@ -300,6 +324,9 @@ class Experiment:
     """A name for runs that belong together.
 
     name: a letter or digit, then letters, digits, `_` and `-`.
+
+    Args:
+        workspace: Workspace that its runs lie in.
 
     Raises:
         WorkspaceError: the name is none of these.
@@ -349,7 +376,7 @@ class Experiment:
 
     def submit(
         self,
-        config: Script | Job | Sweep | Pipeline,
+        config: Submittable,
         tags: Mapping[str, object] | None = None,
         *,
         source_directory: str | os.PathLike[str] | None = None,
@@ -366,6 +393,10 @@ class Experiment:
         run_id: of the new run: letters, digits, `_`, `-`, `.`; default: made of the experiment's name and the time.
         progress: called with (bytes done, bytes in all) while the source is hashed. display_name: a name of the run's own
             beside its id, for people.
+
+        Args:
+            config: What to run.
+            parent_run_id: Run that the new one stands below.
 
         Raises:
             UserError: a wrong value, a source that can't be copied, a target that can't hold the job. Nothing has
@@ -446,6 +477,9 @@ class Experiment:
             is kept with the run (default "outputs"; False for none). snapshot_directory: a folder to keep a snapshot of, None
             for none. run_id: default: made of the experiment's name and the time.
 
+        Args:
+            display_name: Name of the run, for people.
+
         Raises:
             SnapshotError: the folder can't be copied. RunStateError: there is a run of this id.
         """
@@ -477,6 +511,9 @@ class Experiment:
 
         kind: "script", "interactive", "sweep" or "pipeline". tags: tag -> value, or one tag's name whatever its value.
         properties: property -> value. status: such as "Completed".
+
+        Args:
+            include_children: Give the runs below others as well.
         """
         # An id that was given by hand need not begin with its experiment's name, so the records say whose a run is.
         for record in read.all_records(self.runs_dir):

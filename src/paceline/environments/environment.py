@@ -21,6 +21,12 @@ class Environment(EnvironmentSpec):
     ) -> Environment:
         """Make one of a requirements file; files that it includes (`-r`, `-c`) are read too, relative to it.
 
+        Args:
+            name: Name of the environment.
+            file_path: pip's file of requirements.
+            python: Interpreter that it is made from; None: this one.
+            layered: Add the packages to those of the interpreter.
+
         Raises:
             EnvironmentSpecError: a file is missing or not UTF-8, or a line is one that pip could not parse.
         """
@@ -31,6 +37,10 @@ class Environment(EnvironmentSpec):
     def from_conda_specification(cls, name: str | None, file_path: str | os.PathLike[str]) -> Environment:
         """Make one of a conda environment file (environment.yml): channels, dependencies and those under `pip:`.
 
+        Args:
+            name: Name of the environment.
+            file_path: Conda's environment.yml.
+
         Raises:
             EnvironmentSpecError: the file is missing or not YAML, or has something else in it.
         """
@@ -39,6 +49,9 @@ class Environment(EnvironmentSpec):
     @classmethod
     def from_existing(cls, name: str | None, python: str | os.PathLike[str]) -> Environment:
         """An interpreter that is there, used as it is. python: its path, or that of a venv or conda environment.
+
+        Args:
+            name: Name of the environment.
 
         Raises:
             EnvironmentSpecError: there is no such interpreter.
@@ -58,6 +71,9 @@ class Environment(EnvironmentSpec):
     @classmethod
     def get(cls, workspace: Workspace, name: str, version: int | None = None) -> Environment:
         """The environment registered under this name; version None for the latest.
+
+        Args:
+            workspace: Workspace that it is registered in.
 
         Raises:
             EnvironmentSpecError: there is none.

@@ -99,13 +99,20 @@ class DataReference:
         return replace(self, mode="mount")
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
-        """A copy on each node, fetched before the workers start."""
+        """A copy on each node, fetched before the workers start.
+
+        Args:
+            path_on_compute: Path below the script's working directory at which the files appear too.
+        """
         return replace(self, mode="download", path_on_compute=path_on_compute or self.path_on_compute)
 
     def as_upload(self, path_on_compute: str | None = None, *, overwrite: bool | None = None) -> DataReference:
         """An empty folder for the script; what is in it when the run ends is stored.
 
         overwrite: whether files that are already there may be replaced; else a run is refused where there are some.
+
+        Args:
+            path_on_compute: Path below the script's working directory at which the folder appears too.
         """
         return replace(
             self,
@@ -118,6 +125,10 @@ class DataReference:
         self, name: str, description: str | None = None, tags: Mapping[str, str] | None = None
     ) -> DataReference:
         """The same output, whose files are registered as a new version of the dataset `name` once the run is Completed.
+
+        Args:
+            description: Text of the new version, for people.
+            tags: Tags of the new version.
 
         Raises:
             DataError: it is no upload.

@@ -92,6 +92,7 @@ class Job:
     framework: "pytorch", "tensorflow", "sklearn" or None.
     distributed_backend: None for one process; "mpi" (Open MPI), "gloo", "nccl" (plain processes with torch's
         variables), "ps" and "tensorflow" (plain processes with `TF_CONFIG`, with and without parameter servers).
+    compute_target: name of the target that it runs on. process_count_per_node: workers on each node.
     node_count: for a run that is elastic two numbers, the fewest and the most nodes (`paceline.job.sizes`): they become
         `node_range`, and node_count is the most, or in a job of one attempt (`resized`) the nodes of that.
     elastic_seconds: an elastic run goes on with more nodes no more often than that.
@@ -217,11 +218,11 @@ class Job:
         return f"{range_text(*(self.node_range or (self.node_count,) * 2))}x{self.process_count_per_node}"
 
     def resized(self, node_count: int) -> Job:
-        """The job of one attempt, with so many of the nodes that the range allows."""
+        """Return the job of one attempt, with `node_count` of the nodes that the range allows."""
         return self if node_count == self.node_count else replace(self, node_count=node_count)
 
     def at_most(self, node_count: int) -> Job:
-        """The job with no more nodes than these, or than the fewest that it may have."""
+        """Return the job with `node_count` nodes at most, or the fewest that it may have."""
         most = max(self.least_nodes, min(node_count, self.node_count))
         return replace(self, node_range=None, node_count=range_text(self.least_nodes, most))  # type: ignore[arg-type]
 

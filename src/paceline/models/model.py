@@ -87,6 +87,12 @@ class Model:
             and the run. run: the `Run` that made it, or its id. progress: called with (bytes done, bytes in all, files done,
             files in all) while they are read.
 
+        Args:
+            workspace: Workspace to register it in.
+            model_path: File or folder of this machine.
+            model_name: Name of the model.
+            description: Text for people.
+
         Raises:
             ModelError: a wrong name, nothing at the path, or something there that is no file.
             RunNotFoundError: there is no such run.
@@ -125,6 +131,9 @@ class Model:
 
         name: of this model alone. tags: tag -> value, or one tag's name whatever its value; a list of both is all of them.
         properties: property -> value. run_id: of this run. latest: of each name the latest alone.
+
+        Args:
+            workspace: Workspace that the models are registered in.
         """
         folder = _workspace_dir(workspace)
         found, seen = [], set()
@@ -143,6 +152,10 @@ class Model:
         """A new service of this model: the `Service`, at once (`wait_for_deployment`).
 
         options: entry_script, environment, workers, port and so on, as `Service.deploy` takes them.
+
+        Args:
+            workspace: Workspace that the service belongs to.
+            name: Name of the service.
 
         Raises:
             UserError: anything that can be known to be wrong before a process starts.
@@ -266,6 +279,9 @@ class Model:
     def download(self, target_dir: str | os.PathLike[str] = ".", exist_ok: bool = False) -> str:
         """Copy the registered file or folder into a folder, under its own name; the path of the copy, which is checked.
 
+        Args:
+            target_dir: Folder that the copy is put into.
+
         Raises:
             ModelError: it is there already, and exist_ok=False; or it can't be written.
             ModelChangedError: the files are not as they were registered.
@@ -303,6 +319,9 @@ class Model:
     def push_to_mlflow(self, uri: str) -> int:
         """Put this version into an MLflow model registry; MLflow's number of it. See `paceline.models.mlflow_registry`.
 
+        Args:
+            uri: Address of MLflow's registry.
+
         Raises:
             ModelError: mlflow-skinny is not installed. TransferError: the registry does not take it.
         """
@@ -336,6 +355,9 @@ class Model:
     def set_alias(self, alias: str) -> int | None:
         """Let this word point at this version; the version that it pointed at before, or None. Kept with who did it, and when.
 
+        Args:
+            alias: The word, such as "production".
+
         Raises:
             ModelError: a wrong word.
         """
@@ -343,6 +365,9 @@ class Model:
 
     def remove_alias(self, alias: str) -> None:
         """Let this word point nowhere.
+
+        Args:
+            alias: The word.
 
         Raises:
             ModelError: it does not point at this version.

@@ -64,11 +64,19 @@ class PipelineData:
         return PendingReference(name=self.name, sources=NOWHERE, inside=self.inside, data=self)
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
-        """A copy on each node of the step that finds it."""
+        """A copy on each node of the step that finds it.
+
+        Args:
+            path_on_compute: Path below the script's working directory at which the files appear too.
+        """
         return self.as_mount().as_download(path_on_compute)
 
     def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
-        """A part of the files for each node (or each rank) of the step that finds it."""
+        """A part of the files for each node (or each rank) of the step that finds it.
+
+        Args:
+            by: "node": a part for each node. "rank": a part for each rank.
+        """
         return self.as_mount().as_partition(by)
 
     def destination(self, run_id: str, default_store: str) -> DataReference:

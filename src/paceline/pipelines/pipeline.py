@@ -29,6 +29,9 @@ class Pipeline:
     outputs: name -> `PipelineData` that the pipeline gives under this name.
     continue_on_step_failure: where a step fails, go on with those that do not need it; else all that runs is ended.
 
+    Args:
+        description: Text for people.
+
     Raises:
         PipelineError: steps of one name, a circle, data that no step leaves; the message names them.
     """

@@ -78,7 +78,11 @@ class Step:
         return f"Step({self.name!r})"
 
     def run_after(self, *steps: Step) -> Step:
-        """Begin only when these are Completed; the step itself."""
+        """Begin only when these are Completed; the step itself.
+
+        Args:
+            steps: Steps that this one waits for.
+        """
         for step in steps:
             if not isinstance(step, Step):
                 raise PipelineError(f"step {self.name!r} can't run after {step!r}, which is no step.")

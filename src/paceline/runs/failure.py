@@ -64,6 +64,9 @@ class FailureReport:
     last_lines: the end of the worker's log, 20 lines at most.
     victims: ranks that ended because of the first one, each with what became of it.
     see: the command that shows more.
+
+    Args:
+        attempt: Number of the attempt that failed.
     """
 
     cause: str

@@ -51,6 +51,7 @@ class Attempt:
 class RunRecord:
     """The record of a run: all that is known of it.
 
+    run_id, experiment: the run's id, and the experiment that it belongs to. parent_run_id: the run that it stands below.
     kind: "script" for one with a supervisor, "interactive" for one that a program logs by itself (`start_logging`), "sweep" for
         one whose children try points of a space, "pipeline" for one whose children are its steps.
     pipeline: its steps (`paceline.pipelines.spec`). step: of a pipeline's child, its number and name; key, by which it is known
@@ -58,7 +59,9 @@ class RunRecord:
     sweep: what a sweep tries (`paceline.sweeps.spec`). trial: of a sweep's child, its number, its point as samplers know it
         (chosen) and as its script gets it (values).
     status: one of `paceline.runs.states`.
-    times: UTC, ISO 8601 with milliseconds.
+    created_utc, started_utc, ended_utc: UTC, ISO 8601 with milliseconds. submitted_by, canceled_by: names of users.
+    target: its compute target. job: what it runs. attempts: each launch of its workers. waiting_for: why it is in a queue.
+    source_directory, snapshot_id: the folder that was copied, and its copy.
     git: commit, branch, dirty and repository_uri of the source directory, where it lies in a git repository.
     owner: pid, host and boot id of the process that looks after the run.
     size: of an elastic run, "nodes 3 of 2..4", and what is to become of that; of one that has ended, as it was last.

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, overload
 
 from paceline.errors import RunFailedError, RunStateError, UserError
 from paceline.job.data_reference import PATH_VARIABLES, DataReference
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from paceline.runs.pace import RunPace
     from paceline.runs.profile import RunProfile
     from paceline.runs.stacks import RunStacks
-    from paceline.workspace import Workspace
+    from paceline.workspace import Submittable, Workspace
 
 
 class ExperimentLike(Protocol):
@@ -152,7 +152,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     # --- finding a run
 
     @classmethod
-    def get_context(cls, allow_offline: bool = True) -> Any:
+    def get_context(cls, allow_offline: bool = True) -> Self:
         """The run that this process works for; outside a run one that prints what is logged.
 
         Raises:
@@ -167,7 +167,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                     "this process belongs to no run: PACELINE_RUN_DIR is not set. Submit the script with `paceline run`, "
                     "or call get_context() without allow_offline=False."
                 )
-            return cls.offline_class()
+            # It takes the same calls.
+            return cast("Self", cls.offline_class())
         folder = RunFolder(context.run_dir)
         # The experiment is named in the record: a worker is told its run's folder, and nothing of workspaces.
         run = cls(cls.make_experiment(context.run_dir.parent, read.record(folder).experiment), folder.run_id)
@@ -177,6 +178,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     @classmethod
     def get(cls, workspace: Workspace, run_id: str) -> Run:
         """A run of the workspace by its id, or by the beginning of it that no other run has.
+
+        Args:
+            run_id: The run's id, the beginning of it, or its name.
 
         Raises:
             RunNotFoundError: there is none, or there are several.
@@ -304,6 +308,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         In the run's own script it works where the run's folder is the workspace's, which is so on this machine and where a
         target shares it; on one rank alone, for each call makes a version.
 
+        Args:
+            model_name: Name of the model.
+            description: Text for people.
+
         Raises:
             ModelError: a wrong name, no such file, something in the folder that is no file of the run's, or a process that
                 sees a copy of the run's folder alone.
@@ -332,7 +340,11 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return read.record(self._folder)
 
     def get_all_logs(self, destination: str | os.PathLike[str] | None = None) -> list[str]:
-        """Copy the logs into a folder (default `./<run id>`); the paths written."""
+        """Copy the logs into a folder (default `./<run id>`); the paths written.
+
+        Args:
+            destination: Folder to copy them into; default: `./<run id>`.
+        """
         top = Path(destination) if destination is not None else Path(self.id)
         names = [name for name in self.get_file_names() if name.startswith("logs/")]
         return [artifacts.get(self._folder, name, top / name) for name in names]
@@ -374,14 +386,31 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             return {str(key): value for key, value in metrics.read_by_rank(self._folder.metrics, name=name).items()}
         return metrics.read(self._folder.metrics, name=name, rank=rank)
 
-    @reads
+    @overload
+    def metrics(
+        self,
+        name: str,
+        *,
+        rank: int | Collection[int] | None = None,
+        attempt: int | Collection[int] | None = None,
+    ) -> series.MetricSeries: ...
+    @overload
+    def metrics(
+        self,
+        name: None = None,
+        *,
+        rank: int | Collection[int] | None = None,
+        attempt: int | Collection[int] | None = None,
+    ) -> dict[str, series.MetricSeries]: ...
+
+    @reads  # type: ignore[misc]
     def metrics(
         self,
         name: str | None = None,
         *,
         rank: int | Collection[int] | None = None,
         attempt: int | Collection[int] | None = None,
-    ) -> Any:
+    ) -> series.MetricSeries | dict[str, series.MetricSeries]:
         """The series that was logged under `name`, however often: its `steps`, `values` and `times`, and `to_pandas()`; one
         that was not logged is empty. Without a name, metric name -> series. See `paceline.runs.series.MetricSeries`.
 
@@ -576,7 +605,13 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     # --- children
 
     def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> Self:
-        """A new run below this one, Running, which this process logs and ends."""
+        """A new run below this one, Running, which this process logs and ends.
+
+        Args:
+            name: Name of the new run, for people.
+            run_id: Id of the new run; default: a fresh one.
+            outputs: Not used; the Azure SDK has it.
+        """
         return self._child(name, run_id, begin=True)
 
     def create_children(
@@ -607,7 +642,14 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         kind: str | None = None,
         status: str | None = None,
     ) -> Iterator[Self]:
-        """The runs below this one, newest first; with recursive=True also those below them."""
+        """The runs below this one, newest first; with recursive=True also those below them.
+
+        Args:
+            tags: Only runs with these tags: name -> value, or one name.
+            properties: Only runs with these properties.
+            kind: Only runs of this kind, such as "script".
+            status: Only runs in this state, such as "Failed".
+        """
         runs_dir = self._folder.path.parent
         parents = {self.id}
         records = [record for record in read.all_records(runs_dir) if record.parent_run_id]
@@ -627,8 +669,14 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             ):
                 yield self._handle(self._experiment, record)
 
-    def submit_child(self, config: Any, tags: Mapping[str, object] | None = None, **overrides: Any) -> Run:
-        """Submit an estimator or a job as a run below this one."""
+    def submit_child(self, config: Submittable, tags: Mapping[str, object] | None = None, **overrides: Any) -> Run:
+        """Submit an estimator or a job as a run below this one.
+
+        Args:
+            config: An estimator or a job, as for `Experiment.submit`.
+            tags: Tags of the new run.
+            overrides: As for `Experiment.submit`.
+        """
         return self._experiment.submit(config, tags=tags, parent_run_id=self.id, **overrides)
 
     def _child(self, name: str | None, run_id: str | None, *, begin: bool) -> Self:

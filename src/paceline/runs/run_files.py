@@ -27,6 +27,9 @@ class HasFiles(ABC):
         Uploading the same bytes under the same name again is harmless. Names below `outputs/` and `logs/` are files in
         these folders; all others are kept apart from the run's own files, so that `run.json` is a name like any other.
 
+        Args:
+            path_or_stream: File of this machine, or an open binary file.
+
         Raises:
             FileNameError: the name leaves the run's folder, or lies behind a link that does.
             RunStateError: another file has this name.
@@ -38,6 +41,10 @@ class HasFiles(ABC):
         """`upload_file` for each pair.
 
         Raises: as `upload_file`; UserError where the lengths differ.
+
+        Args:
+            names: Names in the run, one for each path.
+            paths: Files of this machine.
         """
         if len(names) != len(paths):
             raise UserError(f"{len(names)} names but {len(paths)} paths. Give one name for each path.")
@@ -66,6 +73,9 @@ class HasFiles(ABC):
     @reads
     def download_file(self, name: str, output_file_path: str | os.PathLike[str] | None = None) -> str:
         """Copy a file of the run to a path (default: its own name, here) or into a folder; the path written.
+
+        Args:
+            output_file_path: File or folder to write; default: the file's own name, here.
 
         Raises:
             RunNotFoundError: the run has no such file; those it has are named.

@@ -27,6 +27,9 @@ class LogsMetrics(ABC):
         The first value under a name is a scalar in `get_metrics`, more make a list. Whatever is no scalar never ends the
         script: lists, tuples, ranges, generators, arrays and tensors are kept as lists, None as None, all else as its `repr`.
 
+        Args:
+            description: Not kept; the Azure SDK has it.
+
         Raises:
             MetricError: the name is no text, or empty; or no value is given.
             OSError: the disk is full.
@@ -58,6 +61,12 @@ class LogsMetrics(ABC):
     def log_list(self, name: str, value: Iterable[object], description: str = "", step: int | None = None) -> None:
         """Log a list of scalars at once; generators are read to their end.
 
+        Args:
+            name: Name of the metric.
+            value: The values, in order.
+            description: Not kept; the Azure SDK has it.
+            step: Step of the training that it belongs to.
+
         Raises:
             MetricError: not iterable.
         """
@@ -71,6 +80,10 @@ class LogsMetrics(ABC):
     def log_row(self, name: str, description: str | None = None, **columns: object) -> None:
         """Log one row of named scalars; several rows of one name make a table, a dict of lists.
 
+        Args:
+            description: Not kept; the Azure SDK has it.
+            columns: Column -> value.
+
         Raises:
             MetricError: no column.
         """
@@ -83,6 +96,11 @@ class LogsMetrics(ABC):
     def log_table(self, name: str, value: Mapping[str, object], description: str = "", step: int | None = None) -> None:
         """Log a table: a dict of column name -> scalar or list of scalars.
 
+        Args:
+            value: Column -> value, or list of values.
+            description: Not kept; the Azure SDK has it.
+            step: Step of the training that it belongs to.
+
         Raises:
             MetricError: not a dict.
         """
@@ -93,7 +111,7 @@ class LogsMetrics(ABC):
         self._write_other("table", name, {str(key): _column(item) for key, item in value.items()}, step)
 
     def log_image(
-        self, name: str, path: Any = None, plot: Any = None, description: str = "", step: int | None = None
+        self, name: str, path: object = None, plot: object = None, description: str = "", step: int | None = None
     ) -> None:
         """Keep an image; the metric's value is the file's name.
 
@@ -101,6 +119,8 @@ class LogsMetrics(ABC):
             path: An image file. Or what `plot` takes.
             plot: A matplotlib figure or `pyplot`, a PIL image, or an array or tensor of H x W, H x W x C or C x H x W with 1, 3
                 or 4 channels: bytes, or floats from 0 to 1. Kept as PNG.
+            description: Not kept; the Azure SDK has it.
+            step: Step of the training that it belongs to.
 
         Raises:
             MetricError: neither or both of `path` and `plot`, or a plot that can't be saved.

@@ -51,7 +51,11 @@ class HasNotes(ABC):
         tags_and_properties.set_name(self.folder.notes, "description", text)
 
     def tag(self, key: str, value: object = None) -> None:
-        """Set a tag; a value of any type becomes a string. A later value replaces an earlier one."""
+        """Set a tag; a value of any type becomes a string. A later value replaces an earlier one.
+
+        Args:
+            key: Name of the tag.
+        """
         tags_and_properties.set_tags(self.folder.notes, {key: value})
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
@@ -59,7 +63,11 @@ class HasNotes(ABC):
         tags_and_properties.set_tags(self.folder.notes, tags)
 
     def remove_tags(self, tags: list[str] | str) -> None:
-        """Remove a tag, or several, by key; keys that are not there are passed over."""
+        """Remove a tag, or several, by key; keys that are not there are passed over.
+
+        Args:
+            tags: Key of a tag, or several.
+        """
         tags_and_properties.remove_tags(self.folder.notes, [tags] if isinstance(tags, str) else list(tags))
 
     # Read anew first, for a property that was set elsewhere must be seen before it is set a second time.

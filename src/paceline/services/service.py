@@ -31,7 +31,7 @@ _PAUSE_S = 0.05
 Models: TypeAlias = "Model | str | os.PathLike[str] | Sequence[Model | str | os.PathLike[str]]"
 
 
-class Settings(TypedDict, total=False):
+class ServingOptions(TypedDict, total=False):
     """Settings of a service that may be given by their names."""
 
     max_batch: int
@@ -45,7 +45,7 @@ class Settings(TypedDict, total=False):
     log_level: Literal["debug", "info", "warning", "error"]
 
 
-class DeployOptions(Settings, total=False):
+class DeployOptions(ServingOptions, total=False):
     """What `Model.deploy` hands on to `Service.deploy`."""
 
     entry_script: str | os.PathLike[str] | None
@@ -103,7 +103,7 @@ class Service:
         overwrite: bool = False,
         tags: Mapping[str, object] | None = None,
         description: str = "",
-        **settings: Unpack[Settings],
+        **settings: Unpack[ServingOptions],
     ) -> Service:
         """Make a service and start it; returns at once with its handle (`wait_for_deployment`).
 
@@ -117,6 +117,13 @@ class Service:
         overwrite: make a service of this name, if there is one, into this one, without a lost request.
         settings: max_batch, max_queue, max_body_bytes, timeout_s, load_timeout_s, memory_limit_bytes, drain_s, threads,
             log_level, allow_origins.
+
+        Args:
+            workspace: Workspace that the service belongs to.
+            environment_variables: Variables of the script.
+            target: Compute target that serves it.
+            tags: Tags of the service.
+            description: Text for people.
 
         Raises:
             UserError: anything that can be known to be wrong before a process starts.
@@ -256,7 +263,11 @@ class Service:
             raise ServiceFailedError(f"{error} (`paceline service logs {self.name}`)", error.status) from None
 
     def get_logs(self, num_lines: int = 5000) -> str:
-        """The last lines that its supervisor said and its servers printed."""
+        """The last lines that its supervisor said and its servers printed.
+
+        Args:
+            num_lines: Most lines to return.
+        """
         return log.last_lines(self._folder, num_lines)
 
     def get_keys(self) -> tuple[str, str]:
@@ -286,11 +297,20 @@ class Service:
         environment_variables: Mapping[str, object] | None = None,
         workers: int | None = None,
         wait: bool = True,
-        **settings: Unpack[Settings],
+        **settings: Unpack[ServingOptions],
     ) -> ServiceRecord:
         """Serve something else from now on, without a lost request; what is not named stays as it is.
 
         The source is copied anew if its script or folder is named. wait: until it is being served.
+
+        Args:
+            models: As for `deploy`; None: those that are served.
+            entry_script: As for `deploy`.
+            source_directory: As for `deploy`.
+            environment: As for `deploy`.
+            environment_variables: As for `deploy`.
+            workers: Number of model processes.
+            settings: As for `deploy`.
 
         Raises:
             UserError: a wrong value; nothing has changed.
@@ -318,6 +338,9 @@ class Service:
     def reload(self, wait: bool = True) -> ServiceRecord:
         """Serve the same models by the script and the files beside it as they are now.
 
+        Args:
+            wait: Return only once it is being served.
+
         Raises:
             ServiceError: the folder that they came from is gone.
             ServiceFailedError: they can't be served; what was served goes on.
@@ -330,13 +353,21 @@ class Service:
         return self.wait_for_deployment() if wait else self.record()
 
     def scale(self, workers: int, wait: bool = True) -> ServiceRecord:
-        """Serve by so many model processes."""
+        """Serve by so many model processes.
+
+        Args:
+            workers: Number of model processes.
+            wait: Return only once they are there.
+        """
         asking.check_workers(workers)
         deploy.want(self._folder, workers=workers, why=f"{workers} workers")
         return self.wait_for_deployment() if wait else self.record()
 
     def rollback(self, revision: int | None = None, wait: bool = True) -> ServiceRecord:
         """Serve a revision of before; by default the last one before the present that has been served.
+
+        Args:
+            wait: Return only once it is being served.
 
         Raises:
             ServiceError: there is none.
@@ -345,19 +376,31 @@ class Service:
         return self.wait_for_deployment() if wait else self.record()
 
     def stop(self, wait: bool = True) -> None:
-        """End it, once the requests that it has are answered. Its port is free then; `start` takes the same again."""
+        """End it, once the requests that it has are answered. Its port is free then; `start` takes the same again.
+
+        Args:
+            wait: Return only once it has ended.
+        """
         if wait:
             deploy.end(self._folder, DOWN)
         else:
             deploy.want(self._folder, state=DOWN)
 
     def start(self, wait: bool = True) -> ServiceRecord:
-        """Start it again, after it was stopped or has failed."""
+        """Start it again, after it was stopped or has failed.
+
+        Args:
+            wait: Return only once it is being served.
+        """
         deploy.want(self._folder, state=UP)
         return self.wait_for_deployment() if wait else self.record()
 
     def delete(self, wait: bool = True) -> None:
-        """End it, and remove all of it. One that is gone already is no error."""
+        """End it, and remove all of it. One that is gone already is no error.
+
+        Args:
+            wait: Return only once it is gone.
+        """
         with contextlib.suppress(ServiceNotFoundError, FileNotFoundError):
             if wait:
                 deploy.end(self._folder, GONE)

@@ -185,6 +185,10 @@ class Dataset:
     def get_by_name(workspace: Workspace, name: str, version: int | str = "latest") -> FileDataset | TabularDataset:
         """The registered dataset. version: its number, or "latest".
 
+        Args:
+            workspace: Workspace that the dataset is registered in.
+            name: Name that the dataset was registered under.
+
         Raises:
             DataError: there is none; those that there are are named.
         """
@@ -195,6 +199,9 @@ class Dataset:
     def get_by_id(workspace: Workspace, id: str) -> FileDataset | TabularDataset:
         """The registered dataset with this `dataset.id`.
 
+        Args:
+            workspace: Workspace that the dataset is registered in.
+
         Raises:
             DataError: there is none.
         """
@@ -203,7 +210,11 @@ class Dataset:
 
     @staticmethod
     def get_all(workspace: Workspace) -> dict[str, FileDataset | TabularDataset]:
-        """Name -> the latest version, of all that are registered."""
+        """Name -> the latest version, of all that are registered.
+
+        Args:
+            workspace: Workspace that the datasets are registered in.
+        """
         folder = workspace_dir_of(workspace)
         return {name: Dataset.get_by_name(workspace, name) for name in registered.names(folder)}
 

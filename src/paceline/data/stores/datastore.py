@@ -105,6 +105,9 @@ class Datastore:
     def get(workspace: Workspace, name: str) -> Datastore:
         """The store of this name.
 
+        Args:
+            workspace: Workspace that the datastore is registered in.
+
         Raises:
             DataError: there is none.
         """
@@ -200,15 +203,26 @@ class Datastore:
         return self.path().as_mount()
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
-        """A reference to the whole store, as `DataReference.as_download`."""
+        """A reference to the whole store, as `DataReference.as_download`.
+
+        Args:
+            path_on_compute: Path below the script's working directory at which the files appear too.
+        """
         return self.path().as_download(path_on_compute)
 
     def as_upload(self, path_on_compute: str | None = None) -> DataReference:
-        """A reference to the whole store, as `DataReference.as_upload`."""
+        """A reference to the whole store, as `DataReference.as_upload`.
+
+        Args:
+            path_on_compute: Path below the script's working directory at which the folder appears too.
+        """
         return self.path().as_upload(path_on_compute)
 
     def files(self, prefix: str | None = None) -> Sequence[FileInfo]:
         """The files of the store, or of one folder, file or pattern, sorted by path.
+
+        Args:
+            prefix: Only files whose path begins with this.
 
         Raises:
             DataError, TransferError: as `list_files`.
@@ -226,6 +240,9 @@ class Datastore:
 
         target_path: folder of the store, default its top. overwrite: replace files that are there; else they stay, and
         only new ones are stored. show_progress: a bar on a terminal.
+
+        Args:
+            src_dir: Folder of this machine whose files are stored.
 
         Raises:
             DataError: no such folder, or a store that can only be read. TransferError: it can't be written.
@@ -245,6 +262,11 @@ class Datastore:
 
         relative_root: the folder below which their paths are kept; default: the deepest that holds all of them.
         Otherwise, and in what is raised, as `upload`.
+
+        Args:
+            target_path: Folder of the store; default: its top.
+            overwrite: Replace files that are there.
+            show_progress: Draw a progress bar on a terminal.
         """
         _check_bool(overwrite=overwrite, show_progress=show_progress)
         paths = [_path(file) for file in files]
@@ -275,6 +297,10 @@ class Datastore:
 
         prefix: a folder, a file or a pattern of the store; default all. overwrite: replace files that are there; else they
         stay. A download that broke off goes on where it was.
+
+        Args:
+            target_path: Folder of this machine that the files are copied to.
+            show_progress: Draw a progress bar on a terminal.
 
         Raises:
             DataError, TransferError: as `list_files`; a file that can't be read, or no room.

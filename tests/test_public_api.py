@@ -1,0 +1,208 @@
+"""What `help()` and a type checker tell of the exported names: each parameter, real types, the choices there are."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline
+
+#: Paceline calls these itself; they stand on exported classes, and a user's own policy may have some of them.
+OWN_CALLS = {
+    *(
+        "at_most",
+        "destination",
+        "from_json",
+        "judge",
+        "make_experiment",
+        "make_model",
+        "models_of",
+        "next",
+        "open_dataset",
+    ),
+    *("planned", "resized", "spec", "stops", "to_json", "told", "waits", "Pipeline.submit", "Sweep.submit"),
+}
+#: Values of any type: a script's own arguments, batches, JSON, and what an override or a dict of settings holds.
+ANYTHING = {
+    *(
+        "arguments",
+        "batch",
+        "command",
+        "datasets",
+        "default_value",
+        "git",
+        "hang",
+        "inputs",
+        "loader",
+        "loss",
+        "loss_weight",
+    ),
+    *(
+        "options",
+        "overrides",
+        "owner",
+        "pipeline",
+        "pipeline_parameters",
+        "points",
+        "sample",
+        "script_params",
+        "space",
+        "split",
+    ),
+    *("step", "sweep", "tags", "trial", "value", "datastore"),
+}
+#: JSON, a pandas frame, and dicts by name of what a script logged or an environment has.
+RETURNS_ANYTHING = {
+    *("Job.shown", "Pipeline.parameters", "Run.get_environment", "Run.get_metrics", "Run.input_datasets"),
+    *("Run.output_datasets", "Service.run", "Step.parameters", "SweepRun.best_point", "SweepRun.lineage"),
+    *("SweepRun.trial_rows", "SweepRun.trials", "PipelineRun.step_rows", "Workspace.datasets"),
+}
+
+
+def functions() -> Iterator[tuple[str, Any, str]]:
+    """Yield name, function and its docstring, for each exported function and each method of an exported class."""
+    for name in paceline.__all__:
+        found = getattr(paceline, name)
+        if inspect.isfunction(found):
+            yield name, found, found.__doc__ or ""
+        if not inspect.isclass(found):
+            continue
+        for method, _ in inspect.getmembers(found):
+            raw = inspect.getattr_static(found, method)
+            function: Any = getattr(raw, "__func__", getattr(raw, "fget", raw))
+            if not inspect.isfunction(function) or not function.__module__.startswith("paceline"):
+                continue
+            if method == "__init__":
+                # Of a class each class above has a part of the text.
+                yield f"{name}.__init__", function, "".join(each.__doc__ or "" for each in found.__mro__)
+            elif method[0] != "_" and not {method, f"{name}.{method}"} & OWN_CALLS:
+                yield f"{name}.{method}", function, function.__doc__ or ""
+
+
+FUNCTIONS = {name: (function, text) for name, function, text in functions()}
+
+
+def parameters(name: str) -> list[inspect.Parameter]:
+    found = inspect.signature(FUNCTIONS[name][0]).parameters.values()
+    return [one for one in found if one.name not in ("self", "cls")]
+
+
+def test_no_parameter_is_undocumented() -> None:
+    assert len(FUNCTIONS) > 200
+    missing = [
+        f"{name}({one.name})"
+        for name, (_, text) in FUNCTIONS.items()
+        for one in parameters(name)
+        if not re.search(rf"\b{one.name}\b", text)
+    ]
+    assert missing == []
+
+
+def test_no_type_is_any_where_there_is_a_better_one() -> None:
+    found = []
+    for name, (function, _) in FUNCTIONS.items():
+        found += [f"{name}({one.name})" for one in parameters(name) if is_any(one) and one.name not in ANYTHING]
+        returned = str(inspect.signature(function).return_annotation)
+        if re.search(r"\bAny\b", returned) and not any(
+            name.endswith(each.partition(".")[2]) for each in RETURNS_ANYTHING
+        ):
+            found.append(f"{name} -> {returned}")
+    assert found == []
+
+
+def is_any(one: inspect.Parameter) -> bool:
+    return bool(re.search(r"\bAny\b", str(one.annotation)))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    [
+        *(
+            (f"{kind}.__init__", one)
+            for kind in ("Estimator", "PyTorch", "TensorFlow")
+            for one in ("distributed_backend",)
+        ),
+        *((f"{kind}.__init__", one) for kind in ("PyTorch", "SKLearn", "Job") for one in ("gpu_visibility", "on_hang")),
+        *(("DataReference.as_partition", "by"), ("PipelineData.as_partition", "by"), ("Service.regen_key", "key")),
+        *(("parallelize", "precision"), ("parallelize", "check"), ("parallelize", "strategy")),
+        *(("DataParallel.__init__", "batch_norm"), ("PipelineParallel.__init__", "schedule")),
+        *(("Sweep.__init__", "goal"), ("Sweep.__init__", "controller")),
+    ],
+)
+def test_fixed_choice_is_a_literal(name: str, parameter: str) -> None:
+    function: Any = FUNCTIONS[name][0]
+    told = str(inspect.signature(function).parameters[parameter].annotation)
+    names = {"Backend", "GpuVisibility", "Goal", "OnHang"}
+    assert "Literal" in told or names & set(re.findall(r"\w+", told)), told
+
+
+@pytest.mark.parametrize("name", ["Estimator", "PyTorch", "TensorFlow", "SKLearn"])
+def test_help_of_an_estimator_has_a_line_for_each_parameter(name: str) -> None:
+    text = inspect.getdoc(getattr(paceline, name)) or ""
+    for one in parameters(f"{name}.__init__"):
+        assert re.search(rf"^    {one.name}: \S", text, re.M), one.name
+    assert text.count("Args:") == 1
+
+
+PROGRAM = """
+import paceline as pl
+
+ws = pl.Workspace.from_config()
+exp = pl.Experiment(ws, "digits")
+run = exp.submit(pl.PyTorch(entry_script="train.py", distributed_backend="gloo"))
+model = run.register_model("digits")
+reveal_type(run)
+reveal_type(model)
+reveal_type(model.run)
+reveal_type(model.deploy(ws, "digits", workers=2))
+reveal_type(run.metrics("loss"))
+reveal_type(run.metrics())
+reveal_type(exp.submit(pl.Sweep(pl.PyTorch(entry_script="t.py"), {"lr": pl.uniform(0, 1)}, metric="loss")))
+pl.PyTorch(entry_script="train.py", distributed_backend="ncll")
+pl.PyTorch(entry_script="train.py", on_hang="restrat")
+model.deploy(ws, "digits", worker=2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+def test_type_checker_of_a_user_sees_real_types(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--no-error-summary",
+            "--config-file=",
+            "--cache-dir",
+            tmp_path / "cache",
+            "program.py",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = re.sub(r'"(?:paceline\.)?[\w.]*\.(?=\w+)', '"', re.sub(r"paceline\.(?:\w+\.)+", "", done.stdout))
+    revealed = re.findall(r'Revealed type is "(.*)"', told)
+    assert revealed == [
+        "Run",
+        "Model",
+        "Run | None",
+        "Service",
+        "MetricSeries",
+        "dict[str, MetricSeries]",
+        "SweepRun",
+    ], told
+    errors = [line for line in told.splitlines() if ": error: " in line]
+    assert len(errors) == 3, told
