@@ -243,9 +243,68 @@ def test_planted_secret_in_every_field_is_on_no_screen_and_no_disk(cli: Cli) -> 
     call("data", "add", "lab", "s3://bucket", "--option", f"secret={PLANTED}", code=2)
     call("data", "add", "lab", "s3://bucket", "--option", f"endpoint_url={url}", code=2)
     call("data", "add", "lab", "s3://bucket", "--credential", f"secret={PLANTED}", code=2)
-    for run_id in cli.run_ids():
-        call("show", run_id, code=0)
-        call("logs", run_id, code=0)
+    call("compute", "add", "far", "--kind", "ray", "--address", url, code=2)
+    call("compute", "add", "far", "--kind", "ray", "--address", f"{host}", "--headers", f"X-Token: {PLANTED}", code=2)
+    call("export", "--to", url, code=2)
+    call("run", script, "--input", f"data={url}/d", code=2)
+    call("run", script, "--input", f"data=s3://me:{PLANTED}@bucket/d", code=2)
+    git = f"nosuch @ git+http://me:${{TOKEN}}@{host}/x.git"
+    variables = {"PLANTED_TOKEN": PLANTED, "DATABASE": f"{url}/db"}
+    words = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+    for given in (["--pip", git], words):
+        call("run", *given, "--dry-run", script, code=0)
+        call("run", *given, "--dry-run", "--json", script, code=0)
+    call("env", "build", "--pip", git, code=1)
+    call("env", "build", "--pip", "nosuch", code=1, PIP_INDEX_URL=f"{url}/simple")
+    call("env", "build", "--pip", "nosuch", code=1, PIP_FIND_LINKS=f"{url}/simple", PIP_NO_INDEX="1")
+    for channel, code in ((url, 2), (f"http://me:${{TOKEN}}@{host}/c", 1)):
+        (cli.folder / "conda.yml").write_text(json.dumps({"channels": [channel], "dependencies": ["nosuch"]}))
+        call("run", script, "--conda-file", "conda.yml", code=code)
+        (cli.folder / "conda.yml").unlink()
+    # Not in the source, which is copied as it is.
+    (cli.folder / "jobs").mkdir()
+    said = {"entry_script": "train.py", "environment_variables": variables}
+    files = {
+        "job": (said, 0),
+        "place": ({**said, "secrets": {"A": PLANTED}}, 2),
+        "told": ({**said, "notify": [url]}, 2),
+    }
+    for name, (text, code) in files.items():
+        (cli.folder / f"jobs/{name}.yaml").write_text(json.dumps({"source_directory": "../src", **text}))
+        call("run", f"jobs/{name}.yaml", code=code)
+        (cli.folder / f"jobs/{name}.yaml").unlink()
+    sweep = [
+        "sweep",
+        "run",
+        script,
+        "--param",
+        "x=choice(1)",
+        "--metric",
+        "m",
+        "--sampler",
+        "grid",
+        "--pass-as",
+        "environment",
+    ]
+    call(*sweep, *words, code=0)
+    subprocess.run(["git", "init", "-q", str(cli.folder / "src")], check=True)
+    subprocess.run(["git", "-C", str(cli.folder / "src"), "remote", "add", "origin", f"{url}/x.git"], check=True)
+    call("run", script, code=0)
+    (cli.folder / "src/.git/config").unlink()
+    for words in (["list"], ["list", "--json"], ["usage"], ["env", "list"], ["data", "list", "--json"]):
+        call(*words, code=0)
+    ids = cli.run_ids()
+    call("diff", ids[0], ids[-1], code=0)
+    for run_id in ids:
+        for words in (
+            ["show"],
+            ["show", "--json"],
+            ["status", "--json"],
+            ["logs"],
+            ["logs", "--prepare"],
+            ["bug-report"],
+        ):
+            call(words[0], run_id, *words[1:], code=0)
 
     assert f"{len(PLANTED)}\n" in "".join(told)
     for text in told:

@@ -142,6 +142,8 @@ def _explained(error: Exception, text: str, context: Any, command: str) -> str:
 
 
 def _say(text: str) -> None:
+    from paceline.job.secret_values import hidden
     from paceline.runs.visible import visible
 
-    print(f"paceline: error: {visible(text, lines=True)}", file=sys.stderr)
+    # A wrong value is shown as it was given, and may be a URL with a password.
+    print(f"paceline: error: {hidden(visible(text, lines=True))}", file=sys.stderr)

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from paceline.errors import TargetError
+from paceline.job.secret_values import hidden
 from paceline.remote.silence import SILENCE_S
 from paceline.targets.options import SILENCE, Option, check_settings
 
@@ -164,7 +165,7 @@ def _address(name: str, address: str) -> str:
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise TargetError(
-            f"compute target {name!r}: address={address!r} is no URL of a Ray dashboard. Give it as http://HOST:8265 "
+            f"compute target {name!r}: address={hidden(address)!r} is no URL of a Ray dashboard. Give it as http://HOST:8265 "
             "(`ray start --head` prints it), not as ray://HOST:10001 or HOST:6379."
         )
     if parts.username or parts.password:
