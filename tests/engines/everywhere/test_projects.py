@@ -86,11 +86,10 @@ DATA = {
 }
 
 
-def test_data_that_is_not_copied_is_sent_once_without_secrets_results_and_large_files(
+@pytest.mark.parametrize("there", ["ssh", "slurm, login host", "ray"], indirect=True)
+def test_data_that_is_not_copied_is_sent_without_secrets_results_and_large_files(
     there: Place, cli: Cli, tmp_path: Path
 ) -> None:
-    if there.name in ("ssh, shared folder", "slurm", "ray, shared folder"):
-        pytest.skip("its nodes see what is not copied, or have it from the shared folder")
     project = made(Layout(command=("train.py",), files=DATA), tmp_path)
     (project / "empty").mkdir()
     (project / "big").mkdir()

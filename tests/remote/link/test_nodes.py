@@ -17,9 +17,10 @@ from paceline.job.plan import REMOTE_SHELL_PYTHON, Command
 from paceline.remote.link import LinkError, bootstrap_words, copies
 from paceline.remote.link.copies import clear_node
 from paceline.runs import read, states, tags_and_properties
-from paceline.system import gaps, processes
-from paceline.system.files import append_line
-from tests.helpers import fill_disk, make_run, wait_until, write_tree
+from paceline.system import gaps, linked, processes
+from paceline.system.files import append_line, write_json
+from paceline.system.linked import NotCopied
+from tests.helpers import fill_disk, make_job, make_run, wait_until, write_tree
 
 
 def command(seen, text: str, *, rank: int = 0, log: str | None = None, attempt: int = 1, **environment: str) -> Command:
@@ -668,3 +669,23 @@ def test_files_that_a_script_leaves_beside_its_outputs_come_home_when_the_nodes_
     ]
     assert (run_folder.outputs / "o").read_text() == "o\n"
     assert not seen.run_dir.exists()
+
+
+def test_data_that_is_not_copied_is_sent_to_a_node_once(make_nodes, run_folder, library, tmp_path):
+    source = write_tree(tmp_path / "code", {"data/x.txt": "one", "data/deep/y.txt": "two"})
+    told = json.loads(run_folder.record.read_text())
+    write_json(run_folder.record, told | {"source_directory": str(source), "job": make_job().to_json()})
+    data = NotCopied(path="data", why="ignored", is_linked=True, is_folder=True, is_sent=True)
+    linked.write(run_folder.linked, [data])
+    seen = []
+    for text in ("one", "one", "changed"):
+        (source / "data/x.txt").write_text(text)
+        nodes = make_nodes()
+        nodes.send(run_folder, library)
+        nodes.close()
+        seen.append({path.name: path.stat().st_ino for path in (tmp_path / "node/carried").iterdir()})
+    first, second, third = seen
+    assert len(first) == 1
+    assert first == second
+    assert second.items() < third.items()
+    assert len(third) == 2

@@ -12,6 +12,7 @@ import paceline as pl
 from paceline.data.stores.record import read_record
 from paceline.data.transfer.fetch import list_files
 from paceline.environments.environment import Environment
+from paceline.errors import TransferError
 from paceline.job.data_reference import DataReference, Source
 from paceline.remote.staging.manifest import Manifest
 from paceline.remote.staging.packing import pack
@@ -42,7 +43,7 @@ def bring(
     if between is not None:
         manifest, top = replace(manifest, store={"url": between}), Path(between) / "paceline" / "carried"
     for tree, files in packed.files.items():
-        write_tree(top / tree, {name: path.read_bytes().decode("latin-1") for name, path in files.items()})
+        write_tree(top / tree, {name: path.read_bytes() for name, path in files.items()})
     write_json(there.carried, manifest.to_json())
     return as_here(there)
 
@@ -110,3 +111,26 @@ def test_packages_are_read_where_they_were_brought_and_recorded_where_they_were(
     assert Path(there).is_file()
     assert other == "einops"
     assert came.as_submitted({"pip": [f"spam @ file://{there}"]}) == {"pip": [f"spam @ file://{wheel}"]}
+
+
+@pytest.mark.parametrize("forge", [None, "other text", "one file more", "one file less"])
+def test_tree_that_somebody_has_changed_in_a_datastore_is_refused(tmp_path: Path, forge: str | None) -> None:
+    """Its files are imported, installed or unpickled by the submitter's run."""
+    source = write_tree(tmp_path / "pkg", {"setup.py": "", "spam.py": "x = 1", "tool.sh": "#!/bin/sh"})
+    (source / "tool.sh").chmod(0o755)
+    came = bring(tmp_path, packages=(str(source),), between=str(tmp_path / "between"))
+    (tree,) = (tmp_path / "between/paceline/carried").iterdir()
+    if forge == "other text":
+        (tree / "spam.py").write_text("x = 2")
+    elif forge == "one file more":
+        (tree / "sitecustomize.py").write_text("x = 2")
+    elif forge == "one file less":
+        (tree / "spam.py").unlink()
+    environment = Environment(pip_packages=(str(source),))
+    if forge is None:
+        (there,) = came.environment(environment).pip_packages
+        assert os.access(f"{there}/tool.sh", os.X_OK)
+        return
+    with pytest.raises(TransferError, match="has other files than were sent"):
+        came.environment(environment)
+    assert not list((tmp_path / "there/carried").glob("*"))

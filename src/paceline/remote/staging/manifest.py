@@ -20,6 +20,7 @@ class Manifest:
     """places: a path (or pattern) of the submitting machine -> (tree, name in it; "" for all of it).
     stores: datastore -> its record, of all that the job names.
     linked: a path relative to the source folder -> likewise, of what was not copied and is sent; "" for an empty folder's tree.
+    programs: tree -> the names in it of files that can be executed, which a datastore forgets.
     contents: input -> fingerprint of its files, for those that are carried as a whole.
     home: the outputs that go to folders of the submitting machine, in order.
     store: the record of the datastore in which the trees lie; None where they lie in the workspace.
@@ -28,6 +29,7 @@ class Manifest:
     places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     stores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     linked: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    programs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
     home: Sequence[str] = ()
     store: Mapping[str, Any] | None = None
@@ -49,6 +51,7 @@ class Manifest:
         values = known_fields(cls, data)
         for part in ("places", "linked"):
             values[part] = {path: (tree, name) for path, (tree, name) in values.get(part, {}).items()}
+        values["programs"] = {tree: tuple(names) for tree, names in values.get("programs", {}).items()}
         values["home"] = tuple(values.get("home", ()))
         return cls(**values)
 

@@ -82,6 +82,7 @@ def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
         places=packing.places,
         stores=packing.stores,
         linked=packing.linked,
+        programs=packing.programs,
         contents=packing.contents,
         home=tuple(packing.home),
     )
@@ -124,6 +125,7 @@ class _Packing:
         self._workspace, self._reached = workspace, reached
         self.places: dict[str, tuple[str, str]] = {}
         self.linked: dict[str, tuple[str, str]] = {}
+        self.programs: dict[str, tuple[str, ...]] = {}
         self.stores: dict[str, dict[str, Any]] = {}
         self.contents: dict[str, str] = {}
         self.files: dict[str, dict[str, Path]] = {}
@@ -191,12 +193,14 @@ class _Packing:
         self.places[place] = (self._tree(files), name)
 
     def _tree(self, files: dict[str, Path]) -> str:
-        tree = _tree_name(files, self._workspace)
+        tree = tree_name(files, self._workspace)
         self.files[tree] = files
+        if programs := tuple(sorted(name for name, path in files.items() if os.access(path, os.X_OK))):
+            self.programs[tree] = programs
         return tree
 
 
-def _tree_name(files: Mapping[str, Path], workspace: Path) -> str:
+def tree_name(files: Mapping[str, Path], workspace: Path) -> str:
     """Equal for equal files of equal names."""
     from paceline.data.datasets.content import with_content
     from paceline.data.transfer.listing import FileInfo

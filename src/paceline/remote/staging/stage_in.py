@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from paceline.data.stores.record import StoreRecord, write_record
+from paceline.errors import TransferError
 from paceline.job.data_reference import DataReference, Source
 from paceline.job.environment import EnvironmentSpec
 from paceline.remote.staging.manifest import FOLDER, Manifest, place_in
@@ -113,10 +114,15 @@ class Arrived:
         return self.workspace / FOLDER / tree
 
     def _fetch(self, tree: str) -> None:
-        """Have a tree of packages here, whole or not at all: pip reads folders alone."""
+        """Have a tree here, whole or not at all.
+
+        Raises:
+            TransferError: It could not be fetched, or is not what was sent.
+        """
         from paceline.data.stores.filesystem import Store
         from paceline.data.transfer.download import download_files
         from paceline.data.transfer.listing import list_source
+        from paceline.remote.staging.packing import tree_name
 
         top = self._folder(tree)
         if top.is_dir():
@@ -127,6 +133,16 @@ class Arrived:
             with Store(tree_record(self.manifest, tree, self.workspace)) as store:
                 infos = list_source(store, Source(datastore=f"{_PREFIX}{tree}", path=""), "")
                 download_files(store, infos, beside, overwrite=True, progress=None)
+                for name in self.manifest.programs.get(tree, ()):
+                    if (beside / name).is_file():
+                        (beside / name).chmod(0o755)
+                files = {info.relative: beside / info.path for info in infos}
+                # Others may write to the datastore, and what is in the tree is imported, installed or unpickled.
+                if tree_name(files, self.workspace) != tree:
+                    raise TransferError(
+                        f"{store.title} has other files than were sent. Remove that folder, find out who has written to it, and "
+                        "submit again."
+                    )
             try:
                 os.rename(beside, top)
             except OSError:
