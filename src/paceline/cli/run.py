@@ -149,12 +149,11 @@ def _tell_or_follow(folder: RunFolder, given: Mapping[str, Any], *, follow: bool
 
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     record = read.record(folder)
-    size = record.job.world_size if record.job else 1
     if as_json:
         # Standard output is for the JSON alone. Before the view, which goes by whether it writes to a terminal.
         sys.stdout, kept = sys.stderr, sys.stdout
     try:
-        view = RunView(size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
+        view = RunView(record.world_size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
         view.say(_headline(record))
         if text := linked.line(linked.read(folder.linked)):
             view.say(text)
