@@ -106,3 +106,8 @@ def test_a_sitecustomize_of_the_user_s_is_still_run(tmp_path):
 def test_lines_of_a_program_s_python_are_there_at_once(tmp_path):
     code = "import faulthandler, os\nprint(faulthandler.is_enabled(), 'PYTHONUNBUFFERED' in os.environ)\nos._exit(0)"
     assert said(tmp_path, code) == {"rank_0": "True False\n"}
+
+
+def test_a_script_that_imports_azureml_finds_the_run_s_id(tmp_path):
+    code = "import os\nprint('AZUREML_RUN_ID' in os.environ)\nimport azureml\nprint(os.environ['AZUREML_RUN_ID'])"
+    assert said(tmp_path, code) == {"rank_0": "False\ndigits_1_2\n"}
