@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+import paceline as pl
+from paceline.errors import UserError
 from tests.cli.conftest import Cli, Gallery
 
 
@@ -338,3 +340,43 @@ def test_what_run_with_json_shows_on_a_terminal_is_as_harmless(nasty: Gallery) -
         found = json.loads(process.stdout.read())
     assert found["status"] == "Completed"
     assert "\x1b[31mred\x1b[0m\\x07 end\r\n" in shown.decode()
+
+
+#: Starts two processes as torchrun does, each of which prints and logs under its own rank.
+LAUNCHES = """
+    import os, subprocess, sys
+    own = "import os, paceline; rank = int(os.environ['RANK']); print('[rank 1] is said by', rank); "
+    own += "paceline.Run.get_context().log('loss', rank + 0.5)"
+    print("launches", flush=True)
+    for rank in "01":
+        place = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "TORCHELASTIC_RUN_ID": "none"}
+        subprocess.run([sys.executable, "-c", own], env=os.environ | place, check=True)
+    if os.environ["PACELINE_ATTEMPT"] == "1":
+        raise ValueError("once")
+    """
+
+
+def test_ranks_that_a_script_starts_are_told_apart(cli: Cli) -> None:
+    cli("run", "--max-restarts", 1, "--restart-on-exception", cli.script(LAUNCHES))
+    (run_id,) = cli.run_ids()
+    first, second = "launches\n[rank 1] is said by 0\n", "[rank 1] is said by 1\n"
+
+    assert cli("logs", "--rank", 1).stdout == second * 2
+    assert cli("logs", "--rank", 0, "--attempt", 2).stdout == first
+    assert cli("logs", "--attempt", 2, "--tail", 1).stdout == f"[2: rank 1] {second}"
+    assert cli("logs", "--rank", 2, code=2).stderr.startswith("paceline: error: --rank 2: ")
+    assert (cli.run_folder(run_id) / "logs" / "rank_1.log").read_text() == second
+    assert cli.json("metrics", "--rank", 1)[0]["metrics"]["loss"]["last"] == 1.5
+    assert "run {run_id} has ranks 0 to 1" in cli("metrics", "--rank", 9, code=2).stderr.replace(run_id, "{run_id}")
+
+    run = pl.Run.get(pl.Workspace(cli.folder / ".paceline"), run_id)
+    assert run.metrics("loss", rank=1, attempt=2).values == (1.5,)
+    with pytest.raises(UserError, match="has rank 0 to 1"):
+        run.metrics(rank=2)
+
+
+def test_a_program_that_prints_a_rank_has_one_log(cli: Cli) -> None:
+    cli("run", cli.script("print('[rank 1] is said by 0')"))
+    assert cli("logs").stdout == "[rank 1] is said by 0\n"
+    refused = cli("logs", "--rank", 1, code=2).stderr
+    assert "has rank 0 alone. Leave --rank out to see all." in refused

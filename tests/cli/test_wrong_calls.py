@@ -366,10 +366,12 @@ def test_a_wrong_call_is_refused(cli: Cli, case: str) -> None:
     assert cli.run_ids() == []
 
 
-def test_a_rank_that_a_run_has_not_is_refused(gallery: Gallery) -> None:
-    done = gallery("logs", gallery.bad, "--rank", "2", code=2)
-
-    assert done.stderr == f"paceline: error: --rank 2: run {gallery.bad} has ranks 0 to 1.\n"
+@pytest.mark.parametrize("verb", ["logs", "metrics"])
+def test_a_rank_that_a_run_has_not_is_refused(gallery: Gallery, verb: str) -> None:
+    done = gallery(verb, gallery.bad, "--rank", "2", code=2)
+    has = f"run {gallery.bad} has ranks 0 to 1. Leave --rank out to see all."
+    assert done.stderr == f"paceline: error: --rank 2: {has}\n"
+    assert "'x' is not a whole number." in gallery(verb, gallery.bad, "--rank", "x", code=2).stderr
 
 
 def test_the_beginning_of_several_ids_is_refused(cli: Cli) -> None:

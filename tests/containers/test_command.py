@@ -96,7 +96,9 @@ def test_no_value_stands_on_the_command_line_and_the_client_has_them_all():
 
 
 def test_the_shell_stays_outside_but_for_what_it_says_of_our_defaults():
-    command = wrapped(shell={"OMP_NUM_THREADS": "3", "LD_LIBRARY_PATH": "/host", "PATH": "/host/bin"})
+    command = wrapped(
+        distributed_backend="gloo", shell={"OMP_NUM_THREADS": "3", "LD_LIBRARY_PATH": "/host", "PATH": "/host/bin"}
+    )
     names = "".join(command.environment)
     assert "LD_LIBRARY_PATH" not in names
     assert "SET_PATH" not in names

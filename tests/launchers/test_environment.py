@@ -106,9 +106,21 @@ def test_one_process_without_a_backend_has_no_variable_of_a_launcher():
     launch = make_launch(make_job(environment_variables={"RANK": "-1"}))
     place = launch.places[0]
     found = environment.of_run(launch) | environment.of_place(launch, place) | environment.of_rank(launch, place)
-    assert {name for name in found if not name.startswith(("PACELINE_", "AZUREML_"))} == set()
+    assert {name for name in found if not name.startswith("PACELINE_")} == set()
+    # Nor one that makes it print, compute or crash in another way than `python train.py`.
+    assert environment.defaults(launch, place) == {}
     assert (found["PACELINE_RANK"], found["PACELINE_WORLD_SIZE"]) == ("0", "1")
-    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & environment.defaults(launch, place).keys()
+
+
+def test_one_process_elsewhere_computes_on_the_cores_that_it_was_given():
+    launch = make_launch(make_job(compute_target="cluster"), cores=4)
+    assert environment.defaults(launch, launch.places[0]) == {"OMP_NUM_THREADS": "4"}
+
+
+def test_one_process_that_the_azure_names_have_submitted_finds_azure_s_variables():
+    launch = make_launch(make_job(environment_variables={"AZUREML_ARM_WORKSPACE_NAME": "lab"}))
+    found = environment.of_run(launch)
+    assert (found["AZUREML_RUN_ID"], found["AZUREML_ENTRY_SCRIPT"]) == (RUN_ID, "train.py")
 
 
 def test_a_time_limit_is_told():

@@ -59,7 +59,7 @@ def test_the_user_s_variables_stand_over_everything(name):
 
 def test_defaults_are_no_more_than_defaults():
     # The shell's OMP_NUM_THREADS stands over ours, which the target lays under it.
-    (command,) = commands(make_job())
+    (command,) = commands(make_job(distributed_backend="gloo"))
     assert command.defaults["OMP_NUM_THREADS"] == "8"
     assert "OMP_NUM_THREADS" not in command.environment
 

@@ -239,7 +239,7 @@ def test_a_log_of_which_the_middle_is_left_out_is_read_live_and_later_alike(fold
     opened_before = AttemptLog(folder, 1, [0, 1])
     reader = opened_before.new()
     assert next(reader).text == texts[0]
-    shorten_logs(folder, 1, 2)
+    shorten_logs(folder, 1)
     assert log.stat().st_size <= gaps.LEAST_LIMIT + 8 * 1000
     assert merged(folder, 1, [0, 1]) == late
     assert [line.text for line in reader] == texts[1:]

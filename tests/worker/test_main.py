@@ -165,7 +165,7 @@ def test_little_is_loaded_before_the_script(worker):
     code, text = worker.run(ask, "--", "train.py", PACELINE_RANK="0")
     assert code == 0
     loaded = {name.partition(".")[0] for name in set(text.split()) - set(own)}
-    assert loaded <= {"__future__", "__paceline_main__", "importlib", "paceline", "types", "warnings"}
+    assert loaded <= {"__future__", "__paceline_main__", "faulthandler", "importlib", "paceline", "types", "warnings"}
 
 
 def test_worker_imports_triton_before_tensorflow(worker: Worker) -> None:

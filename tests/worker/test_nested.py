@@ -11,28 +11,28 @@ import paceline
 
 SHIM = Path(paceline.__file__).parent / "compat/shim/azureml_names"
 
-#: Prints lines as scripts do: in pieces, to both streams, as a bar of progress, without an end.
+#: Prints to both streams, from native code, and without an end.
 LINES = """
-import sys
-print("a", end=" "); print("line")
-print("to standard error", file=sys.stderr)
-sys.stderr.write("\\r 10%"); sys.stderr.flush()
-sys.stderr.write("\\r 20%\\n")
+import os, sys
+print("a line", flush=True)
+print("to standard error", file=sys.stderr, flush=True)
+os.system("echo of a child")
 print("no end", end="")
 """
+PRINTED = "a line\nto standard error\nof a child\nno end"
 
 
-def said(tmp_path: Path, code: str, **variables: str) -> str:
-    """What a Python process below a worker writes into the worker's log."""
-    log = tmp_path / "rank_0.log"
-    with open(log, "ab") as file:
+def said(tmp_path: Path, code: str, **variables: str) -> dict[str, str]:
+    """Run a Python process below a worker; the text of each log that has any."""
+    logs = tmp_path / "ws/runs/digits_1_2/attempts/1"
+    logs.mkdir(parents=True, exist_ok=True)
+    with open(logs / "rank_0.log", "ab") as file:
         place = os.fstat(file.fileno())
         run = {
             "PACELINE_RUN_DIR": str(tmp_path / "ws/runs/digits_1_2"),
             "PACELINE_RUN_ID": "digits_1_2",
             "PACELINE_ATTEMPT": "1",
             "PACELINE_RANK": "0",
-            "PYTHONUNBUFFERED": "1",
             "PACELINE_WORLD_SIZE": "1",
             "PACELINE_WORKER_OUTPUT": f"{place.st_dev}:{place.st_ino}",
             "PYTHONPATH": os.pathsep.join((str(SHIM.parents[3]), str(SHIM), str(tmp_path))),
@@ -40,23 +40,39 @@ def said(tmp_path: Path, code: str, **variables: str) -> str:
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, **run, **variables}, stdout=file, stderr=file, check=True
         )
-    return log.read_bytes().decode()
+    texts = {path.stem: path.read_text() for path in sorted(logs.iterdir())}
+    for path in logs.iterdir():
+        path.unlink()
+    return {name: text for name, text in texts.items() if text}
 
 
-def test_lines_of_a_nested_rank_have_its_number(tmp_path):
-    text = said(tmp_path, LINES, RANK="1", WORLD_SIZE="2", TORCHELASTIC_RUN_ID="none")
-    assert text == (
-        "[rank 1] a line\n[rank 1] to standard error\n[rank 1] \r[rank 1]  10%\r[rank 1]  20%\n[rank 1] no end"
-    )
+def test_a_nested_rank_has_a_log_of_its_own(tmp_path):
+    torchrun = {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+    assert said(tmp_path, LINES, RANK="1", **torchrun) == {"rank_1": PRINTED}
+    # The first one goes on in the worker's, with what the launcher says.
+    assert said(tmp_path, LINES, RANK="0", **torchrun) == {"rank_0": PRINTED}
 
 
-def test_lines_of_a_process_that_is_no_rank_stay_as_they_are(tmp_path):
-    assert said(tmp_path, LINES) == "a line\nto standard error\n\r 10%\r 20%\nno end"
+def test_two_launches_write_into_one_log_of_a_rank(tmp_path):
+    code = f"import subprocess, sys\nfor _ in range(2): subprocess.run([sys.executable, '-c', {LINES!r}])"
+    below = f"import os\nos.environ.update(RANK='2', WORLD_SIZE='3')\n{code}"
+    assert said(tmp_path, below) == {"rank_2": PRINTED * 2}
+
+
+def test_nested_ranks_of_two_workers_have_logs_of_their_own(tmp_path):
+    torchrun = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+    for worker, log in (("0", "rank_2"), ("1", "rank_3")):
+        place = {"PACELINE_RANK": worker, "PACELINE_WORLD_SIZE": "2"}
+        assert said(tmp_path, LINES, **torchrun, **place) == {log: PRINTED}
+
+
+def test_lines_of_a_process_that_is_no_rank_stay_in_the_worker_s_log(tmp_path):
+    assert said(tmp_path, LINES) == {"rank_0": PRINTED}
 
 
 def test_output_that_a_launcher_has_redirected_stays_as_it_is(tmp_path):
-    text = said(tmp_path, LINES, RANK="1", WORLD_SIZE="2", PACELINE_WORKER_OUTPUT="1:1")
-    assert "[rank" not in text
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2", "PACELINE_WORKER_OUTPUT": "1:1"}
+    assert said(tmp_path, LINES, **torchrun) == {"rank_0": PRINTED}
 
 
 def test_a_process_without_variables_is_a_rank_once_it_has_joined_a_group(tmp_path):
@@ -75,14 +91,23 @@ def test_a_process_without_variables_is_a_rank_once_it_has_joined_a_group(tmp_pa
         "dist.init_process_group('gloo', {}, {})\nprint('in')\n"
         "sink().log('tensorboard', 'loss', 1.0)\n"
     )
-    assert said(tmp_path, join.format(0, 1)) == "before\nin\n"
-    assert said(tmp_path, join.format(1, 2)).endswith("before\n[rank 1] in\n")
+    assert said(tmp_path, join.format(0, 1)) == {"rank_0": "before\nin\n"}
+    assert said(tmp_path, join.format(1, 2)) == {"rank_0": "before\n", "rank_1": "in\n"}
     metrics = tmp_path / "ws/runs/digits_1_2/metrics"
     assert sorted(path.name for path in metrics.iterdir()) == ["rank_0.jsonl", "rank_1.jsonl"]
 
 
 def test_a_sitecustomize_of_the_user_s_is_still_run(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
-    assert (
-        said(tmp_path, "import sitecustomize; print(sitecustomize.__file__)") == f"mine\n{tmp_path}/sitecustomize.py\n"
-    )
+    found = said(tmp_path, "import sitecustomize; print(sitecustomize.__file__)")
+    assert found == {"rank_0": f"mine\n{tmp_path}/sitecustomize.py\n"}
+
+
+def test_lines_of_a_program_s_python_are_there_at_once(tmp_path):
+    code = "import faulthandler, os\nprint(faulthandler.is_enabled(), 'PYTHONUNBUFFERED' in os.environ)\nos._exit(0)"
+    assert said(tmp_path, code) == {"rank_0": "True False\n"}
+
+
+def test_a_script_that_imports_azureml_finds_the_run_s_id(tmp_path):
+    code = "import os\nprint('AZUREML_RUN_ID' in os.environ)\nimport azureml\nprint(os.environ['AZUREML_RUN_ID'])"
+    assert said(tmp_path, code) == {"rank_0": "False\ndigits_1_2\n"}

@@ -47,6 +47,19 @@ def folders_of(run_ids: Iterable[str] | None) -> list[RunFolder]:
     return list(dict.fromkeys(folder_of(run_id) for run_id in run_ids or (None,)))
 
 
+def count_ranks(folder: RunFolder, record: RunRecord, wanted: int | None) -> int:
+    """Return the number of the run's ranks, those included that its script has started itself.
+
+    Raises:
+        UserError: the wanted rank is none of them.
+    """
+    count = len(folder.ranks(record.world_size))
+    if wanted is not None and wanted >= count:
+        has = f"ranks 0 to {count - 1}" if count > 1 else "rank 0 alone"
+        raise UserError(f"--rank {wanted}: run {record.run_id} has {has}. Leave --rank out to see all.")
+    return count
+
+
 def with_children(run_id: str | None, kind: Literal["sweep", "pipeline"]) -> tuple[RunFolder, RunRecord]:
     """The sweep or pipeline of this id (or its beginning), or the latest one, and its record.
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.common import folder_of
+from paceline.cli.common import count_ranks, folder_of
 from paceline.cli.log_files import LogPart, driver_offset, print_parts
 from paceline.cli.shared_options import LatestRun
 from paceline.cli.view import RunView
@@ -74,9 +74,7 @@ def logs(
     since_s = _moment(since) if since is not None else None
     folder = folder_of(run_id)
     record = read.record(folder)
-    size = record.job.world_size if record.job else 1
-    if rank is not None and rank >= size:
-        raise UserError(f"--rank {rank}: run {record.run_id} has ranks 0 to {size - 1}.")
+    size = count_ranks(folder, record, rank)
     # A file or a pipe gets each byte as the worker has written it.
     as_is = raw or not sys.stdout.isatty()
     if driver or controllers.is_controlled(record):
@@ -96,7 +94,7 @@ def logs(
     if attempt is not None and attempt > max(1, len(record.attempts)):
         raise UserError(f"--attempt {attempt}: run {record.run_id} has {len(record.attempts)} so far.")
     attempts = [one for one in record.attempts if attempt in (None, one.number)]
-    ranks = [rank] if rank is not None else list(range(size))
+    ranks = [rank] if rank is not None else [*range(size)]
     start: LogStart | None = LogStart(attempts[0].number if attempts else 1)
     if since_s is not None:
         start = moment_start(folder, attempts, ranks, since_s)
@@ -117,10 +115,11 @@ def logs(
         print_parts(parts, as_is=True)
         return
     # Where one worker's lines are shown, they need no rank in front, as in a run of one.
-    view = RunView(1 if rank is not None else size, quiet=True, attempts=len(record.attempts), raw=raw)
+    view = RunView(0 if rank is not None else size, quiet=True, attempts=len(record.attempts), raw=raw)
     line = _print_json_line if as_json else view.line
     if follow:
-        Show(folder, line=line, state=_nothing, ranks=ranks, start=start, last=tail).to_the_end()
+        chosen = ranks if rank is not None else None
+        Show(folder, line=line, state=_nothing, ranks=chosen, start=start, last=tail).to_the_end()
         return
     lines = lines_of(folder, [one.number for one in attempts], ranks, start)
     # The place may be some lines too early, so the last ones are counted once more.

@@ -138,7 +138,8 @@ def _explained(error: Exception, text: str, context: Any, command: str) -> str:
         # In place of the parser's own suggestions.
         hint = verb_hint(unknown[1], context.command.list_commands(context), in_group=context.parent is not None)
         return f"{unknown[0]} {hint}".rstrip()
-    return text
+    # The parser's name of its own type.
+    return text.replace(" is not a valid int range.", " is not a whole number.")
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.common import folders_of, print_json, print_table
+from paceline.cli.common import count_ranks, folders_of, print_json, print_table
 from paceline.cli.shared_options import Json, Runs
 from paceline.errors import UserError
 from paceline.runs import read, series, tags_and_properties
@@ -68,9 +68,7 @@ def metrics(
 
 def _series_of(folder: RunFolder, rank: int | None) -> dict[str, MetricSeries]:
     record = read.record(folder)  # which brings the folder up to date where the run is elsewhere
-    size = record.job.world_size if record.job else 1
-    if rank is not None and rank >= size:
-        raise UserError(f"--rank {rank}: run {record.run_id} has ranks 0 to {size - 1}.")
+    count_ranks(folder, record, rank)
     return series.read(folder.metrics, rank=rank)
 
 

@@ -155,12 +155,11 @@ def _not_copied(folder: RunFolder) -> list[str]:
 
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     record = read.record(folder)
-    size = record.job.world_size if record.job else 1
     if as_json:
         # Standard output is for the JSON alone. Before the view, which goes by whether it writes to a terminal.
         sys.stdout, kept = sys.stderr, sys.stdout
     try:
-        view = RunView(size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
+        view = RunView(record.world_size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
         view.say(_headline(record))
         for text in _not_copied(folder):
             view.say(text)

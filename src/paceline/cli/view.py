@@ -18,7 +18,7 @@ from paceline.system.names import some
 class RunView:
     """Prints a run's lines and changes of state. A line that is not finished yet (a progress bar) is drawn over on a
     terminal, and printed now and then elsewhere. A terminal gets the lines' colours, and nothing else that it would
-    obey, unless raw=True; a file or a pipe gets them as they are."""
+    obey, unless raw=True; a file or a pipe gets them as they are. world_size: 0 where one rank's lines alone are shown."""
 
     def __init__(
         self, world_size: int, *, quiet: bool = False, attempts: int = 1, nodes: int = 1, raw: bool = False
@@ -34,6 +34,8 @@ class RunView:
         self._lines = TerminalLines() if self._terminal and not raw else None
 
     def line(self, line: LogLine) -> None:
+        if self._size:
+            self._size = max(self._size, line.rank + 1)  # a script may start ranks itself
         text = line.text if self._lines is None else self._lines.line(line.rank, line.text)
         text = coloured(prefix(line, self._size, self._attempts), rank_colour(line.rank), self._colour) + text
         # A progress bar's last state stands there without a line end: it is drawn over.

@@ -47,6 +47,8 @@ _USERS_OWN = (
     *("PACELINE_TRACKERS", "PACELINE_SEPARATE_WORKERS"),
     "HOROVOD_GLOO_TIMEOUT_SECONDS",
 )
+#: Set by the job of a driver that uses the Azure names.
+AZURE_VARIABLE = "AZUREML_ARM_WORKSPACE_NAME"
 #: The user's settings of Open MPI, unless an mpirun is above us: it passes its own on under the same names.
 _MPI_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
 
@@ -66,14 +68,7 @@ def of_run(launch: Launch) -> dict[str, str]:
     job, folder = launch.job, RunFolder(launch.run_dir)
     return {
         **(_of_launcher(launch) if job.has_launcher else {}),
-        "AZUREML_RUN_ID": launch.run_id,
-        "AZUREML_ARM_SUBSCRIPTION": "local",
-        "AZUREML_ARM_RESOURCEGROUP": "local",
-        "AZUREML_ARM_WORKSPACE_NAME": launch.workspace_name,
-        "AZUREML_ARM_PROJECT_NAME": launch.experiment,
-        "AZUREML_OUTPUT_DIRECTORY": str(folder.outputs),
-        "AZUREML_SOURCE_DIRECTORY": str(launch.source_dir or launch.work_dir),
-        "AZUREML_ENTRY_SCRIPT": job.entry_script or str(job.entry_module),
+        **(_of_azure(launch) if job.has_launcher or AZURE_VARIABLE in job.environment_variables else {}),
         "PACELINE_RUN_ID": launch.run_id,
         "PACELINE_RUN_DIR": str(launch.run_dir),
         "PACELINE_OUTPUT_DIR": str(folder.outputs),
@@ -113,6 +108,20 @@ def _of_launcher(launch: Launch) -> dict[str, str]:
         "AZ_BATCHAI_PYTORCH_INIT_METHOD": f"tcp://{head}:{launch.ports[0]}",
         "AZ_BATCH_MASTER_NODE": f"{head}:{launch.ports[0]}",
         "AZ_BATCHAI_MPI_MASTER_NODE": head,
+    }
+
+
+def _of_azure(launch: Launch) -> dict[str, str]:
+    """The variables of an Azure ML run: scripts may ask by them whether they run there."""
+    return {
+        "AZUREML_RUN_ID": launch.run_id,
+        "AZUREML_ARM_SUBSCRIPTION": "local",
+        "AZUREML_ARM_RESOURCEGROUP": "local",
+        AZURE_VARIABLE: launch.workspace_name,
+        "AZUREML_ARM_PROJECT_NAME": launch.experiment,
+        "AZUREML_OUTPUT_DIRECTORY": str(RunFolder(launch.run_dir).outputs),
+        "AZUREML_SOURCE_DIRECTORY": str(launch.source_dir or launch.work_dir),
+        "AZUREML_ENTRY_SCRIPT": launch.job.entry_script or str(launch.job.entry_module),
     }
 
 
@@ -171,10 +180,16 @@ def of_rank(launch: Launch, place: RankSlot) -> dict[str, str]:
 
 
 def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
-    """The variables that the shell may replace."""
+    """The variables that the shell may replace.
+
+    One process alone on this machine has none: it computes on as many threads as without Paceline, and shows its lines at
+    once without a variable (`paceline.worker.nested`). Elsewhere the node's cores may be a part of its machine's.
+    """
     cores = launch.nodes[place.node_rank].cores
-    values = {
-        "OMP_NUM_THREADS": str(max(1, cores // place.local_world_size)),
+    threads = {"OMP_NUM_THREADS": str(max(1, cores // place.local_world_size))}
+    if not launch.job.has_launcher:
+        return {} if launch.job.compute_target == "local" else threads
+    values = threads | {
         "PYTHONUNBUFFERED": "1",
         # Open MPI leaves the signals alone for which there is a handler: its own would tell addresses.
         "PYTHONFAULTHANDLER": "1",
@@ -190,7 +205,7 @@ def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
             # On one machine ranks share memory. Open MPI's TCP would listen at every address of the machine, on a port a
             # rank, and can't be told not to.
             values["OMPI_MCA_btl"] = "^tcp"
-    if launch.job.has_launcher and (interface := launch.nodes[place.node_rank].interface):
+    if interface := launch.nodes[place.node_rank].interface:
         # Gloo and NCCL would look for the interface of the host's name, which a laptop off its network can't resolve, and
         # which on a cluster may be that of another network.
         values |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}

@@ -11,6 +11,7 @@ from paceline.errors import FileNameError
 from paceline.system.below import Below
 
 # `rank_0.jsonl` is of the first attempt, `rank_0.2.jsonl` of the second.
+_RANK_LOG = re.compile(r"rank_(\d+)\.log", re.ASCII)
 _METRIC_LOG = re.compile(r"rank_(\d+)(?:\.(\d+))?\.jsonl", re.ASCII)
 _NODE_LOG = re.compile(r"node_(\d+)\.jsonl", re.ASCII)
 _LOAD_LOG = re.compile(r"load_(\d+)\.jsonl", re.ASCII)
@@ -189,6 +190,20 @@ class RunFolder:
 
     def rank_log(self, attempt: int, rank: int) -> Path:
         return self.attempt(attempt) / f"rank_{rank}.log"
+
+    def ranks_with_log(self, attempt: int) -> list[int]:
+        """Return the ranks that have a log of this attempt: its workers', and those that a script has started itself."""
+        try:
+            names = os.listdir(self.attempt(attempt))
+        except OSError:
+            return []
+        return sorted(int(found[1]) for name in names if (found := _RANK_LOG.fullmatch(name)))
+
+    def ranks(self, world_size: int) -> range:
+        """Return the run's ranks: its workers', and those that a script has started and that have logged anything."""
+        attempts = self.path.glob("attempts/*")
+        logs = (rank for path in attempts if path.name.isdecimal() for rank in self.ranks_with_log(int(path.name)))
+        return range(1 + max((world_size - 1, *logs, *metric_logs(self.metrics))))
 
     def log_order(self, attempt: int) -> Path:
         """Lines of `seconds rank offset`: by then, that rank's log had grown to that many bytes."""

@@ -48,7 +48,7 @@ class RunWatch:
 class Show:
     """Tells of a run as it goes: `line` is called for each line of the workers, `state` for each change of state or of
     what the run waits for, `note` for each line that the nodes say while they prepare, `attempt` for each further
-    attempt with the one before it, between their lines. ranks: these alone. start: where in the log to begin.
+    attempt with the one before it, between their lines. ranks: these alone; None for all. start: where in the log to begin.
     last: of the lines that are there already, so many."""
 
     def __init__(
@@ -70,7 +70,6 @@ class Show:
         self._lines: Iterator[LogLine] | None = None
         job = self._watch.record.job
         self._prepare = PrepareFollower(folder, job.node_count if job else 1)
-        ranks = list(range(job.world_size if job else 1)) if ranks is None else ranks
         self._follower = LogFollower(folder, ranks, start, last)
 
     def to_the_end(self) -> RunRecord:
@@ -133,8 +132,8 @@ class Show:
 
 
 def prefix(line: LogLine, world_size: int, attempts: int = 1) -> str:
-    """The text before a line in a merged view: nothing for one worker, else its rank (and attempt, if several)."""
-    if world_size == 1:
+    """The text before a line in a merged view: nothing for one rank, else its number (and attempt, if several)."""
+    if world_size <= 1:
         return ""
     return f"[rank {line.rank}] " if attempts <= 1 else f"[{line.attempt}: rank {line.rank}] "
 
@@ -147,7 +146,7 @@ def node_prefix(said: LogLine, node_count: int) -> str:
 def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRecord:
     """Print the run to `out` as plain text until its end; the final record. said: warnings that its user has seen already."""
     record = read.record(folder)
-    size = record.job.world_size if record.job else 1
+    size = record.world_size
     nodes = record.job.node_count if record.job else 1
     print(f"RunId: {folder.run_id}\nFolder: {folder.path}", file=out, flush=True)
 
@@ -155,6 +154,8 @@ def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRe
     terminal = TerminalLines() if out.isatty() else None
 
     def line(found: LogLine) -> None:
+        nonlocal size
+        size = max(size, found.rank + 1)  # a script may start ranks itself
         text = found.text if terminal is None else terminal.line(found.rank, found.text)
         print(prefix(found, size) + text, file=out, flush=True)
 

@@ -188,19 +188,23 @@ class Tail:
 class AttemptLog:
     """The merged log of one attempt, to be read once from the start to wherever it is, again and again.
 
-    start: a place in this attempt to begin at.
+    ranks: None for all, those included that a script starts later. start: a place in this attempt to begin at.
     """
 
-    def __init__(self, folder: RunFolder, attempt: int, ranks: list[int], start: LogStart | None = None) -> None:
-        offsets = start.offsets if start else {}
-        self._attempt = attempt
+    def __init__(self, folder: RunFolder, attempt: int, ranks: list[int] | None, start: LogStart | None = None) -> None:
+        self._folder, self._attempt = folder, attempt
+        self._offsets = start.offsets if start else {}
+        self._takes_all = ranks is None
         self._order = Tail(folder.log_order(attempt), start.notes if start else 0)
         self._order_rest = b""
-        self._tails = {rank: Tail(folder.rank_log(attempt, rank), offsets.get(rank, 0)) for rank in ranks}
-        self._lines = {rank: LineAssembler() for rank in ranks}
+        self._tails: dict[int, Tail] = {}
+        self._lines: dict[int, LineAssembler] = {}
+        self._add(ranks or [])
 
     def new(self) -> Iterator[LogLine]:
         """Lines that have come since the last call, in order."""
+        if self._takes_all:
+            self._add(self._folder.ranks_with_log(self._attempt))
         # Notes first: they give the order of what is there already. What they don't speak of yet comes behind it, by rank.
         for data in self._order.read():
             *notes, self._order_rest = (self._order_rest + data).split(b"\n")
@@ -222,6 +226,12 @@ class AttemptLog:
         for tail in (self._order, *self._tails.values()):
             tail.close()
 
+    def _add(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            if rank not in self._tails:
+                self._tails[rank] = Tail(self._folder.rank_log(self._attempt, rank), self._offsets.get(rank, 0))
+                self._lines[rank] = LineAssembler()
+
     def _to(self, note: bytes) -> Iterator[LogLine]:
         try:
             _, rank, offset = note.split()
@@ -242,7 +252,7 @@ class AttemptLog:
 
 
 def lines_of(
-    folder: RunFolder, attempts: Iterable[int], ranks: list[int], start: LogStart | None = None
+    folder: RunFolder, attempts: Iterable[int], ranks: list[int] | None, start: LogStart | None = None
 ) -> Iterator[LogLine]:
     """The merged lines of these attempts as they stand now, one attempt after another. start: a place to begin at."""
     for number in attempts:
@@ -258,11 +268,12 @@ def lines_of(
 class LogFollower:
     """The merged log of a run, to be asked for what is new again and again.
 
+    ranks: None for all, those included that a script starts later.
     start: where to begin, default its first attempt's start. last: of what is there already, so many lines.
     """
 
     def __init__(
-        self, folder: RunFolder, ranks: list[int], start: LogStart | None = None, last: int | None = None
+        self, folder: RunFolder, ranks: list[int] | None, start: LogStart | None = None, last: int | None = None
     ) -> None:
         self._folder, self._ranks, self._last = folder, ranks, last
         self._number = start.attempt if start else 1

@@ -118,6 +118,11 @@ class RunRecord:
         return self.status in TERMINAL
 
     @property
+    def world_size(self) -> int:
+        """The number of workers; 1 without a job."""
+        return self.job.world_size if self.job else 1
+
+    @property
     def duration_s(self) -> float | None:
         """Seconds from the start to the end, or to now; None before the start."""
         return duration_s(self.started_utc, self.ended_utc)

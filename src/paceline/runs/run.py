@@ -423,7 +423,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         if rank is not None or attempt is not None:
             # As it is written: size and number of attempts are there, and the folder was brought up to date before this call.
             record = store.stored(self._folder)
-            _check_numbers("rank", rank, range(record.job.world_size if record.job else 1), self.id)
+            _check_numbers("rank", rank, self._folder.ranks(record.world_size), self.id)
             _check_numbers("attempt", attempt, range(1, max(1, len(record.attempts)) + 1), self.id)
         found = series.read(self._folder.metrics, name=name, rank=rank, attempt=attempt)
         return found if name is None else found.get(name, series.MetricSeries(name=name))
@@ -449,7 +449,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def _log(self) -> MetricLog:
         if self._metric_log is None:
             # A program that logs its own run is the only one, and counts as rank 0.
-            rank, attempt = (self._worker.rank, self._worker.attempt) if self._worker else (0, 1)
+            # Its rank as it is now: a process that a script has started may have joined the others since get_context().
+            worker = self._worker and (WorkerContext.from_environment() or self._worker)
+            rank, attempt = (worker.rank, worker.attempt) if worker else (0, 1)
             self._metric_log = MetricLog(self._folder.metric_log(rank, attempt), attempt=attempt)
         return self._metric_log
 

@@ -127,7 +127,8 @@ class HangWatch:
     def _has_grown(self) -> bool:
         """True if a log or a metric has become longer since the last call."""
         sizes = {}
-        places = [self._folder.rank_log(self._launch.attempt, place.rank) for place in self._launch.places]
+        attempt = self._launch.attempt
+        places = [self._folder.rank_log(attempt, rank) for rank in self._folder.ranks_with_log(attempt)]
         with contextlib.suppress(OSError), os.scandir(self._folder.metrics) as found:
             # The load of nodes lies there too, and comes whether the workers get on or not.
             sizes = {entry.path: entry.stat().st_size for entry in found if entry.name.startswith("rank_")}

@@ -1,7 +1,7 @@
 """The workers' logs of a run as its supervisor keeps them, from their beginning to their end.
 
 logs/driver.log                 the supervisor's own words (`runs.driver_log`); its standard output and error
-attempts/<k>/rank_<n>.log       what worker n prints; the worker writes it without anybody in between
+attempts/<k>/rank_<n>.log       what rank n prints; the worker, or a process that it started, writes it without anybody in between
 attempts/<k>/log_order.txt      "time rank size" for each growth that was seen, for the merged view of all ranks
 logs/rank_<n>.log               a link to the log of the newest attempt
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from pathlib import Path
 
 from paceline.job.plan import Launch
 from paceline.runs.driver_log import say
@@ -24,12 +25,17 @@ def make_logs(folder: RunFolder, launch: Launch) -> None:
     folder.attempt(launch.attempt).mkdir(parents=True, exist_ok=True)
     for place in launch.places:
         folder.rank_log(launch.attempt, place.rank).touch()
-        live = folder.live_log(place.rank)
-        beside = live.with_name(f".{live.name}")
-        beside.unlink(missing_ok=True)  # of a supervisor that was killed, in a run that its engine has started again
-        beside.symlink_to(os.path.relpath(folder.rank_log(launch.attempt, place.rank), folder.logs))
-        # Renamed over the old link, so that someone who follows the log always finds one.
-        os.replace(beside, live)
+        _link(folder, launch.attempt, place.rank)
+
+
+def _link(folder: RunFolder, attempt: int, rank: int) -> None:
+    """Let `logs/rank_<n>.log` lead to the attempt's log."""
+    live = folder.live_log(rank)
+    beside = live.with_name(f".{live.name}")
+    beside.unlink(missing_ok=True)  # of a supervisor that was killed, in a run that its engine has started again
+    beside.symlink_to(os.path.relpath(folder.rank_log(attempt, rank), folder.logs))
+    # Renamed over the old link, so that someone who follows the log always finds one.
+    os.replace(beside, live)
 
 
 class LogWatch:
@@ -39,15 +45,23 @@ class LogWatch:
     """
 
     def __init__(self, launch: Launch, folder: RunFolder, *, keeps_limits: bool) -> None:
-        self._paths = {place.rank: folder.rank_log(launch.attempt, place.rank) for place in launch.places}
-        self._sizes = dict.fromkeys(self._paths, 0)
-        limit = launch.job.log_limit if keeps_limits else 0
-        self._keepers = {rank: gaps.Keeper(str(path), limit) for rank, path in self._paths.items() if limit}
+        self._folder, self._attempt = folder, launch.attempt
+        self._limit = launch.job.log_limit if keeps_limits else 0
+        self._paths: dict[int, Path] = {}
+        self._sizes: dict[int, int] = {}
+        self._keepers: dict[int, gaps.Keeper] = {}
+        for place in launch.places:
+            self._add(place.rank)
         # Unbuffered and in append mode: a reader finds whole lines only, and a killed supervisor loses none.
         self._order = open(folder.log_order(launch.attempt), "ab", buffering=0)  # noqa: SIM115
 
     def look(self) -> None:
-        """Note each log that has grown since the last look."""
+        """Note each log that has grown since the last look, those of ranks that a script has started meanwhile included."""
+        for rank in self._folder.ranks_with_log(self._attempt):
+            if rank not in self._paths:
+                self._add(rank)
+                with contextlib.suppress(OSError):  # a full disk: the log is in the attempt's folder alone
+                    _link(self._folder, self._attempt, rank)
         for rank, path in self._paths.items():
             try:
                 size = os.stat(path).st_size
@@ -63,6 +77,12 @@ class LogWatch:
         """Close the file of notes."""
         self._order.close()
 
+    def _add(self, rank: int) -> None:
+        path = self._paths[rank] = self._folder.rank_log(self._attempt, rank)
+        self._sizes[rank] = 0
+        if self._limit:
+            self._keepers[rank] = gaps.Keeper(str(path), self._limit)
+
     def _keep_limit(self, rank: int) -> None:
         if (keeper := self._keepers.get(rank)) is None:
             return
@@ -72,10 +92,10 @@ class LogWatch:
             say(f"rank {rank}'s log is kept whole: its file system can't leave anything out of it ({keeper.trouble})")
 
 
-def shorten_logs(folder: RunFolder, attempt: int, world_size: int) -> None:
+def shorten_logs(folder: RunFolder, attempt: int) -> None:
     """Close the gaps in the logs of an attempt that has ended, and let the notes on their order say where things are now."""
     closed = {}
-    for rank in range(world_size):
+    for rank in folder.ranks_with_log(attempt):
         if gap := gaps.close(str(folder.rank_log(attempt, rank))):
             closed[str(rank)] = gap
     if not closed:

@@ -104,7 +104,7 @@ def _attempts(run: Supervision) -> Outcome:
             ended = _as_told(run, run_attempt(run, number))
             outcome = brought_home(run, ended)
             _take_up_event_files(run, number)
-            shorten_logs(run.folder, number, run.job.world_size)
+            shorten_logs(run.folder, number)
             run.close_attempt(outcome)
         if run.job.node_range:
             # Nodes that go before their workers have all begun may never do: so often in a row, and the run has failed.

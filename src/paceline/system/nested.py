@@ -21,16 +21,40 @@ OUTPUT_VARIABLE = "PACELINE_WORKER_OUTPUT"
 
 
 def nested_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """Return the rank and the world size that a launcher inside the run gave this process; None for a worker of the run."""
+    """Return this process's rank in the run, and the size of its world, where a program inside the run gave it a rank.
+
+    A run of several workers has numbers of its own for such ranks, for each worker may start a rank 1:
+
+        worker 0: ranks 0 2 4       the first rank has its worker's number
+        worker 1: ranks 1 3 5
+
+    Returns:
+        None for a worker of the run.
+    """
+    found = by_launcher(environ)
+    if found is None:
+        # Set by Paceline alone, so it never names a worker of the run.
+        rank, _, size = environ.get(VARIABLE, "").partition("/")
+        if not size:
+            return None
+        found = int(rank), int(size), int(rank)
+    rank_there, world_size, local_rank = found
+    workers = int(environ.get("PACELINE_WORLD_SIZE") or 1)
+    if workers == 1:
+        return rank_there, world_size
+    return local_rank * workers + int(environ.get("PACELINE_RANK") or 0), world_size
+
+
+def by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int] | None:
+    """Return the rank, world size and local rank of the variables that a launcher inside the run has set; else None."""
     # Lightning sets no RANK.
     local = environ.get("LOCAL_RANK", "") if environ.get("NODE_RANK", "0") == "0" else ""
-    torch = environ.get("RANK") or local, environ.get("WORLD_SIZE", "")
-    mpi = environ.get("OMPI_COMM_WORLD_RANK", ""), environ.get("OMPI_COMM_WORLD_SIZE", "")
-    joined = environ.get(VARIABLE, "").partition("/")
+    torch = environ.get("RANK") or local, environ.get("WORLD_SIZE", ""), environ.get("LOCAL_RANK", "")
+    mpi = tuple(environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("RANK", "SIZE", "LOCAL_RANK"))
     own = environ.get("PACELINE_RANK", ""), environ.get("PACELINE_WORLD_SIZE", "")
     # The run's own launcher gives its own names: torchrun below a worker of as many ranks has another run id.
     is_of_run = environ.get("TORCHELASTIC_RUN_ID") in (None, environ.get("PACELINE_RUN_ID"))
-    for rank, size in (torch, mpi, joined[::2]):
+    for rank, size, local in (torch, mpi):
         if rank.isdigit() and size.isdigit() and int(rank) < int(size) != 1 and not ((rank, size) == own and is_of_run):
-            return int(rank), int(size)
+            return int(rank), int(size), int(local if local.isdigit() else rank)
     return None

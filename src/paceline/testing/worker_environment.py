@@ -22,7 +22,7 @@ def expected(run: Run, rank: int, found: Mapping[str, str]) -> dict[str, str]:
     record = run.record()
     job = record.job
     assert job is not None
-    cores = int(found["OMP_NUM_THREADS"])
+    cores = int(found.get("OMP_NUM_THREADS", 1))
     attempt = record.attempts[-1]
     launch = Launch(
         job=job,
@@ -30,7 +30,7 @@ def expected(run: Run, rank: int, found: Mapping[str, str]) -> dict[str, str]:
         experiment=record.experiment,
         workspace_name=run.folder.path.parent.parent.name,
         run_dir=Path(found["PACELINE_RUN_DIR"]),
-        work_dir=Path(found["AZUREML_SOURCE_DIRECTORY"]),
+        work_dir=Path(found.get("AZUREML_SOURCE_DIRECTORY", "/nowhere")),
         scratch_dir=Path(found["PACELINE_WATCH_DIR"]).parent,
         library_dir=Path("/nowhere"),
         nodes=tuple(
@@ -74,7 +74,7 @@ def comparable(found: Mapping[str, str], names: Iterable[str]) -> dict[str, str]
     """The worker's variables of these names with addresses, ports, folders, the secret and the run's id made the same."""
     places = {
         found["PACELINE_RUN_DIR"]: "<run folder>",
-        found["AZUREML_SOURCE_DIRECTORY"]: "<working directory>",
+        found.get("AZUREML_SOURCE_DIRECTORY"): "<working directory>",
         found["PACELINE_WORKSPACE"]: "<workspace>",
         found["PACELINE_RUN_ID"]: "<run>",
         found.get("JAX_COORDINATOR_ADDRESS"): "<address>:<port>",

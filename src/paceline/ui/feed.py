@@ -109,10 +109,10 @@ class RunFeed:
         if self._follower is not None:
             return
         self._record = read.record(self.folder)
-        ranks = list(range(self._record.job.world_size if self._record.job else 1))
+        ranks = [*self.folder.ranks(self._record.world_size)]
         attempts = [attempt.number for attempt in self._record.attempts]
         start = last_lines_start(self.folder, attempts, ranks, TAIL, unended=False)
-        self._follower = LogFollower(self.folder, ranks, start)
+        self._follower = LogFollower(self.folder, None, start)
         self._log_events(self._record)
         self._point_events()
 

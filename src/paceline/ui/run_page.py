@@ -45,7 +45,8 @@ def head(folder: RunFolder) -> dict[str, Any]:
         "job": record.job,
         "command": shlex.join([*record.job.entry_words, *record.job.arguments]) if record.job else "",
         "left_out": left_out.lines(record, limit=left_out.LIMIT),
-        "world_size": record.job.world_size if record.job else 1,
+        "world_size": record.world_size,
+        "rank_count": len(folder.ranks(record.world_size)),
     }
 
 

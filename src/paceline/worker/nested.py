@@ -1,8 +1,8 @@
-"""Ranks that a program inside a run starts by itself: Paceline recognises them, and marks the lines that they print.
+"""Ranks that a program inside a run starts by itself: Paceline recognises them, and gives each a log of its own.
 
 A launcher's variables tell the rank when the interpreter starts; a process that has none tells it when it joins a process
-group of torch (`mp.spawn`, `ddp_spawn`). Such a rank logs its metrics as that rank of the run, and `[rank 1]` stands before
-each line that it writes into the worker's log. Output that a launcher redirects stays as it is.
+group of torch (`mp.spawn`, `ddp_spawn`). Such a rank logs its metrics as that rank of the run. From then on it writes into
+`rank_<n>.log` what it would write into the worker's log; output that a launcher redirects stays where it is.
 """
 
 from __future__ import annotations
@@ -10,21 +10,26 @@ from __future__ import annotations
 import os
 import sys
 
-from paceline.system.nested import OUTPUT_VARIABLE, VARIABLE, nested_rank
+from paceline.system.nested import OUTPUT_VARIABLE, VARIABLE, by_launcher, nested_rank
 
 # Not typing's: a worker loads this before its script.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any, TextIO
+    from typing import Any
 
 _C10D = "torch.distributed.distributed_c10d"
+#: Of the worker itself, whose log stays its own whatever it joins.
+_worker_pid = 0
 
 
 def begin_worker(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
     """Prepare a worker of the run for ranks below it."""
+    global _worker_pid
+    _worker_pid = os.getpid()
     environ[OUTPUT_VARIABLE] = _file(1)
+    _be_live()
     # Workers of several have joined each other, and are followed by `paceline.collectives.recorder`.
     if environ.get("PACELINE_WORLD_SIZE") == "1":
         _follow_torch()
@@ -35,10 +40,23 @@ def begin_below() -> None:
     from paceline.trackers import hooks
 
     hooks.install()
-    if nested_rank() is not None:
-        _mark_output()
-    else:
+    _be_live()
+    if by_launcher() is None:
         _follow_torch()
+    _take_log()
+
+
+def _be_live() -> None:
+    """Show each line once it is whole, as on a terminal, and where native code has crashed.
+
+    The variables for both would be seen by the script, and be handed on by it.
+    """
+    if "PYTHONUNBUFFERED" not in os.environ and (reconfigure := getattr(sys.stdout, "reconfigure", None)):
+        reconfigure(line_buffering=True)
+    if "PYTHONFAULTHANDLER" not in os.environ:
+        import faulthandler
+
+        faulthandler.enable(2)
 
 
 def _follow_torch() -> None:
@@ -65,29 +83,42 @@ def _listen(module: ModuleType) -> None:
 
 
 def _joined(rank: int, size: int) -> None:
-    if size > 1 and nested_rank() is None:
-        os.environ[VARIABLE] = f"{rank}/{size}"
-        _mark_output()
+    if size == 1 or by_launcher() is not None or _is_worker(rank, size):
+        return
+    os.environ[VARIABLE] = f"{rank}/{size}"
+    _take_log()
 
 
-def _mark_output() -> None:
-    """Put this process's rank before each line that it writes into the worker's log."""
+def _is_worker(rank: int, size: int) -> bool:
+    """True if the process that has joined is the worker, or does its work, as `python train.py` in a shell script does."""
+    from multiprocessing import process
+
+    own = os.environ.get("PACELINE_RANK"), os.environ.get("PACELINE_WORLD_SIZE")
+    return os.getpid() == _worker_pid or ((str(rank), str(size)) == own and process.parent_process() is None)
+
+
+def _take_log() -> None:
+    """Write what goes into the worker's log into this rank's own from now on: the output of native code and of children too."""
     found = nested_rank()
-    assert found is not None, "called for a rank"
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        stream = getattr(sys, name)
-        if _is_plain(stream, number) and _file(number) == os.environ.get(OUTPUT_VARIABLE):
-            stream.flush()
-            marked = _marked(stream, f"[rank {found[0]}] ")
-            setattr(sys, name, marked)
-            setattr(sys, f"__{name}__", marked)
-
-
-def _is_plain(stream: Any, number: int) -> bool:
+    if found is None or str(found[0]) == os.environ["PACELINE_RANK"]:
+        return
+    shared = os.environ.get(OUTPUT_VARIABLE)
+    numbers = [number for number in (1, 2) if _file(number) == shared]
+    if not numbers:
+        return
+    folder = os.path.join(os.environ["PACELINE_RUN_DIR"], "attempts", os.environ["PACELINE_ATTEMPT"])
     try:
-        return stream is not None and hasattr(stream, "buffer") and bool(stream.fileno() == number)
-    except (OSError, ValueError):
-        return False
+        log = os.open(os.path.join(folder, f"rank_{found[0]}.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    except OSError:  # a full disk: it stays in the worker's
+        return
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    for number in numbers:
+        os.dup2(log, number)
+    os.close(log)
+    # A child that joins others under a rank of its own leaves this log in its turn.
+    os.environ[OUTPUT_VARIABLE] = _file(numbers[0])
 
 
 def _file(number: int) -> str:
@@ -96,42 +127,3 @@ def _file(number: int) -> str:
     except OSError:
         return ""
     return f"{found.st_dev}:{found.st_ino}"
-
-
-def _marked(stream: Any, mark: str) -> TextIO:
-    import io
-    import re
-
-    behind_return = re.compile(r"\r(?=[^\r\n])")
-
-    class MarkedLines(io.TextIOWrapper):
-        """A text stream that begins each line with `mark`, and writes whole lines at once: several ranks share the file."""
-
-        _line = ""
-        _is_begun = False
-
-        def write(self, text: str) -> int:
-            *whole, self._line = (self._line + text).split("\n")
-            if whole:
-                self._put(
-                    "".join(f"{mark if at or not self._is_begun else ''}{line}\n" for at, line in enumerate(whole))
-                )
-                self._is_begun = False
-            return len(text)
-
-        def flush(self) -> None:
-            if self._line:
-                self._put(f"{'' if self._is_begun else mark}{self._line}")
-                self._line, self._is_begun = "", True
-            super().flush()
-
-        def _put(self, text: str) -> None:
-            # A progress bar's states replace each other from the line's beginning on.
-            super().write(behind_return.sub(f"\r{mark}", text))
-            super().flush()
-
-    made = MarkedLines(
-        stream.buffer, stream.encoding, stream.errors, newline="\n", line_buffering=stream.line_buffering
-    )
-    made._unmarked = stream  # type: ignore[attr-defined] # once it is collected, it closes what both write into
-    return made

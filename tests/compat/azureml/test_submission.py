@@ -71,7 +71,7 @@ def test_everything_is_read_when_it_is_submitted(ws):
     config.run_config.arguments = ["--lr", 0.1, "--on", True]
     found = prepared(config, ws)
     assert found.job.arguments == ("--lr", "0.1", "--on", "True")
-    assert dict(found.job.environment_variables) == {"A": "1", "B": "2"}
+    assert dict(found.job.environment_variables) == {"A": "1", "B": "2", "AZUREML_ARM_WORKSPACE_NAME": ws.name}
     assert found.job.compute_target == "local"
     assert "cluster is this machine" in found.notes[0]
 

@@ -22,8 +22,7 @@ def test_one_process_runs_as_a_world_of_one(lab: Lab) -> None:
     found = seen(run)
     assert (found["PACELINE_RANK"], found["PACELINE_WORLD_SIZE"]) == ("0", "1")
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "HOROVOD_RANK"} & found.keys()
-    # All the cores are the one worker's.
-    assert found["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
+    assert not {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "AZUREML_RUN_ID"} & found.keys()
     assert log_text(run) == "hello\n"
     assert run.status == states.COMPLETED
     assert run.record().exit_code == 0

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline import workspace as native_workspace
 from paceline.compat.azureml.core.runconfig import DataReferenceConfiguration, RunConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
 from paceline.compat.azureml.data.data_reference import Reference
@@ -21,6 +20,7 @@ from paceline.compat.azureml.stores import place_in
 from paceline.compat.azureml.targets import resolve
 from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
 from paceline.job.job import Job
+from paceline.launchers.environment import AZURE_VARIABLE
 
 #: The communicators that mean Open MPI. Whoever wrote IntelMpi got Open MPI as well.
 _MPI = ("IntelMpi", "OpenMpi", "Mpi")
@@ -124,12 +124,11 @@ def _plain_reference(reference: DataReference) -> DataReference:
 
 
 def _names_of(workspace: Any) -> dict[str, str]:
-    """The names that the driver has for its workspace, where a worker would have others."""
+    """The name of the driver's workspace, by which a worker knows that it was submitted by the Azure names, and the others
+    where a worker would have other ones."""
     names = {"SUBSCRIPTION": workspace.subscription_id, "RESOURCEGROUP": workspace.resource_group}
-    names["WORKSPACE_NAME"] = workspace.name
-    own = native_workspace.Workspace(workspace.path, create=False).name
-    known = {"SUBSCRIPTION": "local", "RESOURCEGROUP": "local", "WORKSPACE_NAME": own}
-    return {f"AZUREML_ARM_{key}": name for key, name in names.items() if name != known[key]}
+    others = {f"AZUREML_ARM_{key}": name for key, name in names.items() if name != "local"}
+    return {**others, AZURE_VARIABLE: workspace.name}
 
 
 def _note_places(values: list[Any], notes: Notes) -> None:

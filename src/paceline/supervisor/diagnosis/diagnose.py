@@ -17,7 +17,7 @@ from typing import Any
 from paceline.runs.failure import FailureReport, last_words, logs_command, signal_name, signal_words
 
 #: What frameworks say when another worker is gone, not when something is wrong here.
-_LOST_PEER = re.compile(
+LOST_PEER = re.compile(
     r"connection (was )?(closed|reset) by (remote )?peer|broken pipe|connection refused"
     r"|application timeout caused pair closure|socket closed|read error .*(connection|peer)"
     r"|connectFullMesh failed|gloo.*(timed out|timeout)|timed out (after )?waiting .*(recv|send|operation)|wait timeout after"
@@ -75,9 +75,9 @@ class WorkerEnd:
     def is_victim(self) -> bool:
         """It failed because it lost another worker, by its own words."""
         if self.error is not None:
-            return bool(_LOST_PEER.search(self.said))
+            return bool(LOST_PEER.search(self.said))
         # SIGKILL and SIGSEGV are causes of their own, whatever the log's last lines say.
-        return bool(_LOST_PEER.search("\n".join(self.last_lines[-10:]))) and self.exit_code not in (137, 139)
+        return bool(LOST_PEER.search("\n".join(self.last_lines[-10:]))) and self.exit_code not in (137, 139)
 
     @property
     def signal(self) -> int | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from paceline.job.job import Job
 from paceline.runs.folder import RunFolder
+from paceline.supervisor.diagnosis.diagnose import LOST_PEER
 from paceline.system.files import read_json
 
 #: The innermost calls of a crash that are told; faulthandler writes them first.
@@ -85,6 +86,8 @@ def printed_traceback(lines: Sequence[str]) -> tuple[str, str] | None:
     if not is_launcher and sum(bool(line.strip()) for line in plain[found[-1][2] + 1 :]) > _MOST_BEHIND:
         return None  # the program went on
     causes = [one for one in found if one[0].rpartition(".")[2] not in _LAUNCHERS]
+    # Those that say that another rank is gone came later, whatever the order of the lines.
+    causes = [one for one in causes if not LOST_PEER.search(plain[one[2]])] or causes
     _, start, end = causes[0 if is_launcher else -1] if causes else found[-1]
     return plain[end].strip(), "\n".join(plain[start : end + 1])
 

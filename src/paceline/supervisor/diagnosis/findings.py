@@ -13,7 +13,8 @@ from paceline.job.plan import Launch, RankSlot
 from paceline.runs import work_dir
 from paceline.runs.failure import FailureReport, logs_command, signal_name
 from paceline.runs.folder import RunFolder
-from paceline.runs.logs import last_lines
+from paceline.runs.log_start import last_lines_start
+from paceline.runs.logs import last_lines, lines_of
 from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, worker_report
 from paceline.supervisor.diagnosis.evidence import crash_stack, printed_traceback, stalled_text
 from paceline.supervisor.diagnosis.hints import with_hints
@@ -109,9 +110,18 @@ class Findings:
             stopped=stopped,
             stack=crash_stack(lines),
             # A worker's own Python has told its exception itself.
-            printed=printed_traceback(lines) if exit_code and not stopped else None,
+            printed=printed_traceback(self._with_below(rank, lines)) if exit_code and not stopped else None,
             last_lines=tuple(lines[-20:]),
         )
+
+    def _with_below(self, rank: int, lines: list[str]) -> list[str]:
+        """The end of a worker's log, and of those of the ranks that it has started, in the order in which they were written."""
+        attempt, count = self.launch.attempt, len(self.launch.places)
+        ranks = [one for one in self.folder.ranks_with_log(attempt) if one % count == rank]
+        if len(ranks) == 1:
+            return lines
+        start = last_lines_start(self.folder, [attempt], ranks, _CRASH_LINES)
+        return [line.text for line in lines_of(self.folder, [attempt], ranks, start)]
 
 
 def report(found: Findings) -> FailureReport | None:

@@ -53,7 +53,7 @@ export class Log {
     this.box = document.getElementById("log");
     this.section = document.getElementById("log-section");
     this.note = document.getElementById("log-note");
-    this.world = Number(this.section.dataset.world);
+    this.ranks = Number(this.section.dataset.ranks);
     this.follow = document.getElementById("log-follow");
     this.bars = new Map();   // rank -> the line that is a progress bar's state by now
     this.colours = new Map();
@@ -136,7 +136,8 @@ export class Log {
       this.attempt = attempt || this.attempt;
       const line = document.createElement("div");
       line.className = "line";
-      if (attempt ? this.world > 1 : !this.isOne) {
+      if (attempt) this.ranks = Math.max(this.ranks, rank + 1);   // a script may start ranks itself
+      if (attempt ? this.ranks > 1 : !this.isOne) {
         const who = document.createElement("span");
         who.className = `who r${rank % 8}`;
         who.textContent = attempt ? rank : `node ${rank}`;

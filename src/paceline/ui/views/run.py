@@ -87,8 +87,7 @@ def log(request: Request) -> Response:
     record = read.record(folder)
     if of in ("driver", "prepare"):
         return as_json({"lines": _side_lines(folder, record, of, last, search), "more": False})
-    ranks = range(record.job.world_size if record.job else 1)
-    chosen = [one for one in ranks if rank is None or one == rank]
+    chosen = [one for one in folder.ranks(record.world_size) if rank is None or one == rank]
     attempts = [one.number for one in record.attempts if attempt is None or one.number == attempt]
     # From the start where something is looked for, which may stand anywhere.
     start = None if search else last_lines_start(folder, attempts, chosen, last)
