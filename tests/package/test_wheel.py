@@ -75,6 +75,12 @@ def test_the_wheel_has_what_types_shells_and_readers_ask_for(built: Built) -> No
         f"{data}/fish/vendor_completions.d/paceline.fish",
     } <= names
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "docs/")) or ".pyc" in name]
+    assert {"LICENSE", "src/paceline/ui/static/uPlot-LICENSE.txt"} <= {
+        name.partition("/licenses/")[2] for name in names if ".dist-info/" in name
+    }
+    with zipfile.ZipFile(built.wheel) as archive:
+        metadata = archive.read("paceline-0.1.0.dist-info/METADATA").decode().splitlines()
+    assert "License-Expression: Apache-2.0 AND MIT" in metadata
     # Was to be 2 MB: docs/decisions/0017-docs.md says what it consists of.
     assert built.wheel.stat().st_size < 2_400_000
 

@@ -96,6 +96,54 @@ def test_a_variable_says_which_trackers_are_listened_to(
     assert "PACELINE_TRACKERS names 'tensorbord'; there are tensorboard, wandb," in capsys.readouterr().err
 
 
+def test_a_tracker_that_is_not_captured_is_named_once_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("library_of_the_test_a", "library_of_the_test_b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    (tmp_path / "library_of_the_test_c.py").touch()
+    unheard = {f"library_of_the_test_{letter}": letter.upper() for letter in "abc"}
+    monkeypatch.setattr(hooks, "UNHEARD", unheard)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    others = ({"PACELINE_RANK": "1"}, {"PACELINE_TRACKERS": "none"}, {"PACELINE_TRACKERS": "wandb"})
+    for more in others:
+        hooks.install(environ(tmp_path, **more))
+    import library_of_the_test_a
+
+    assert capsys.readouterr().err == ""
+    hooks.install(environ(tmp_path, PACELINE_RANK="0"))
+    import library_of_the_test_b
+    import library_of_the_test_c  # a file of the user's
+
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "paceline: values that are logged to B alone are not kept as metrics of the run. Log them by "
+    )
+    assert said.count("\n") == 1
+    for module in (library_of_the_test_a, library_of_the_test_b, library_of_the_test_c):
+        del sys.modules[module.__name__]
+
+
+def test_trackio_s_values_are_kept_with_its_own_steps(to: Sink) -> None:
+    class Run:
+        name, _next_step = "fold", 0
+
+        def log(self, metrics: dict[str, Any], step: int | None = None) -> None:
+            self._next_step += 1
+
+    module = ModuleType("trackio.run")
+    vars(module)["Run"] = Run
+    wandb_run.listen(module)
+    run = Run()
+    run.log(metrics={"loss": 0.5}, step=None)
+    run.log({"loss": 0.25, "val": {"acc": 1}})
+    run.log({"late": 5}, 10)
+    found = metrics.entries_by_name(to.folder.metrics)
+    assert [(entry["step"], entry["value"]) for entry in found["loss"]] == [(0, 0.5), (1, 0.25)]
+    assert [found[name][0]["step"] for name in ("val.acc", "late")] == [1, 10]
+
+
 def test_csv_loggers_tell_what_they_write(to: Sink) -> None:
     class Writer:
         def log_metrics(self, metrics_dict: dict[str, float], step: int | None = None) -> None:

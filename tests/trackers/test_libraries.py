@@ -253,6 +253,26 @@ def test_wandb_s_log_is_kept_in_offline_mode(cli: Cli) -> None:
     }
 
 
+@pytest.mark.slow
+def test_trackio_s_log_is_kept(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    script = """
+        import trackio
+        trackio.init(project="x", name="a")
+        for step in range(3):
+            trackio.log({"loss": 1.0 + step, "val": {"acc": 0.5}})
+        trackio.log({"late": 5}, step=10)
+        trackio.finish()
+        """
+    found = values(cli, script)
+    assert found == {
+        "loss": [(0, 1.0), (1, 2.0), (2, 3.0)],
+        "val.acc": [(0, 0.5), (1, 0.5), (2, 0.5)],
+        "late": [(10, 5)],
+    }
+
+
 MLFLOW_CLIENT = """
 import sys
 import mlflow, pytest, paceline

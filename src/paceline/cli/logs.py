@@ -121,7 +121,9 @@ def logs(
         chosen = ranks if rank is not None else None
         Show(folder, line=line, state=_nothing, ranks=chosen, start=start, last=tail).to_the_end()
         return
-    lines = lines_of(folder, [one.number for one in attempts], ranks, start)
+    # Whole blocks where nobody counts lines or cleans them for a terminal: a log may have a gigabyte.
+    in_blocks = tail is None and not as_json and not sys.stdout.isatty()
+    lines = lines_of(folder, [one.number for one in attempts], ranks, start, in_blocks=in_blocks)
     # The place may be some lines too early, so the last ones are counted once more.
     for found in lines if tail is None else deque(lines, maxlen=tail):
         line(found)

@@ -37,7 +37,9 @@ class RunView:
         if self._size:
             self._size = max(self._size, line.rank + 1)  # a script may start ranks itself
         text = line.text if self._lines is None else self._lines.line(line.rank, line.text)
-        text = coloured(prefix(line, self._size, self._attempts), rank_colour(line.rank), self._colour) + text
+        if before := coloured(prefix(line, self._size, self._attempts), rank_colour(line.rank), self._colour):
+            # Of a log that is over a line is a block of several.
+            text = before + text.replace("\n", f"\n{before}")
         # A progress bar's last state stands there without a line end: it is drawn over.
         if self._open_line:
             sys.stdout.write("\r\x1b[2K")

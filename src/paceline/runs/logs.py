@@ -85,6 +85,19 @@ class LineAssembler:
             rest = rest[_LONGEST_LINE:]
         self._partial = rest
 
+    def feed_blocks(self, data: bytes) -> Iterator[str]:
+        """Yield the lines of `feed`, where it can be many in one text, with line ends between them: far quicker."""
+        end = data.rfind(b"\n")
+        block = self._partial + data[: max(end, 0)]
+        if end < 0 or self._shown or b"\r" in block or b"\r" in data or _NOISE in block:
+            yield from self.feed(data)
+            return
+        if end == len(data) - 1:
+            self._partial = b""
+        else:
+            self._partial, self._since = data[end + 1 :], time.monotonic()
+        yield _decode(block)
+
     def overdue(self) -> Iterator[str]:
         """The beginning of a line that has waited long for its end, and is no progress bar."""
         if self._partial and b"\r" not in self._partial and time.monotonic() - self._since > _PATIENCE_S:
@@ -188,10 +201,19 @@ class Tail:
 class AttemptLog:
     """The merged log of one attempt, to be read once from the start to wherever it is, again and again.
 
-    ranks: None for all, those included that a script starts later. start: a place in this attempt to begin at.
+    ranks: None for all, those included that a script starts later. start: a place in this attempt to begin at. in_blocks: a
+        text may hold many whole lines.
     """
 
-    def __init__(self, folder: RunFolder, attempt: int, ranks: list[int] | None, start: LogStart | None = None) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        attempt: int,
+        ranks: list[int] | None,
+        start: LogStart | None = None,
+        *,
+        in_blocks: bool = False,
+    ) -> None:
         self._folder, self._attempt = folder, attempt
         self._offsets = start.offsets if start else {}
         self._takes_all = ranks is None
@@ -199,6 +221,7 @@ class AttemptLog:
         self._order_rest = b""
         self._tails: dict[int, Tail] = {}
         self._lines: dict[int, LineAssembler] = {}
+        self._feed = LineAssembler.feed_blocks if in_blocks else LineAssembler.feed
         self._add(ranks or [])
 
     def new(self) -> Iterator[LogLine]:
@@ -244,7 +267,7 @@ class AttemptLog:
 
     def _grow(self, rank: int, until: int | None) -> Iterator[LogLine]:
         for data in self._tails[rank].read(until):
-            yield from self._as_lines(rank, self._lines[rank].feed(data))
+            yield from self._as_lines(rank, self._feed(self._lines[rank], data))
 
     def _as_lines(self, rank: int, texts: Iterator[str]) -> Iterator[LogLine]:
         for text in texts:
@@ -252,13 +275,22 @@ class AttemptLog:
 
 
 def lines_of(
-    folder: RunFolder, attempts: Iterable[int], ranks: list[int] | None, start: LogStart | None = None
+    folder: RunFolder,
+    attempts: Iterable[int],
+    ranks: list[int] | None,
+    start: LogStart | None = None,
+    *,
+    in_blocks: bool = False,
 ) -> Iterator[LogLine]:
-    """The merged lines of these attempts as they stand now, one attempt after another. start: a place to begin at."""
+    """Yield the merged lines of these attempts as they stand now, one attempt after another.
+
+    start: a place to begin at. in_blocks: a text may hold many whole lines, with line ends between them.
+    """
     for number in attempts:
         if start is not None and number < start.attempt:
             continue
-        log = AttemptLog(folder, number, ranks, start if start is not None and number == start.attempt else None)
+        begin = start if start is not None and number == start.attempt else None
+        log = AttemptLog(folder, number, ranks, begin, in_blocks=in_blocks)
         try:
             yield from log.end()
         finally:

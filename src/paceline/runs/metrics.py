@@ -164,7 +164,44 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
 
     name: this metric alone. rank: the values of this rank alone.
     """
+    chosen = [paths for number, paths in metric_logs(directory).items() if rank in (None, number)]
+    logs = [path for paths in chosen for path in paths.values()]
+    if len(logs) == 1 and (found := _values(logs[0], name)) is not None:
+        return found
     return {metric: _value(entries) for metric, entries in entries_by_name(directory, name=name, rank=rank).items()}
+
+
+def _values(path: Path, name: str | None) -> dict[str, Any] | None:
+    """What `read` gives of a single log, without holding the lines of scalars, which take ten times the memory.
+
+    None where a name was logged in several ways, or the log has several attempts.
+    """
+    scalars: dict[str, list[Any]] = {}
+    others: dict[str, list[dict[str, Any]]] = {}
+    order: dict[str, None] = {}
+    for entry in parsed_lines(path):
+        if not isinstance(entry, dict) or "name" not in entry:
+            if isinstance(entry, dict) and type(entry.get("attempt")) is int:
+                return None
+            continue
+        metric = entry["name"]
+        if name is not None and metric != name:
+            continue
+        order[metric] = None
+        if entry.get("kind") is None and "value" in entry:
+            scalars.setdefault(metric, []).append(entry["value"])
+        else:
+            others.setdefault(metric, []).append(entry)
+    if scalars.keys() & others.keys():
+        return None
+    return {
+        metric: _value(others[metric])
+        if metric in others
+        else scalars[metric][0]
+        if len(scalars[metric]) == 1
+        else scalars[metric]
+        for metric in order
+    }
 
 
 def entries_by_name(

@@ -27,6 +27,7 @@ TRACKERS = {
         "tensorflow.python.ops.summary_ops_v2": "tf_summary",
     },
     "wandb": {"wandb.sdk.wandb_run": "wandb_run"},
+    "trackio": {"trackio.run": "wandb_run"},
     "lightning": {
         "lightning.fabric.loggers.csv_logs": "csv_loggers",
         "lightning_fabric.loggers.csv_logs": "csv_loggers",
@@ -38,6 +39,15 @@ TRACKERS = {
     "transformers": {"transformers.trainer": "transformers_trainer"},
 }
 MLFLOW = "mlflow"
+#: Modules of trackers whose values are not kept, and their names.
+UNHEARD = {
+    "aim": "Aim",
+    "clearml": "ClearML",
+    "comet_ml": "Comet",
+    "neptune": "Neptune",
+    "neptune_scale": "Neptune",
+    "swanlab": "SwanLab",
+}
 NAMES = (*TRACKERS, MLFLOW)
 
 
@@ -49,6 +59,19 @@ def install(environ: MutableMapping[str, str] = os.environ) -> None:
             when_loaded(module, lambda loaded, own=own: _listen(loaded, own))  # type: ignore[misc]
     if MLFLOW in trackers:
         _offer_store(environ)
+    # Whoever has named trackers knows which are kept; of several ranks one says it.
+    if VARIABLE not in environ and environ.get("PACELINE_RANK", "0") == "0":
+        for module in UNHEARD:
+            when_loaded(module, _say_unheard)
+
+
+def _say_unheard(loaded: ModuleType) -> None:
+    if hasattr(loaded, "__path__"):  # a package, no file of the user's that has this name
+        print(
+            f"paceline: values that are logged to {UNHEARD[loaded.__name__]} alone are not kept as metrics of the run. Log them "
+            f"by paceline.Run.get_context().log(name, value) too; {VARIABLE}=none hides this line",
+            file=sys.stderr,
+        )
 
 
 def wanted(environ: Mapping[str, str]) -> list[str]:

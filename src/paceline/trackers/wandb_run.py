@@ -1,4 +1,7 @@
-"""Weights & Biases: what `wandb.log` and `Run.log` are given. Offline it is only in a file that nobody else reads."""
+"""Weights & Biases, and trackio, which has its calls: what `wandb.log` and `Run.log` are given.
+
+Offline it is only in a file that nobody else reads.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from typing import Any
 
 from paceline.trackers.sink import sink
 
-TRACKER = "wandb"
-
 
 def listen(module: ModuleType) -> None:
     """Let the module's `Run.log` tell its numbers to this process's run."""
@@ -17,17 +18,22 @@ def listen(module: ModuleType) -> None:
     if found is None:
         return
     log = kind.log
+    tracker = module.__name__.partition(".")[0]
+    # The first parameter, and where the run counts its steps.
+    first, count = ("metrics", "_next_step") if tracker == "trackio" else ("data", "step")
 
-    def log_and_keep(self: Any, data: Any, step: Any = None, *args: Any, **options: Any) -> Any:
+    def log_and_keep(self: Any, *args: Any, **options: Any) -> Any:
+        data, step = (*args, None, None)[:2]
+        data, step = options.get(first, data), options.get("step", step)
         # Before the call, which counts it up.
-        at = step if step is not None else getattr(self, "step", None)
-        result = log(self, data, step, *args, **options)
+        at = step if step is not None else getattr(self, count, None)
+        result = log(self, *args, **options)
         if isinstance(data, Mapping):
             # Several W&B runs of one process have names of their own, which are no paths.
             own = getattr(self, "name", None) or getattr(self, "id", None)
-            prefix = found.prefix(f"/{str(own).replace('/', '_')}", TRACKER) if own else ""
+            prefix = found.prefix(f"/{str(own).replace('/', '_')}", tracker) if own else ""
             for name, value in flat(data):
-                found.log(TRACKER, prefix + name, value, at)
+                found.log(tracker, prefix + name, value, at)
         return result
 
     kind.log = log_and_keep

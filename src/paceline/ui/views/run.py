@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -13,7 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from paceline.runs import downloads, read
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import last_lines_start
-from paceline.runs.logs import PrepareFollower, last_lines, lines_of
+from paceline.runs.logs import LogLine, PrepareFollower, last_lines, lines_of
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import visible_line
 from paceline.ui import files as run_files
@@ -91,7 +93,9 @@ def log(request: Request) -> Response:
     attempts = [one.number for one in record.attempts if attempt is None or one.number == attempt]
     # From the start where something is looked for, which may stand anywhere.
     start = None if search else last_lines_start(folder, attempts, chosen, last)
-    found = (line for line in lines_of(folder, attempts, chosen, start) if search.lower() in line.text.lower())
+    found = lines_of(folder, attempts, chosen, start, in_blocks=bool(search))
+    if search:
+        found = _with(search.lower(), found)
     lines = deque(found, maxlen=_MOST_FOUND if search else last)
     return as_json({"lines": [*map(line_json, lines)], "more": len(lines) == lines.maxlen})
 
@@ -126,6 +130,13 @@ def _ranks(request: Request) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise HTTPException(400, f"ranks={text!r}: give numbers, such as 0,3.") from None
+
+
+def _with(wanted: str, blocks: Iterator[LogLine]) -> Iterator[LogLine]:
+    """Yield the lines that have this text, in any case. Most blocks have none, and are not cut into lines."""
+    for block in blocks:
+        if wanted in block.text.lower():
+            yield from (replace(block, text=line) for line in block.text.split("\n") if wanted in line.lower())
 
 
 def _side_lines(folder: RunFolder, record: RunRecord, of: str, last: int, search: str) -> list[list[Any]]:

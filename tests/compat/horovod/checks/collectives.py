@@ -151,8 +151,9 @@ def check_sparse_tensors_are_averaged_by_their_values(hvd):
         expected[0] = hvd.size()
         expected[1 : hvd.size() + 1] = 1
         assert torch.allclose(finish().to_dense(), expected / (hvd.size() if op == hvd.Average else 1))
-    with pytest.raises(ValueError, match="op=hvd"):
-        hvd.sparse_allreduce_async(given, "sparse", hvd.Max)
+    for op in (hvd.Max, hvd.Min, hvd.Product, hvd.Adasum):
+        with pytest.raises(NotImplementedError, match="op=hvd"):
+            hvd.sparse_allreduce_async(given, "sparse", op)
 
 
 def check_adasum_adds_orthogonal_and_averages_parallel(hvd):

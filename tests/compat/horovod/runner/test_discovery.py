@@ -17,6 +17,30 @@ def test_a_script_names_hosts_with_and_without_slots(tmp_path):
     assert from_script(str(silent), None)() == []
 
 
+def test_a_script_is_a_shell_command_as_in_horovod(tmp_path, monkeypatch):
+    """A script without `#!`, with arguments, in a folder with a blank, by a name alone, and a command."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a b").mkdir()
+    for name in ("plain.sh", "a b/plain.sh"):
+        write_program(tmp_path / name, "printf '%s\\n' ${1:-a:2}\n")
+    for command in (
+        "plain.sh",
+        "./plain.sh",
+        str(tmp_path / "a b" / "plain.sh"),
+        "./plain.sh a:2",
+        "echo a | sed s/$/:2/",
+    ):
+        assert from_script(command, 3)() == [Host(name="a", slots=2)], command
+    with pytest.raises(UserError, match=r"'\./none\.sh' ended with exit code 127: "):
+        from_script("./none.sh", None)()
+
+
+def test_a_script_that_takes_too_long_ends_with_what_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(discovery, "_SCRIPT_S", 0.5)
+    with pytest.raises(UserError, match=r"can't be run: it took more than 0\.5 s"):
+        from_script("sleep 600 | cat", None)()
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [("#!/bin/sh\necho gone >&2; exit 3\n", "exit code 3: gone"), ("#!/bin/sh\necho -x:y\n", "is no host")],

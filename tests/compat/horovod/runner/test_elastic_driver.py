@@ -89,8 +89,10 @@ def test_it_gives_up_where_no_attempt_gets_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = run("--gloo", "-np", 1, "--min-np", 1, "sh", "-c", "echo try; exit 5")
     assert (done.returncode, done.stdout.count("try")) == (5, 3)
+    assert "The job ends: it has failed 3 times without a commit in between." in done.stderr
     done = run("--gloo", "-np", 1, "--min-np", 1, "--reset-limit", 1, "sh", "-c", "echo try; exit 5")
     assert (done.returncode, done.stdout.count("try")) == (5, 2)
+    assert "The job ends: --reset-limit 1 is reached." in done.stderr
 
 
 def options(**given):

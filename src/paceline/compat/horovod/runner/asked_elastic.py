@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from paceline.compat.horovod.runner import hosts as host_lists
@@ -41,7 +40,7 @@ def elastic_hosts(options: Any, np: int) -> HostWatch:
         UserError: the hosts can't be read, or the script does not work.
     """
     if options.host_discovery_script:
-        ask = from_script(os.path.abspath(options.host_discovery_script), options.slots)
+        ask = from_script(options.host_discovery_script, options.slots)
     else:
         fixed = host_lists.named(options.hosts, options.hostfile, options.max_np or np)
 

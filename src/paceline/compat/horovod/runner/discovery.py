@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import threading
 import time
@@ -10,6 +12,7 @@ from collections.abc import Callable, Sequence
 from paceline.compat.horovod.runner import hosts as host_lists
 from paceline.compat.horovod.runner.hosts import Host
 from paceline.errors import UserError
+from paceline.system.processes import kill_group
 
 #: How often the script is asked.
 _LOOK_S = 1.0
@@ -17,31 +20,57 @@ _LOOK_S = 1.0
 _SCRIPT_S = 60.0
 
 
-def from_script(path: str, slots: int | None) -> Callable[[], list[Host]]:
-    """A function that runs the script: a line `host:slots` or `host` for each host. slots: of a host without a number, 1.
+def from_script(command: str, slots: int | None) -> Callable[[], list[Host]]:
+    """Return a function that runs the command in a shell, as Horovod does: it prints a line `host:slots` or `host` for each host.
+
+    command: or the path of a program or a shell script. slots: of a host without a number, 1.
 
     Raises (the function):
-        UserError: it can't be run, ends with another code than 0, or prints what is no host.
+        UserError: it can't be run, ends with another code than 0, takes too long, or prints what is no host.
     """
+    line = shlex.quote(os.path.abspath(command)) if os.path.exists(command) else command
 
     def ask() -> list[Host]:
         try:
-            done = subprocess.run(
-                [path], capture_output=True, text=True, timeout=_SCRIPT_S, check=True, stdin=subprocess.DEVNULL
-            )
-        except subprocess.CalledProcessError as error:
-            said = (error.stderr or "").strip().splitlines()[-1:]
+            code, output, errors = _run(line)
+        except (OSError, UnicodeDecodeError) as error:
             raise UserError(
-                f"--host-discovery-script {path!r} ended with exit code {error.returncode}{': ' + said[0] if said else ''}. "
-                "It prints a line host:slots for each host, and ends with 0."
+                f"--host-discovery-script {command!r} can't be run: {error}. Name a program or a shell command."
             ) from error
-        except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
-            raise UserError(f"--host-discovery-script {path!r} can't be run: {error}. Name a program.") from error
-        lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+        if code:
+            said = errors.strip().splitlines()[-1:]
+            raise UserError(
+                f"--host-discovery-script {command!r} ended with exit code {code}{': ' + said[0] if said else ''}. "
+                "It prints a line host:slots for each host, and ends with 0."
+            )
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
         named = [line if _has_slots(line) else f"{line}:{slots or 1}" for line in lines]
         return host_lists.parse(",".join(named)) if named else []
 
     return ask
+
+
+def _run(line: str) -> tuple[int, str, str]:
+    """Return exit code, output and errors of a shell's line."""
+    # A group of its own: of a shell that takes too long its programs have to end too.
+    process = subprocess.Popen(
+        line,
+        shell=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=_SCRIPT_S)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"it took more than {_SCRIPT_S:g} s") from None
+    finally:
+        if process.poll() is None:
+            kill_group(process.pid)
+            process.communicate()
+    return process.returncode, output, errors
 
 
 class HostWatch:

@@ -90,11 +90,15 @@ class ElasticDriver:
                 what = outcome.problem or (why(outcome) or (0, 0, "the ranks have ended"))[2]
                 self._leave_out(outcome)
             resets += 1
-            if failures >= _FAILURES_WITHOUT_COMMIT or (
-                self._limits.resets is not None and resets > self._limits.resets
-            ):
+            end = None
+            if self._limits.resets is not None and resets > self._limits.resets:
+                end = f"--reset-limit {self._limits.resets} is reached"
+            elif failures >= _FAILURES_WITHOUT_COMMIT:
+                end = f"it has failed {failures} times without a commit in between"
+            next_step = "Going on from the last commit" if end is None else f"The job ends: {end}"
+            print(f"horovodrun: {what.rstrip('.')}. {next_step}.", file=sys.stderr)
+            if end is not None:
                 return outcome
-            print(f"horovodrun: {what.rstrip('.')}. Going on from the last commit.", file=sys.stderr)
 
     def _ranks_on(self, hosts: Sequence[Host]) -> int:
         free = sum(host.slots for host in hosts)

@@ -25,10 +25,10 @@ def sparse_allreduce_async(
     coalesced.
 
     Raises:
-        ValueError: `op` is neither Average nor Sum, or the tensor isn't sparse.
+        NotImplementedError: `op` is neither Average nor Sum. ValueError: the tensor isn't sparse.
     """
     if op not in (Average, Sum):
-        raise ValueError(
+        raise NotImplementedError(
             "sparse tensors can be reduced with op=hvd.Average or op=hvd.Sum; convert others with to_dense()."
         )
     if not tensor.is_sparse:

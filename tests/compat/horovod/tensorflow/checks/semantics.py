@@ -225,6 +225,14 @@ def check_24_sparse_tensors(hvd):
         for op in (hvd.Max, hvd.Min, hvd.Product):
             with pytest.raises(NotImplementedError, match=r"Average or op=hvd\.Sum only"):
                 call(values, indices, op=op)
+            for others in ([], [tf.ones(2)]):
+
+                def grouped(values, indices, op=op, others=others):
+                    return hvd.grouped_allreduce([tf.IndexedSlices(values, indices), *others], op=op)
+
+                for group in (grouped, tf.function(grouped)):
+                    with pytest.raises(NotImplementedError, match=r"Average or op=hvd\.Sum only"):
+                        group(values, indices)
         with pytest.raises(NotImplementedError, match="prescale_factor"):
             call(values, indices, prescale_factor=2.0)
     # Dense integers are cut off towards 0; the values of sparse ones are divided as TensorFlow divides integers.
