@@ -20,7 +20,7 @@ test: .venv/.ready engines
 # The full numbers of what `make test` does less often: kills, steps without growth, plans of collective operations; and the
 # cells of matrices that it leaves out, which are marked `proof`.
 proof: .venv/.ready engines chaos
-	$(BIN)/python -m pip install --quiet accelerate lightning tensorboardX transformers wandb '$(TORCH)'
+	$(BIN)/python -m pip install --quiet accelerate lightning tensorboardX torchvision transformers wandb '$(TORCH)'
 	PACELINE_PROOF=1 PACELINE_REQUIRE_TRACKERS=1 $(BIN)/python -m pytest tests/trackers/test_libraries.py
 	PACELINE_PROOF=1 PACELINE_ENDURANCE_STEPS=10000 PACELINE_PLANS=5000 \
 	    $(BIN)/python -m pytest tests/collectives/test_endurance.py tests/collectives/test_properties.py --timeout 14400

@@ -42,7 +42,7 @@ COLUMNS = {
         r"parallel/test_on_ranks\.py::.*\[(average|data|fitting|forecasts|large|loop|loss_table|losses|mutations|optimizers|reads|silent|statistics)\..*-2\]"
     ),
     "PipelineParallel, products": (
-        r"parallel/test_on_ranks\.py::.*\[((pipeline|stages|mutations_cut|kinds|families)\..*-2|pipeline\..*-4)\]"
+        r"parallel/test_on_ranks\.py::.*\[((pipeline|stages|mutations_cut|kinds|families|torchvisions)\..*-2|pipeline\..*-4)\]"
     ),
     "TensorParallel": r"parallel/test_on_ranks\.py::.*\[(tensor|context|experts)\..*-2\]",
     "checkpoints": r"parallel/test_on_ranks\.py::.*\[checkpoint\..*-2\]",

@@ -31,7 +31,7 @@ class Ended:
 
 
 def run_on_ranks(
-    size: int, folder: Path, *command: str, timeout_s: float = 2700.0, also: str | None = None
+    size: int, folder: Path, *command: str, timeout_s: float = 5400.0, also: str | None = None
 ) -> list[Ended]:
     """How each of so many ranks of this Python program ended; none outlives the call. also: see `program`."""
     port = free_port()

@@ -73,7 +73,7 @@ class Ranks:
 
 
 #: Module of checks -> the packages that it needs beside torch.
-NEEDS = {"families": ("transformers", "peft")}
+NEEDS = {"families": ("transformers", "peft"), "torchvisions": ("torchvision",)}
 
 
 def modules() -> list[str]:

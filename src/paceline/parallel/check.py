@@ -207,9 +207,22 @@ def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor,
             raise  # another rank has it at first hand
         raise CannotComputeError(
             f"on {par.world.layout} the model can't compute the first rows of the first batch, which it can in one process: "
-            f"{user_line(error)}: {told(error)}. Compute it otherwise there, or use another strategy, such as DataParallel(), "
-            "which leaves the model as it is."
+            f"{user_line(error)}: {told(error)}. {_way_out(par, error)}"
         ) from error
+
+
+def _way_out(par: ParallelHandle, error: Exception) -> str:
+    """Return the next step after a layout could not compute the model."""
+    needs_whole = "mixed torch.Tensor and DTensor" in str(error) or "storage of size 0" in str(error)
+    if par.world.layout.shard > 1 and needs_whole:
+        return (
+            "The model reads a parameter of a block from outside of it, calls a block's forward() in place of the block, or "
+            "takes a gradient of its own. "
+            "FullyShard(units=[]) keeps all parameters together during a pass, which needs their memory then."
+        )
+    return (
+        "Compute it otherwise there, or use another strategy, such as DataParallel(), which leaves the model as it is."
+    )
 
 
 def _farthest(apart: dict[str, float]) -> float:
@@ -318,9 +331,7 @@ def _verdict(
     if far and par.world.layout.batch_norm != "local":
         raise DiffersError(
             f"on {par.world.layout} the model's buffers are not those of the plain model after one step: "
-            f"{', '.join(name.removeprefix(_BUFFER) for name in far[:5])}. Loss and gradients are. Does its forward compute "
-            "them from the rows of a batch, of which each replica has others? Sum them over the replicas "
-            "(torch.distributed.all_reduce)."
+            f"{', '.join(name.removeprefix(_BUFFER) for name in far[:5])}. Loss and gradients are. {_question_of_buffers(par)}"
         )
     worst = max(apart, key=lambda name: apart[name], default="")
     return Checked(loss=loss, plain_loss=plain_loss, difference=apart.get(worst, 0.0), name=worst, limit=allowed)
@@ -341,6 +352,19 @@ def _question(par: ParallelHandle) -> str:
             "that sum? Do so behind the module that holds the experts."
         )
     return "Does the model draw random numbers other than dropout's, or keep state between calls?"
+
+
+def _question_of_buffers(par: ParallelHandle) -> str:
+    if par.world.replicas > 1:
+        return (
+            "Does its forward compute them from the rows of a batch, of which each replica has others? Sum them over the "
+            "replicas (torch.distributed.all_reduce)."
+        )
+    return (
+        "Does its own forward call torch.utils.checkpoint? A normalisation in it is computed twice in one process, and moves its "
+        "running statistics twice; a pipeline computes it once. Checkpoint within a block, or by recompute='blocks', which "
+        "moves them once everywhere."
+    )
 
 
 def _scales_of_means(

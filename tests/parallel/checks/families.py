@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import paceline
 from paceline.parallel import TensorParallel
 from paceline.parallel.reduce import local
 from tests.parallel.checks.kinds import assert_right
+from tests.parallel.kinds.architectures import ARCHITECTURES
 from tests.parallel.kinds.families import FAMILIES, count, next_words
 from tests.parallel.kinds.kind import EQUAL, LAYOUTS, RARE, alone, batches, made, together
 from tests.parallel.world import Ranks
@@ -60,3 +63,17 @@ SHORT = {
 def check_models_of_transformers(ranks: Ranks) -> None:
     whole = SHORT | ON_SOME | {name: tuple(FAMILIES) for name in LAYOUTS if name not in RARE}
     assert_right(ranks, FAMILIES, ranks.cells(SHORT, whole))
+
+
+#: As SHORT, of more architectures.
+SHORT_ARCHITECTURES = {
+    "data": ("IBert-classes",),
+    "shard": ("SqueezeBert-classes",),
+    "pipe": ("ModernBertDecoder",),
+    "tensor": ("DiffLlama",),
+}
+
+
+def check_more_architectures_of_transformers(ranks: Ranks, sizes: Any = (2,)) -> None:
+    whole = {name: tuple(ARCHITECTURES) for name in SHORT_ARCHITECTURES}
+    assert_right(ranks, ARCHITECTURES, ranks.cells(SHORT_ARCHITECTURES, whole))

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from tests.parallel.kinds.kind import LAYOUTS, RARE, Kind, alone, judged
 from tests.parallel.kinds.plain import KINDS
+from tests.parallel.kinds.published import PUBLISHED
 from tests.parallel.world import Ranks
 
 SIZES = (2, 4)
@@ -55,6 +57,20 @@ def check_models_of_torchs_own_parts(ranks: Ranks) -> None:
     whole = SHORT | {"expert": ("experts", "mixture", "tower")}
     whole |= {name: tuple(KINDS) for name in LAYOUTS if name not in RARE}
     assert_right(ranks, KINDS, ranks.cells(SHORT, whole))
+
+
+#: As SHORT, of the published architectures.
+SHORT_PUBLISHED = {
+    "data": ("realnvp", "dlrm"),
+    "shard": ("pinn", "memory-network", "bert-two-tasks"),
+    "pipe": ("unet++", "llama-by-hand", "neural-ode"),
+    "tensor": ("switch", "reversible"),
+}
+
+
+def check_published_architectures(ranks: Ranks, sizes: Any = (2,)) -> None:
+    whole = {name: tuple(PUBLISHED) for name in SHORT_PUBLISHED}
+    assert_right(ranks, PUBLISHED, ranks.cells(SHORT_PUBLISHED, whole))
 
 
 def assert_right(ranks: Ranks, kinds: Mapping[str, Kind], of_layout: Mapping[str, Iterable[str]]) -> None:
