@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, piece_sizes
-from paceline.parallel.batches.gathered import gather_parts, most_rows
+from paceline.parallel.batches.gathered import gather_parts
 from paceline.parallel.batches.microbatches import OwnBatch, cut, cut_parts, split
 from paceline.parallel.batches.rows import Rows, can_join, join_rows, move, unwrap
 from paceline.parallel.errors import ParallelError, told
@@ -74,6 +74,8 @@ class Checked:
 def check(par: ParallelHandle, batch: Any, limit: float | None = None) -> Checked:
     """Compare one step with the plain model, within rounding. Called on all ranks, with a batch from `epoch` or a global one.
 
+    Rows that each replica has padded to another length are compared one replica after the other; the result is the farthest.
+
     limit: the part of the largest gradient by which any may differ; None goes by the type of the parameters, and by how
         much the plain model itself answers to rounding.
 
@@ -81,10 +83,12 @@ def check(par: ParallelHandle, batch: Any, limit: float | None = None) -> Checke
         ParallelError: on every rank, with the parameters or buffers that differ.
     """
     par.executor_for(batch)
-    parts = global_parts(batch, par)
-    micros = cut_parts(parts, par.task, par.world) if isinstance(batch, OwnBatch) else cut(batch, par.task, par.world)
+    every = global_parts(batch, par)
     try:
-        return compare(par, parts, micros, limit)
+        if not isinstance(batch, OwnBatch):
+            return compare(par, every[0], cut(batch, par.task, par.world), limit)
+        found = [compare(par, parts, cut_parts(parts, par.task, par.world), limit) for parts in every]
+        return max(found, key=lambda one: one.difference)
     except (DiffersError, CannotComputeError) as error:
         raise ParallelError(str(error)) from error.__cause__
 
@@ -663,28 +667,32 @@ def _check_mean(loss: Any, of_more: Callable[[int], Tensor]) -> None:
         )
 
 
-def global_parts(batch: Any, par: ParallelHandle) -> Parts:
+def global_parts(batch: Any, par: ParallelHandle) -> list[Parts]:
     """Return all rows of the global batch, on every rank, in their order.
 
-    Where each replica has padded its rows to another length: the rows of one replica.
+    Where each replica has padded its rows to another length, they can't be put together: the rows of each by themselves.
     """
     world, task = par.world, par.task
     if not isinstance(batch, OwnBatch):
-        return split(batch, task)
+        return [split(batch, task)]
     own: Parts = move(split(batch, task), torch.device("cpu"))
     group = world.replica_group
     if group is None:
-        return own
+        return [own]
     everyone = [Rows(piece) for pieces in gather_parts([own], own, group) for piece in pieces if piece is not None]
     # Of each replica the rows of each microbatch, as they lie in its own part.
     sizes = zip(*piece_sizes(batch.global_rows, task.microbatches, world.replicas), strict=True)
-    spans = zip(*map(consecutive, sizes), strict=True)
-    taken = [(rows, span) for of_micro in spans for rows, span in zip(everyone, of_micro, strict=True) if span]
-    pieces = [rows.take(span.start, span.stop) for rows, span in taken]
-    if not can_join(pieces):
-        return most_rows(own, own, group)
-    parts: Parts = join_rows(pieces)
-    return parts
+    spans = list(map(consecutive, sizes))
+    pieces = [
+        rows.take(span.start, span.stop)
+        for of_micro in zip(*spans, strict=True)
+        for rows, span in zip(everyone, of_micro, strict=True)
+        if span
+    ]
+    if can_join(pieces):
+        return [join_rows(pieces)]
+    counts = [of_replica[-1].stop for of_replica in spans]
+    return [rows.take(0, count) for rows, count in zip(everyone, counts, strict=True) if count]
 
 
 @contextlib.contextmanager

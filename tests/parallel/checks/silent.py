@@ -455,6 +455,48 @@ class Mean32(nn.Module):
         return self.last((self.tokens(ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
 
 
+class _WrongOnLongRows(Mean32):
+    """Computes another thing on one rank, of rows that are longer than those of the others."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        found = super().forward(ids, mask)
+        return found * 2 if ids.shape[1] > 6 and WRONG[0] and torch.distributed.get_rank() == 1 else found
+
+
+WRONG = [False]
+
+
+def check_rows_that_each_worker_pads_are_all_compared(ranks: Ranks) -> None:
+    """Story: `par.check` compared the rows of one worker."""
+    for long in (0, 1):
+        loader = torch.utils.data.DataLoader(_LongHalf(long), batch_size=8, collate_fn=_padded)
+        model = _made(_WrongOnLongRows)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        par = paceline.parallelize(model, optimizer, loader, loss=F.cross_entropy, strategy=DataParallel())
+        for batch in par.epoch(0):
+            WRONG[0] = False
+            assert "equal" in str(par.check(batch))
+            WRONG[0] = True
+            with pytest.raises(ParallelError, match="the gradients are not those of the plain model"):
+                par.check(batch)
+            WRONG[0] = False
+            par.step(batch)
+
+
+class _LongHalf(torch.utils.data.Dataset[Any]):
+    """Eight rows, of which one worker's are long."""
+
+    def __init__(self, long: int) -> None:
+        self.long = long
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        torch.manual_seed(index)
+        return torch.randint(1, 32, (9 if index // 4 == self.long else 4,)), index % 5
+
+
 def check_batches_padded_to_their_longest_row_are_compared_and_trained(ranks: Ranks) -> None:
     """Story: the first step failed with "Sizes of tensors must match except in dimension 0"."""
     for strategy in (*REPLICAS, "auto"):

@@ -135,10 +135,14 @@ def segmented(which: str) -> Kind:
             return module.lraspp.LRASPP(_Backbone("low", "high"), 8, 16, CLASSES, inter_channels=8)
         aux = module.fcn.FCNHead(8, CLASSES)
         if which == "fcn":
-            return module.fcn.FCN(_Backbone(), module.fcn.FCNHead(16, CLASSES), aux)
-        head = module.deeplabv3.DeepLabHead(16, CLASSES, atrous_rates=(2, 4))
-        head[0].project[3].p = 0.0
-        return module.deeplabv3.DeepLabV3(_Backbone(), head, aux)
+            model: nn.Module = module.fcn.FCN(_Backbone(), module.fcn.FCNHead(16, CLASSES), aux)
+        else:
+            head = module.deeplabv3.DeepLabHead(16, CLASSES, atrous_rates=(2, 4))
+            model = module.deeplabv3.DeepLabV3(_Backbone(), head, aux)
+        for part in model.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+        return model
 
     return Kind(make=make, batch=maps, loss=_with_aux, loss_weight=_counted, optimizer=sgd, refused={"tensor": WHOLE})
 
