@@ -24,7 +24,8 @@ def main() -> None:
     del sys.argv[0]
     # The program's own folder in the place of the working directory, which `-m` has put first.
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    runpy.run_path(script, run_name="__main__")
+    # Its `__file__` is absolute, as Python makes it: drivers look for files two folders above it.
+    runpy.run_path(os.path.abspath(script), run_name="__main__")
 
 
 def _run_module() -> None:

@@ -167,3 +167,11 @@ def test_a_driver_is_run_as_a_module_of_the_working_directory(tmp_path):
     ):
         refused = run(*words)
         assert (refused.returncode, said in refused.stderr, "Traceback" in refused.stderr) == (2, True, False), refused
+
+
+def test_a_driver_s_own_file_is_absolute_as_for_python_itself(tmp_path):
+    """`Path(__file__).parent.parent` was the working directory, not the folder above the driver's."""
+    (tmp_path / "driver.py").write_text("print(__file__)\n")
+    words = [sys.executable, "-m", "paceline.azureml", "driver.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == (str(tmp_path / "driver.py"), "")

@@ -29,3 +29,13 @@ def test_a_version_is_found_by_its_label(ws):
         Environment.get(ws, "mine", label="bad")
     with pytest.raises(UserErrorException, match="build context"):
         Environment.from_docker_build_context("x", None)
+
+
+def test_a_requirements_file_with_hashes_on_lines_of_their_own_is_read(tmp_path):
+    """As poetry and pip-compile export it: each hash was taken for a line of its own, and the run failed."""
+    text = (
+        'attrs==22.2.0 ; python_version >= "3.8" \\\n    --hash=sha256:29e9 \\\n    --hash=sha256:c973\neinops  # why\n'
+    )
+    (tmp_path / "requirements.txt").write_text(text)
+    found = Environment.from_pip_requirements("e", str(tmp_path / "requirements.txt"))
+    assert [*found.python.conda_dependencies.pip_packages] == ['attrs==22.2.0 ; python_version >= "3.8"', "einops"]

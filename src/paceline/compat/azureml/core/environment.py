@@ -151,9 +151,11 @@ class Environment(Strict):
         """Of a requirements file."""
         made = Environment(name)
         try:
-            lines = Path(file_path).read_text(encoding="utf-8").splitlines()
+            text = Path(file_path).read_text(encoding="utf-8")
         except OSError as error:
             raise UserErrorException(f"the requirements file {file_path!r} can't be read: {error.strerror}.") from error
+        # Exported files have a line for each hash, of versions that may be replaced by what is installed here.
+        lines = re.sub(r"\s--hash[= ]\S+", "", re.sub(r"\\\r?\n", " ", text)).splitlines()
         lines = [line.partition(" #")[0].strip() for line in lines if not line.lstrip().startswith("#")]
         # Of several lines with one option, or one package under different conditions, all count.
         content = CondaDependencies.create(pip_packages=[]).as_dict()
