@@ -59,3 +59,19 @@ def test_a_command_that_begins_as_the_run_ends_is_over(folder, monkeypatch, gone
     files.begin({"argv": ["true"]})
     assert files.heard() == []
     assert files.is_over
+
+
+def test_typed_input_goes_to_no_folder_in_the_place_of_the_request(folder):
+    # Story: a member of a group put a folder of his own there, and read what the owner typed.
+    files = Files(folder)
+    files.begin({"argv": ["passwd"]})
+    (path,) = folder.exec_requests.iterdir()
+    path.rename(path.with_name("taken"))
+    path.mkdir()
+    files.tell({"data": "aHVzaA=="})
+    assert list(path.iterdir()) == []
+    assert path.with_name("taken").joinpath("in_0.json").exists()
+    assert files.heard() == []
+    assert files.is_over
+    files.close()
+    assert path.is_dir()

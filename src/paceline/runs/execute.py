@@ -16,7 +16,6 @@ import base64
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.passage import Passage
 from paceline.runs.record import RunRecord
-from paceline.system.files import read_json, write_json
+from paceline.system.files import OwnFolder, read_json, write_json
 
 #: Seconds between two signs of life. The supervisor ends a command after 15 seconds without one.
 _ALIVE_S = 1.0
@@ -49,6 +48,8 @@ class Files:
         self.is_over = False
         self._folder = folder
         self._path = folder.exec_requests / os.urandom(6).hex()
+        #: The request's folder, once it has its name.
+        self._own: OwnFolder | None = None
         self._count = 0
         self._alive_at = 0.0
         self._said_alive = 0
@@ -75,16 +76,20 @@ class Files:
             write_json(hidden / "request.json", request)
             # The supervisor takes up whatever folder it finds, so it gets its name when the request is in it.
             os.rename(hidden, self._path)
+            # What is typed goes to this one, whatever a member of a group puts in its place.
+            self._own = OwnFolder(self._path, shut=True)
 
     def tell(self, told: dict[str, Any]) -> None:
+        if self._own is None:
+            return
         with contextlib.suppress(FileNotFoundError):  # it is over
-            write_json(self._path / f"in_{self._count}.json", told)
+            self._own.write_json(f"in_{self._count}.json", told)
             self._count += 1
 
     def heard(self) -> list[dict[str, Any]]:
         self._stay_alive()
         # First whether it is over: then all that it has said is there.
-        is_over = not self._path.exists()
+        is_over = self._own is None or not self._own.is_there()
         found = self._new()
         self.is_over = is_over
         return found
@@ -93,7 +98,10 @@ class Files:
         if self._output is not None:
             self._output.close()
         # By this the other side knows as well.
-        shutil.rmtree(self._path, ignore_errors=True)
+        if self._own is not None:
+            self._own.remove()
+            self._own.close()
+            self._own = None
         with contextlib.suppress(OSError):
             self._path.parent.rmdir()  # unless others have theirs in it
 
@@ -122,7 +130,8 @@ class Files:
         if now - self._alive_at > _ALIVE_S:
             self._alive_at, self._said_alive = now, self._said_alive + 1
             with contextlib.suppress(FileNotFoundError):
-                (self._path / "alive").write_text(str(self._said_alive))
+                if self._own is not None:
+                    self._own.write_json("alive", self._said_alive)
 
 
 class Beside:
