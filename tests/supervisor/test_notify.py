@@ -12,13 +12,18 @@ from typing import Any
 
 import pytest
 
-from paceline.runs import states, store
+from paceline.runs import states, store, tags_and_properties
 from paceline.runs.failure import FailureReport
+from paceline.runs.folder import RunFolder
 from paceline.supervisor import notify
 from tests.cli.conftest import Cli, cli
 from tests.helpers import make_job, make_run
 
 __all__ = ["cli"]
+
+
+def name_of(folder: RunFolder) -> str | None:
+    return tags_and_properties.read(folder.notes).name
 
 
 class Hooks(HTTPServer):
@@ -89,14 +94,14 @@ def test_each_is_told_in_its_own_form(tmp_path: Path, hooks: Hooks, monkeypatch:
     wrong = notify.tell(folder, record, addresses)
 
     got = dict(hooks.got)
-    assert got["/slack"]["text"].startswith(f"*{folder.run_id}: Failed*\n```ValueError: &lt;b&gt; &amp; co\n")
+    assert got["/slack"]["text"].startswith(f"*{name_of(folder)}: Failed*\n```ValueError: &lt;b&gt; &amp; co\n")
     assert "line 11" in got["/slack"]["text"]
     assert "line 12" not in got["/slack"]["text"]  # the first 15 lines of the report
     card = got["/teams"]["attachments"][0]["content"]
     assert [block["type"] for block in card["body"]] == ["TextBlock", "TextBlock", "FactSet"]
     assert got["/webhook"]["failure"] == {"cause": "exception", "message": "ValueError: <b> & co"}
     mail = (tmp_path / "mail").read_text()
-    assert f"Subject: {folder.run_id}: Failed" in mail
+    assert f"Subject: {name_of(folder)}: Failed" in mail
     assert mail.endswith("-t -oi\n")
     data, _, status = told.read_text().rpartition("}")
     assert status == "Failed\n"
@@ -139,5 +144,5 @@ def test_a_hang_is_told_with_since_when_and_why(tmp_path: Path, hooks: Hooks) ->
     [(_, got)] = hooks.got
     assert got["status"] == "Running"
     assert got["text"].startswith(
-        f"{folder.run_id}: Running, hangs since 2026-11-23 06:12:03 UTC\n\nRank 0 waits for rank 1.\n"
+        f"{name_of(folder)}: Running, hangs since 2026-11-23 06:12:03 UTC\n\nRank 0 waits for rank 1.\n"
     )

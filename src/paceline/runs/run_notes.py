@@ -33,8 +33,10 @@ class HasNotes(ABC):
 
     @property
     def display_name(self) -> str:
-        """The name that lists show: a readable one such as "brave-otter-12", which may be set. A trial's is its id unless it was
-        set."""
+        """The name that lists show: a readable one such as "brave-otter-12" unless it was set.
+
+        A run below another one, such as a sweep's trial, begins with its id as its name.
+        """
         return self._notes().name or self.folder.run_id
 
     @display_name.setter

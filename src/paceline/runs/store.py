@@ -25,7 +25,7 @@ from paceline.runs import run_names, states, tags_and_properties
 from paceline.runs.containers import remove_containers
 from paceline.runs.failure import CAUSES, FailureReport, logs_command
 from paceline.runs.folder import RunFolder
-from paceline.runs.ids import age_key, check_run_id, is_trial
+from paceline.runs.ids import age_key, check_run_id
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks, processes
 from paceline.system.files import OWNED, PRIVATE, append_line, copy_tree, read_json, write_json
@@ -90,7 +90,8 @@ def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str], chec
         write_json(folder.secrets, dict(secrets), mode=PRIVATE)
     _write(folder, record)
     append_line(folder.events, {"time_utc": record.created_utc, "status": record.status})
-    if not is_trial(record.run_id):
+    # Trials, steps and other children are known by their parent and their number.
+    if record.parent_run_id is None:
         name = run_names.take(folder.path.parents[1], record.experiment, record.run_id)
         append_line(folder.notes, {"drawn_name": name})
     fd = locks.take(folder.lock)

@@ -33,7 +33,7 @@ class Notes:
 
     @property
     def name(self) -> str | None:
-        """The name by which lists show the run; None of a trial, and of a run of an older version."""
+        """The name by which lists show the run; None of a run below another, and of one of an older version."""
         return self.display_name or self.drawn_name
 
 
