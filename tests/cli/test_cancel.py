@@ -13,6 +13,7 @@ import pytest
 from paceline.runs import states
 from paceline.system.files import write_json
 from paceline.targets.configured import Configured
+from paceline.workspace import Workspace
 from tests.cli.conftest import Cli
 from tests.cli.terminal import Terminal
 from tests.helpers import make_run
@@ -51,7 +52,7 @@ def test_cancel_of_a_run_that_has_ended_says_so(cli: Cli) -> None:
 
 def test_run_whose_ray_head_was_killed_is_written_off(cli: Cli) -> None:
     # Nothing listens at the head's address any more: the run was NotResponding for ever.
-    folder, fd = make_run(cli.run_folder("x").parent, "lab_1_5eed", states.RUNNING, target="ray")
+    folder, fd = make_run(Workspace(".paceline").runs_dir, "lab_1_5eed", states.RUNNING, target="ray")
     os.close(fd)
     write_json(folder.target, Configured(name="ray", kind="ray", settings={"address": "http://127.0.0.1:9"}).to_json())
     write_json(folder.engine, {"engine": "ray", "job_id": "paceline-lab_1_5eed"})

@@ -119,7 +119,7 @@ def test_rerun_takes_the_values_anew_and_says_which_is_missing(cli: Cli) -> None
     (cli.folder / "b.env").write_text("B_TOKEN=y5")
     again = cli("rerun", "-q", run_id, "--env-file", "b.env", "--name", "third", env={"A_TOKEN": "x3"})
     assert again.stdout == "x3y5\n"
-    assert "(third)" in cli("list").stdout
+    assert "  third  " in cli("list").stdout
 
 
 def test_variable_that_looks_like_a_secret_reaches_the_script_and_is_not_recorded(cli: Cli) -> None:

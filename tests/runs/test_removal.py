@@ -107,7 +107,7 @@ def test_a_run_whose_engine_does_not_answer_is_removed_by_force_alone(tmp_path, 
             return remote_status.JobStatus(state=remote_status.UNREACHABLE, message="slurmctld does not answer")
 
     monkeypatch.setattr(remote_status, "teller", lambda folder: Silent())
-    with pytest.raises(RunStateError, match=r"may still run: slurmctld does not answer.*rm --force"):
+    with pytest.raises(RunStateError, match=r"may still run: slurmctld does not answer.*cancel --force"):
         removal.remove(folder)
     removal.remove(folder, force=True)
     assert store.ids(tmp_path / "runs") == []
