@@ -85,7 +85,7 @@ QUIET := $(shell [ -t 2 ] || echo --quiet)
 	touch .venv/.demo
 
 .venv/.ready: .venv/.demo
-	$(BIN)/python -m pip install $(QUIET) '$(TORCH)' --editable '.[torch,mpi,conda,s3,sftp,http,tabular,tune,serve,ui,mlflow,tensorboard,examples,dev]'
+	$(BIN)/python -m pip install $(QUIET) '$(TORCH)' --editable '.[torch,mpi,conda,ray,s3,sftp,http,tabular,tune,serve,ui,mlflow,tensorboard,examples,dev]'
 	touch .venv/.ready
 
 clean:
