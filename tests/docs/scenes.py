@@ -250,8 +250,9 @@ def run(data):
 
 @supposed_by("models")
 def models(scene: Scene, patch: pytest.MonkeyPatch) -> None:
+    workspace = paceline.Workspace.from_config()
     finished_run(scene.folder)
-    paceline.Datastore.register(paceline.Workspace.from_config(), "lab", str(scene.folder / "lab"))
+    paceline.Datastore.register(workspace, "lab", str(scene.folder / "lab"))
 
 
 @supposed_by("services")

@@ -82,7 +82,7 @@ def test_the_wheel_has_what_types_shells_and_readers_ask_for(built: Built) -> No
         metadata = archive.read("paceline-0.1.0.dist-info/METADATA").decode().splitlines()
     assert "License-Expression: Apache-2.0 AND MIT" in metadata
     # Was to be 2 MB: docs/decisions/0017-docs.md says what it consists of.
-    assert built.wheel.stat().st_size < 2_400_000
+    assert built.wheel.stat().st_size < 2_500_000
 
 
 def test_a_tree_in_which_a_run_was_made_is_packed_whole(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def _computed_again(kind: Any, block: nn.Module, /, *args: Any, **kwargs: Any) -
     given = _copied((args, kwargs))
     passes = iter([(args, kwargs)])
 
-    def forward(block: nn.Module, *_: Any, **__: Any) -> Any:
+    def forward(block: nn.Module, /, *_: Any, **__: Any) -> Any:
         own, named = next(passes, None) or _copied(given)
         return kind.forward(block, *own, **named)
 

@@ -41,7 +41,10 @@ _LOOK_S = 0.05
 
 @dataclass
 class _Running:
-    """A command that runs. folder: its request's. sent: how much of what comes was given to a node that does not see that."""
+    """A command that runs. folder: its request's. sent: how much of what comes was given to a node that does not see that.
+
+    hung_up: Whether nobody waits for it any more.
+    """
 
     id: str
     folder: OwnFolder
@@ -51,6 +54,7 @@ class _Running:
     alive: bytes = b""
     sent: int = 0
     ended: float | None = None
+    hung_up: bool = False
 
 
 class ExecCommands:
@@ -208,8 +212,9 @@ class ExecCommands:
     def _look_after(self, one: _Running) -> None:
         now = time.monotonic()
         if one.ended is not None:
-            # The asking program removes its folder when it has read the end; one that was killed never will.
-            if not one.folder.is_there() or now - one.ended > _READ_S:
+            # The asking program removes its folder when it has read the end; one that was killed never will. The end of a command
+            # that nobody waits for is still on its way from the node, and would make the output's file anew.
+            if (not one.hung_up and not one.folder.is_there()) or now - one.ended > _READ_S:
                 del self._running[one.id]
                 self._forget(one.id)
             return
@@ -232,7 +237,7 @@ class ExecCommands:
         The signal is not enough: in a container it reaches the engine's client alone. So the program that serves the command
         is told as well, by a file, or by the request's folder being gone.
         """
-        one.ended = time.monotonic()
+        one.ended, one.hung_up = time.monotonic(), True
         self._nodes.signal(one.pid, one.node_rank, signal.SIGHUP)
         with contextlib.suppress(OSError):
             if self._is_apart:

@@ -843,7 +843,7 @@ def test_an_image_that_is_not_there_fails_the_run_before_its_workers(own_podman,
 @only_podman
 @pytest.mark.parametrize("name", ["--privileged", "two words", "x;y", "line\nbreak", "../x"])
 def test_what_is_no_images_name_is_refused_before_anything_starts(lab, own_podman, name):
-    with pytest.raises(UserError, match="custom_docker_image"):
+    with pytest.raises(UserError, match="docker_image="):
         lab.submit("", custom_docker_image=name)
     assert not (lab.workspace_dir / "runs").exists() or not list((lab.workspace_dir / "runs").iterdir())
 

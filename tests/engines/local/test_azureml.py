@@ -89,7 +89,7 @@ from azureml.data import OutputFileDatasetConfig
 code = "import os, sys; open(os.path.join(sys.argv[1], 'x.csv'), 'w').write(open(sys.argv[2]).read())"
 out = OutputFileDatasetConfig("made", destination=(ds, "made/{run-id}")).register_on_complete("made", tags={"a": "b"})
 one = Dataset.File.from_files((ds, "d/x.csv")).as_named_input("one").as_mount(path_on_compute="/mnt/one")
-copied = exp.submit(ScriptRunConfig("src", command=["python", "-c", code, out, one]))
+copied = exp.submit(ScriptRunConfig("src", command=["python", "-c", f'"{code}"', out, one]))
 copied.wait_for_completion()
 # Nobody has asked for its details yet.
 assert ws.datasets["made"].to_path() == ["/x.csv"] and ws.datasets["made"].tags == {"a": "b"}

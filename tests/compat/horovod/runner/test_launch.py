@@ -405,7 +405,7 @@ def test_a_log_level_shows_the_engine_s_messages(tmp_path):
         (["-np", "1", "-H", "nowhere.invalid:1", "true"], 2, "the host 'nowhere.invalid' is not known here"),
         (["-np", "2", "--min-np", "3", "true"], 2, "--min-np 3, -np 2: they have to grow in this order"),
         (["-np", "2", "--max-np", "1", "true"], 2, "--min-np 2, -np 2, --max-np 1: they have to grow in this order"),
-        (["-np", "2", "--host-discovery-script", "./d.sh", "true"], 2, "d.sh' can't be run"),
+        (["-np", "2", "--host-discovery-script", "./d.sh", "true"], 2, "'./d.sh' ended with exit code 127"),
         (["-np", "2", "--host-discovery-script", "/bin/false", "true"], 2, "/bin/false' ended with exit code 1"),
         (["-np", "2", "--blacklist-cooldown-range", "9", "1", "true"], 2, "the smaller number first"),
         (["-np", "2", "--jsrun", "true"], 2, "--jsrun is not supported"),
