@@ -391,8 +391,7 @@ def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
         _check_length(f"arguments: number {number}", word)
     for name, value in job.environment_variables.items():
         _check_length(f"environment_variables: {name}", f"{name}={value}")
-    addresses = {key_of(one): where for one in job.notify if (where := place_of(one)) is not None}
-    places = {**job.secrets, **addresses}
+    places = places_of(job)
     if not places:
         return {}
     from paceline.data.stores.credentials import read_place
@@ -415,6 +414,11 @@ def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
     if bad := [name for name, value in values.items() if "\0" in value]:
         raise JobError(f"the value of the secret {bad[0]} has a NUL character: no environment can carry one.")
     return values
+
+
+def places_of(job: Job) -> dict[str, str]:
+    """Return the place of each of the job's secrets and of each webhook's address, by the names that `values_of` has."""
+    return {**job.secrets, **{key_of(one): where for one in job.notify if (where := place_of(one)) is not None}}
 
 
 def _check_length(what: str, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import os
 import signal
@@ -15,7 +16,8 @@ import paceline as pl
 from paceline.job.secret_values import looks_secret
 from paceline.system import processes
 from tests.cli.conftest import Cli
-from tests.helpers import wait_until
+from tests.helpers import wait_until, write_tree
+from tests.services.conftest import SCRIPT as SERVICE_SCRIPT
 
 VALUE = "hf_t0p\"secret ${x}'é"
 TOLD = hashlib.sha256(VALUE.encode()).hexdigest()
@@ -180,6 +182,10 @@ def test_secrets_are_told_from_other_variables() -> None:
         "Y": "AKIAIOSFODNN7EXAMPLE",
         "Z": "sk-proj-0123456789abcdefg",
         "DB": "postgres://me:pw@db/x",
+        "BUCKET": "s3://token@bucket",
+        "HTTP_PROXY": "me:pw@proxy:3128",
+        "MIRROR": "http://a token/with a slash@host/x",
+        "HOSTED": "http://me:pw@${HOST}/x",
     }.items():
         assert looks_secret(name, value), name
     for name, value in {
@@ -191,6 +197,13 @@ def test_secrets_are_told_from_other_variables() -> None:
         "MASTER_ADDR": "10.0.0.1",
         "HF_TOKEN": "",
         "URL": "https://example.org/a",
+        "REPO_URL": "git+https://${USER}:${TOKEN}@github.com/o/r.git@v1",
+        "GIT_URL": "ssh://git@host/a:b@c",
+        "CONTAINER": "abfs://container@account.dfs.core.windows.net/a@b",
+        "HOST_LIST": "gpu1:4,alice@gpu2",
+        "IMAGE_URL": "registry.example.org:5000/x:1@sha256:0123",
+        "MODEL": "digits:3@best",
+        "SERVER": '{"mail": "ann:x@example.com"}',
         "KEYBOARD": "us",
     }.items():
         assert not looks_secret(name, value), name
@@ -200,6 +213,71 @@ def test_secrets_are_told_from_other_variables() -> None:
 
 #: All printable characters between two words that are looked for: whoever writes a part of it writes one of them.
 PLANTED = f"PLANTED{''.join(map(chr, range(32, 127)))}DETNALP"
+
+
+class Told:
+    """`paceline` and its page, and all that they have said, in which the planted secret must not be."""
+
+    def __init__(self, cli: Cli) -> None:
+        self.cli = cli
+        self.texts: list[str] = []
+
+    def __call__(self, *words: str, code: int, **env: str) -> None:
+        quick = {"PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0", "TOKEN": PLANTED}
+        done = self.cli(*words, code=code, env={**quick, **env})
+        self.texts.append(done.stdout + done.stderr)
+
+    def get_pages(self) -> None:
+        """Get each path of the page's server for each run, file and service; of streams those that end with their run."""
+        from starlette.routing import Route
+
+        from paceline.ui.app import make_app
+        from paceline.ui.config import UiConfig
+        from paceline.ui.token import Token
+        from tests.ui.conftest import TestClient
+
+        workspace = self.cli.folder / ".paceline"
+        token = Token(workspace)
+        client = TestClient(make_app(UiConfig(workspace=str(workspace)), token), base_url="http://127.0.0.1:7223")
+        client.cookies.set(token.cookie, token.cookie_value)
+        ids = self.cli.run_ids()
+        services = [folder.name for folder in workspace.glob("services/*")]
+        compared = f"?run={ids[0]}&run={ids[-1]}" if ids else ""
+        paths = {
+            *(f"{route.path}{compared}" for route in client.app.routes if isinstance(route, Route)),
+            *(f"/runs/{run_id}/look/{name}" for run_id in ids for name in names_of(self.cli.run_folder(run_id))),
+            *(f"/runs/{run_id}/file/{name}" for run_id in ids for name in names_of(self.cli.run_folder(run_id))),
+        }
+        for path in sorted(paths):
+            if "{name:path}" in path or path.startswith("/live"):
+                continue
+            of_services = [path.replace("{name}", name) for name in services] if "/services/{name}" in path else [path]
+            of_runs = (
+                [one.replace("{run_id}", run_id) for one in of_services for run_id in ids]
+                if "{run_id}" in path
+                else of_services
+            )
+            for one in of_runs:
+                answer = client.get(one, headers={"accept": "text/html"})
+                assert answer.status_code < 500, (one, answer.text)
+                self.texts.append(html.unescape(answer.text))
+
+    def check(self, *holders: str) -> None:
+        """Fail if the secret is in a text, or in a file that is none of `holders`, which their user alone may read."""
+        for text in self.texts:
+            assert "PLANTED" not in text.replace("PLANTED_TOKEN", ""), text
+            assert "DETNALP" not in text, text
+        found = set()
+        for path in [path for path in self.cli.folder.rglob("*") if path.is_file()]:
+            data = path.read_bytes().replace(b"PLANTED_TOKEN", b"")
+            if b"PLANTED" in data or b"DETNALP" in data:
+                found.add(path.relative_to(self.cli.folder).as_posix())
+                assert path.stat().st_mode & 0o077 == 0, path
+        assert found == set(holders)
+
+
+def names_of(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
 def test_planted_secret_in_every_field_is_on_no_screen_and_no_disk(cli: Cli) -> None:
@@ -214,12 +292,7 @@ def test_planted_secret_in_every_field_is_on_no_screen_and_no_disk(cli: Cli) -> 
         "wheel": f"nosuch @ http://me:${{TOKEN}}@{host}/nosuch-1.0-py3-none-any.whl\n",
         "clear": f"--index-url http://me:{PLANTED}@{host}/simple\nnosuch\n",
     }
-    told = []
-
-    def call(*words: str, code: int, **env: str) -> None:
-        quick = {"PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0", "TOKEN": PLANTED}
-        done = cli(*words, code=code, env={**quick, **env})
-        told.append(done.stdout + done.stderr)
+    call = Told(cli)
 
     for name, text in fields.items():
         file = cli.folder / f"{name}.txt"
@@ -261,8 +334,6 @@ def test_planted_secret_in_every_field_is_on_no_screen_and_no_disk(cli: Cli) -> 
         (cli.folder / "conda.yml").write_text(json.dumps({"channels": [channel], "dependencies": ["nosuch"]}))
         call("run", script, "--conda-file", "conda.yml", code=code)
         (cli.folder / "conda.yml").unlink()
-    # Not in the source, which is copied as it is.
-    (cli.folder / "jobs").mkdir()
     said = {"entry_script": "train.py", "environment_variables": variables}
     files = {
         "job": (said, 0),
@@ -270,9 +341,9 @@ def test_planted_secret_in_every_field_is_on_no_screen_and_no_disk(cli: Cli) -> 
         "told": ({**said, "notify": [url]}, 2),
     }
     for name, (text, code) in files.items():
-        (cli.folder / f"jobs/{name}.yaml").write_text(json.dumps({"source_directory": "../src", **text}))
-        call("run", f"jobs/{name}.yaml", code=code)
-        (cli.folder / f"jobs/{name}.yaml").unlink()
+        (cli.folder / f"src/{name}.yaml").write_text(json.dumps(text))
+        call("run", f"src/{name}.yaml", code=code)
+        (cli.folder / f"src/{name}.yaml").unlink()
     sweep = [
         "sweep",
         "run",
@@ -286,7 +357,8 @@ def test_planted_secret_in_every_field_is_on_no_screen_and_no_disk(cli: Cli) -> 
         "--pass-as",
         "environment",
     ]
-    call(*sweep, *words, code=0)
+    for dry in (["--dry-run"], ["--dry-run", "--json"], []):
+        call(*sweep, *words, *dry, code=0)
     subprocess.run(["git", "init", "-q", str(cli.folder / "src")], check=True)
     subprocess.run(["git", "-C", str(cli.folder / "src"), "remote", "add", "origin", f"{url}/x.git"], check=True)
     call("run", script, code=0)
@@ -306,12 +378,122 @@ def test_planted_secret_in_every_field_is_on_no_screen_and_no_disk(cli: Cli) -> 
         ):
             call(words[0], run_id, *words[1:], code=0)
 
-    assert f"{len(PLANTED)}\n" in "".join(told)
-    for text in told:
-        assert "PLANTED" not in text.replace("PLANTED_TOKEN", ""), text
-        assert "DETNALP" not in text, text
+    call.get_pages()
+
+    assert f"{len(PLANTED)}\n" in "".join(call.texts)
+    call.check()
+
+
+def test_planted_secret_in_a_pipeline_is_on_no_screen_and_no_disk(cli: Cli) -> None:
+    """The story: a pipeline's file lay in the source folder, and its copy had the secret."""
+    cli.script("import os; print(len(os.environ['PLANTED_TOKEN']), len(os.environ['HTTP_PROXY']))")
+    variables = {"PLANTED_TOKEN": PLANTED, "HTTP_PROXY": f"me:{PLANTED}@127.0.0.1:9"}
+    step = {"entry_script": "train.py", "environment_variables": variables}
+    index = {"entry_script": "train.py", "pip_packages": ["nosuch @ git+http://me:${TOKEN}@127.0.0.1:9/x.git"]}
+    steps = {"first": step, "second": {"entry_script": "train.py", "after": ["first"], **step}}
+    files = {"good": (steps, 0), "bad": ({"first": index}, 1)}
+    call = Told(cli)
+    for name, (said, code) in files.items():
+        (cli.folder / f"src/{name}.yaml").write_text(json.dumps({"steps": said}))
+        call("pipeline", "run", f"src/{name}.yaml", "--dry-run", code=0)
+        call("pipeline", "run", f"src/{name}.yaml", "--dry-run", "--json", code=0)
+        call("pipeline", "run", f"src/{name}.yaml", code=code)
+        (cli.folder / f"src/{name}.yaml").unlink()
+    for run_id in cli.run_ids():
+        for words in (["show"], ["show", "--json"], ["logs"], ["bug-report"]):
+            call(words[0], run_id, *words[1:], code=0)
+    call("pipeline", "show", code=0)
+    call("pipeline", "show", "--json", code=0)
+    call.get_pages()
+
+    assert f"{len(PLANTED)} {len(variables['HTTP_PROXY'])}" in "".join(call.texts)
+    call.check()
+
+
+def test_planted_secret_of_a_service_is_in_its_own_private_files_alone(cli: Cli) -> None:
+    write_tree(cli.folder, {"score.py": SERVICE_SCRIPT, "two.txt": "2"})
+    url = f"http://me:{PLANTED}@127.0.0.1:9"
+    deploy = ["service", "deploy", "digits", "--model", "./two.txt", "--entry", "score.py"]
+    call = Told(cli)
+    call(*deploy, "--pip", f"nosuch @ {url}/x.whl", code=2)
+    call(*deploy, "--pip", "nosuch", code=1, PIP_INDEX_URL=f"{url}/simple")
+    call("service", "show", "digits", code=0)
+    call("service", "logs", "digits", code=0)
+    call("service", "delete", "digits", code=0)
+    call.check()
+    try:
+        call(*deploy, "--env", f"PLANTED_TOKEN={PLANTED}", "--env", f"HTTP_PROXY={url}", code=0)
+        for words in (
+            ["list"],
+            ["list", "--json"],
+            ["show", "digits"],
+            ["show", "digits", "--json"],
+            ["logs", "digits"],
+        ):
+            call("service", *words, code=0)
+        call("service", "call", "digits", '{"x": [1]}', code=0)
+        call("service", "unit", "digits", code=0)
+        call.get_pages()
+        place = ".paceline/services/digits"
+        call.check(f"{place}/revisions/1/revision.json", f"{place}/server/config.json")
+    finally:
+        cli("service", "delete", "digits")
+    call.check()
+
+
+@pytest.mark.parametrize("secret", [PLANTED, "s3cr3t"], ids=["all characters", "one word"])
+def test_password_without_a_scheme_is_refused_and_not_shown(cli: Cli, secret: str) -> None:
+    """The story: `compute add lab --hosts me:password@host` was registered, and the error of `--image` showed it."""
+    script, one = cli.script("print(1)"), f"me:{secret}@host"
+    (cli.folder / "hosts.txt").write_text(f"gpu1 slots=4\n{one}\n")
+    (cli.folder / "index.txt").write_text(f"--index-url {one}/simple\nnosuch\n")
+    ssh, slurm, ray = (["compute", "add", "far", "--kind", kind] for kind in ("ssh", "slurm", "ray"))
+    calls = [
+        [*ssh, "--hosts", one],
+        [*ssh, "--hosts", f"gpu1,{one}:2"],
+        [*ssh, "--hosts", "hosts.txt"],
+        [*ssh, "--hosts", "gpu1", "--user", f"me:{secret}"],
+        [*slurm, "--login", one],
+        [*ray, "--address", f"{one}:8265"],
+        ["run", script, "--image", f"{one}/x"],
+        ["run", script, "--image", f"{one}/x", "--dry-run"],
+        ["run", script, "--compute", one],
+        ["run", script, "--input", f"data={one}/d"],
+        ["run", script, "--output", f"data={one}/d"],
+        ["run", script, "--pip", f"{one}/x"],
+        ["run", script, "--requirements", "index.txt"],
+        ["run", script, "--conda", "nosuch", "--channel", f"{one}/x"],
+        ["run", script, "--python", f"{one}/x"],
+        ["run", script, "--notify", f"mail:{one}"],
+        ["data", "add", "lab", f"{one}/x"],
+        ["data", "add", "lab", "s3://bucket", "--option", f"endpoint_url={one}"],
+        ["export", "--to", one],
+    ]
+    told = "".join(cli(*words, code=2).stderr for words in calls)
+    for name in ("hosts.txt", "index.txt"):
+        (cli.folder / name).unlink()
+    words = ["run", "-q", script, "--pip", "nosuch"]
+    quick = {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_RETRIES": "0",
+        "UV_HTTP_RETRIES": "0",
+        "PIP_INDEX_URL": "http://index.example/a",
+    }
+    for name in ("PIP_PROXY", "HTTP_PROXY"):
+        told += cli(*words, code=1, env={**quick, name: f"{one}:3128"}).stderr
+
+    lost = (b"PLANTED", b"DETNALP", b"s3cr3t")
+    assert not [word for word in lost if word in told.encode()], told
     written = [path for path in cli.folder.rglob("*") if path.is_file()]
-    for path in written:
-        data = path.read_bytes().replace(b"PLANTED_TOKEN", b"")
-        assert b"PLANTED" not in data, path
-        assert b"DETNALP" not in data, path
+    assert not [path for path in written if any(word in path.read_bytes() for word in lost)]
+
+
+def test_job_file_with_a_secret_is_linked_in_place_and_another_is_copied(cli: Cli) -> None:
+    """The story: a job file in the source folder had a token, and each snapshot of the folder had it too."""
+    token = "ghp_" + "a1B2" * 9
+    cli.script("import os; print(len(os.environ['MINE']), os.path.islink('job.yaml'), os.path.exists('job.yaml'))")
+    for value, is_secret in ((token, True), ("x" * 40, False)):
+        (cli.folder / "src/job.yaml").write_text(f"entry_script: train.py\nenvironment_variables: {{MINE: {value}}}\n")
+        assert cli("run", "-q", "src/job.yaml").stdout == f"40 {is_secret} True\n"
+        copies = [path for path in (cli.folder / ".paceline").rglob("*") if path.is_file() and not path.is_symlink()]
+        assert not [path for path in copies if token.encode() in path.read_bytes()]

@@ -45,6 +45,15 @@ def test_without_a_name_it_can_not_be_registered(workspace):
         Environment(pip_packages=["einops"]).register(workspace)
 
 
+def test_environment_with_a_secret_is_not_registered(workspace, tmp_path):
+    """The story: the value stood in the workspace, and `env list --json` showed it."""
+    for variables in ({"HF_TOKEN": "s3cr3t"}, {"DATABASE": "me:s3cr3t@host/db"}):
+        with pytest.raises(EnvironmentSpecError, match=r"looks like a secret.*--env (HF_TOKEN|DATABASE)") as caught:
+            Environment(name="mine", environment_variables=variables).register(workspace)
+        assert "s3cr3t" not in str(caught.value)
+    assert Environment.list(workspace) == {}
+
+
 def test_an_unknown_name_or_version_is_told_what_there_is(workspace):
     MINE.register(workspace)
     with pytest.raises(EnvironmentSpecError, match=r"no environment 'other' is registered in .*; there are: mine"):

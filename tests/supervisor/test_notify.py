@@ -135,6 +135,17 @@ def test_a_failed_run_is_told_with_its_report_and_its_record_has_no_url(cli: Cli
     assert not (folder / "secrets.json").exists()
 
 
+def test_step_with_a_webhook_runs_and_its_end_is_told(cli: Cli, hooks: Hooks) -> None:
+    """The story: `notify: [webhook:env:HOOK]` in a pipeline's step was a KeyError, an error of Paceline's own."""
+    cli.script("")
+    step = {"entry_script": "train.py", "notify": ["webhook:env:HOOK"]}
+    (cli.folder / "src/p.yaml").write_text(json.dumps({"steps": {"a": step, "b": {**step, "after": ["a"]}}}))
+    cli("pipeline", "run", "src/p.yaml", env={"HOOK": f"{hooks.url}/hook"})
+    assert [told["status"] for _, told in hooks.got] == ["Completed", "Completed"]
+    kept = [path for path in (cli.folder / ".paceline").rglob("*") if path.is_file() and not path.is_symlink()]
+    assert not [path for path in kept if hooks.url.encode() in path.read_bytes()]
+
+
 def test_a_hang_is_told_with_since_when_and_why(tmp_path: Path, hooks: Hooks) -> None:
     hang = {"since_utc": "2026-11-23T06:12:03.000Z", "text": "Rank 0 waits for rank 1.", "report": "hang.txt"}
     job = make_job(notify=["webhook:env:W"])

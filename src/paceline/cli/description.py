@@ -37,7 +37,8 @@ from paceline.workspace import Workspace
 class Asked:
     """A job, the folder of its source, its experiment's name, its tags and display name.
 
-    values: of secrets that were given in files. leave_out: those files, which no snapshot is to hold. link: as of `SourceCopy`.
+    values: of secrets that were given in files. leave_out: those files, and a job file with a variable that looks like a secret;
+    no snapshot is to hold them. link: as of `SourceCopy`.
     """
 
     job: Job
@@ -176,7 +177,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
         tags=dict(said.get("tags") or {}),
         display_name=said.get("display_name"),
         values={name: value for name, value in values.items() if name in in_files},
-        leave_out=files,
+        leave_out=(*files, *map(Path, said.get("leave_out") or ())),
         link=frozenset(_within(path, directory) for path in said.get("link") or ()),
     )
 

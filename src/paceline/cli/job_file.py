@@ -17,6 +17,7 @@ from paceline.cli.data_options import absolute_word
 from paceline.cli.run_options import RUN
 from paceline.errors import JobError
 from paceline.estimator import argument_words
+from paceline.job.secret_values import looks_secret
 from paceline.job.sizes import node_range, range_text
 from paceline.system import durations
 
@@ -132,7 +133,10 @@ def composed(path: Path) -> Any:
 
 
 def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, Any]:
-    """The description in a mapping of the file, as `read`; without a source folder unless it names one."""
+    """The description in a mapping of the file, as `read`; without a source folder unless it names one.
+
+    Where a variable looks like a secret, `leave_out` has the file, so that no snapshot has the value.
+    """
     import yaml
 
     # Such sections mean what YAML makes of them, and are taken out before the reader below, which knows none.
@@ -146,6 +150,8 @@ def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, 
         # `--verbose:` with nothing behind it is a bare flag, which script_params writes with "".
         params = {name: "" if value is None else value for name, value in found.pop("script_params").items()}
         found["arguments"] = [*argument_words(params, found.get("arguments"))]
+    if any(looks_secret(name, value) for name, value in found.get("environment_variables", {}).items()):
+        found["leave_out"] = [str(path)]
     return found
 
 

@@ -143,8 +143,9 @@ def _explained(error: Exception, text: str, context: Any, command: str) -> str:
 
 
 def _say(text: str) -> None:
-    from paceline.job.secret_values import hidden
+    from paceline.job.secret_values import credentials_in, hidden
     from paceline.runs.visible import visible
 
-    # A wrong value is shown as it was given, and may be a URL with a password.
-    print(f"paceline: error: {hidden(visible(text, lines=True))}", file=sys.stderr)
+    # A wrong value is shown as it was given, and may have a password.
+    given = [one for word in sys.argv[1:] for one in credentials_in(word)]
+    print(f"paceline: error: {hidden(visible(text, lines=True), given)}", file=sys.stderr)

@@ -115,7 +115,8 @@ def print_steps(folder: RunFolder, record: RunRecord) -> None:
 
 def _print_plan(spec: PipelineSpec, *, as_json: bool) -> int:
     if as_json:
-        print_json(spec.to_json())
+        steps = [{**step.to_json(), "job": step.job.shown()} for step in spec.steps]
+        print_json({**spec.to_json(), "steps": steps})
         return 0
     rows = []
     for step in spec.steps:

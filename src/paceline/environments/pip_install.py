@@ -25,6 +25,7 @@ from paceline.environments.requirements import RequirementLine, constraints_of, 
 from paceline.environments.venv import build_environment, site_packages
 from paceline.errors import EnvironmentBuildError
 from paceline.job.environment import EnvironmentSpec
+from paceline.job.secret_values import credentials_in
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -303,9 +304,10 @@ def _for_pip(lines: Sequence[RequirementLine]) -> str:
 
 
 def _secrets_in(lines: Sequence[RequirementLine]) -> list[str]:
-    """The values of variables that the lines name: they are secrets more often than not."""
+    """The values of variables that the lines name: they are secrets more often than not. And the passwords of proxies."""
     names = {name for line in lines for name in re.findall(r"\$\{([A-Z0-9_]+)\}", line.text)}
-    return [os.environ[name] for name in names if name in os.environ]
+    proxies = [value for name, value in os.environ.items() if name.upper().endswith("_PROXY")]
+    return [os.environ[name] for name in names if name in os.environ] + [o for p in proxies for o in credentials_in(p)]
 
 
 def _sentence(reason: str) -> str:

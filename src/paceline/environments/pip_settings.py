@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from paceline.environments.requirements import RequirementLine
-from paceline.job.secret_values import encoded, with_encoded_user
+from paceline.job.secret_values import credentials_in, encoded, with_encoded_user
 from paceline.system import processes
 
 #: Settings that say how pip shows, keeps or names things, and change nothing of what is installed.
@@ -71,17 +71,9 @@ class PipSettings:
         return self._flag("no-index", value)
 
     def secrets(self) -> list[str]:
-        """Passwords and tokens in the values, to be masked wherever they show."""
-        found = []
-        for value in (value for values in self.values.values() for value in values):
-            for part in value.split():
-                try:
-                    user, password = urlsplit(part).username, urlsplit(part).password
-                except ValueError:
-                    continue
-                if password or user:
-                    found += [password or user or "", unquote(password or user or "")]
-        return found
+        """Return the users, passwords and tokens in the values, to be masked wherever they show."""
+        found = [one for values in self.values.values() for one in credentials_in(" ".join(values))]
+        return [*found, *map(unquote, found)]
 
     def _translated(self, name: str, values: list[str]) -> dict[str, str]:
         value = values[-1]

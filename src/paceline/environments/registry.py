@@ -11,6 +11,7 @@ from typing import Any
 from paceline.errors import EnvironmentSpecError
 from paceline.job.environment import Spec
 from paceline.job.environment_rules import NAME, check_name
+from paceline.job.secret_values import looks_secret
 from paceline.system.registry import Versions
 
 
@@ -18,11 +19,17 @@ def register(environment: Spec, workspace: Any) -> Spec:
     """The environment with the version under which it now is registered; the latest one's where that is the same.
 
     Raises:
-        EnvironmentSpecError: it has no name, or nothing can be written there.
+        EnvironmentSpecError: it has no name, a variable looks like a secret, or nothing can be written there.
     """
     name = environment.name
     if name is None:
         raise EnvironmentSpecError("this environment has no name to be registered under. Make it with name='...'.")
+    variables = environment.environment_variables
+    if secrets := [variable for variable, value in variables.items() if looks_secret(variable, value)]:
+        raise EnvironmentSpecError(
+            f"environment {name!r} has a value for {secrets[0]}, which looks like a secret, and registering would write it down. "
+            f'Leave it out and give it to each run: pl.secret("{secrets[0]}") in environment_variables, or --env {secrets[0]}.'
+        )
     registry = _registry(workspace)
     try:
         with registry.locked():

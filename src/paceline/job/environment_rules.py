@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.errors import EnvironmentSpecError
 from paceline.job.local_paths import absolute
-from paceline.job.secret_values import hidden
+from paceline.job.secret_values import credentials_in
 from paceline.system.names import is_one_line, name_rule
 
 NAME = name_rule("_.-", 128)
@@ -134,6 +134,7 @@ def _check_scalars(environment: Any) -> None:
         # They become words of command lines, and lines of files that an engine reads.
         if value is not None and field != "pip_requirements" and not is_one_line(value):
             raise EnvironmentSpecError(f"{field}={value!r} has a line break or a control character. Leave it out.")
+    _check_image(environment.docker_image or "")
     for field in ("layered", "user_managed"):
         if not isinstance(getattr(environment, field), bool):
             raise EnvironmentSpecError(f"{field}={getattr(environment, field)!r} is not a bool. Write True or False.")
@@ -146,9 +147,17 @@ def _check_scalars(environment: Any) -> None:
         )
 
 
+def _check_image(image: str) -> None:
+    if credentials_in(image):
+        raise EnvironmentSpecError(
+            "docker_image has a password in it, which would be kept with the run. Leave it out, and log in to the registry: "
+            "`podman login REGISTRY`, or docker."
+        )
+
+
 def _check_secret(field: str, value: str) -> None:
     # The value itself would end up in logs.
-    if hidden(value) != value:
+    if credentials_in(value):
         raise EnvironmentSpecError(
             f"{field} has a URL with a password or a token in it, which would be kept with the run. Write ${{NAME}} in its "
             "place and set the variable NAME (capitals): pip and uv fill it in from the environment when they read the line."
@@ -156,7 +165,7 @@ def _check_secret(field: str, value: str) -> None:
 
 
 def _check_channel(field: str, value: str) -> None:
-    if hidden(value) != value or _CONDA_TOKEN.search(value):
+    if credentials_in(value) or _CONDA_TOKEN.search(value):
         raise EnvironmentSpecError(
             f"{field} has a URL with a password or a token in it, which would be kept with the run. Leave it out, and give "
             'it in a file that RATTLER_AUTH_FILE names, such as {"conda.example.org": {"BearerToken": "..."}}.'

@@ -36,13 +36,28 @@ _VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|xox[abeoprs]-[\w-]{8,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*"
 )
-# The user's part of a URL, up to the last "@" of the line or before the next URL. A ":" begins a password, which may hold any
-# character, "/", "@" and blanks too; without a ":" the first "/" begins the path. A port is no password.
+# The user's part of a URL, up to the last "@" of the line or before the next URL. Four forms: variables before a host; a ":"
+# begins a password, which may hold any character, "/", "@" and blanks too (a port is no password); a character that no host's
+# name has, such as a blank, is of a token, which may hold any other; without these the first "/" begins the path.
 _USER_PART = re.compile(
     r"(?i)(?P<scheme>[a-z][a-z0-9+.-]{0,30})://"
-    r"(?P<user>[^/\s:@]*:(?!\d+(?:[/?#\s'\"`,;)]|$))(?:(?![a-z][a-z0-9+.-]{0,30}://)[^\n])*|(?:(?![a-z][a-z0-9+.-]{0,30}://)[^/\n])*)"
-    r"@(?=[\w\[])"
+    r"(?P<user>(?:[^:@/\s]*:)?(?:\$\{[A-Z0-9_]+\})+(?=@[\w.\[\]:-]+(?:[/\s]|$))"
+    r"|[^/\s:@]*:(?!\d+(?:[/?#\s'\"`,;)]|$))(?:(?![a-z][a-z0-9+.-]{0,30}://)[^\n])*"
+    r"|(?:(?![a-z][a-z0-9+.-]{0,30}://)[^/?#@\n])*[^\w.~%:\[\]/?#@${}\n-](?:(?![a-z][a-z0-9+.-]{0,30}://)[^\n])*"
+    r"|(?:(?![a-z][a-z0-9+.-]{0,30}://)[^/\n])*)"
+    r"@(?!\s)"
 )
+# The same without a scheme: "me:password@host", also behind "NAME=" and in a list with commas. A port, an IPv6 address and an
+# image's digest are no passwords.
+_PASSWORD = re.compile(
+    r"(?:^|[\s,;=])(?P<user>[^\s:@/=,;\[\"'(){}<>]+:(?!\s|//|\d+(?:[/?#\s'\"`,;)]|$)|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(?:%\w+)?(?:[,\s]|$))"
+    r"[^\n]+)@(?!\s|sha256:)"
+)
+#: Names of variables whose values are addresses: there a password may stand without a scheme.
+_ADDRESS_NAME = re.compile(r"(?i)(?:^|_)(?:proxy|url|uri|dsn|database|host|address|endpoint|server|index)(?:_|$)")
+#: A user whose name stands alone in a URL, or an Azure container: where no token is a user.
+_USER_NAME = re.compile(r"[\w.~+%\\-]*")
+_TOKEN_SCHEMES = ("http", "https", "s3", "s3a", "gs", "gcs")
 #: A user's part whose secrets are variables, which are filled in where the URL is used: "${USER}:${TOKEN}", "me:${TOKEN}".
 _VARIABLES = re.compile(r"(?:[^:@/\s]*:)?(?:\$\{[A-Z0-9_]+\})+")
 #: What may stand in the user's part as it is (RFC 3986): a value of these alone is in its encoded form already.
@@ -103,7 +118,7 @@ def is_place(place: object) -> bool:
 def looks_secret(name: str, value: str) -> bool:
     """True if a variable of this name and value is likely a secret: by its name (`HF_TOKEN`), or the form of the value
     (`hf_...`, `AKIA...`, a URL with a password)."""
-    if _VALUE.fullmatch(value) or hidden(value) != value:
+    if _VALUE.fullmatch(value) or hidden(value) != value or (_ADDRESS_NAME.search(name) and credentials_in(value)):
         return True
     return bool(_NAME.search(name)) and not _HARMLESS_NAME.search(name) and not _HARMLESS_VALUE.fullmatch(value)
 
@@ -116,8 +131,8 @@ def shown(variables: Mapping[str, str]) -> dict[str, str]:
 def hidden(text: str, secrets: Iterable[str] = ()) -> str:
     """Return the text with *** in the place of credentials in URLs, and of the given values in each form they may take.
 
-    What stands between a scheme and the last `@` before the path is hidden if a password is in it, or if the scheme is a web
-    address's, where a user alone may be a token. `${NAME}` stays: nothing has been put in its place.
+    What stands between a scheme and the last `@` before the path is hidden unless it is a user's name alone; in a web address
+    and a bucket's a user alone is hidden too, for it may be a token. `${NAME}` stays: nothing has been put in its place.
     """
     known = {form for secret in secrets for form in forms(secret)}
     # Longest first, for one may be the beginning of another.
@@ -126,6 +141,16 @@ def hidden(text: str, secrets: Iterable[str] = ()) -> str:
         if len(form) >= 4:
             text = text.replace(form, HIDDEN)
     return _USER_PART.sub(lambda found: f"{found['scheme']}://{HIDDEN}@" if _is_credential(found) else found[0], text)
+
+
+def credentials_in(value: str) -> list[str]:
+    """Return what `me:password@host` has before its last `@`, in a URL or without a scheme, and the parts of the password.
+
+    For a value that a user has given, not for text around one: of a list with commas a message may show parts alone.
+    """
+    users = [found["user"] for found in _USER_PART.finditer(value) if _is_credential(found)]
+    users += [found["user"] for found in _PASSWORD.finditer(value) if not _VARIABLES.fullmatch(found["user"])]
+    return [part for user in users for part in (user, *re.split(r"[\s,;:@=]+", user.partition(":")[2] or user))]
 
 
 def forms(secret: str) -> set[str]:
@@ -156,5 +181,5 @@ def with_encoded_user(text: str) -> str:
 
 def _is_credential(found: re.Match[str]) -> bool:
     user, scheme = found["user"], found["scheme"].lower()
-    is_web = scheme.endswith(("http", "https"))
-    return user != HIDDEN and (":" in user or is_web) and bool(user) and not _VARIABLES.fullmatch(user)
+    is_name = not scheme.endswith(_TOKEN_SCHEMES) and _USER_NAME.fullmatch(user)
+    return user not in ("", HIDDEN) and not is_name and not _VARIABLES.fullmatch(user)

@@ -13,7 +13,7 @@ from paceline.pipelines import reuse
 from paceline.pipelines.state import PipelineState, StepState
 from paceline.runs import removal, states, store, tags_and_properties
 from paceline.runs.driver_log import say
-from paceline.submit import SourceCopy, submit, submit_again
+from paceline.submit import SourceCopy, places_of, submit, submit_again
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.start import submit_sweep
 from paceline.system.files import read_json
@@ -111,4 +111,4 @@ class HandingOverSteps:
         return True
 
     def _values(self, job: Job) -> dict[str, str]:
-        return {name: self._secrets[place] for name, place in job.secrets.items()}
+        return {name: self._secrets[place] for name, place in places_of(job).items()}

@@ -15,7 +15,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name
 from paceline.runs.record import RunRecord, user_name, utc_now
 from paceline.snapshot import Progress, Snapshot, git_state
-from paceline.submit import SourceCopy, being_started, check, take_snapshot, unrecorded, values_of
+from paceline.submit import SourceCopy, being_started, check, places_of, take_snapshot, unrecorded, values_of
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.start import check_points
 
@@ -109,7 +109,8 @@ def _checked(step: StepSpec, directory: Path, workspace_dir: Path, given: Mappin
         if step.sweep is not None:
             check_points(step.job, SweepSpec.from_json(step.sweep), directory)
     # By their places: one variable may stand for different secrets in different steps.
-    return {step.job.secrets[name]: value for name, value in found.items()}
+    places = places_of(step.job)
+    return {places[name]: value for name, value in found.items()}
 
 
 @contextlib.contextmanager

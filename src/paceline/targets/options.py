@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from paceline.errors import TargetError
+from paceline.job.secret_values import credentials_in
 from paceline.remote.silence import LEAST_SILENCE_S, SILENCE_S
 
 #: str, int, float, bool, list (of str), Path (of a file of this machine; the setting is its absolute path as str).
@@ -182,6 +183,11 @@ def _check(title: str, option: Option, value: object) -> None:
     if wanted is not None:
         raise TargetError(f"{title}: {option.name}={value!r} is not {wanted}. It is: {option.help}.")
     for text in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(text, str) and option.type is not Path and credentials_in(text):
+            raise TargetError(
+                f"{title}: {option.name} has a password in it, which is not shown. Settings are written down: leave it out. ssh "
+                "logs in with keys, and Ray with --token-file."
+            )
         if isinstance(text, str) and _CONTROL.search(text):
             raise TargetError(f"{title}: {option.name}={text!r} has a line break or control character. Leave it out.")
 

@@ -74,6 +74,7 @@ def test_what_is_no_place_is_refused_and_not_shown(place):
         {"client_kwargs": {"aws_secret_access_key": SECRET}},
         {"client_kwargs": {"headers": {"Authorization": SECRET}}},
         {"endpoint_url": f"http://me:{SECRET}@host"},
+        {"endpoint_url": f"me:{SECRET}@host"},
         {"token": {"private_key": SECRET}},
     ],
     ids=str,
@@ -85,11 +86,18 @@ def test_an_option_that_holds_a_secret_is_refused_and_not_shown(options):
     assert "env:VARIABLE" in str(caught.value)
 
 
+#: Kinds of data. A user alone is a container of Azure's or a login by SSH; elsewhere it is a token.
+TAKERS = ("s3", "gs", "gcs", "http", "https", "abfs", "az", "sftp")
+
+
 @pytest.mark.parametrize(
     "url",
     [
         f"sftp://me:{SECRET}@host/x",
         "https://s3cr3t%2F+ of=the tests@host/x",
+        *(f"{scheme}://{user}@bucket/x" for scheme in TAKERS for user in (f"me:{SECRET}", "s3cr3t +/of=the:tests")),
+        *(f"{scheme}://s3cr3t@bucket/x" for scheme in TAKERS if scheme not in ("abfs", "az", "sftp")),
+        f"me:{SECRET}@host/x",
         f"https://host/x?sig={SECRET}&a=b",
         f"https://h/?X-Amz-Signature={SECRET}",
     ],
@@ -111,6 +119,9 @@ def test_what_is_no_secret_may_be_registered():
     }
     check_no_secrets("abfs://container@account.dfs.core.windows.net/x", options)
     check_no_secrets("https://host:8080/a@b/c", {})
+    check_no_secrets("az://container@account.blob.core.windows.net/x/a@b", {})
+    check_no_secrets("s3://bucket/a b:c@d", {})
+    check_no_secrets("/data/me:a@b", {})
     check_no_secrets("sftp://me@host/x", {"client_kwargs": {"region_name": "eu"}})
 
 

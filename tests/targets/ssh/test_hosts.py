@@ -39,6 +39,17 @@ def test_hosts_may_be_named_in_place_of_a_file(monkeypatch: pytest.MonkeyPatch, 
     )
 
 
+def test_password_in_a_list_of_hosts_is_refused_and_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.txt"
+    for text in ("me:s3cr3t@gpu1", "gpu2,me:s3cr3t@gpu1:4", "gpu2:4 me:s3cr3t #@gpu1"):
+        file.write_text(f"gpu0\n{text}\n")
+        for items in ([text], [str(file)]):
+            with pytest.raises(TargetError, match="a password is in it, which is not shown") as caught:
+                read_hosts(items)
+            assert "s3cr3t" not in str(caught.value)
+    assert [str(one) for one in read_hosts(["gpu1:4,alice@gpu2:2", "fe80::1%eth0,alice@gpu3"])][-1] == "alice@gpu3"
+
+
 BAD = [
     *(
         "-oProxyCommand=sh",

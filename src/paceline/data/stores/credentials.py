@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from paceline.errors import DataError
-from paceline.job.secret_values import PLACES, forms, hidden, is_place
+from paceline.job.secret_values import HIDDEN, PLACES, credentials_in, forms, hidden, is_place
 
 # Options of fsspec's file systems, headers and URL parameters that hold a secret, whatever stands around these words.
 _SECRET_NAME = re.compile(
@@ -124,7 +124,7 @@ def check_no_secrets(url: str, options: Mapping[str, Any]) -> None:
 def hidden_url(url: str) -> str:
     """The URL without its password, its signature and other secret parameters, for messages."""
     if "://" not in url:
-        return url
+        return HIDDEN if credentials_in(url) else url
     path, mark, query = hidden(url).partition("?")
     if mark and any(_is_secret(name) for name, _ in parse_qsl(query, keep_blank_values=True)):
         query = "***"
@@ -136,8 +136,8 @@ def _secret_names(options: Mapping[str, Any], prefix: str = "") -> list[str]:
     for name, value in options.items():
         if isinstance(value, Mapping):
             found += _secret_names(value, f"{prefix}{name}.")
-        elif isinstance(value, str) and "://" in value:
-            found += [f"{prefix}{name}"] if hidden_url(value) != value else []
+        elif isinstance(value, str) and ("://" in value or credentials_in(value)):
+            found += [f"{prefix}{name}"] if credentials_in(value) or hidden_url(value) != value else []
         elif value not in (None, "", True, False) and str(value) not in _HARMLESS_VALUES and _is_secret(str(name)):
             found.append(f"{prefix}{name}")
     return found

@@ -83,9 +83,10 @@ class Datastore:
                     f"{what}={value!r} of datastore {name!r} is not a dict, such as {{'secret': 'env:LAB_SECRET'}}."
                 )
         _check_bool(default=default, overwrite=overwrite)
-        text = _checked_url(name, os.fspath(url))
         given = dict(options or {})
-        check_no_secrets(text, given)
+        # As it was given: a folder's absolute path would begin with "/".
+        check_no_secrets(os.fspath(url), given)
+        text = _checked_url(name, os.fspath(url))
         record = StoreRecord(
             name=name, url=text, options=_plain(given, name), credentials=dict(credentials) if credentials else None
         )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import TargetError
+from paceline.job.secret_values import credentials_in
 
 #: What names and addresses are made of. ssh itself lets others through to the shell of a ProxyCommand.
 _NAME = re.compile(r"[A-Za-z0-9_.%][A-Za-z0-9_.%:-]*")
@@ -52,6 +53,12 @@ def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
             lines += _lines_of(item)
         else:
             lines += [("hosts", part) for part in item.split(",")]
+    for where, text in lines:
+        # Before comments are cut off: a password may hold a "#".
+        if credentials_in(text):
+            raise TargetError(
+                f"{where}: a password is in it, which is not shown. Leave it out: ssh logs in with keys. {_FORM}"
+            )
     hosts = _merged(_parse(line, where) for where, text in lines if (line := text.partition("#")[0].strip()))
     if not hosts:
         raise TargetError(f"hosts={list(items)!r} names no host. {_FORM}")
@@ -64,6 +71,10 @@ def check_user(user: str, where: str) -> str:
     Raises:
         TargetError: ssh or a shell behind it could take it for something else.
     """
+    if ":" in user:
+        raise TargetError(
+            f"{where}: the name of a user has no ':', and what may be a password is not shown. Leave it out."
+        )
     if not user or user.startswith("-") or user.endswith("\\") or _BAD_IN_USER.search(user):
         raise TargetError(
             f"{where}: {user!r} is no name of a user: no dash in front, no blanks, quotes or $;&<>|(){{}}."
