@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline.job.secret_values import looks_secret
+from paceline.job.secret_values import credentials_in, hidden, looks_secret
 from paceline.system import processes
 from tests.cli.conftest import Cli
 from tests.helpers import wait_until, write_tree
@@ -203,12 +203,20 @@ def test_secrets_are_told_from_other_variables() -> None:
         "HOST_LIST": "gpu1:4,alice@gpu2",
         "IMAGE_URL": "registry.example.org:5000/x:1@sha256:0123",
         "MODEL": "digits:3@best",
+        "ADDRESS": "mailto:ann@example.com",
         "SERVER": '{"mail": "ann:x@example.com"}',
         "KEYBOARD": "us",
     }.items():
         assert not looks_secret(name, value), name
     assert "t0p" not in repr(pl.secret("HF_TOKEN"))
     assert os.environ.get("HF_TOKEN") is None
+
+
+@pytest.mark.parametrize("text", ["http://" + "a " * 20_000, "http://a:" + "b " * 20_000, "http://a b " * 4_000 + "@ "])
+def test_long_line_is_searched_in_linear_time(text: str) -> None:
+    """The search took a minute for 40,000 characters while it tried each blank as the first character of a token."""
+    assert hidden(text) == text
+    assert not credentials_in(text)
 
 
 #: All printable characters between two words that are looked for: whoever writes a part of it writes one of them.

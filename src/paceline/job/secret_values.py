@@ -43,14 +43,14 @@ _USER_PART = re.compile(
     r"(?i)(?P<scheme>[a-z][a-z0-9+.-]{0,30})://"
     r"(?P<user>(?:[^:@/\s]*:)?(?:\$\{[A-Z0-9_]+\})+(?=@[\w.\[\]:-]+(?:[/\s]|$))"
     r"|[^/\s:@]*:(?!\d+(?:[/?#\s'\"`,;)]|$))(?:(?![a-z][a-z0-9+.-]{0,30}://)[^\n])*"
-    r"|(?:(?![a-z][a-z0-9+.-]{0,30}://)[^/?#@\n])*[^\w.~%:\[\]/?#@${}\n-](?:(?![a-z][a-z0-9+.-]{0,30}://)[^\n])*"
+    r"|[\w.~%:\[\]${}-]*[^\w.~%:\[\]/?#@${}\n-](?:(?![a-z][a-z0-9+.-]{0,30}://)[^\n])*"
     r"|(?:(?![a-z][a-z0-9+.-]{0,30}://)[^/\n])*)"
     r"@(?!\s)"
 )
-# The same without a scheme: "me:password@host", also behind "NAME=" and in a list with commas. A port, an IPv6 address and an
-# image's digest are no passwords.
+# The same without a scheme: "me:password@host", also behind "NAME=" and in a list with commas. A port, an IPv6 address, an
+# image's digest and mail:ann@example.com are no passwords.
 _PASSWORD = re.compile(
-    r"(?:^|[\s,;=])(?P<user>[^\s:@/=,;\[\"'(){}<>]+:(?!\s|//|\d+(?:[/?#\s'\"`,;)]|$)|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(?:%\w+)?(?:[,\s]|$))"
+    r"(?:^|[\s,;=])(?!mail(?:to)?:[^\s:@]+@)(?P<user>[^\s:@/=,;\[\"'(){}<>]+:(?!\s|//|\d+(?:[/?#\s'\"`,;)]|$)|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(?:%\w+)?(?:[,\s]|$))"
     r"[^\n]+)@(?!\s|sha256:)"
 )
 #: Names of variables whose values are addresses: there a password may stand without a scheme.
@@ -148,6 +148,8 @@ def credentials_in(value: str) -> list[str]:
 
     For a value that a user has given, not for text around one: of a list with commas a message may show parts alone.
     """
+    if "@" not in value:
+        return []
     users = [found["user"] for found in _USER_PART.finditer(value) if _is_credential(found)]
     users += [found["user"] for found in _PASSWORD.finditer(value) if not _VARIABLES.fullmatch(found["user"])]
     return [part for user in users for part in (user, *re.split(r"[\s,;:@=]+", user.partition(":")[2] or user))]
