@@ -49,6 +49,7 @@ _NAMES = frozenset(
             *("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"),
             "PYTHONUNBUFFERED",
             "PYTHONFAULTHANDLER",
+            "PYTHONHASHSEED",
             "GIT_DIR",
             "GIT_WORK_TREE",
             "GIT_INDEX_FILE",

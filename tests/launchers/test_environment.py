@@ -180,6 +180,14 @@ def test_threads_are_the_node_s_cores_divided_by_its_workers(cores, workers, thr
     assert (found["OMP_NUM_THREADS"], found["PYTHONUNBUFFERED"], found["PYTHONFAULTHANDLER"]) == (threads, "1", "1")
 
 
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "tensorflow"])
+def test_all_ranks_of_every_attempt_share_a_hash_seed(backend):
+    # A pipeline refused models that iterate over a set of strings whenever two ranks had drawn different seeds.
+    job = make_job(**TWO_BY_TWO | {"distributed_backend": backend}, use_gpu=backend == "nccl")
+    launches = [make_launch(job, attempt=attempt, gpus=2) for attempt in (1, 2)]
+    assert {environment.defaults(one, place)["PYTHONHASHSEED"] for one in launches for place in one.places} == {"0"}
+
+
 @pytest.mark.parametrize(("backend", "value"), [("mpi", "1"), ("gloo", None)])
 def test_tensors_that_mpi_moves_lie_in_huge_pages(backend, value):
     launch = make_launch(make_job(distributed_backend=backend, process_count_per_node=2))

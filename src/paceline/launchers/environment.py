@@ -193,6 +193,8 @@ def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         # Open MPI leaves the signals alone for which there is a handler: its own would tell addresses.
         "PYTHONFAULTHANDLER": "1",
+        # Ranks that iterate over a set of strings, as models of transformers do, must do so in one order.
+        "PYTHONHASHSEED": "0",
     }
     if launch.job.distributed_backend in ("gloo", "mpi") and not launch.job.use_gpu:
         # Without a GPU accelerate takes each of several processes for the only one, unless it is told.

@@ -78,6 +78,7 @@ class CompletingChecks:
             if job.has_launcher:
                 assert int(found["OMP_NUM_THREADS"]) >= 1
                 assert found["PYTHONUNBUFFERED"] == found["PYTHONFAULTHANDLER"] == "1"
+                assert found["PYTHONHASHSEED"] == "0"
             paths.add((found["PYTHONPATH"].split(os.pathsep)[0], found["PACELINE_RUN_DIR"], found.get("MASTER_ADDR")))
 
             assert what["argv"] == list(WORDS)

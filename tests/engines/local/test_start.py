@@ -22,7 +22,10 @@ def test_one_process_runs_as_a_world_of_one(lab: Lab) -> None:
     found = seen(run)
     assert (found["PACELINE_RANK"], found["PACELINE_WORLD_SIZE"]) == ("0", "1")
     assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "HOROVOD_RANK"} & found.keys()
-    assert not {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "AZUREML_RUN_ID"} & found.keys()
+    assert (
+        not {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONHASHSEED", "AZUREML_RUN_ID"}
+        & found.keys()
+    )
     assert log_text(run) == "hello\n"
     assert run.status == states.COMPLETED
     assert run.record().exit_code == 0
@@ -95,6 +98,7 @@ def test_a_worker_finds_what_every_framework_reads(lab: Lab, engine: str, monkey
             "PACELINE_ATTEMPT": "1",
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
+            "PYTHONHASHSEED": "0",
             "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)),
         }
         assert {name: found.get(name) for name in expected} == expected

@@ -109,7 +109,7 @@ def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
 def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machine: bool) -> dict[str, str]:
     """The environment with what holds unless the user says otherwise, the same as in a run of Paceline's."""
     # The ranks write into pipes, where Python would hold lines back. The fault handler shows where a rank has crashed.
-    found = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    found = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": "0"}
     if is_one_machine:
         # Gloo and NCCL would look for the interface of the host's name, which a laptop off its network can't resolve.
         loopback = "lo" if sys.platform.startswith("linux") else "lo0"
