@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.experts.found import is_fused
 from paceline.parallel.ties import find
 from paceline.torch_private import BatchNorm
 
@@ -26,7 +27,7 @@ def check_fits(
     Raises:
         ParallelError: it can't, where torch would fail in the middle of a step with words of its own.
     """
-    if layout.replicas > 1 or layout.tensor > 1:
+    if layout.replicas > 1 or layout.tensor > 1 or layout.context > 1:
         for name, module in model.named_modules():
             if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
                 raise ParallelError(
@@ -78,7 +79,8 @@ def check_fits(
                     "the module as it was before torch.jit, or use DataParallel() or PipelineParallel()."
                 )
     kind = type(optimizer).__name__
-    if kind in _NOT_IN_PARTS and (layout.shard > 1 or layout.tensor > 1):
+    cuts_experts = layout.expert > 1 and any(is_fused(module) for module in model.modules())
+    if kind in _NOT_IN_PARTS and (layout.shard > 1 or layout.tensor > 1 or cuts_experts):
         raise ParallelError(
             f"{kind} {_NOT_IN_PARTS[kind]}, and {layout} leaves each worker a part of them. Use DataParallel() or "
             "PipelineParallel(), or another optimizer, such as AdamW."

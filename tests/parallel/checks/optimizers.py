@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -14,7 +15,18 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import paceline
-from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel
+from paceline.parallel import (
+    ContextParallel,
+    DataParallel,
+    ExpertParallel,
+    FullyShard,
+    ParallelError,
+    PipelineParallel,
+    TensorParallel,
+)
+from tests.parallel.checks.experts import Routed
+from tests.parallel.kinds.plain import WIDTH, vectors
+from tests.parallel.models import SHALLOW, plain_tokens, token_loss
 from tests.parallel.world import ROOT, Ranks
 
 SIZES = (2, 4)
@@ -26,6 +38,8 @@ LAYOUTS: dict[int, tuple[tuple[Any, tuple[int, ...]], ...]] = {
         (FullyShard(), (1,)),
         (TensorParallel(plan=TENSOR), (2,)),
         (PipelineParallel(cut=["2"]), (3,)),
+        (ContextParallel(), (4,)),
+        (ExpertParallel(), (5,)),
     ),
     4: (
         (DataParallel(2) @ FullyShard(2), (0, 1)),
@@ -33,35 +47,75 @@ LAYOUTS: dict[int, tuple[tuple[Any, tuple[int, ...]], ...]] = {
         (FullyShard(2) @ TensorParallel(2, plan=TENSOR), (1, 2)),
         (DataParallel(2) @ PipelineParallel(2, cut=["2"]), (0, 3)),
         (FullyShard(2) @ PipelineParallel(2, cut=["2"]), (1, 3)),
+        (DataParallel(2) @ ContextParallel(2), (0, 4)),
+        (FullyShard(2) @ ContextParallel(2), (1, 4)),
+        (DataParallel(2) @ ExpertParallel(2), (0, 5)),
     ),
 }
-
-
-def _batches() -> list[tuple[Tensor, Tensor]]:
-    torch.manual_seed(4)
-    return [(torch.randn(8, 12, dtype=torch.float64), torch.randint(0, 5, (8,))) for _ in range(3)]
 
 
 class _LookedUp(nn.Module):
     """Twelve rows of a table for each row of a batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.table = nn.Embedding(20, 16, sparse=True)
+        self.table = nn.Embedding(20, width, sparse=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.table((x.abs() * 7).long() % 20).mean(1)
 
 
-def _model(optimizer: str) -> nn.Module:
-    """A model that the optimizer of this name is for: Muon is for matrices, SparseAdam for sparse gradients."""
-    torch.manual_seed(3)
-    is_biased = optimizer != "Muon"
-    model = nn.Sequential(nn.Linear(12, 16, is_biased), nn.Tanh(), nn.Linear(16, 5, is_biased)).double()
-    if optimizer == "SparseAdam":
-        model[0] = _LookedUp().double()
-        model[2].requires_grad_(False)
+def _rows(count: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 12), torch.randint(0, 5, (count,))
+
+
+def _layers(is_sparse: bool) -> nn.Module:
+    return nn.Sequential(_LookedUp(16) if is_sparse else nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 5))
+
+
+def _sequences(is_sparse: bool) -> nn.Module:
+    model = SHALLOW["transformer_untied"].make()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.sparse = is_sparse
     return model
+
+
+def _experts(is_sparse: bool) -> nn.Module:
+    return nn.Sequential(_LookedUp(WIDTH), Routed()) if is_sparse else Routed()
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A model that a layout is for, with its batches and its loss."""
+
+    make: Callable[[bool], nn.Module]
+    rows: Callable[[int], tuple[Tensor, Tensor]] = _rows
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+
+    def batches(self) -> list[tuple[Tensor, Tensor]]:
+        torch.manual_seed(4)
+        found = [self.rows(8) for _ in range(3)]
+        return [(x.double() if x.is_floating_point() else x, y) for x, y in found]
+
+    def model(self, optimizer: str) -> nn.Module:
+        """Return a model for the optimizer of this name: Muon takes matrices, SparseAdam sparse gradients."""
+        torch.manual_seed(3)
+        is_sparse = optimizer == "SparseAdam"
+        model = self.make(is_sparse).double()
+        sparse = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding) and one.sparse}
+        for param in model.parameters():
+            param.requires_grad_((not is_sparse or id(param) in sparse) and (optimizer != "Muon" or param.ndim == 2))
+        return model
+
+
+_PLAIN = _Training(_layers)
+
+
+def _training(strategy: Any) -> _Training:
+    if "Context" in repr(strategy):
+        return _Training(_sequences, plain_tokens, token_loss)
+    return _Training(_experts, vectors) if "Expert" in repr(strategy) else _PLAIN
 
 
 def _optimizers() -> Iterator[tuple[str, Callable[[nn.Module], torch.optim.Optimizer]]]:
@@ -78,23 +132,28 @@ def _made(kind: Any, model: nn.Module) -> torch.optim.Optimizer:
     return kind([param for param in model.parameters() if param.requires_grad], lr=1e-2)  # type: ignore[no-any-return]
 
 
-def _alone(make: Callable[[nn.Module], torch.optim.Optimizer], model: nn.Module) -> None:
-    optimizer = make(model)
-    for x, y in _batches():
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+def _alone(make: Callable[[nn.Module], torch.optim.Optimizer], name: str, training: _Training) -> nn.Module:
+    model = training.model(name)
+    if name != "LBFGS":
+        optimizer = make(model)
+        for x, y in training.batches():
+            optimizer.zero_grad()
+            training.loss(model(x), y).backward()
+            optimizer.step()
+    return model
 
 
-def _outcome(make: Callable[[nn.Module], torch.optim.Optimizer], one: nn.Module, strategy: Any, name: str) -> str:
+def _outcome(make: Callable[[nn.Module], torch.optim.Optimizer], name: str, strategy: Any) -> str:
     """What comes of three steps: "equal", or the refusal's sentence, or how it is wrong."""
-    model = _model(name)
+    training = _training(strategy)
+    one, model = _alone(make, name, training), training.model(name)
     microbatches = 2 if "Pipeline" in repr(strategy) else 1
+    given = training.batches()
     try:
         par = paceline.parallelize(
-            model, make(model), _batches(), loss=F.cross_entropy, strategy=strategy, microbatches=microbatches
+            model, make(model), given, loss=training.loss, strategy=strategy, microbatches=microbatches
         )
-        for batch in _batches():
+        for batch in given:
             par.step(batch)
         many = par.full_state_dict()
     except ParallelError as error:
@@ -117,10 +176,7 @@ def check_every_optimizer_equals_one_process_or_is_refused(ranks: Ranks) -> None
             if name == "Muon":
                 # It computes in bfloat16, and an order of summing shows in the third digit.
                 patched.setattr(Tensor, "bfloat16", _wide)
-            one = _model(name)
-            if name != "LBFGS":
-                _alone(make, one)
-            found[name] = [_outcome(make, one, strategy, name) for strategy, _ in LAYOUTS[ranks.size]]
+            found[name] = [_outcome(make, name, strategy) for strategy, _ in LAYOUTS[ranks.size]]
     rows = {}
     for line in (ROOT / "docs" / "parallel.md").read_text().splitlines():
         name, *cells = [cell.strip().strip("`") for cell in line.strip("|").split("|")]
