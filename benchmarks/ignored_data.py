@@ -62,8 +62,8 @@ def main() -> None:
         report(
             "ignored_data",
             "paceline run beside 50,000 files and 200 GB of ignored data, over the same without",
-            "at most 0.5 s more; nothing of the data copied",
-            more <= 0.5 and copied < FILE_BYTES,
+            "at most 0.5 s more, 0.15 s over Python; nothing of the data copied",
+            more <= 0.5 and start <= 0.15 and copied < FILE_BYTES,
             with_data_s=median(with_data),
             without_s=median(without),
             python_s=median(plain),
