@@ -73,6 +73,12 @@ def test_notebooks_are_read_and_magics_passed_over(tmp_path):
     assert uses(tmp_path) == {(3, "azureml.core.Workspace"): WORKS}
 
 
+def test_call_of_a_scoring_script_s_own_class_works(tmp_path):
+    text = "from azureml.contrib.services.aml_response import AMLResponse\ndef run(data):\n    return AMLResponse(data, 200)\n"
+    (tmp_path / "score.py").write_text(text)
+    assert set(uses(tmp_path).values()) == {WORKS}
+
+
 def test_what_is_installed_below_the_folder_is_not_the_project_s(tmp_path):
     """`paceline azureml check .` beside an environment called `v` counted 261 edits to make, in NumPy, SciPy and scikit-learn."""
     for inner in ("v/lib/python3.12/site-packages/numpy", ".venv/lib", "src"):

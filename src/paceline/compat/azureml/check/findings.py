@@ -234,11 +234,21 @@ class _Visitor(ast.NodeVisitor):
 
 def missing(name: str) -> str | None:
     """Why a name of the SDK's, such as "azureml.core.Run.get_context", is not here; None where it is."""
+    return _looked_up(name)[1]
+
+
+def found_at(name: str) -> Any:
+    """What stands here under a name of the SDK's; None where it is missing, or where the text does not say."""
+    return _looked_up(name)[0]
+
+
+def _looked_up(name: str) -> tuple[Any, str | None]:
+    """Return what stands here under a name of the SDK's, and why it is missing; None for either."""
     parts = name.split(".")[1:]
     if parts[:2] == ["contrib", "services"]:
-        return None  # a scoring script's, which finds it where it is served
+        return None, None  # a scoring script's, which finds it where it is served
     if (why := aliases.FINDER.absent(".".join(parts))) is not None:
-        return why
+        return None, why
     parts = _here(parts)
     target: Any = importlib.import_module(_OURS)
     for number, part in enumerate(parts):
@@ -246,28 +256,16 @@ def missing(name: str) -> str | None:
             target = getattr(target, part)
         except AttributeError:
             if not hasattr(target, "__path__"):
-                return f"{'.'.join(('azureml', *parts[:number]))} has no {part} here."
+                return None, f"{'.'.join(('azureml', *parts[:number]))} has no {part} here."
             try:
                 target = importlib.import_module(".".join((_OURS, *parts[: number + 1])))
             except ModuleNotFoundError:
-                return f"there is no {'.'.join(('azureml', *parts[: number + 1]))} here."
+                return None, f"there is no {'.'.join(('azureml', *parts[: number + 1]))} here."
         if (why := instances.refusal(target)) is not None:
-            return why
+            return None, why
         if not isinstance(target, (type, ModuleType)):
-            return None  # a function or a value; what it gives can't be read from the text
-    return None
-
-
-def found_at(name: str) -> Any:
-    """What stands here under a name of the SDK's; None where it is missing."""
-    if missing(name) is not None:
-        return None
-    target: Any = importlib.import_module(_OURS)
-    for number, part in enumerate(parts := _here(name.split(".")[1:])):
-        if not hasattr(target, part) and isinstance(target, ModuleType):
-            importlib.import_module(".".join((_OURS, *parts[: number + 1])))
-        target = getattr(target, part, None)
-    return target
+            return None, None  # a function or a value; what it gives can't be read from the text
+    return target, None
 
 
 def _here(parts: list[str]) -> list[str]:
