@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import subprocess
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 import paceline
+from paceline.services.record import ServiceSettings
+from paceline.services.service import ServingOptions
 
 #: Paceline calls these itself; they stand on exported classes, and a user's own policy may have some of them.
 OWN_CALLS = {
@@ -206,3 +209,7 @@ def test_type_checker_of_a_user_sees_real_types(tmp_path: Path) -> None:
     ], told
     errors = [line for line in told.splitlines() if ": error: " in line]
     assert len(errors) == 3, told
+
+
+def test_a_service_s_settings_are_those_that_type_checkers_know() -> None:
+    assert set(ServingOptions.__annotations__) == {field.name for field in dataclasses.fields(ServiceSettings)}

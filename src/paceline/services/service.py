@@ -43,6 +43,7 @@ class ServingOptions(TypedDict, total=False):
     drain_s: float
     threads: int | None
     log_level: Literal["debug", "info", "warning", "error"]
+    allow_origins: Sequence[str]
 
 
 class DeployOptions(ServingOptions, total=False):
