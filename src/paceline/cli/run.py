@@ -142,15 +142,14 @@ def _tell_or_follow(folder: RunFolder, given: Mapping[str, Any], *, follow: bool
     if follow:
         return _follow(folder, as_json=given["json"], quiet=given["quiet"])
     run_id = folder.run_id
-    for text in _not_copied(folder) if not given["quiet"] else ():
+    for text in _not_copied(folder, read.record(folder)) if not given["quiet"] else ():
         print(text, file=sys.stderr)
     hints = f"Follow it:  paceline logs -f {run_id}\nSee it:     paceline status {run_id}\nEnd it:     paceline cancel {run_id}"
     return print_submitted(folder, hints, as_json=given["json"])
 
 
-def _not_copied(folder: RunFolder) -> list[str]:
-    source = read.record(folder).source_directory or "."
-    return linked.lines(linked.read(folder.linked), os.path.relpath(source))
+def _not_copied(folder: RunFolder, record: RunRecord) -> list[str]:
+    return linked.lines(linked.read(folder.linked), os.path.relpath(record.source_directory or "."))
 
 
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
@@ -161,7 +160,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     try:
         view = RunView(record.world_size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
         view.say(_headline(record))
-        for text in _not_copied(folder):
+        for text in _not_copied(folder, record):
             view.say(text)
         record = _follow_with_interrupts(folder, view)
     finally:

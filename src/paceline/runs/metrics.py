@@ -194,14 +194,7 @@ def _values(path: Path, name: str | None) -> dict[str, Any] | None:
             others.setdefault(metric, []).append(entry)
     if scalars.keys() & others.keys():
         return None
-    return {
-        metric: _value(others[metric])
-        if metric in others
-        else scalars[metric][0]
-        if len(scalars[metric]) == 1
-        else scalars[metric]
-        for metric in order
-    }
+    return {metric: _value(others[metric]) if metric in others else _one_or_all(scalars[metric]) for metric in order}
 
 
 def entries_by_name(
@@ -389,8 +382,7 @@ def _value(entries: list[dict[str, Any]]) -> Any:
     # Where a name was logged in several ways, the last one counts.
     kind = entries[-1].get("kind")
     if kind is None:
-        values = [entry["value"] for entry in entries if "value" in entry]
-        return values[0] if len(values) == 1 else values
+        return _one_or_all([entry["value"] for entry in entries if "value" in entry])
     entries = [entry for entry in entries if entry.get("kind") == kind]
     values = [entry["value"] for entry in entries]
     if kind == "list":
@@ -399,6 +391,11 @@ def _value(entries: list[dict[str, Any]]) -> Any:
         return values[0] if len(values) == 1 else _columns(values)
     if kind == "table":
         return values[0] if len(values) == 1 else _joined(values)
+    return _one_or_all(values)
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    """Return the value of a name that was logged once, else the list of all."""
     return values[0] if len(values) == 1 else values
 
 

@@ -170,7 +170,7 @@ def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
     """Link in `top/name` to the names of `/name`. results: not these, which are of earlier runs; `outputs` is the run's own."""
     with contextlib.suppress(OSError), os.scandir(f"/{name}") as found:
         names = [entry.name for entry in islice(found, _NAMES)]
-        # By the open folder: a hundred links take half of the time that they take by their whole paths.
+        # By the open folder: links take a third less time than by their whole paths.
         target = os.open(top / name, os.O_DIRECTORY)
         try:
             for one in names:
@@ -222,8 +222,12 @@ def clean(folder: RunFolder) -> None:
             for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
                 path = os.path.join(directory, name)
                 own = at.original(os.path.normpath(os.path.join(inside, name)))
-                came = _original(Path(path), sent)
-                if is_cache or _leads_to(path, own) or _same(path, original / name) or (came and _same(path, came)):
+                if (
+                    is_cache
+                    or _leads_to(path, own)
+                    or _same(path, original / name)
+                    or (sent and (came := _original(Path(path), sent)) and _same(path, came))
+                ):
                     os.unlink(path)
             with contextlib.suppress(OSError):
                 os.rmdir(directory)  # only if empty
@@ -331,7 +335,7 @@ def _copy(source: str, target: str) -> None:
 
 def _original(path: Path, sent: Mapping[Path, str]) -> Path | None:
     """Return what a file in the working directory was copied from, if it was sent."""
-    for above in (path, *path.parents) if sent else ():
+    for above in (path, *path.parents):
         if above in sent:
             return Path(sent[above]) / path.relative_to(above)
     return None

@@ -190,9 +190,8 @@ class _Scan:
             why = None if decided else self._ignore.ignores(path, is_directory=is_directory)
             # What git tracks belongs to the project, whatever its patterns say.
             if why is not None and not (self._opened is not None and (path in self._opened or self._has_tracked(path))):
-                self._leave(
-                    path, why, is_folder=os.path.isdir(entry.path)
-                )  # a link to a folder is ignored as a file is
+                # A link to a folder is ignored as a file is.
+                self._leave(path, why, is_folder=os.path.isdir(entry.path))
                 continue
             # Whatever the last scan took: git may track it no longer.
             is_open = self._opened is None or path in self._opened
@@ -336,7 +335,7 @@ class _Scan:
         absolute = os.path.join(self._root, path)
         target = os.readlink(absolute)
         resolved = os.path.realpath(absolute)
-        # With the separator, since "/work/src-old" begins with "/work/src" as well.
+        # With the separator, since "/home/ann/src-old" begins with "/home/ann/src" as well.
         if resolved != self._root and not resolved.startswith(self._root + os.sep):
             if self._opened is not None:
                 self._leave(path, f"a link to {target}", is_folder=os.path.isdir(absolute))

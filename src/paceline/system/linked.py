@@ -181,8 +181,8 @@ def with_sent(source: Path, found: Iterable[NotCopied], send: Collection[str]) -
     why: dict[str, str] = {}
     for one in sorted((*known, *parts), key=lambda one: one.size):
         named = is_named(one.path, send)
-        why[one.path] = "" if one.is_linked else one.why
-        why[one.path] = why[one.path] or (one.why if one.why == VALUES else kept_back(source, one.path, named=named))
+        is_settled = not one.is_linked or one.why == VALUES
+        why[one.path] = one.why if is_settled else kept_back(source, one.path, named=named)
         if why[one.path] or named:
             continue
         size = files = 0
@@ -293,15 +293,15 @@ def read(path: Path) -> list[NotCopied]:
     listed = told.get("not_copied") if isinstance(told, Mapping) else None
     if not isinstance(listed, list):
         return []
-    found = [NotCopied(**known_fields(NotCopied, one)) for one in listed if _is_one(one)]
+    kinds = {field.name: _KINDS[field.type] for field in fields(NotCopied)}
+    found = [NotCopied(**known_fields(NotCopied, one)) for one in listed if _is_one(one, kinds)]
     return found if len(found) == len(listed) else []
 
 
-def _is_one(one: object) -> bool:
-    """Return whether a value of JSON is a name as `write` writes it."""
+def _is_one(one: object, kinds: Mapping[str, type]) -> bool:
+    """Return whether a value of JSON is a name as `write` writes it. kinds: the type of each field."""
     if not isinstance(one, Mapping) or not {"path", "why", "is_linked"} <= {*one}:
         return False
-    kinds = {field.name: _KINDS[field.type] for field in fields(NotCopied)}
     # A bool is an int to Python.
     if any(type(value) is not kinds[name] for name, value in one.items() if name in kinds):
         return False

@@ -111,7 +111,7 @@ def home_of(folder: RunFolder) -> str:
 def send_left(link: Link, source: Path, path: str) -> None:
     """Give one node what earlier attempts have left in a folder, beside what it has there."""
     if source.is_dir() and any(source.iterdir()):
-        link.put_tree(source, path, how="merge", skip=lies_in(source, link.have(path)))
+        link.put_tree(source, path, how="merge", skip=_lies_in(source, link.have(path)))
 
 
 def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
@@ -127,7 +127,7 @@ def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
     link.put_file(f"{run_dir}/carried.json", json.dumps(packed.manifest.to_json()).encode())
 
 
-def lies_in(source: Path, have: Mapping[str, list[int]]) -> Callable[[str], bool]:
+def _lies_in(source: Path, have: Mapping[str, list[int]]) -> Callable[[str], bool]:
     """True if a file of `source` is on the node as it is here."""
 
     def is_there(name: str) -> bool:

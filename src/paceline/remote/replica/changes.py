@@ -207,8 +207,9 @@ class Changes:
         """Old checkpoints are removed by the script that wrote the new ones; then the other side need not keep them either."""
         if not os.path.isdir(os.path.join(self.top, "checkpoints")):
             return  # the folder itself goes: that is the end of the run, not the script's doing
+        looked_at = [folder for folder in folders if folder in LARGE]
         for name in sorted(self.known, reverse=True):  # what is in a folder before the folder
-            if name.split("/", 1)[0] in folders and name.split("/", 1)[0] in LARGE and name not in present:
+            if name.split("/", 1)[0] in looked_at and name not in present:
                 yield {"file": name, "how": "gone", "stamp": self.known.pop(name)}, b""
 
 
