@@ -117,9 +117,9 @@ def test_a_program_is_looked_for_where_it_is_to_run(cli: Cli) -> None:
     for name, said in (
         (
             "trian",
-            f"'trian' is no program on the PATH of this machine, and no file in '{cli.folder}', which has train.py.",
+            f"'trian' is neither a program on the PATH of this machine nor a file in '{cli.folder}', which has train.py.",
         ),
-        ("train.sh", "'train.sh' is no program on the PATH"),
+        ("train.sh", "'train.sh' is neither a program on the PATH"),
         ("trian.py", "there is no script 'trian.py' here"),
         ("bin/cat", "there is no script 'bin/cat' here"),
         ("job.yml", "there is no script 'job.yml' here"),
@@ -127,7 +127,7 @@ def test_a_program_is_looked_for_where_it_is_to_run(cli: Cli) -> None:
         cli.script("", "train.py")
         assert said in cli("run", name, code=2).stderr
         assert cli.run_ids() == []
-    assert "no program on the PATH" in cli("run", "trian", "--dry-run", code=2).stderr
+    assert "neither a program on the PATH" in cli("run", "trian", "--dry-run", code=2).stderr
     # In the source folder a file of that name counts, which is no program here.
     cli.script("text", "cat")
     assert "no binary" in cli("run", "cat", code=2).stderr

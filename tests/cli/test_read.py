@@ -252,7 +252,7 @@ def test_run_is_renamed_and_found_by_its_name(cli: Cli) -> None:
     assert cli("rename", folder.run_id, "warm start").stdout == f"{folder.run_id} (warm start)\n"
     assert "  warm start  " in cli("list").stdout
     assert cli("status", "warm start").stdout.startswith(f"{folder.run_id} (warm start)")
-    assert "display_name=' ' is empty. Give a name" in cli("rename", folder.run_id, " ", code=2).stderr
+    assert "NAME ' ' is empty. Write a name" in cli("rename", folder.run_id, " ", code=2).stderr
 
 
 def test_two_runs_of_a_folder_are_told_apart_by_their_arguments_and_metrics(cli: Cli) -> None:

@@ -27,8 +27,17 @@ def test_run_prints_the_scripts_output_and_nothing_else_on_standard_output(cli: 
     assert done.stdout == "out\nerr\n"
     (run_id,) = cli.run_ids()
     lines = done.stderr.splitlines()
-    assert lines[0] == f"Run {run_id}: src/train.py on local, 1 process"
+    name = cli.json("status", run_id)["display_name"]
+    assert re.fullmatch(r"[a-z]+-[a-z]+-\d+", name)
+    assert lines[0] == f"Run {name} ({run_id}): src/train.py on local, 1 process"
     assert lines[-1].startswith("Completed in ")
+
+
+def test_first_line_of_a_run_shows_the_name_given_to_it(cli: Cli) -> None:
+    done = cli("run", "--name", "warm\x1b start", cli.script(""))
+
+    (run_id,) = cli.run_ids()
+    assert done.stderr.splitlines()[0] == f"Run warm\\x1b start ({run_id}): src/train.py on local, 1 process"
 
 
 def test_run_puts_the_rank_in_front_of_each_line(cli: Cli) -> None:

@@ -112,7 +112,7 @@ def test_a_wrong_call_is_told_before_anything_starts(registered: Cli) -> None:
         ("digits --entry nosuch.py", "--entry 'nosuch.py': there is no such file."),
         ("digits --entry src/score.py --source model", "is not below --source 'model'"),
         ("digits --source src", "--source goes with --entry"),
-        ("digits --host 0.0.0.0", "no keys_file says who may ask. Give keys (--keys FILE)"),
+        ("digits --host 0.0.0.0", "so its clients need keys. Give keys (--keys FILE)"),
         ("digits --env =3", "environment variable ''"),
         ("digits --max-body much", "--max-body: 'much' is no size"),
         ("digits --tls-cert none.pem --tls-key none.pem", "there is no such file."),

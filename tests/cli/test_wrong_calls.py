@@ -231,7 +231,29 @@ WRONG = {
     "an unknown state": (["list", "--status", "Sleeping"], "--status 'Sleeping' is no state. There are NotStarted,"),
     "a list of nothing": (["list", "-n", "0"], "Invalid value for '-n' / '--limit'"),
     "an unknown verb": (["fly"], "No such command 'fly'. See `paceline --help`."),
-    "an unknown option": (["status", "--fast"], "No such option: --fast"),
+    "an unknown option": (["status", "--fast"], "No such option: --fast. See `paceline status --help`."),
+    "an option that is misspelled": (
+        ["logs", "--folow"],
+        "No such option: --folow. Did you mean --follow? See `paceline logs --help`.",
+    ),
+    "an option of the script's": (
+        ["run", "src/train.py", "--zz", "1"],
+        "No such option: --zz. The script's own arguments go behind `--`: paceline run train.py -- --epochs 5. "
+        "See `paceline run --help`.",
+    ),
+    "an argument too many": (
+        ["trust", "a", "b"],
+        "Got unexpected extra argument(s) (b). See `paceline trust --help`.",
+    ),
+    "an option without its value": (
+        ["run", "src/train.py", "--pip"],
+        "Option '--pip' requires an argument. See `paceline run --help`.",
+    ),
+    "an option of a group's verb without its value": (
+        ["sweep", "run", "src/train.py", "--param"],
+        "Option '--param' requires an argument. See `paceline sweep run --help`.",
+    ),
+    "a rerun of nothing": (["rerun"], "Missing argument 'RUN'. See `paceline rerun --help`."),
 }
 
 

@@ -8,7 +8,11 @@ from paceline.runs import states
 
 
 def assert_printed(said: list[str], printed: str) -> None:
-    """Numbers, ids and fingerprints may differ, "..." stands for anything, a state may be too short to be seen. Words may not."""
+    """Raise AssertionError unless each line of `said` was printed.
+
+    Numbers, ids, runs' readable names and fingerprints may differ, "..." stands for anything, a state may be too short to be
+    seen. Words may not.
+    """
     lines = [line.strip() for line in printed.splitlines()]
     for line in said:
         if line.strip() in ("", "...") or re.fullmatch(rf"(-- )?({'|'.join(states.ALL)})", line):
@@ -24,12 +28,15 @@ def as_pattern(line: str) -> str:
     parts = []
     # Fingerprints are those of files that numpy writes, whose headers differ with Python's own zipfile.
     for word in re.split(
-        r"(\.\.\.|_\d{10}_[0-9a-f]{8}|(?<=fingerprint )[0-9a-f]{8}|(?<= in )[\d.]+ s|\d[\d.,]*)", line
+        r"(\.\.\.|\b[a-z]+-[a-z]+-\d+(?= \()|_\d{10}_[0-9a-f]{8}|(?<=fingerprint )[0-9a-f]{8}|(?<= in )[\d.]+ s|\d[\d.,]*)",
+        line,
     ):
         if word == "...":
             parts.append(".*")
         elif "fingerprint" in line and re.fullmatch(r"[0-9a-f]{8}", word):
             parts.append("[0-9a-f]{8}")
+        elif re.fullmatch(r"[a-z]+-[a-z]+-\d+", word):
+            parts.append(r"[a-z]+-[a-z]+-\d+")
         elif re.fullmatch(r"_\d{10}_[0-9a-f]{8}", word):
             parts.append(r"_\d{10}_[0-9a-f]{8}")
         elif re.fullmatch(r"[\d.]+ s", word):

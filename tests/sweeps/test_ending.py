@@ -67,6 +67,12 @@ def test_what_ended_a_sweep_does_not_end_it_again_when_more_is_asked_for(tmp_pat
     assert "2 trials have failed" in str(wanted(folder))
 
 
+def test_only_trial_without_the_metric_is_spoken_of_in_the_singular(tmp_path: Path) -> None:
+    folder = failed_with(tmp_path, trials=1)
+    add_trial(folder, 0, {"x": 0.5}, (1.0,), metric="other", chosen={"x": 0.5})
+    assert "1 trial has ended, and it has not logged the primary metric" in str(wanted(folder))
+
+
 def test_trials_without_the_metric_end_a_sweep_and_count_anew_with_more(tmp_path: Path) -> None:
     folder = failed_with(tmp_path)
     for number in range(3):

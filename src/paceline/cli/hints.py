@@ -123,7 +123,7 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
     is_logs = argv[:1] == ["logs"]
     known = _LOG_OPTIONS if is_logs else _OPTIONS
     if key not in known:
-        return text if is_logs else f"{text} {_OWN_ARGUMENTS}"
+        return text if is_logs else f"{sentence(text)} {_OWN_ARGUMENTS}"
     if not value and found is not None:
         following = words[words.index(found) + 1 :]
         value = following[0] if following and not following[0].startswith("-") else ""
@@ -131,6 +131,15 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
     # These two come together as a rule, and -j takes both in one word.
     shape = _shape(words) if key in ("nproc_per_node", "nnodes") else None
     return f"No such option: {name}, which is {whose}'s. Here: {shape or meaning.replace('{n}', value or 'N')}."
+
+
+def sentence(text: str) -> str:
+    """Return a message of the parser's as whole sentences. Its suggestions have another form in each version of click."""
+    if guessed := re.fullmatch(r"No such option: (\S+) \(Possible options: (.+)\)", text):
+        first, last = guessed[2].rpartition(", ")[::2]
+        text = f"No such option: {guessed[1]}. Did you mean {first and f'{first} or '}{last}?"
+    text = re.sub(r"^(No such option: \S+[^\s.]) (?=Did you mean )", r"\1. ", text)
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def _shape(words: Sequence[str]) -> str | None:

@@ -119,7 +119,7 @@ def _usage_error(error: Exception) -> int | None:
         return EXIT_WRONG_CALL
     if text:
         context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "paceline"
+        command = context.command_path if context is not None else _command()
         _say(f"{_explained(error, text, context, command)} See `{command} --help`.")
     return code if type(error).__name__ == "Exit" else EXIT_WRONG_CALL
 
@@ -128,10 +128,10 @@ def _explained(error: Exception, text: str, context: Any, command: str) -> str:
     """The parser's words, and for those who come from another launcher what to write instead."""
     import re
 
-    from paceline.cli.hints import option_message, verb_hint
+    from paceline.cli.hints import option_message, sentence, verb_hint
 
     if type(error).__name__ == "NoSuchOption" and command.endswith((" run", " submit", " logs")):
-        return option_message(getattr(error, "option_name", ""), text, sys.argv[1:])
+        return sentence(option_message(getattr(error, "option_name", ""), text, sys.argv[1:]))
     if command.endswith(" exec") and text.startswith("Missing argument"):
         return "Name a run and what to run beside its worker: paceline exec RUN -- COMMAND."
     if (unknown := re.match(r"No such command '(.+?)'\.", text)) and context is not None:
@@ -139,7 +139,19 @@ def _explained(error: Exception, text: str, context: Any, command: str) -> str:
         hint = verb_hint(unknown[1], context.command.list_commands(context), in_group=context.parent is not None)
         return f"{unknown[0]} {hint}".rstrip()
     # The parser's name of its own type.
-    return text.replace(" is not a valid int range.", " is not a whole number.")
+    return sentence(text.replace(" is not a valid int range.", " is not a whole number."))
+
+
+def _command() -> str:
+    """Return the command whose `--help` to name for an error without a context: an option whose value is missing."""
+    from paceline.cli.verbs import VERBS
+
+    verb, word = [*sys.argv[1:3], "", ""][:2]
+    if verb not in VERBS:
+        return "paceline"
+    # A verb whose entry names a module alone has verbs below it.
+    below = word if "." not in VERBS[verb][0] and not word.startswith("-") else ""
+    return f"paceline {verb} {below}".rstrip()
 
 
 def _say(text: str) -> None:

@@ -26,6 +26,7 @@ from paceline.cli.job_text import data_texts, environment_text
 from paceline.cli.shared_options import Json, LatestRun
 from paceline.cli.summary import command_text, details, summary
 from paceline.data.transfer.progress import size_text
+from paceline.errors import UserError
 from paceline.job.sizes import range_text
 from paceline.runs import left_out, loads, read, removal, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -168,6 +169,8 @@ def rename(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name for people; its id stays.")],
 ) -> None:
     """Give a run another name for people. Its id stays."""
+    if not name.strip():
+        raise UserError(f"NAME {name!r} is empty. Write a name, such as brave-otter-12.")
     folder = folder_of(run_id)
     tags_and_properties.set_name(folder.notes, "display_name", name)
     print(f"{folder.run_id} ({visible(name)})")

@@ -20,10 +20,11 @@ from paceline.cli.view import RunView, print_end
 from paceline.errors import JobError, ModelError
 from paceline.job.sizes import range_text
 from paceline.rerun import rerun as rerun_job
-from paceline.runs import read
+from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import Show
 from paceline.runs.record import RunRecord, user_name
+from paceline.runs.visible import visible
 from paceline.system import linked
 from paceline.workspace import Workspace
 
@@ -159,7 +160,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
         sys.stdout, kept = sys.stderr, sys.stdout
     try:
         view = RunView(record.world_size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
-        view.say(_headline(record))
+        view.say(_headline(folder, record))
         for text in _not_copied(folder, record):
             view.say(text)
         record = _follow_with_interrupts(folder, view)
@@ -175,7 +176,8 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     return record.exit_code if record.exit_code is not None else 1
 
 
-def _headline(record: RunRecord) -> str:
+def _headline(folder: RunFolder, record: RunRecord) -> str:
+    """Return the first line of a run: its name and id, what runs, where, and on how many processes."""
     job = record.job
     assert job is not None
     if job.world_size == 1:
@@ -187,7 +189,9 @@ def _headline(record: RunRecord) -> str:
         nodes = f"{count} node{'s' * (job.node_count > 1)}"
         shape = f"{nodes} x {job.process_count_per_node} process{'es' * (job.process_count_per_node > 1)}"
     backend = f", {job.distributed_backend}" if job.distributed_backend else ""
-    return f"Run {record.run_id}: {' '.join(job.entry_words)} on {record.target}, {shape}{backend}"
+    name = tags_and_properties.read(folder.notes).name
+    called = f"{visible(name)} ({record.run_id})" if name else record.run_id
+    return f"Run {called}: {' '.join(job.entry_words)} on {record.target}, {shape}{backend}"
 
 
 def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:

@@ -230,6 +230,7 @@ RERUN = (
     VerbOption(
         "run_id",
         "Run: its id, the beginning of it, or its name; of a model, NAME:VERSION or NAME@ALIAS, the run that made it.",
+        "RUN",
         complete="run_ids",
         needed=True,
     ),

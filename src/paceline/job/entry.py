@@ -77,7 +77,7 @@ def _check_on_path(job: Job, directory: Path) -> None:
     path = job.environment_variables.get("PATH", os.environ.get("PATH"))
     if shutil.which(job.entry_script, path=path) is None:
         raise JobError(
-            f"{job.entry_script!r} is no program on the PATH of this machine, and no file in "
+            f"{job.entry_script!r} is neither a program on the PATH of this machine nor a file in "
             f"{str(directory)!r}{_scripts_there(directory)}"
         )
 

@@ -128,7 +128,7 @@ class ServerConfig:
             raise ServingError("tls_cert and tls_key go together: give both files, or neither.")
         if self.listen_fd is None and self.keys_file is None and not is_loopback(self.host):
             raise ServingError(
-                f"host={self.host!r} can be reached from other machines, and no keys_file says who may ask. Give keys "
+                f"host={self.host!r} can be reached from other machines, so its clients need keys. Give keys "
                 "(--keys FILE), or listen at 127.0.0.1."
             )
         if isinstance(self.allow_origins, str) or not all(isinstance(each, str) for each in self.allow_origins):

@@ -76,7 +76,12 @@ def _failure(sweep: SweepState) -> Cause | None:
         all(trial.curves) for trial in sweep.trials
     ):
         hint = sweep.no_metric(completed[0])
-        return Cause(text=f"{len(completed)} trials have ended, and none has logged the primary metric. {hint}")
+        ended = (
+            "1 trial has ended, and it has not"
+            if len(completed) == 1
+            else f"{len(completed)} trials have ended, and none has"
+        )
+        return Cause(text=f"{ended} logged the primary metric. {hint}")
     if nothing := continuing.without_checkpoints(sweep):
         return Cause(text=nothing)
     # While trials run one of them may still complete.
