@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +19,9 @@ from paceline.system import processes
 from tests.cli.conftest import Cli
 from tests.helpers import wait_until, write_tree
 from tests.services.conftest import SCRIPT as SERVICE_SCRIPT
+
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
 
 VALUE = "hf_t0p\"secret ${x}'é"
 TOLD = hashlib.sha256(VALUE.encode()).hexdigest()
@@ -256,7 +260,12 @@ class Told:
             *(f"/runs/{run_id}/look/{name}" for run_id in ids for name in names_of(self.cli.run_folder(run_id))),
             *(f"/runs/{run_id}/file/{name}" for run_id in ids for name in names_of(self.cli.run_folder(run_id))),
         }
-        for path in sorted(paths):
+        # One event loop for all requests: streams of events wait for an event of the server's.
+        with client:
+            self._get(client, sorted(paths), ids, services)
+
+    def _get(self, client: TestClient, paths: list[str], ids: list[str], services: list[str]) -> None:
+        for path in paths:
             if "{name:path}" in path or path.startswith("/live"):
                 continue
             of_services = [path.replace("{name}", name) for name in services] if "/services/{name}" in path else [path]

@@ -294,3 +294,4 @@ def test_a_sweep_s_table_and_pictures(place: Place) -> None:
     # The sweep's own page leads there; a run that is none has none.
     assert "/sweep" in client.get(f"/runs/{sweep.run_id}").text
     assert client.get(f"/runs/{place.run('a_1700000001_00000001').run_id}/sweep").status_code == 404
+    assert client.get("/runs/a_1700000001_00000001/sweep/live").status_code == 404

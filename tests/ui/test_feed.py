@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -122,6 +123,36 @@ def test_a_feed_ends_with_its_last_watcher(place: Place) -> None:
         await page.stream.aclose()  # type: ignore[attr-defined]
         while not feed.is_idle:
             await asyncio.sleep(0.01)
+
+    watched(place, does)
+
+
+def test_watcher_that_leaves_while_the_feed_starts_leaves_no_log_open(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting, go_on = threading.Event(), threading.Event()
+    begin = RunFeed._begin
+
+    def slow_begin(feed: RunFeed) -> None:
+        starting.set()
+        assert go_on.wait(PATIENCE_S)
+        begin(feed)
+
+    monkeypatch.setattr(RunFeed, "_begin", slow_begin)
+    folder = place.run(status=states.RUNNING)
+    say(folder, "first\n")
+
+    async def does(feeds: RunFeeds) -> None:
+        feed = feeds.of(folder.run_id)
+        watcher = asyncio.ensure_future(anext(feed.watch("")))
+        assert await asyncio.to_thread(starting.wait, PATIENCE_S)
+        watcher.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await watcher
+        assert feed._follower is None
+        assert feed.is_idle
 
     watched(place, does)
 

@@ -79,7 +79,14 @@ class RunFeed:
         async with self._beginning:
             if self._task is None:
                 self.is_idle = False
-                await asyncio.to_thread(self._begin)
+                beginning = asyncio.ensure_future(asyncio.to_thread(self._begin))
+                try:
+                    await asyncio.shield(beginning)
+                except asyncio.CancelledError:
+                    # The watcher left. The thread goes on and opens the logs, so they can only be closed after it.
+                    await asyncio.wait([beginning])
+                    self.close()
+                    raise
                 self._task = asyncio.create_task(self._go())
         epoch, _, number = place.partition(":")
         seen = int(number) if epoch == self._epoch and number.isdigit() else -1

@@ -9,6 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from paceline.runs import read
+from paceline.runs.folder import RunFolder
 from paceline.sweeps import results
 from paceline.sweeps.live import table
 from paceline.sweeps.live.board import Board, Standing
@@ -25,10 +27,8 @@ _LOOK_S = 2.0
 
 
 def page(request: Request) -> Response:
-    folder = folder_of(request)
+    folder = _folder_of_sweep(request)
     head = run_page.head(folder)
-    if head["record"].sweep is None:
-        raise HTTPException(404, f"run {folder.run_id} is no sweep; its kind is {head['record'].kind}.")
     standing = Board(folder).look()
     shown, place = _shown(request.app.state, standing), f"head:{stamp_of(head)},sweep:{_stamp(standing)}"
     return render.page(request, "run_sweep.html", tab="sweep", place=place, **head, **shown)
@@ -36,7 +36,7 @@ def page(request: Request) -> Response:
 
 def live(request: Request) -> Response:
     """The head, the table and the pictures, as trials go on."""
-    folder, state = folder_of(request), request.app.state
+    folder, state = _folder_of_sweep(request), request.app.state
 
     # Kept between the looks: it reads on where the last one has ended.
     board = Board(folder)
@@ -51,6 +51,13 @@ def live(request: Request) -> Response:
         return PiecesSeen(pieces, is_over=standing.record.is_terminal)
 
     return events(request, state.pieces.follow(request.url.path, look, place_of(request), _LOOK_S))
+
+
+def _folder_of_sweep(request: Request) -> RunFolder:
+    folder = folder_of(request)
+    if (record := read.record(folder)).sweep is None:
+        raise HTTPException(404, f"run {folder.run_id} is not a sweep; its kind is {record.kind}.")
+    return folder
 
 
 def _stamp(standing: Standing) -> str:
