@@ -590,7 +590,8 @@ def _check_named(job: Job, source: SourceCopy, workspace_dir: Path) -> None:
 
 def _opened(script: str | None, working_directory: str | None) -> frozenset[str]:
     """Return what of the source is copied though a rule says otherwise: the script; its folder, the working directory and those
-    above them, file by file."""
+    above them, file by file.
+    """
     inside = [os.path.dirname(script)] if script else []
     if working_directory is not None and working_directory.split("/")[0] != "..":
         inside.append(os.path.normpath(working_directory))

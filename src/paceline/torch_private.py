@@ -404,7 +404,8 @@ def time_every_step(model: Any) -> bool:
 
 def waited_s(model: Any) -> float | None:
     """How long DistributedDataParallel has waited for messages in its last step, beyond its own gradients, in seconds; None where
-    it does not tell."""
+    it does not tell.
+    """
     try:
         told = model._get_ddp_logging_data()
         # In nanoseconds; not there before the first step.

@@ -85,7 +85,7 @@ def parts_in(folder: Path) -> list[CheckpointPart]:
 
 
 def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
-    """step -> the parts of a checkpoint of it that is whole, by rank. Of several, the one of the fewest parts."""
+    """Step -> the parts of a checkpoint of it that is whole, by rank. Of several, the one of the fewest parts."""
     together: dict[tuple[int, int, str], list[CheckpointPart]] = {}
     for part in parts:
         together.setdefault((part.step, -part.of, part.token), []).append(part)

@@ -113,7 +113,8 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 def follow() -> None:
     """End this process, which saves nothing, once the rank that does has left. That one may need it for the step that it is
-    in. Then this one waits in a collective, where no handler of Python's runs: so a thread ends it."""
+    in. Then this one waits in a collective, where no handler of Python's runs: so a thread ends it.
+    """
     global _following
     with _one_follows:
         if _following is None:
@@ -125,7 +126,8 @@ def follow() -> None:
 
 def _hear_in_collectives() -> None:
     """Start a thread that hears of SIGTERM while the main thread waits in a collective: the interpreter runs handlers between
-    two of its own instructions only, and rank 0 may leave before the next one. Not where the script has such a pipe itself."""
+    two of its own instructions only, and rank 0 may leave before the next one. Not where the script has such a pipe itself.
+    """
     global _pipe
     hears, tells = os.pipe()
     os.set_blocking(tells, False)

@@ -191,7 +191,8 @@ def _token() -> str:
 
 def _agreed(asked: str | None, rank: int) -> str | None:
     """What all ranks do in this call: rank 0's word, given one call before, for others may be a call further than it is. Without
-    a store each goes by what it has heard itself, and a checkpoint that is not of all ranks does not count."""
+    a store each goes by what it has heard itself, and a checkpoint that is not of all ranks does not count.
+    """
     global _announced, _heeded
     store = leaving.default_store()
     if store is None:

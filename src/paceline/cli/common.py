@@ -43,7 +43,8 @@ def folder_of(run_id: str | None) -> RunFolder:
 
 def folders_of(run_ids: Iterable[str] | None) -> list[RunFolder]:
     """The runs of these ids, or the latest where there are none. Each once, also where it is named by its id and by the
-    beginning of it."""
+    beginning of it.
+    """
     return list(dict.fromkeys(folder_of(run_id) for run_id in run_ids or (None,)))
 
 

@@ -1,5 +1,6 @@
 """Words that a shell offers for one that is not whole yet. Somebody waits for it at a key: names of files are read, little else,
-and no library is loaded for it. Whatever goes wrong, nothing is offered: a traceback in a prompt helps nobody."""
+and no library is loaded for it. Whatever goes wrong, nothing is offered: a traceback in a prompt helps nobody.
+"""
 
 from __future__ import annotations
 

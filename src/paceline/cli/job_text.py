@@ -10,7 +10,8 @@ from paceline.system.names import some
 
 def environment_text(job: Job | None, built: dict[str, Any] | None) -> str:
     """Return the environment that the script ran in, such as "image lab/torch:2" or "1f0c3a (layered): einops==0.8.1"; "" for
-    that of the submitting interpreter."""
+    that of the submitting interpreter.
+    """
     if job is None:
         return ""
     environment = job.environment

@@ -28,7 +28,8 @@ class LogPart:
 
 def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: bool) -> None:
     """Print logs one after another. tail: the last lines of all together alone. as_is: byte for byte, else line by line,
-    with what a terminal would obey left out."""
+    with what a terminal would obey left out.
+    """
     if tail is not None:
         parts = _last(parts, tail)
     for part in parts:

@@ -280,7 +280,8 @@ def verify(
 @verbs.command("delete")
 def delete(references: References, yes: Yes = False) -> int:
     """Remove versions for good. Their numbers are never used again; a version that an alias points at stays, and one that a
-    service serves."""
+    service serves.
+    """
     workspace = Workspace.from_config(create=False)
     for each in references:
         if parse(each) == parse(parse(each).name):

@@ -59,7 +59,8 @@ def reading(verb: str, given_words: Sequence[str]) -> Callable[[], int] | None:
 
 def _load_supervisor(description: dict[str, Any]) -> str | None:
     """Start to load the supervisor of the run that is to come; the run's id. None, and nothing is started, where it runs
-    elsewhere, or in a workspace that is not there yet. What is wrong is said when the run is submitted."""
+    elsewhere, or in a workspace that is not there yet. What is wrong is said when the run is submitted.
+    """
     if description.get("compute_target", "local") != "local":
         return None
     # The same errors come again, and are said, when the run is submitted.

@@ -126,7 +126,8 @@ def prune(
     as_json: Json = False,
 ) -> int:
     """Remove old runs, snapshots and environments that no run uses, and cached data. Never what a
-    living run uses, nor a run with the tag `keep`, nor one that made a model."""
+    living run uses, nor a run with the tag `keep`, nor one that made a model.
+    """
     if compute is not None:
         criteria = (older_than_s, keep_last, max_size, status, experiment)
         if runs or snapshots or environments or data or models or any(value is not None for value in criteria):

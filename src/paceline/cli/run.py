@@ -227,7 +227,8 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:
 
 class _Interrupts:
     """Ctrl-C as KeyboardInterrupt, but only once each time it is let through: a key that is pressed again must not cut
-    short what the first press has begun."""
+    short what the first press has begun.
+    """
 
     def __init__(self) -> None:
         self._through = False

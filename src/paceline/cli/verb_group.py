@@ -1,5 +1,6 @@
 """The parser of the command line. It knows each verb's name and imports the verb's module when the verb is called: one
-process that runs `paceline status` has no use for what `paceline compute add` imports."""
+process that runs `paceline status` has no use for what `paceline compute add` imports.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from paceline.system.names import some
 class RunView:
     """Prints a run's lines and changes of state. A line that is not finished yet (a progress bar) is drawn over on a
     terminal, and printed now and then elsewhere. A terminal gets the lines' colours, and nothing else that it would
-    obey, unless raw=True; a file or a pipe gets them as they are. world_size: 0 where one rank's lines alone are shown."""
+    obey, unless raw=True; a file or a pipe gets them as they are. world_size: 0 where one rank's lines alone are shown.
+    """
 
     def __init__(
         self, world_size: int, *, quiet: bool = False, attempts: int = 1, nodes: int = 1, raw: bool = False

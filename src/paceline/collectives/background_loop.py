@@ -306,7 +306,8 @@ class BackgroundLoop:
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         """End the engine with whatever goes wrong in the block, so that all who wait are told. A Ctrl-C is raised again: an
-        operation was left in the middle, so the other ranks could not go on with this one."""
+        operation was left in the middle, so the other ranks could not go on with this one.
+        """
         try:
             yield
         except ShutDownError as error:

@@ -64,7 +64,8 @@ class Fusion:
 
     def open(self) -> None:
         """Open memory that all ranks see, where they can. Every rank calls it before its first reduction, and not
-        earlier, because it takes memory."""
+        earlier, because it takes memory.
+        """
         # All ranks come here with the same operation, so all of them open it or none does.
         if not self._is_open and self._transport is not None:
             self._shared = self._transport.share_segments(SEGMENT_BYTES)

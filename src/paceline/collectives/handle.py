@@ -22,7 +22,8 @@ class Handle:
 
     def __init__(self, key: tuple[str, str], wait: Callable[[Handle, float | None], None] | None = None) -> None:
         """key: the operation's kind and name. wait: is called by whoever waits, and may get on with the work; returns when
-        it is done, or time is up."""
+        it is done, or time is up.
+        """
         self._key = key
         self._await = wait
         # Held until the operation is done. Whoever waits takes it and gives it back, so all who wait get through; an Event

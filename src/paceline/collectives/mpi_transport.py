@@ -160,7 +160,8 @@ def _starts(counts: Sequence[int]) -> list[int]:
 
 def _saturates(array: Any, op: str) -> bool:
     """True for sums that Open MPI stops at the largest number where the processor has AVX (its component op/avx): those of
-    integers of 8 and 16 bits. NumPy's wrap around, and so do the last bits of a sum of 32."""
+    integers of 8 and 16 bits. NumPy's wrap around, and so do the last bits of a sum of 32.
+    """
     return op == "sum" and array.dtype.kind in "iu" and bool(array.dtype.itemsize < 4)
 
 

@@ -60,7 +60,8 @@ def to_float32(source: Any, target: Any, dtype: str) -> None:
 
 def from_float32(source: Any, target: Any, dtype: str) -> None:
     """Write a float32 array into a half-precision one, rounded to nearest, ties to even; one of another type into one of that
-    type. `source` is used up."""
+    type. `source` is used up.
+    """
     import numpy
 
     if dtype == BFLOAT16:
@@ -92,7 +93,8 @@ def ufunc(op: str, dtype: Any) -> Any:
 
 def joined(join: Any, arrays: Sequence[Any], out: Any) -> Any:
     """`out`, filled with two or more arrays of its type and size, joined by a `ufunc` from the first one on. One of the first
-    two may be `out` itself."""
+    two may be `out` itself.
+    """
     join(arrays[0], arrays[1], out=out)
     for array in arrays[2:]:
         join(out, array, out=out)

@@ -68,7 +68,8 @@ class Meeting:
 
     def link_key(self, nonce: bytes) -> bytes:
         """A key that only the ranks know, made of the secret and of the nonce that the first of them has said. Without a secret
-        it is the nonce."""
+        it is the nonce.
+        """
         return nonce if self.key is None else tag(self.key, "links", nonce)
 
     def part(self, name: str, members: Sequence[int]) -> Meeting:
@@ -119,7 +120,7 @@ class Meeting:
 
     @contextmanager
     def translated(self, what: str) -> Iterator[None]:
-        """torch's errors in one sentence of ours."""
+        """Torch's errors in one sentence of ours."""
         try:
             yield
         except (RuntimeError, OSError, EOFError) as error:

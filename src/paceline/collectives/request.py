@@ -29,7 +29,8 @@ class Request(NamedTuple):
     """One operation that a rank asks for. shapes, dtypes: of each array, one unless the operation is grouped.
 
     root: rank in the process set.
-    splits: rows for each rank (alltoall), or the ranks of a process set; op says what becomes of that ("add", "remove")."""
+    splits: rows for each rank (alltoall), or the ranks of a process set; op says what becomes of that ("add", "remove").
+    """
 
     kind: str
     name: str

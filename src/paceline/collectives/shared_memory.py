@@ -49,7 +49,8 @@ class SharedSegments:
     def meet(self, dtype: Any) -> list[Any]:
         """Wait for all ranks, then return each one's segment as it has filled it, in the order of the ranks.
 
-        They may be read until the next meeting."""
+        They may be read until the next meeting.
+        """
         self._barrier()
         found = [self._segment(rank, dtype) for rank in range(len(self._maps))]
         self._turn ^= 1

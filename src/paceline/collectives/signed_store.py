@@ -74,7 +74,8 @@ class SignedStore:
 
     def for_torch(self) -> Any:
         """This part as one of torch's own stores, for a process group over Gloo, which looks up there where the other ranks
-        listen. Whoever gives it away keeps it: torch keeps only what is its own of it."""
+        listen. Whoever gives it away keeps it: torch keeps only what is its own of it.
+        """
         import torch.distributed as dist
 
         base: Any = getattr(dist, "Store")  # noqa: B009 - torch's stubs don't have it

@@ -27,7 +27,8 @@ _BACKLOG = 2048
 def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
     """Let the stores that `init_process_group` makes in this process listen at MASTER_ADDR alone, where that is an address
     of this machine; a name may stand for another one on each machine, so then, and below torchrun, nothing changes. May be
-    called again. Loads nothing: it is done as soon as torch.distributed is."""
+    called again. Loads nothing: it is done as soon as torch.distributed is.
+    """
     # Below torchrun the agent holds the store, and its workers only connect to it.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
@@ -76,7 +77,8 @@ def _patch(module: ModuleType, environ: Mapping[str, str]) -> None:
 def listener(host: str, port: int) -> int | None:
     """A socket that listens there, for torch to take; None where torch is to do it in its own way: the host is no address of
     this machine's, or something listens on the port. That may be the store of an earlier process group of this process,
-    which torch then takes; if it is another program, torch says so. Port 0: one that is free."""
+    which torch then takes; if it is another program, torch says so. Port 0: one that is free.
+    """
     import contextlib
     import socket
 

@@ -152,7 +152,8 @@ def ensure_layer(
 
 def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tuple[dict[str, str], list[Mount]]:
     """What pip goes by outside: its variables, under the names by which they cross into the container; its configuration files
-    and cache, and the files that any of these name."""
+    and cache, and the files that any of these name.
+    """
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     cache = Path(environment.get("PIP_CACHE_DIR") or Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "pip")
     # It has to be there to be mounted, and a user who has never run pip has none.
@@ -199,7 +200,8 @@ def _is_the_systems(path: Path) -> bool:
 
 def _states(requirements: Sequence[str]) -> list[tuple[str, int, str]]:
     """Of the local files that the lines name: changed ones are other packages. Not by their times: what was sent to two
-    nodes has to come to the same environment on both."""
+    nodes has to come to the same environment on both.
+    """
     found = []
     for mount in (mount for line in requirements for mount in named_files(line)):
         paths = [mount.path]

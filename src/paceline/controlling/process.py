@@ -30,7 +30,8 @@ class SeesThrough(Protocol):
 
     def run(self, record: RunRecord) -> None:
         """To the run's end, which is written down; or until its folder is gone. record: as it is now, with this process as its
-        owner."""
+        owner.
+        """
 
 
 def see_through(

@@ -111,7 +111,7 @@ def _listen(patient: Patient, asked: dict[str, Any]) -> None:
 
 
 def _peers(names: list[str]) -> dict[str, list[str]]:
-    """node -> those it connects to; a node that is alone connects to itself."""
+    """Node -> those it connects to; a node that is alone connects to itself."""
     if len(names) == 1:
         return {names[0]: names}
     if len(names) <= _ALL_PAIRS:

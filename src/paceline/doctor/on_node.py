@@ -221,7 +221,8 @@ def marked(text: str, error: str) -> Answer:
 
 def stacks(python: str) -> Answer:
     """What py-spy may see here: its place, the kernel's rule for looking into other processes (Yama), the right to do it all the
-    same, and what py-spy says of a process that it has not started, as a worker is none: "" where it may look."""
+    same, and what py-spy says of a process that it has not started, as a worker is none: "" where it may look.
+    """
     spy = shutil.which("py-spy", path=os.pathsep.join((os.path.dirname(python), os.environ.get("PATH", ""))))
     return {
         "ptrace_scope": _line("/proc/sys/kernel/yama/ptrace_scope"),

@@ -109,7 +109,7 @@ def _reduced(
 
 
 def _options(places: Sequence[NetworkPlace], major: int, shell: Sequence[str]) -> list[str]:
-    """mpirun's options, as a run has them (`paceline.launchers.mpi_hosts`): one process a node, two on a node that is alone."""
+    """Mpirun's options, as a run has them (`paceline.launchers.mpi_hosts`): one process a node, two on a node that is alone."""
     words = ["--bind-to", "none"]
     if len(places) == 1:
         return [*words, *(["--map-by", "slot:OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]), "-n", "2"]
@@ -141,6 +141,6 @@ def _wait(patient: Patient, pid: int) -> int | None:
 
 
 def _without_frames(text: bytes) -> bytes:
-    """mpirun's output without the rulers and the blank lines that it puts around what it has to say."""
+    """Mpirun's output without the rulers and the blank lines that it puts around what it has to say."""
     lines = [line for line in text.splitlines() if line.strip(b"-= ") and b"mpirun noticed" not in line]
     return os.linesep.encode().join(lines[:40])

@@ -35,7 +35,7 @@ def of_uv(lines: Sequence[str]) -> str:
 
 
 def of_pip(lines: Sequence[str]) -> str:
-    """pip's own ERROR lines, what contradicts what, and the last error that a build printed."""
+    """Pip's own ERROR lines, what contradicts what, and the last error that a build printed."""
     told: list[str] = []
     for number, line in enumerate(lines):
         # Which package it is about may stand in the indented lines below.

@@ -28,7 +28,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """Files of one place. datastore: its name, or None where `path` is a URL or an absolute path on this machine.
-    path: a folder, a file, or a pattern with `*`, `?` or `**`; "" is the whole store."""
+    path: a folder, a file, or a pattern with `*`, `?` or `**`; "" is the whole store.
+    """
 
     datastore: str | None = None
     path: str = ""
@@ -140,7 +141,8 @@ class DataReference:
 
     def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
         """A part of the files for each node (or each rank): as many parts as there are nodes (ranks), every file in
-        exactly one, balanced by bytes."""
+        exactly one, balanced by bytes.
+        """
         # A mount is the whole place, of which no part can be taken away.
         return replace(self, partition=by, mode="download" if self.mode == "mount" else self.mode)
 

@@ -1,5 +1,6 @@
 """The packages that a run's interpreter must have, as frozen data that goes to JSON and back. `paceline.environments` builds
-them."""
+them.
+"""
 
 from __future__ import annotations
 

@@ -224,7 +224,8 @@ class StartedCommand:
 @dataclass(frozen=True, kw_only=True)
 class ProcessExit:
     """A command that has ended. exit_code: as a shell gives it, 128+n for signal n; time: seconds since the epoch.
-    peak_bytes: what its process had in memory at most; 0 where nobody has counted."""
+    peak_bytes: what its process had in memory at most; 0 where nobody has counted.
+    """
 
     pid: int
     node_rank: int

@@ -117,7 +117,8 @@ def is_place(place: object) -> bool:
 
 def looks_secret(name: str, value: str) -> bool:
     """True if a variable of this name and value is likely a secret: by its name (`HF_TOKEN`), or the form of the value
-    (`hf_...`, `AKIA...`, a URL with a password)."""
+    (`hf_...`, `AKIA...`, a URL with a password).
+    """
     if _VALUE.fullmatch(value) or hidden(value) != value or (_ADDRESS_NAME.search(name) and credentials_in(value)):
         return True
     return bool(_NAME.search(name)) and not _HARMLESS_NAME.search(name) and not _HARMLESS_VALUE.fullmatch(value)

@@ -216,7 +216,8 @@ def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
 
 def with_paths(command: Command, launch: Launch, shell: Mapping[str, str]) -> Command:
     """The command with `PYTHONPATH`: the folder that holds `paceline` alone, then the user's own; and with what the
-    environment that was made for the script needs: its variables, and its programs first on `PATH`."""
+    environment that was made for the script needs: its variables, and its programs first on `PATH`.
+    """
     prepared, users = launch.prepared[command.node_rank], launch.job.environment_variables
     values = of_interpreter(prepared, users, launch.library_dir, shell)
     return replace(command, environment=command.environment | values)

@@ -162,7 +162,7 @@ def _version_text(mpirun: str) -> str:
 
 
 def _options(launch: Launch, mpi: OpenMpi) -> list[str]:
-    """mpirun's options: workers in order of rank, not bound to cores, more of them than cores allowed.
+    """Mpirun's options: workers in order of rank, not bound to cores, more of them than cores allowed.
 
     Plain --oversubscribe maps by core, and then local ranks do not follow ranks.
     """
@@ -196,7 +196,8 @@ def scratch_variables(folder: str, major: int) -> dict[str, str]:
 def _workers(launch: Launch) -> list[str]:
     """`-n 4 worker`, or one context for each host; or one for each worker that says its place: where workers of one
     node differ by more than their ranks, and where several nodes stand on one machine (Open MPI sees one host there, and
-    its local ranks would run over all of the stand-ins)."""
+    its local ranks would run over all of the stand-ins).
+    """
     places = launch.places
     if len(launch.nodes) == 1 and not _differ_by_rank(launch):
         return ["-n", str(len(places)), *_worker(launch, places[0], GIVEN)]
@@ -221,7 +222,8 @@ def _differ_by_rank(launch: Launch) -> bool:
 
 def _worker(launch: Launch, place: RankSlot, skip: tuple[str, ...]) -> list[str]:
     """A worker's command line, with `=` before each word behind the worker's file: mpirun looks for its own options,
-    and for the `:` between contexts, among the words of its program too. skip: variables that it gets from mpirun."""
+    and for the `:` between contexts, among the words of its program too. skip: variables that it gets from mpirun.
+    """
     options = set_words(values_of_place(launch, place, skip))
     python, main, *words = environment.worker_argv(launch, place.node_rank, "--mpi", *options)
     return [python, main, *(f"={word}" for word in words)]

@@ -25,7 +25,7 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def host_options(launch: Launch, major: int) -> list[str]:
-    """mpirun's options for several hosts; major: the version of Open MPI."""
+    """Mpirun's options for several hosts; major: the version of Open MPI."""
     check_same_mpi(launch)
     sizes = node_sizes(launch.job)
     hosts = ",".join(f"{node.address}:{size}" for node, size in zip(launch.nodes, sizes, strict=True) if size)
@@ -79,7 +79,8 @@ def set_words(values: Mapping[str, str]) -> list[str]:
 
 def context_options(launch: Launch, place: RankSlot) -> list[str]:
     """The options of a worker's context: its host, and the variables whose values mpirun passes on. On another host its
-    workers have nothing of its environment; and what stands before the first context counts for that one alone."""
+    workers have nothing of its environment; and what stands before the first context counts for that one alone.
+    """
     host = ["--host", f"{launch.nodes[place.node_rank].address}:{place.local_world_size}"]
     return [*host, *(word for name in _forwarded(launch) for word in ("-x", name))]
 

@@ -107,7 +107,8 @@ def _of_head(head: bytes, ending: str) -> str:
 
 def is_pickle(head: bytes) -> bool:
     """True if these first bytes are a pickle's, of protocol 2 or later: the mark of the protocol, then an opcode that may follow
-    it."""
+    it.
+    """
     return (
         len(head) > 2
         and head[0] == 0x80

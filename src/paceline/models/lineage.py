@@ -1,5 +1,6 @@
 """Where a model comes from: the run that made it, as it was when the model was registered. All of it is written into the
-model's own record, for a run may be removed and its model stay."""
+model's own record, for a run may be removed and its model stay.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _INPUT = ("name", "dataset", "fingerprint", "content", "sources", "files", "byte
 
 def of_run(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
     """What is known of the run: run_id, experiment, status (at registration), snapshot_id, git, source_directory, entry,
-    arguments, framework, topology, environment, datasets, metrics."""
+    arguments, framework, topology, environment, datasets, metrics.
+    """
     job = record.job
     return {
         "run_id": record.run_id,
@@ -65,7 +67,8 @@ def _topology(record: RunRecord) -> dict[str, Any]:
 
 def _environment(folder: RunFolder, record: RunRecord) -> dict[str, Any]:
     """asked: as it was asked for. locked: the same with exact versions, where it was built. python_version, packages:
-    "name==version" of all that the interpreter has. seen: "in the run", or "at registration", where nobody asked before."""
+    "name==version" of all that the interpreter has. seen: "in the run", or "at registration", where nobody asked before.
+    """
     job, built = record.job, read_json(folder.environment)
     found: dict[str, Any] = {"asked": job.environment.to_json() if job else {}}
     if isinstance(built, dict):

@@ -483,7 +483,8 @@ def _dataset(given: Any) -> dict[str, Any]:
 
 def _check_home(folder: RunFolder) -> None:
     """Refuse a process that does not see the workspace: it has a node's copy of the run's folder, or is in a container, which has
-    that folder alone, and would lose with its end what is written beside it."""
+    that folder alone, and would lose with its end what is written beside it.
+    """
     if os.environ.get("PACELINE_RUN_ID") != folder.run_id:
         return
     job = store.stored(folder).job

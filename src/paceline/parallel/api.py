@@ -364,7 +364,8 @@ _MODELS, _BATCHES = ("model", "net", "network", "module"), ("batch", "batch_data
 
 def _check_loss_takes_output_and_target(loss: Any) -> None:
     """Refuse a loss of (model, batch): what it is called with are the output and the target, and it would fail with
-    "'Tensor' object is not callable", or train on rows of the target, without a word."""
+    "'Tensor' object is not callable", or train on rows of the target, without a word.
+    """
     import inspect
 
     try:

@@ -194,7 +194,8 @@ def compare(
 
 def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor, float]:
     """The loss of one step, whose gradients are left, and what it is to be multiplied by; what fails here has not failed in
-    the plain model."""
+    the plain model.
+    """
     means, group = par.task.means, par.world.replica_group
     try:
         means.begin()

@@ -43,5 +43,5 @@ def by_value(values: Iterable[_Value]) -> dict[_Value, list[int]]:
 
 
 def named_ranks(ranks: Sequence[int]) -> str:
-    """rank 3, or ranks 0, 2."""
+    """Rank 3, or ranks 0, 2."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -33,7 +33,7 @@ class Streams:
 
     @contextlib.contextmanager
     def use(self, purpose: str, number: int) -> Iterator[None]:
-        """torch's generators, set to the stream of this purpose and number, until the block ends."""
+        """Torch's generators, set to the stream of this purpose and number, until the block ends."""
         if not self._active:
             yield
             return
@@ -76,7 +76,7 @@ def normal(shape: Sequence[int], purpose: str, *numbers: int) -> Tensor:
 
 @contextlib.contextmanager
 def generators(seed: int, device: torch.device) -> Iterator[None]:
-    """torch's generators for the CPU and for `device`, seeded, and put back afterwards."""
+    """Torch's generators for the CPU and for `device`, seeded, and put back afterwards."""
     before = torch.get_rng_state()
     before_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     # `torch.manual_seed` would also seed GPUs other than this rank's, and put none of them back.

@@ -20,7 +20,8 @@ def records(folder: RunFolder, spec: PipelineSpec) -> list[RunRecord | None]:
 
 def rows(folder: RunFolder, pipeline: RunRecord) -> list[dict[str, Any]]:
     """A mapping for each step: number, step (its name), run_id, status, after (names), reused_from, target, started_utc,
-    duration_s, failure (its message). run_id is None before the step begins; one that will never begin is Skipped."""
+    duration_s, failure (its message). run_id is None before the step begins; one that will never begin is Skipped.
+    """
     spec = PipelineSpec.from_json(pipeline.pipeline or {})
     found = []
     for number, (step, record) in enumerate(zip(spec.steps, records(folder, spec), strict=True)):

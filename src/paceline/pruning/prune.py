@@ -1,5 +1,6 @@
 """All kinds in one go, in the order in which one frees another: runs, then their snapshots, environments, cached data,
-and contents of models."""
+and contents of models.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Removed:
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
     """The things that are gone, or would be. data_bytes: of cached files. models_bytes: of contents that no version of a model
-    has, and of registrations that were killed. failed: why a run that was to go is still there."""
+    has, and of registrations that were killed. failed: why a run that was to go is still there.
+    """
 
     runs: tuple[Removed, ...] = ()
     snapshots: tuple[Removed, ...] = ()

@@ -60,14 +60,16 @@ def answer_in(output: bytes) -> dict[str, Any] | None:
 
 def bootstrap_words(python: str = "python3") -> tuple[str, ...]:
     """The command line of a Python that runs the `stream_program` that comes first. `shlex.join` of it passes through any
-    shell."""
+    shell.
+    """
     # Without what is installed there: it has no use for it, and a large environment takes its time to be found.
     return (python, "-S", "-c", "import sys;exec(sys.stdin.buffer.readline())")
 
 
 def stream_program(*sources: str, last: str) -> bytes:
     """The texts of these files, one after the other, then `last`; and before them the line that reads them. Only the first may
-    have imports from `__future__`."""
+    have imports from `__future__`.
+    """
     text = "\n".join([*(Path(source).read_text(encoding="utf-8") for source in sources), last, ""]).encode()
     line = "import sys;sys.path[:]=[p for p in sys.path if p];"
     return f"{line}exec(compile(sys.stdin.buffer.read({len(text)}),'paceline','exec'))\n".encode() + text

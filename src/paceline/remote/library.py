@@ -23,7 +23,8 @@ def library_files(library_dir: Path) -> dict[str, Path]:
 
 def library_digest(library_dir: Path) -> str:
     """The hash of the library as it was when this process first asked: all nodes of a run have the same, though another
-    version may be installed here while it runs."""
+    version may be installed here while it runs.
+    """
     with _one_at_a_time:  # the nodes' threads ask at the same time
         return _digest(library_dir)
 

@@ -142,7 +142,8 @@ def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Change, ...]:
 
 def arguments_by_name(words: Sequence[str]) -> dict[str, str]:
     """A script's arguments by option: `--lr 0.1` and `--lr=0.1` are {"--lr": "0.1"}, a flag has "", one that comes several times
-    all its values, and what belongs to no option has its number from 1."""
+    all its values, and what belongs to no option has its number from 1.
+    """
     found: dict[str, list[str]] = {}
     number, name = 0, None
     for word in words:

@@ -70,7 +70,8 @@ def left_out(folder: RunFolder) -> list[str]:
 @dataclass(frozen=True, kw_only=True)
 class Downloaded:
     """The outcome for chosen files. copied: those that are new. same: those that were there already. gone: those that the run,
-    which goes on, has removed meanwhile."""
+    which goes on, has removed meanwhile.
+    """
 
     copied: list[RunFile]
     same: list[RunFile]

@@ -98,7 +98,8 @@ class RunFolder:
 
     def passing(self) -> list[Path]:
         """The paths that are there while files come from nodes, and that a killed supervisor may leave: files that are not whole
-        yet, and marks by which it is seen whether a node has the same folder."""
+        yet, and marks by which it is seen whether a node has the same folder.
+        """
         return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
 
     #: Names the engine and its job that the run is, where its supervisor is inside that job.
@@ -113,7 +114,8 @@ class RunFolder:
     @property
     def scratch(self) -> Path:
         """Outside the run's folder, with a short path, for sockets and shared memory; in memory where there is such a
-        file system."""
+        file system.
+        """
         # The path of a Unix socket may have 107 bytes, and a run's folder often lies deeper than that.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else _temporary_folder()
         return Path(top) / f"paceline-{self.run_id[-8:]}"

@@ -49,7 +49,8 @@ class Show:
     """Tells of a run as it goes: `line` is called for each line of the workers, `state` for each change of state or of
     what the run waits for, `note` for each line that the nodes say while they prepare, `attempt` for each further
     attempt with the one before it, between their lines. ranks: these alone; None for all. start: where in the log to begin.
-    last: of the lines that are there already, so many."""
+    last: of the lines that are there already, so many.
+    """
 
     def __init__(
         self,

@@ -19,7 +19,8 @@ LIMIT = 100
 
 def find(folder: RunFolder) -> list[dict[str, str]]:
     """{"name": ..., "why": ...} of each name that is left out of the run's files, sorted: of outputs, artifacts and
-    checkpoints by a look at them, and what nodes elsewhere have not sent."""
+    checkpoints by a look at them, and what nodes elsewhere have not sent.
+    """
     found = {str(line["name"]): str(line["why"]) for line in json_lines(folder.left_out)}
     # What came later after all is not left out.
     found = {name: why for name, why in found.items() if not os.path.lexists(folder.path / name)}

@@ -22,7 +22,8 @@ RANK_HEADER = (
 
 def last(folder: RunFolder) -> dict[str, Any] | None:
     """The last sample of the last attempt that has one: time, nodes, ranks, pace (docs/when-it-is-slow.md); None where there is
-    none."""
+    none.
+    """
     attempts = (int(path.name) for path in folder.attempt(1).parent.glob("[0-9]*") if path.name.isdigit())
     for number in sorted(attempts, reverse=True):
         found: dict[str, Any] | None = read_json(folder.load(number))
@@ -51,7 +52,8 @@ def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
 
 def whole(folder: RunFolder, sample: Mapping[str, Any]) -> dict[str, Any]:
     """The last sample with what its nodes and ranks took over the whole run in its place: means, and of memory the most. Without
-    those of larger attempts of an elastic run, whose names the last one does not know."""
+    those of larger attempts of an elastic run, whose names the last one does not know.
+    """
     found = {**sample}
     for kind, logs in series(folder).items():
         found[kind] = {number: {**load} for number, load in sample[kind].items()}

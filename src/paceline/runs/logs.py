@@ -125,7 +125,8 @@ class LineAssembler:
 
 class Tail:
     """A log file that is read as it grows. In the place of what is left out of its middle (`paceline.system.gaps`) comes the line
-    that says so."""
+    that says so.
+    """
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self._path = path

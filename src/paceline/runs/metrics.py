@@ -146,7 +146,8 @@ def plain_scalar(name: object, value: object) -> Scalar:
 
 def plain_value(value: object) -> Scalar | None:
     """`value` as a Python scalar; None stays, and anything else is its `repr`, as in the Azure SDK: a value that nobody can draw
-    is still better than a training that ends for it."""
+    is still better than a training that ends for it.
+    """
     if value is None:
         return None
     try:

@@ -49,7 +49,8 @@ class Counted:
 @dataclass(frozen=True, kw_only=True)
 class RankPace:
     """One rank's time while it trained. step_s: seconds a step. compute, data, others: shares of its time, 0 to 1: computing,
-    waiting for the next batch, waiting for other ranks."""
+    waiting for the next batch, waiting for other ranks.
+    """
 
     rank: int
     node: str
@@ -98,7 +99,8 @@ class Straggler:
 @dataclass(frozen=True, kw_only=True)
 class RunPace:
     """How the time of a run's ranks goes: of the whole of an attempt, as far as they trained. straggler: None where none is
-    slower than the others for sure. seconds: how long that was observed."""
+    slower than the others for sure. seconds: how long that was observed.
+    """
 
     ranks: Mapping[int, RankPace] = field(default_factory=dict)
     straggler: Straggler | None = None
@@ -153,7 +155,8 @@ def lines(pace: RunPace) -> list[str]:
 
 def pace_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str], *, recent: int = 0) -> RunPace:
     """The pace over all windows. nodes: rank -> its node's name. recent: windows, from the end, by which a straggler is judged; 0
-    for all."""
+    for all.
+    """
     trained = [window for window in windows if is_training(window)]
     if not trained:
         return RunPace()

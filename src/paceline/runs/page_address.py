@@ -15,7 +15,8 @@ from paceline.system import locks
 
 def announce(workspace_dir: Path, url: str) -> int | None:
     """Say that the page is at `url`, which has no token; an open file that has to stay open. None where another server is
-    known already, or nothing can be written there."""
+    known already, or nothing can be written there.
+    """
     path = _path(workspace_dir)
     try:
         fd = locks.take(path)

@@ -29,7 +29,8 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 @dataclass(frozen=True)
 class FunctionTime:
     """A function's part of the time of main threads, of 0 to 1. own: in the function itself; whole: with all that it calls.
-    by_rank: rank -> own."""
+    by_rank: rank -> own.
+    """
 
     function: str
     file: str
@@ -57,7 +58,8 @@ class RunProfile:
 
     def functions(self, *, below: bool = False, limit: int = SHOWN) -> list[FunctionTime]:
         """The functions in which the main threads were longest, the longest first. below: those of the processes that the workers
-        have started, such as a DataLoader's."""
+        have started, such as a DataLoader's.
+        """
         shares = {rank: _shares(one, below=below) for rank, one in self.ranks.items() if "stacks" in one}
         shares = {rank: both for rank, both in shares.items() if both[0]}
         if not shares:
@@ -81,7 +83,8 @@ class RunProfile:
 
     def place(self, rank: int) -> tuple[str, float] | None:
         """Where this rank was most often, in the script's own words ("data.py:41, `load`"), and its part of the time; None where
-        no sample was had. One that waits for its DataLoader is where that is."""
+        no sample was had. One that waits for its DataLoader is where that is.
+        """
         found = self.ranks.get(rank, {})
         places, below = Counter[tuple[str, str, int]](), Counter[tuple[str, str, int]]()
         for where, frames, count in _stacks(found):

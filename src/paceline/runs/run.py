@@ -111,7 +111,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def show(self) -> None:
         """Show the run: in a notebook as a table that is replaced as the run goes on, and stays in the saved notebook as it was
-        at the end; elsewhere as a line. Returns at once."""
+        at the end; elsewhere as a line. Returns at once.
+        """
         from paceline.runs import notebook
 
         if notebook.is_here():
@@ -220,7 +221,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     @property
     def kind(self) -> str:
         """ "script" for a submitted run, "interactive" for one that a program logs by itself. Never changes, so that no engine is
-        asked."""
+        asked.
+        """
         return store.stored(self._folder).kind
 
     @property
@@ -254,7 +256,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def input_datasets(self) -> dict[str, Any]:
         """Name -> what the run found under it. In a worker the path of the folder, or the dataset where one was asked for
         directly; elsewhere what is kept with the run: sources, dataset and version, files, bytes, the
-        fingerprint of their content."""
+        fingerprint of their content.
+        """
         if self._worker is None:
             return _of_all_nodes(self._data("inputs"))
         job = self.record().job
@@ -524,7 +527,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def pace(self) -> RunPace:
         """How the time of each rank goes: seconds a step, and shares of it in computing, in waiting for data and in waiting for
         other ranks; and `straggler`, the ranks that hold up the others, None where none does for sure. Of the last attempt;
-        without ranks where nothing is known yet, or nothing counts the script's steps (docs/when-it-is-slow.md)."""
+        without ranks where nothing is known yet, or nothing counts the script's steps (docs/when-it-is-slow.md).
+        """
         from paceline.runs import loads
 
         return loads.pace(self._folder, store.stored(self._folder))
@@ -532,7 +536,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     @reads
     def resources(self) -> dict[str, dict[int, dict[str, series.MetricSeries]]]:
         """What nodes and workers took, sampled every 5 seconds: {"nodes": node's rank -> name -> series, "ranks": rank -> name ->
-        series}. Names and units are in docs/when-it-is-slow.md; steps are seconds since 1970."""
+        series}. Names and units are in docs/when-it-is-slow.md; steps are seconds since 1970.
+        """
         from paceline.runs import loads
 
         return loads.series(self._folder)

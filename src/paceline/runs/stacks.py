@@ -96,7 +96,8 @@ class RunStacks:
 
 def _without_ours(thread: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The thread without the frames of the interpreter's imports, and of what every worker or thread has below the script's
-    own; None for a thread that is all ours."""
+    own; None for a thread that is all ours.
+    """
     frames = [
         frame
         for frame in thread["frames"]

@@ -30,7 +30,7 @@ _LONGEST_COLOURS = 256
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    """`text` with every control character as its escape, such as `\\x1b` or `\\n`. lines: ends of lines and tabs stay."""
+    r"""`text` with every control character as its escape, such as `\\x1b` or `\\n`. lines: ends of lines and tabs stay."""
     # Nearly every line ends here, and this is far quicker than a search.
     if text.isprintable():
         return text
@@ -41,7 +41,8 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 def visible_line(text: str) -> str:
     """A line of a log for a terminal: its colours stay, what moves the cursor or sets a title is left out, and any other
-    control character but the tab is shown."""
+    control character but the tab is shown.
+    """
     if text.isprintable():
         return text
     text = _SEQUENCE.sub(_colour_or_nothing, text.replace("\b", ""))

@@ -197,7 +197,8 @@ def _found(folder: RunFolder, record: Any) -> Place:
 
 def clean(folder: RunFolder) -> None:
     """Remove from the working directory what is as it was in the snapshot or in the job, and the links that `make` made; the
-    directory too, if nothing else is there. What is left of a copy among links becomes the directory itself."""
+    directory too, if nothing else is there. What is left of a copy among links becomes the directory itself.
+    """
     work = folder.work
     if not work.is_dir() or work.is_symlink():
         return

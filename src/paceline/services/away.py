@@ -50,7 +50,8 @@ _END_S = 60.0
 @dataclass
 class _Served:
     """A run that serves a revision. keys_time: of the keys that it was given (`keys.changed_ns`). port: of the server on its
-    node, once it is known. address: as its node knows itself, "-" where it does not. forward: ssh, which leads there."""
+    node, once it is known. address: as its node knows itself, "-" where it does not. forward: ssh, which leads there.
+    """
 
     tag: str
     folder: RunFolder

@@ -1,5 +1,6 @@
 """The socket at which a service listens. It is held beside the servers, so that clients wait, and are not refused, while there is
-none."""
+none.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 def let_in(listener: socket.socket) -> None:
     """Let connections come to the socket again, after a server that shared it has ended: it has kept them away, so that none was
-    lost with it (`paceline.serving.front.listening`). A client that came meanwhile asks again by itself, after a second."""
+    lost with it (`paceline.serving.front.listening`). A client that came meanwhile asks again by itself, after a second.
+    """
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError):  # it was not kept away
             listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)

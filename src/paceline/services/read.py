@@ -1,5 +1,6 @@
 """The record of a service as it is now, with somebody to look after it: whoever reads it starts that process again where it is
-gone."""
+gone.
+"""
 
 from __future__ import annotations
 

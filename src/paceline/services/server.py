@@ -1,5 +1,6 @@
 """The server process of a service on this machine: `python -m paceline.serving`, with a configuration that is written anew
-for each change."""
+for each change.
+"""
 
 from __future__ import annotations
 

@@ -42,9 +42,8 @@ class Snapshot:
 
 
 def check_folder(source: Path) -> None:
-    """
-    Raises:
-        SnapshotError: it is no folder.
+    """Raises:
+    SnapshotError: it is no folder.
     """
     if not source.is_dir():
         raise SnapshotError(f"source_directory {str(source)!r} is not a folder. Name the folder that holds the script.")

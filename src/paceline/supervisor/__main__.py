@@ -72,7 +72,8 @@ def main(argv: list[str]) -> int:
 
 def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> int | None:
     """The run's lock, once the run is there; None where the submitting program has ended before. Output is the driver's log
-    from then on."""
+    from then on.
+    """
     with socket.socket(fileno=fd) as told:
         for name in modules:
             importlib.import_module(name)

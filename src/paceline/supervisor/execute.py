@@ -59,7 +59,8 @@ class _Running:
 
 class ExecCommands:
     """The commands of one attempt. shells: of each node, as the workers have them. is_running: whether a rank's worker is
-    there. looks: what answers a request for stacks."""
+    there. looks: what answers a request for stacks.
+    """
 
     def __init__(
         self,
@@ -153,7 +154,8 @@ class ExecCommands:
 
     def _begin_look(self, name: str, limit_s: float, begin: Callable[[Callable[[dict[str, Any]], None]], None]) -> None:
         """Look at all workers; what is found is told as the output of a command would be. begin: is given what is to be called
-        with it."""
+        with it.
+        """
         output = self._make_output(name)
         # From now on it is not new; when its asker is gone, it is forgotten.
         self._told[name] = time.monotonic() + limit_s + 2 * LIMIT_S

@@ -34,7 +34,8 @@ def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mappin
 
 def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int, program: str, *words: str) -> Command:
     """The command that runs one of the agent's programs where a worker is: in its environment, and in its container where it
-    has one. program: its name below `paceline.remote.agent`."""
+    has one. program: its name below `paceline.remote.agent`.
+    """
     place = launch.places[rank]
     command = replace(
         environment.with_paths(worker_command(launch, place), launch, shells[place.node_rank]),
@@ -81,8 +82,9 @@ def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str
 
 
 def _with_shells(command: Command, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Command:
-    """mpirun in its node's container. It has the remote shell start its part on each other node, and that starts the workers
-    there: so what the shell is asked for runs in a container of that node, one for the part and all its workers."""
+    """Mpirun in its node's container. It has the remote shell start its part on each other node, and that starts the workers
+    there: so what the shell is asked for runs in a container of that node, one for the part and all its workers.
+    """
     ranks: dict[int, list[int]] = {}
     for place in launch.places:
         ranks.setdefault(place.node_rank, []).append(place.rank)

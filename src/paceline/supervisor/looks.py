@@ -42,7 +42,8 @@ class _Look:
 
 class Looks:
     """The looks at one attempt's workers. shells: of each node, as the workers have them. about: rank -> what the supervisor
-    knows of it beside that."""
+    knows of it beside that.
+    """
 
     def __init__(
         self,

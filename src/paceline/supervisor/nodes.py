@@ -117,7 +117,8 @@ def from_here(run: Supervision, verb: str) -> NodeOutcome:
 
 def _environment(folder: RunFolder, seen: RemotePaths, shell: Mapping[str, str] | None) -> dict[str, str]:
     """The node's environment, or the supervisor's own, with the run's mark, by which the processes that a killed supervisor
-    has left are found. The supervisor's own mark is taken off: what bears it is spared when a run's processes are killed."""
+    has left are found. The supervisor's own mark is taken off: what bears it is spared when a run's processes are killed.
+    """
     shell = os.environ if shell is None else shell
     kept = {name: value for name, value in shell.items() if name != processes.SUPERVISOR_VARIABLE}
     return kept | {"PACELINE_RUN_ID": folder.run_id, "PACELINE_RUN_DIR": str(seen.run_dir)}

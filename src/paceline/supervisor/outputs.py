@@ -51,7 +51,8 @@ def _note_not_fetched(run: Supervision, text: str) -> None:
 
 def settle_links(run: Supervision, outcome: Outcome) -> None:
     """Set right the links that the workers have left, and see which names are no files of the run's; they are named in the
-    driver's log and kept for the record. Not where another attempt goes on with them."""
+    driver's log and kept for the record. Not where another attempt goes on with them.
+    """
     if outcome.stopped == "interrupted" or not run.record.attempts:
         return
     try:
@@ -76,7 +77,8 @@ def _note_left_out(run: Supervision, found: Iterable[Mapping[str, str]]) -> None
 
 def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
     """The outcome once output folders are stored, which is part of it. A canceled run stores nothing, nor does one that
-    its engine starts again."""
+    its engine starts again.
+    """
     if not any(reference.is_output for reference in run.job.inputs) or not run.record.attempts:
         return outcome
     if outcome.stopped == "interrupted":
@@ -126,7 +128,8 @@ def _register(run: Supervision) -> None:
 
 def _incomplete(run: Supervision) -> FailureReport | None:
     """The report of a run that has failed after all, for an output of its job lacks something that the script has left in it;
-    None where all is stored."""
+    None where all is stored.
+    """
     missing: dict[str, list[str]] = {}
     for one in run.left_out:
         top, _, name = one["name"].partition("/")

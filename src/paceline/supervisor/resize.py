@@ -1,5 +1,6 @@
 """Looks for more nodes while an attempt of an elastic run is under way, and asks its workers to end at their next checkpoint
-once there are some (docs/decisions/0018-elastic.md)."""
+once there are some (docs/decisions/0018-elastic.md).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _LOOK_S = 1.0
 
 class ResizeWatch:
     """The growth of one attempt. not_before_s: from its start on. more: how many nodes the run could have by now, those that
-    it has included; a question that does not block. note: told in words once the workers were asked."""
+    it has included; a question that does not block. note: told in words once the workers were asked.
+    """
 
     def __init__(
         self,

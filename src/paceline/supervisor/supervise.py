@@ -259,7 +259,8 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
 
 def _end(run: Supervision, status: str, **changes: Any) -> None:
     """Tell whoever wants to know, then write the end: a final record is never written again, and what went wrong in the telling
-    has to be in it. All else of the run is gone and given back by now."""
+    has to be in it. All else of the run is gone and given back by now.
+    """
     if run.job.notify:
         # Not above: what sends takes a fifth of the time in which a supervisor starts, and few runs tell of their end.
         from paceline.supervisor import notify
@@ -276,7 +277,8 @@ def _end(run: Supervision, status: str, **changes: Any) -> None:
 
 def _fail_internally(run: Supervision, error: BaseException) -> None:
     """End everything after an error of Paceline's own, or of the disk's; the record tells it, the driver's log has the
-    traceback."""
+    traceback.
+    """
     ended_utc = utc_now()  # before anything is given back, as in `_finish`
     with contextlib.suppress(Exception):  # whatever it is, it must not keep the record from its end
         give_nodes_back(run)

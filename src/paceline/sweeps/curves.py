@@ -27,7 +27,8 @@ class Series:
 
     def before(self, steps: Sequence[float | None]) -> Series:
         """What of it stays when a later run has logged these steps: as attempts of one run are put together, all before the first
-        of them. A value without a step has no place that could be compared, and stays."""
+        of them. A value without a step has no place that could be compared, and stays.
+        """
         first = min((step for step in steps if step is not None), default=math.inf)
         kept = [(v, s) for v, s in zip(self.values, self.steps, strict=True) if s is None or s < first]
         return Series(tuple(v for v, _ in kept), tuple(s for _, s in kept))

@@ -365,7 +365,8 @@ def parse(text: str) -> Expression:
 
 def call_of(text: str) -> tuple[str, list[tuple[str, Any]]] | None:
     """("bandit", [("slack_factor", 0.1)]) of "bandit(slack_factor=0.1)"; a word without a name has the name "". None of what
-    is no call."""
+    is no call.
+    """
     name, bracket, rest = text.strip().partition("(")
     name = name.strip()
     if not bracket or not rest.endswith(")") or not name.isidentifier():

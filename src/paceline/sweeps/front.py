@@ -9,7 +9,8 @@ from paceline.sweeps.trial import Goal, Trial, cost, ranked
 
 def front(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
     """The Pareto front, the best by the first metric first: those that no other trial beats or equals in each metric and beats in
-    one. A trial counts by its last values (`Trial.last`); one without them is on no front."""
+    one. A trial counts by its last values (`Trial.last`); one without them is on no front.
+    """
     known = [(tuple(map(cost, values, goals)), trial) for trial in trials if (values := _values(trial, goals))]
     found: list[tuple[tuple[float, ...], Trial]] = []
     # In this order nothing is beaten by what comes after it, so that each is held against the front alone.

@@ -78,9 +78,8 @@ def way(given: object) -> str:
 
 
 def check_way(pass_as: object, space: Space) -> None:
-    """
-    Raises:
-        SweepError: no such way, or names that can't go it.
+    """Raises:
+    SweepError: no such way, or names that can't go it.
     """
     if not isinstance(pass_as, str) or (pass_as not in WAYS and not pass_as.endswith(".json")):
         raise SweepError(
@@ -105,9 +104,8 @@ def check_way(pass_as: object, space: Space) -> None:
 
 
 def check_switches(switches: Sequence[str], pass_as: str, space: Space) -> None:
-    """
-    Raises:
-        SweepError: values are no arguments, or a switch is none of the space's names, or has values beside true and false.
+    """Raises:
+    SweepError: values are no arguments, or a switch is none of the space's names, or has values beside true and false.
     """
     if switches and pass_as not in _DASHED:
         raise SweepError(
@@ -158,7 +156,8 @@ def variable(name: str) -> str:
 
 def words(values: Mapping[str, Any], switches: Sequence[str] = (), pass_as: str = ARGUMENTS) -> list[str]:
     """`--name value` or `--name=value` for each value, and a list in the form of `pass_as`. None leaves an argument out; a switch
-    stands alone where it is true."""
+    stands alone where it is true.
+    """
     opposites = {switch.partition("/")[0]: switch.partition("/")[2] for switch in switches}
     found: list[str] = []
     for name, value in values.items():

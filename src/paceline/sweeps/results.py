@@ -29,7 +29,8 @@ _LINEAGE = ("from", "why", "best", "last")
 
 def best_trial(trials: Sequence[Trial], spec: SweepSpec) -> Trial | None:
     """The trial with the best value of the primary metric at any time, the first of the Pareto front with several metrics; None
-    where none has one."""
+    where none has one.
+    """
     return next(iter(best_trials(trials, spec)), None)
 
 
@@ -86,7 +87,8 @@ def best_row(trial: Trial, spec: SweepSpec) -> dict[str, Any]:
 
 def lineage(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
     """A mapping for each run of each trial: trial, run_id, from (the run whose checkpoints it was given), why, status, the best
-    and the last value that it logged itself, intervals (how many), and each hyperparameter."""
+    and the last value that it logged itself, intervals (how many), and each hyperparameter.
+    """
     return [
         {
             "trial": trial.number,
@@ -106,7 +108,8 @@ def lineage(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
 
 def column_names(rows: Sequence[Mapping[str, Any]], spec: SweepSpec) -> list[str]:
     """The columns of a table of these rows. Branches of a choice bring names of their own, so rows differ: the columns are all
-    of them, in order of appearance."""
+    of them, in order of appearance.
+    """
     own = (*BEFORE, *map(metric_column, spec.metrics), *((FRONT,) if spec.further else ()), *AFTER)
     return list(dict.fromkeys((*own, *(name for row in rows for name in row))))
 

@@ -257,7 +257,8 @@ def more(folder: RunFolder, trials: int) -> None:
 
 def count_anew(folder: RunFolder) -> None:
     """Write down what was asked of a sweep that has ended, and that its limits count from now on: the time that it may take, and
-    trials that failed or had no metric. For the holder of its lock."""
+    trials that failed or had no metric. For the holder of its lock.
+    """
     record, there = store.stored(folder), count(folder)
     asked = (read_json(folder.path / MORE) or {}).get("trials", 0)
     sweep = {**(record.sweep or {}), "trials": there + asked, "counted_from": there, "counted_utc": utc_now()}

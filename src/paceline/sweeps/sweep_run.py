@@ -87,12 +87,14 @@ class SweepRun(Run):
     def lineage(self) -> list[dict[str, Any]]:
         """The runs of all trials: trial, run_id, from (the run whose checkpoints it was given), why, status, values.
 
-        A trial has several where the policy pauses it: `ASHA(promote=True)`, `PopulationBasedTraining`."""
+        A trial has several where the policy pauses it: `ASHA(promote=True)`, `PopulationBasedTraining`.
+        """
         return results.lineage(self._trials(), self.spec)
 
     def best_children(self) -> list[Run]:
         """With several metrics the trials on the Pareto front, to which no other is better in all of them, the best by the first
-        metric first; with one metric the best trial alone."""
+        metric first; with one metric the best trial alone.
+        """
         spec = self.spec
         best = results.best_trials(self._trials(), spec)
         return [Run(self._experiment, trial.best_leg(spec.goal).run_id) for trial in best]
@@ -118,7 +120,8 @@ class SweepRun(Run):
 
     def draw(self, folder: str | os.PathLike[str]) -> list[str]:
         """Draw the sweep as it is now into a folder, which is made: history, parallel coordinates and importance as one HTML file
-        without needs, and as PNG where matplotlib is installed; the paths. At its end they lie in the sweep's outputs."""
+        without needs, and as PNG where matplotlib is installed; the paths. At its end they lie in the sweep's outputs.
+        """
         trials = self._trials()
         return draw.into(Path(folder), draw.sketched(f"Sweep {self.id}", self.spec, trials))
 

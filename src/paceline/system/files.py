@@ -42,7 +42,8 @@ def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666)
 @contextlib.contextmanager
 def replacing(path: Path, begins: str = ".new-") -> Iterator[Path]:
     """A new name beside `path`, that begins so, for what is to come in its place: renamed in the end, removed if anything goes
-    wrong."""
+    wrong.
+    """
     beside = path.with_name(f"{begins}{os.urandom(3).hex()}")
     try:
         yield beside

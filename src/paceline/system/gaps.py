@@ -103,7 +103,8 @@ def pieces(log: str, offset: int = 0) -> Iterator[bytes]:
 
 class Keeper:
     """Keeps one log, of which `limit` bytes are kept, within it. For the machine on which it is written, or one that sees
-    the same folder."""
+    the same folder.
+    """
 
     def __init__(self, log: str, limit: int) -> None:
         self._log, self._limit = log, limit
@@ -114,7 +115,8 @@ class Keeper:
 
     def look(self) -> None:
         """Leave out more, if it is time to. A quarter of the limit is kept of the beginning, a half to three quarters of
-        the end, and what is written between two calls."""
+        the end, and what is written between two calls.
+        """
         if self.trouble is not None:
             return
         try:

@@ -46,7 +46,8 @@ def rows() -> "list[list[str]] | None":
 
 def pids(path: "str | os.PathLike[str]", rows: "list[list[str]]") -> "list[int]":
     """The processes that have taken the lock of this file: "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123 0 EOF"; those that wait
-    have "->" in the second place."""
+    have "->" in the second place.
+    """
     try:
         inode = str(os.stat(path).st_ino)
     except OSError:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 class Memory(NamedTuple):
     """Bytes. total: of the machine, or what a control group allows. available: what may still be taken. limit: what sets it,
-    in words, such as "the machine's memory" or "the control group's limit"."""
+    in words, such as "the machine's memory" or "the control group's limit".
+    """
 
     total: int
     available: int

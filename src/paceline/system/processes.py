@@ -30,7 +30,8 @@ RUN_VARIABLES = (SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR")
 
 def leave(code: int) -> NoReturn:
     """Write the output and end this process at once. Python would first free each loaded object, which takes 10 ms, and
-    copies the pages that forked processes share."""
+    copies the pages that forked processes share.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -109,7 +110,8 @@ def said_by(
 
 def shell_environment() -> dict[str, str]:
     """The environment of this process, with the submitting shell's PYTHONPATH: a supervisor's own leads to Paceline's library,
-    and the shell's was put aside under another name (`paceline.system.detached`)."""
+    and the shell's was put aside under another name (`paceline.system.detached`).
+    """
     own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PACELINE_SHELL_PYTHONPATH")}
     if theirs := os.environ.get("PACELINE_SHELL_PYTHONPATH"):
         own["PYTHONPATH"] = theirs
@@ -233,7 +235,8 @@ def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
 
 def kill_with_variable(name: str, value: str, *, wait_s: float = 10.0) -> int:
     """Kill every process that was started with `name=value` in its environment, supervisors of other runs spared; how
-    many there were."""
+    many there were.
+    """
     return _kill_all(lambda: _marked(name, value), wait_s)
 
 
@@ -295,7 +298,8 @@ def kill_group(group: int) -> None:
 
 def reaped() -> list[tuple[int, int, int]]:
     """Every child of this process that has ended and was not yet waited for: its pid, its wait status, and how many bytes it, or
-    one process that it has waited for itself, had in memory at most."""
+    one process that it has waited for itself, had in memory at most.
+    """
     ended: list[tuple[int, int, int]] = []
     while True:
         try:
@@ -368,7 +372,7 @@ def _below(pids: Sequence[int]) -> list[int]:
 
 
 def _family() -> tuple[dict[int, int], set[int]]:
-    """pid -> parent's pid of every process, and which are zombies.
+    """Pid -> parent's pid of every process, and which are zombies.
 
     The table is read line by line. A child whose parent ended meanwhile stands in it below a process that is not there:
     then it is read again, or one that lives would be overlooked.
@@ -418,7 +422,8 @@ def _variable(pid: int, name: str) -> str | None:
 
 def _environment(pid: int) -> bytes:
     """/proc/<pid>/environ. It is empty for a moment while a program is being started, which is waited for: whoever looks for the
-    processes of a run would not find the one that it has just got."""
+    processes of a run would not find the one that it has just got.
+    """
     end_s = time.monotonic() + _EXEC_S
     while True:
         found = _read(pid, "environ")

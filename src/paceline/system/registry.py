@@ -192,7 +192,6 @@ class VersionFolders(Versions):
         Raises:
             OSError: it can't be written.
         """
-
         return self._take_number(name, lambda version: self._put(name, version, folder, make(version)))
 
     def put_folder(self, name: str, version: int, folder: Path, document: Any) -> None:

@@ -86,7 +86,8 @@ class StepClock:
 
     def begin(self, what: int) -> float:
         """Note that the main thread begins to wait: for `DATA`, or for others (`WAIT`). For `end`; 0 where it does not count,
-        for it is another thread, or inside of one that does."""
+        for it is another thread, or inside of one that does.
+        """
         if self._is_inside or get_ident() != self._main:
             return 0.0
         self._is_inside = True

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
     """Call `do` with the module at the end of its import, which fails where `do` does. The second call for one name does
-    nothing; nor does one for a module that has been imported."""
+    nothing; nor does one for a module that has been imported.
+    """
     watched = any(isinstance(finder, _Finder) and finder.name == name for finder in sys.meta_path)
     if name not in sys.modules and not watched:
         sys.meta_path.insert(0, _Finder(name, do))

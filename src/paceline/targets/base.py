@@ -154,7 +154,8 @@ class Target(Protocol):
 
     def release(self, run_dir: Path) -> None:
         """Give back the place in the queue and all that is held, where the supervisor could not. Harmless when there is
-        nothing to give."""
+        nothing to give.
+        """
 
 
 @runtime_checkable
@@ -243,11 +244,13 @@ class Examined(Protocol):
 @runtime_checkable
 class Elastic(Protocol):
     """A target for elastic runs. Its `wait_for_nodes` takes a job with a `node_range`, and returns once as many nodes of it are
-    held as can be had now. It waits for no more than the fewest."""
+    held as can be had now. It waits for no more than the fewest.
+    """
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
         """How many nodes the run would be given if it gave back those that it holds, and asked anew: `nodes` and what is free
-        beside them. Asked every second by the supervisor, so it does not block; what it tells may be some seconds old."""
+        beside them. Asked every second by the supervisor, so it does not block; what it tells may be some seconds old.
+        """
 
 
 #: What a target may do beyond `Target`.

@@ -19,7 +19,8 @@ from paceline.targets.timeouts import all_within, said
 @dataclass(frozen=True, kw_only=True)
 class TargetLook:
     """The answer of one target. error: why there is no status, where that is a fault. is_wrong: it is one of the
-    settings, not of the target's being away."""
+    settings, not of the target's being away.
+    """
 
     name: str
     kind: str | None

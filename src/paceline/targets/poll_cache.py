@@ -52,7 +52,8 @@ def keep(path: Path, found: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """While it lasts, no other process asks for this file; but where its folder can't be written to, and on a file system without
-    locks."""
+    locks.
+    """
     with contextlib.ExitStack() as held:
         # Whoever may only read the workspace still gets an answer, one that is not shared.
         with contextlib.suppress(OSError):

@@ -189,5 +189,5 @@ def node_of(run: Run, rank: int, attempt: int = 1) -> str:
 
 
 def exit_codes(run: Run, attempt: int = 1) -> dict[int, int]:
-    """rank -> how it ended."""
+    """Rank -> how it ended."""
     return {int(rank): code for rank, code in run.record().attempts[attempt - 1].exit_codes.items()}

@@ -131,7 +131,8 @@ def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> list[Any]:
 
 def wide(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
     """A plain tensor with which MPI can do this operation of its own: the tensor itself, a float32 copy of a half-precision one,
-    or for sums an int32 copy of an integer of 8 or 16 bits."""
+    or for sums an int32 copy of an integer of 8 or 16 bits.
+    """
     # MPI has no type for floats of 16 or 8 bits.
     if tensor.is_floating_point() and tensor.element_size() < 4:
         return plain(tensor).float()

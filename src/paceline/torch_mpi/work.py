@@ -55,7 +55,7 @@ class MpiWork(_Work):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """torch's future of the outputs, the same at each call. Its callbacks run in the thread that did the operation."""
+        """Torch's future of the outputs, the same at each call. Its callbacks run in the thread that did the operation."""
         if self._torch_future is None:
             settled: torch.futures.Future[concurrent.futures.Future[Any]] = torch.futures.Future()
             # Through `then`, because only an error that a callback raises reaches C++ as one: DDP's reducer waits there.

@@ -1,5 +1,6 @@
 """Waits in a worker for the libraries whose trackers are listened to. Standard library alone, and little of it: this is loaded
-before every script, and nothing else of the trackers is before the script imports one of these modules."""
+before every script, and nothing else of the trackers is before the script imports one of these modules.
+"""
 
 from __future__ import annotations
 

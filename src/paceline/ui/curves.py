@@ -152,7 +152,8 @@ class _Log:
 
     def _take_scalars(self, found: Mapping[bytes, list[tuple[bytes, ...]]], into: RunCurves) -> bool:
         """Keep lines by their names: value, time where that is kept, step or nothing. False where a value is no number; then
-        nothing is kept."""
+        nothing is kept.
+        """
         taken = []
         for name, lines in found.items():
             if not lines:
@@ -297,7 +298,7 @@ def thinned(
     window: tuple[float, float] | None = None,
     cuts: Collection[tuple[float, float]] = (),
 ) -> tuple[list[float | None], list[float | None]]:
-    """xs and ys to be drawn: all points where there are at most two for a pixel, else of each piece the least and the greatest.
+    """Xs and ys to be drawn: all points where there are at most two for a pixel, else of each piece the least and the greatest.
 
     window: from, to; a point beyond each end is kept, so that the line goes on to the picture's edge. A value that is no finite
     number is None, which is a gap.

@@ -203,7 +203,8 @@ LIVE = "live"
 @dataclass(frozen=True)
 class RunQuery:
     """text: in the name, id, tags or experiment. state: one of `states.ALL`, or "live". sort: a key of `SORTS`, "-" in front
-    turns it round; "" is newest first. parent: of this run's children alone."""
+    turns it round; "" is newest first. parent: of this run's children alone.
+    """
 
     text: str = ""
     experiment: str = ""

@@ -1,5 +1,6 @@
 """Pieces of pages that follow what they show: one look at the files serves all who watch, and a piece is made and sent only where
-it has changed."""
+it has changed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _SILENCE_S = 15.0
 @dataclass(frozen=True)
 class PagePiece:
     """stamp: another one whenever what is shown has changed. make: the piece as HTML, in which addresses are relative to the
-    stream's own."""
+    stream's own.
+    """
 
     stamp: str
     make: Callable[[], str]

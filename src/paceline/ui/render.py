@@ -60,7 +60,8 @@ def page(request: Request, template: str, status: int = 200, **values: Any) -> H
 
 def text(request: Request, template: str, **values: Any) -> str:
     """A page, or a piece of one. Every template has `root`, the way to the top from the request's path, and `ui`, what the server
-    shows of itself."""
+    shows of itself.
+    """
     root = root_of(request.scope["path"])
     values |= {"root": root, "static": f"{root}static/{static_version()}/", "ui": request.app.state.ui}
     return _templates().get_template(template).render(form_key=request.app.state.token.form_key(), **values)

@@ -50,7 +50,8 @@ class Token:
 
     def form_key(self) -> str:
         """What a form of a page brings along, so that no other site's form is taken for it; another one each time, lest its
-        bytes be guessed from the length of a compressed page."""
+        bytes be guessed from the length of a compressed page.
+        """
         nonce = secrets.token_hex(8)
         return f"{nonce}.{self._sign('form ' + nonce)}"
 

@@ -126,7 +126,8 @@ def _import_from_copy() -> None:
 
 def _offer_names() -> None:
     """Let `import horovod` find ours where the real package is not installed: the last place on the path. `import azureml`
-    finds ours first, here and in what the script starts: the real one would log to nowhere, and say nothing of it."""
+    finds ours first, here and in what the script starts: the real one would log to nowhere, and say nothing of it.
+    """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path.append(os.path.join(package, "compat", "shim", "first"))
     azureml = os.path.join(package, "compat", "shim", "azureml_names")
@@ -146,7 +147,8 @@ def _listen_to_trackers() -> None:
 
 def _set_old_variables() -> None:
     """Set what scripts for Azure read beside all else: the folder of an input under its bare name, unless that is taken, and
-    the rank under Batch AI's."""
+    the rank under Batch AI's.
+    """
     for word in os.environ.get("AZUREML_DATASET_ENVIRONMENT_VARS", "").split(","):
         name = word.partition(":")[0]
         if (folder := os.environ.get(f"PACELINE_INPUT_{name}")) is not None:
@@ -157,7 +159,8 @@ def _set_old_variables() -> None:
 
 def _with_variables(word: str) -> str:
     """An argument with this worker's own values where `$NAME` or `${NAME}` stands: its folder of the data
-    (`$AZUREML_DATAREFERENCE_train`), its rank (`$RANK`). What is no variable here stays as it is."""
+    (`$AZUREML_DATAREFERENCE_train`), its rank (`$RANK`). What is no variable here stays as it is.
+    """
     return os.path.expandvars(word) if "$" in word else word
 
 

@@ -41,7 +41,8 @@ def note() -> None:
 
 def trained_alone(modules: dict[str, ModuleType]) -> str | None:
     """The library with which a model was trained in this process, which no other takes part in: "lightning", "torch",
-    "tensorflow" or "jax". None where another takes part, nothing was trained, or that can't be told."""
+    "tensorflow" or "jax". None where another takes part, nothing was trained, or that can't be told.
+    """
     if any(name in modules for name in _OTHER_WAYS) or _joined_ours(modules) or _joined_torch(modules):
         return None
     if _joined_tensorflow(modules) or _joined_jax(modules):

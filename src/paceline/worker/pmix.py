@@ -25,7 +25,8 @@ _LOOK_S = 0.1
 
 class PmixRelay:
     """Stands between one worker and its server, where the environment names one that can be relayed; changes it so that
-    the worker finds this. To be made before the worker is forked."""
+    the worker finds this. To be made before the worker is forked.
+    """
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         # Threads, all in the process that waits: one for each listener and two for each connection, one each way. What they share

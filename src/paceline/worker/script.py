@@ -25,7 +25,8 @@ _IS_SAFE_PATH = getattr(sys.flags, "safe_path", False)
 
 def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
     """Run `path` as `__main__`: a file, or with is_module the module of this name, as `python -m` does. An exception is
-    written down, shown without Paceline's frames, and ends the process with the code that Python would end it with."""
+    written down, shown without Paceline's frames, and ends the process with the code that Python would end it with.
+    """
     worker = os.getpid()
     # The module of our own entry point must outlive the script: its globals are ours.
     sys.modules["__paceline_main__"] = sys.modules["__main__"]

@@ -224,7 +224,7 @@ def _without_old_pin(line: str, notes: Notes) -> str:
 
 
 def _pip_version(line: str) -> str:
-    """conda's `=1.2` as pip's `==1.2.*`; any other condition is the same for both."""
+    """Conda's `=1.2` as pip's `==1.2.*`; any other condition is the same for both."""
     match = _PARTS.match(line)
     rest = (match[3] if match else "").strip().replace(" ", "")
     if rest.startswith("==") or not rest.startswith("="):

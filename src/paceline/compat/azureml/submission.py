@@ -125,7 +125,8 @@ def _plain_reference(reference: DataReference) -> DataReference:
 
 def _names_of(workspace: Any) -> dict[str, str]:
     """The name of the driver's workspace, by which a worker knows that it was submitted by the Azure names, and the others
-    where a worker would have other ones."""
+    where a worker would have other ones.
+    """
     names = {"SUBSCRIPTION": workspace.subscription_id, "RESOURCEGROUP": workspace.resource_group}
     others = {f"AZUREML_ARM_{key}": name for key, name in names.items() if name != "local"}
     return {**others, AZURE_VARIABLE: workspace.name}

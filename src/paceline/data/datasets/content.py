@@ -46,7 +46,8 @@ def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInf
 
 def content_fingerprint(infos: Sequence[FileInfo]) -> str:
     """A hash of the names below the deepest folder that holds them all, sizes and contents of all files, whatever their
-    order: equal for a copy elsewhere. infos: of `with_content`."""
+    order: equal for a copy elsewhere. infos: of `with_content`.
+    """
     # The first words name the way in which the hash is made. Fingerprints are kept in records, so another way needs other
     # words.
     digest = hashlib.sha256(b"paceline content 1\0")

@@ -15,9 +15,8 @@ from paceline.job.data_reference import DataReference
 
 
 def check_wish(reference: DataReference) -> None:
-    """
-    Raises:
-        DataError: the name under which an output is to be registered can't be one.
+    """Raises:
+    DataError: the name under which an output is to be registered can't be one.
     """
     if reference.registered is not None:
         check_dataset_name(json.loads(reference.registered)["name"])

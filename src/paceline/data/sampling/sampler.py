@@ -79,7 +79,8 @@ class DistributedSampler:
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration gives: 0 at first; after load_state_dict the state's, or if that one had come
-        to its end, the next."""
+        to its end, the next.
+        """
         return self._order.epoch
 
     @property

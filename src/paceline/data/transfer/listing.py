@@ -135,7 +135,8 @@ def _plain(store: Store, path: str) -> str:
 
 def _may_be_empty(store: Store, base: str) -> bool:
     """True if having no files is the truth about a folder that is there; an object store has the top, and those
-    that a console made."""
+    that a console made.
+    """
     if not base:
         return True
     if store.kind == "local":

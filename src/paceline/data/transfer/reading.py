@@ -107,7 +107,7 @@ class ObjectReader:
         return f"{self._prefix}/{path}" if self._prefix else path
 
     def _options(self, version: str) -> Any:
-        """obstore's options of a request. Without an etag the version is a time, which servers know by the second only."""
+        """Obstore's options of a request. Without an etag the version is a time, which servers know by the second only."""
         return {"if_match": version} if version.startswith(('"', "W/")) else {}
 
     def _check(self, meta: Any, path: str, version: str, size: int | None) -> None:

@@ -41,7 +41,8 @@ READ_ONLY = {"http": "HTTP can only be read from", "memory": "it is the memory o
 @dataclass(frozen=True, kw_only=True)
 class Uploaded:
     """The result of an upload. files, bytes: of this upload. skipped: relative names that were there and stayed as they were.
-    left_out: of a run's output, the names in it that are no files of the run, each with what it is instead."""
+    left_out: of a run's output, the names in it that are no files of the run, each with what it is instead.
+    """
 
     name: str
     files: int

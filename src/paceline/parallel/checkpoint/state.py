@@ -210,6 +210,6 @@ def put_back(held: HeldState, found: Mapping[str, Tensor], record: Mapping[str, 
 
 
 def _device_steps(optimizer: torch.optim.Optimizer) -> set[int]:
-    """ids of the parameters whose number of steps lies where they do."""
+    """Ids of the parameters whose number of steps lies where they do."""
     groups = [group for group in optimizer.param_groups if group.get("fused") or group.get("capturable")]
     return {id(param) for group in groups for param in group["params"]}

@@ -120,7 +120,8 @@ def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
 
 def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, numbers: int) -> tuple[int, float] | None:
     """The numbers that it keeps for each parameter, and the seconds of a step for each byte, tried on a parameter of its own;
-    None where that can't be done."""
+    None where that can't be done.
+    """
     if optimizer is None:
         return 0, 0.0
     param = nn.Parameter(torch.zeros(numbers // 32, 32, device=device))

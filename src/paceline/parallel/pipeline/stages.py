@@ -157,7 +157,7 @@ class Stage:
 
 @contextlib.contextmanager
 def _explained(stage: int) -> Iterator[None]:
-    """autograd's error for what was changed since the forward pass, as a sentence on why that is so here.
+    """Autograd's error for what was changed since the forward pass, as a sentence on why that is so here.
 
     Raises:
         ParallelError: in its place.

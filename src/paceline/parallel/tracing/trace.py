@@ -419,7 +419,7 @@ class _ShutError(Exception):
 
 @contextlib.contextmanager
 def _unlogged() -> Iterator[None]:
-    """torch logs an operation that fake tensors lack as an error with its traceback, and here the block is run for real then."""
+    """Torch logs an operation that fake tensors lack as an error with its traceback, and here the block is run for real then."""
     log = logging.getLogger(FakeTensorMode.__module__)
     before, log.disabled = log.disabled, True
     try:

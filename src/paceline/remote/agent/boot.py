@@ -74,14 +74,16 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
 
 def digest_in(folder: str, is_ours: bool = False) -> "Optional[str]":  # noqa: UP045
     """The `digest` of the package in a folder. It is kept (`known_digest`) in a folder of our own, and in a workspace's, which
-    has a link to the package. Beside an installation nothing is written."""
+    has a link to the package. Beside an installation nothing is written.
+    """
     package = os.path.join(folder, "paceline")
     return known_digest(folder) if is_ours or os.path.islink(package) else digest(package)
 
 
 def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
     """The `digest` of the package in a folder of our own. A file beside it keeps it, and it is made again only when the package's
-    files are no longer as they were: to read a thousand files takes ten times as long as to look at them."""
+    files are no longer as they were: to read a thousand files takes ten times as long as to look at them.
+    """
     package, path = os.path.join(folder, "paceline"), os.path.join(folder, _KNOWN)
     try:
         # Looked at before they are read: what is written between the two is then seen as a change.

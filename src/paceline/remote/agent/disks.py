@@ -32,6 +32,7 @@ def disks_here(paths: Iterable[str]) -> dict[str, tuple[int, int, int]]:
 
 def is_low(free: int, total: int) -> bool:
     """True if a disk is about to be full: less than a twentieth of it is free, or 2 GB; of a large one 20 GB, of a small
-    one a tenth."""
+    one a tenth.
+    """
     gb = 10**9
     return free < min(max(total / 20, 2 * gb), 20 * gb, total / 10)

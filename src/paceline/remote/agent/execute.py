@@ -176,7 +176,8 @@ class _Reader(threading.Thread):
 
     def drain(self) -> None:
         """Wait until all is said that lies in the pipe, and for what still comes a moment longer; not for ever, where a process
-        holds the pipe open or writes without end."""
+        holds the pipe open or writes without end.
+        """
         begun, deadline = self._count, time.monotonic() + _LATE_S
         self.join(_DRAIN_S)
         while self.is_alive() and self._count - begun < _PIPE_BYTES and time.monotonic() < deadline:

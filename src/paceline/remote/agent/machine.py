@@ -41,7 +41,7 @@ def about(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def interfaces() -> dict[str, tuple[str, int]]:
-    """name -> (IPv4 address, length of the network's prefix) of each interface that has one; Linux only."""
+    """Name -> (IPv4 address, length of the network's prefix) of each interface that has one; Linux only."""
     found: dict[str, tuple[str, int]] = {}
     if not sys.platform.startswith("linux"):
         return found

@@ -76,7 +76,8 @@ class Mirror(threading.Thread):
 
     def tell(self, header: dict[str, Any]) -> None:
         """Send this once all that was written so far has been sent. header: with `all`, checkpoints and outputs too; with `last`,
-        what the script has left in its working directory as well, which is cleaned up for that."""
+        what the script has left in its working directory as well, which is cleaned up for that.
+        """
         with self._changed:
             self._jobs.append(header)
             self._changed.notify_all()

@@ -36,7 +36,8 @@ class TcpCounts:
 
     def look(self, living: Mapping[str, Sequence[int]]) -> dict[str, tuple[float, float]]:
         """Rank -> bytes a second that it has received and sent since the last look. living: rank -> its processes. Empty where
-        the kernel does not tell, and at the first look."""
+        the kernel does not tell, and at the first look.
+        """
         if not self._is_told or not living:
             return {}
         now = time.monotonic()

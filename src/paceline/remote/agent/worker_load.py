@@ -112,7 +112,8 @@ class WorkerLoads:
 
     def _memory(self, held: Mapping[int, int], now: float) -> float:
         """Bytes that processes hold together. What was forked shares pages with its parent, which the kernel tells exactly (PSS),
-        but has to count page by page: so it is asked seldom, and only where much may be shared."""
+        but has to count page by page: so it is asked seldom, and only where much may be shared.
+        """
         worker, *below = held
         if sum(held[pid] for pid in below) <= _SHARED * held[worker]:
             return float(sum(held.values()))
@@ -158,7 +159,7 @@ class WorkerLoads:
 
 
 def below(pids: Sequence[int]) -> dict[int, list[int]]:
-    """pid -> the processes below it, of all of these in one look at the machine's processes."""
+    """Pid -> the processes below it, of all of these in one look at the machine's processes."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (words := processes.stat_of(int(name))):

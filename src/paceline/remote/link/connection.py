@@ -8,7 +8,8 @@
 The reader never waits for a disk but where `_inward` is full, so answers and signs of life overtake files. An answer "in
 order" counts only once all files that came before it are in their place, so it goes through the filer as well. The reader
 alone ends the connection: it notes why, ends the program, and tells the filer (None); requests are ended when the filer is
-done, for it may still settle some."""
+done, for it may still settle some.
+"""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ class Copies:
         self._replica.close()
 
     def _leaders(self) -> dict[int, int]:
-        """group -> the lowest rank of it that is not lost."""
+        """Group -> the lowest rank of it that is not lost."""
         found: dict[int, int] = {}
         for rank, link in enumerate(self._links):
             if link.lost is None:

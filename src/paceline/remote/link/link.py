@@ -30,7 +30,8 @@ class CommandEnd:
 
 class StartedEnd(NamedTuple):
     """A command that was started and has ended. code: as a shell gives it; time: in seconds since the epoch; peak_bytes: what it
-    had in memory at most."""
+    had in memory at most.
+    """
 
     pid: int
     code: int

@@ -82,7 +82,8 @@ class LinkFiles:
 
     def make_scratch(self, path: str) -> str:
         """Make a folder for sockets and shared memory, which goes when the agent does; the socket at which the agent hears
-        what asks for the remote shell."""
+        what asks for the remote shell.
+        """
         header, _ = self._connection.ask("scratch", timeout_s=20.0, path=path)
         return str(header["socket"])
 
@@ -128,7 +129,8 @@ class LinkFiles:
 
     def load(self, gpus: Sequence[str], workers: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """How busy the node is (`paceline.remote.agent.load`), since it was asked last. gpus: the devices that count; none for
-        all. workers: as `LoadMeter.look` is given."""
+        all. workers: as `LoadMeter.look` is given.
+        """
         asked = None if workers is None else dict(workers)
         found: dict[str, Any] = self._connection.ask("load", timeout_s=2.0, gpus=list(gpus), workers=asked)[0]["found"]
         return found

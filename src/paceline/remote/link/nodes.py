@@ -270,7 +270,8 @@ class AgentNodes:
 
     def _make_scratch(self) -> tuple[str, str]:
         """A folder with a short path, the same on all nodes, in memory where each has such a file system; and where the
-        first node's agent hears what asks for the remote shell."""
+        first node's agent hears what asks for the remote shell.
+        """
         name = f"paceline-{secrets.token_hex(4)}"
         path = f"/dev/shm/{name}"
         found = on_each(self._links, lambda link: link.make_scratch(path))

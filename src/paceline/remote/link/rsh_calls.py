@@ -21,7 +21,8 @@ _ENDING_S = 2.0
 def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tuple[str, ...]:
     """Put a program on a node that takes `HOST COMMAND...`, and give what starts it: PRRTE knows no quotes, so there is no
     space in its path. socket: where the node's agent hears it. python: what runs it, unless `REMOTE_SHELL_PYTHON` names
-    another."""
+    another.
+    """
     path = f"{scratch}/rsh"
     program = shlex.quote(f"{link.hello.library}/paceline/remote/agent/rsh.py")
     text = (

@@ -32,7 +32,8 @@ _EMPTY = ("logs", "outputs", "metrics", "checkpoints", "attempts", "prepared")
 def on_each(links: Sequence[Link], work: Callable[[Link], T]) -> list[T | Exception]:
     """Call `work` for each link, all at once; the results in their order, an error in the place of what raised it.
 
-    A slow node does not hold up the others."""
+    A slow node does not hold up the others.
+    """
     if not links:
         return []
 

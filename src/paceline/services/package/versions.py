@@ -138,7 +138,8 @@ def _closure(names: Iterable[str]) -> list[str]:
 
 def _public(line: str) -> str:
     """ "torch==2.5.0" of "torch==2.5.0+cpu": a label says who built it, which is often at an index of their own, and a version
-    without one is met by any."""
+    without one is met by any.
+    """
     return line.partition("+")[0]
 
 

@@ -62,7 +62,8 @@ class RefusedError(Exception):
 
 class _Exchange:
     """A request and its answer, as ASGI has them. began: when it came. ids: the headers of its answer that name it, and those
-    for a page of another origin."""
+    for a page of another origin.
+    """
 
     __slots__ = ("began", "ids", "receive", "scope", "send")
 

@@ -22,7 +22,7 @@ HEAD_BYTES = 64 << 10
 
 
 def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, by httptools where that is installed, for `limit` connections; one more is told 503 and closed.
+    """Uvicorn's protocol, by httptools where that is installed, for `limit` connections; one more is told 503 and closed.
 
     log: called with the status of each answer that the application does not know of.
     The application finds the connection in `scope["state"]["connection"]`: `on_lost` is called when it is lost.

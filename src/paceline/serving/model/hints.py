@@ -307,7 +307,7 @@ def _is_array(hint: Any) -> bool:
 
 
 def _array(hint: Any, shape: tuple[Any, ...] | None) -> Hint:
-    """numpy's arrays and torch's tensors. shape: sizes, None for any."""
+    """Numpy's arrays and torch's tensors. shape: sizes, None for any."""
     is_tensor = (typing.get_origin(hint) or hint).__name__ == "Tensor"
     dtype = None
     if len(arguments := typing.get_args(hint)) == 2 and (inner := typing.get_args(arguments[1])):

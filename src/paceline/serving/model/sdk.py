@@ -91,7 +91,8 @@ class SdkScript(Script):
 
 def _is_of_the_input(raised: Exception) -> bool:
     """True where a decorator of inference-schema could not make a value of the body what the script asks for: run() was not
-    called. Its own function says so alone; the exceptions are as any others."""
+    called. Its own function says so alone; the exceptions are as any others.
+    """
     return any(
         frame.f_code.co_name == "_deserialize_input_argument" and frame.f_globals.get("__name__") == _DECORATORS
         for frame, _ in traceback.walk_tb(raised.__traceback__)

@@ -10,7 +10,8 @@ from paceline.serving.wire import ModelCall, Reply
 
 class Servable(Protocol):
     """kind: what it is, for the log. wants_head: it looks at the method, the query or the headers of every request.
-    is_batched: `answer` may be given several requests."""
+    is_batched: `answer` may be given several requests.
+    """
 
     kind: str
     wants_head: bool

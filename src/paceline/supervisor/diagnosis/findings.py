@@ -186,7 +186,8 @@ def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
 
 def may_have_lost_a_node(found: Findings) -> bool:
     """True if all that failed may be for a node whose loss nobody has noticed yet: of some of its workers nothing was
-    heard, and no other has failed by itself."""
+    heard, and no other has failed by itself.
+    """
     if found.is_here or found.lost or len(found.launch.nodes) == 1:
         return False
     ends = found.ends()
@@ -227,7 +228,8 @@ def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
 
 def lost_nodes(found: Findings) -> Mapping[int, str]:
     """Nodes that were lost, and how that was noticed. A stand-in on this machine can't be lost; for an elastic run, which can
-    be tried here so, one counts as lost whose workers were all killed by SIGKILL, and not for memory."""
+    be tried here so, one counts as lost whose workers were all killed by SIGKILL, and not for memory.
+    """
     launch = found.launch
     if found.lost or not found.is_here or launch.job.node_range is None or len(launch.nodes) == 1:
         return found.lost

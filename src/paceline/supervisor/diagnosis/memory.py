@@ -28,7 +28,8 @@ _ROOM = 0.6
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """What was seen at one moment. at_s: seconds since 1970. nodes: node's rank -> its load. ranks: rank -> its worker's; as
-    `paceline.remote.agent.load` has them."""
+    `paceline.remote.agent.load` has them.
+    """
 
     at_s: float
     nodes: Mapping[int, Mapping[str, float]]

@@ -69,7 +69,8 @@ def _of_hydra(nodes: list[ast.AST]) -> str | None:
 
 def _of_hand(nodes: list[ast.AST], folder: Path) -> str | None:
     """Return the way of a script that takes the words of `sys.argv` apart at their `=`, itself or in a file that it runs
-    (`exec(open("configurator.py").read())`)."""
+    (`exec(open("configurator.py").read())`).
+    """
     for node in nodes:
         if _called(node) == "exec" and isinstance(node, ast.Call) and node.args:
             opened = [one for one in ast.walk(node.args[0]) if _called(one) == "open" and isinstance(one, ast.Call)]

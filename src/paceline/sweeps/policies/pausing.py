@@ -51,7 +51,8 @@ class PausingPolicy(Protocol):
 
     def argument(self, rung: int) -> tuple[str, int] | None:
         """Name and value of the script's argument that says after how many values a run ends, of one that is let beyond `rung`;
-        None where scripts are not told."""
+        None where scripts are not told.
+        """
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
         """Why a trial that waits was not gone on with, for its record at the sweep's end."""
@@ -67,16 +68,16 @@ def pausing(policy: object) -> PausingPolicy | None:
 
 def budget(policy: object, rung: int = 0) -> dict[str, int]:
     """The name and the number that tell a script after how many values it ends, of a trial that is let beyond `rung`; empty where
-    scripts are not told. They are given as hyperparameters are."""
+    scripts are not told. They are given as hyperparameters are.
+    """
     found = pausing(policy)
     argument = None if found is None else found.argument(rung)
     return {} if argument is None else {argument[0]: argument[1]}
 
 
 def check_budget(policy: str, budget: object, last: int | None) -> None:
-    """
-    Raises:
-        SweepError: the name of an argument that can't be one, or no last interval to end at.
+    """Raises:
+    SweepError: the name of an argument that can't be one, or no last interval to end at.
     """
     if budget is None:
         return

@@ -43,18 +43,16 @@ def judged(
 
 
 def check_intervals(policy: str, evaluation_interval: int, delay_evaluation: int) -> None:
-    """
-    Raises:
-        SweepError: a number of intervals that can't be.
+    """Raises:
+    SweepError: a number of intervals that can't be.
     """
     check_whole(policy, "evaluation_interval", evaluation_interval, at_least=1)
     check_whole(policy, "delay_evaluation", delay_evaluation, at_least=0)
 
 
 def check_whole(policy: str, name: str, value: object, *, at_least: int) -> None:
-    """
-    Raises:
-        SweepError: the value is no integer, or is too small.
+    """Raises:
+    SweepError: the value is no integer, or is too small.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise SweepError(f"{policy}: {name}={value!r} is no integer of {at_least} or more.")

@@ -82,7 +82,8 @@ class PopulationBasedTraining:
     def judge(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, Judgement]:
         """Trial number -> that it waits for the others, where it has come to its generation's end.
 
-        None where the script knows its budget."""
+        None where the script knows its budget.
+        """
         found: dict[int, Judgement] = {}
         for trial in trials:
             end = self._end(len(trial.legs))

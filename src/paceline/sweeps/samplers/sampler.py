@@ -25,7 +25,8 @@ class Proposal:
 @runtime_checkable
 class Sampler(Protocol):
     """Proposes points. What it proposes for a trial depends on the seed, the trial's number and the trials it is told, on
-    nothing else: so a sweep that was interrupted goes on as the one that was not would have."""
+    nothing else: so a sweep that was interrupted goes on as the one that was not would have.
+    """
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         """The point of trial `number`; None where there is nothing left to propose.

@@ -53,7 +53,8 @@ class RayJob:
 @dataclass(frozen=True, kw_only=True)
 class RayNode:
     """A node as Ray knows it. total, used: by the names of its resources; used is empty where nobody has asked, or Ray
-    does not tell."""
+    does not tell.
+    """
 
     node_id: str
     name: str

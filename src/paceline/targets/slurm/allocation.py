@@ -174,7 +174,7 @@ def link_words(allocation: Allocation, node: str, *, python: str | None = None) 
 
 
 def srun_words(job_id: str, node: str) -> list[str]:
-    """srun of one task on a node, over whatever else runs there: all its cores and GPUs, no memory of its own."""
+    """Srun of one task on a node, over whatever else runs there: all its cores and GPUs, no memory of its own."""
     return [
         *("srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0"),
         # Bytes as they come: by default only whole lines are passed on.
@@ -187,7 +187,8 @@ def srun_words(job_id: str, node: str) -> list[str]:
 
 def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of srun and of the agents: without what the batch step knows of the job as a whole,
-    and with the PYTHONPATH that the user had, not the supervisor's."""
+    and with the PYTHONPATH that the user had, not the supervisor's.
+    """
     kept = {
         name: value
         for name, value in environment.items()

@@ -52,7 +52,8 @@ def check_srun(job: Job, scheduler: Scheduler) -> None:
 
 def plugins_in(listed: CommandResult) -> list[str]:
     """The plugins that `srun --mpi=list` names: a line each on standard error before Slurm 22.05, since then on standard
-    output, the versions of pmix behind a sentence."""
+    output, the versions of pmix behind a sentence.
+    """
     text = re.sub(r"(?m)^specific pmix plugin versions available:", "", f"{listed.stdout}\n{listed.stderr}")
     return list(dict.fromkeys(_PLUGIN.findall(text)))
 
@@ -60,7 +61,7 @@ def plugins_in(listed: CommandResult) -> list[str]:
 def starter(
     job: Job, settings: SlurmSettings, job_id: str, nodes: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Starter | None:
-    """srun of a step that has the job's workers, each on the node of its place; None where mpirun is to start them.
+    """Srun of a step that has the job's workers, each on the node of its place; None where mpirun is to start them.
 
     nodes: names, in order of node rank. environment: the supervisor's; None for showing.
 

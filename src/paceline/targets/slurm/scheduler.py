@@ -161,7 +161,7 @@ class Scheduler:
         return self.ssh_words(shlex.join(["env", "-u", "SLURM_TIME_FORMAT", *argv]))
 
     def ssh_words(self, command: str) -> list[str]:
-        """ssh to the login host. command: for its shell."""
+        """Ssh to the login host. command: for its shell."""
         from paceline.targets.ssh.command import Ssh
 
         ssh = Ssh(config=self.settings.ssh_config, options=self.settings.ssh_options)

@@ -219,7 +219,8 @@ def _options_of_job(job: Job, settings: SlurmSettings) -> Iterator[str]:
 
 def _cpus_of_node(job: Job, settings: SlurmSettings) -> Iterator[str]:
     """The cores of a node as those of one task, where there is a range of nodes: with a number of tasks for each node, Slurm
-    takes that of the fewest nodes for the number of all tasks, and gives no more nodes than that."""
+    takes that of the fewest nodes for the number of all tasks, and gives no more nodes than that.
+    """
     yield f"--cpus-per-task={settings.cpus_per_process * max(node_sizes(job))}"
 
 

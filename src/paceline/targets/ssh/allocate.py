@@ -35,7 +35,8 @@ _TRY_AGAIN_S = 30.0
 @dataclass(frozen=True, kw_only=True)
 class HostDemand:
     """A run's demand of each of `count` hosts. more: beyond those, an elastic run takes so many if they are free at once; it
-    waits for none of them. key: its place in the order, the same in each attempt."""
+    waits for none of them. key: its place in the order, the same in each attempt.
+    """
 
     count: int
     more: int = 0

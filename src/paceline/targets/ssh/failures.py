@@ -80,7 +80,7 @@ def explain(host: SshHost, text: str, exit_code: int | None, login: list[str], p
 
 
 def _forget(text: str, host: SshHost) -> str:
-    """ssh's own advice, or the plain command."""
+    """Ssh's own advice, or the plain command."""
     advised = re.search(r"^\s*(ssh-keygen .*-R .*)$", text, re.MULTILINE)
     if advised:
         return advised[1].strip()

@@ -117,7 +117,8 @@ class SshTarget:
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """Load a supervisor while the hosts are looked at. It is begun by
-        `start_supervisor` or ended by `release`, and in any case ends with this program if it was not begun."""
+        `start_supervisor` or ended by `release`, and in any case ends with this program if it was not begun.
+        """
         supervisors.load(run_dir, library_dir, python, _LOADED)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
@@ -266,7 +267,8 @@ class SshTarget:
 
     def login(self) -> None:
         """Let a person at this terminal log in where a password, a second factor or a look at a new host's key is asked for.
-        The connections stay open for a little while, and longer for what uses them by then."""
+        The connections stay open for a little while, and longer for what uses them by then.
+        """
         for look in self._look(with_gpus=False):
             if look.failure is None:
                 print(f"{look.host.name}: no question asked")

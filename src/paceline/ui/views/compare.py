@@ -70,7 +70,8 @@ def _folders(request: Request) -> list[RunFolder]:
 
 def differences(runs: Sequence[tuple[RunRecord, RunFolder]]) -> list[dict[str, Any]]:
     """Sections of rows: what is compared, the value of each run, whether they differ. Of parameters and code all, of the rest
-    what differs."""
+    what differs.
+    """
     columns = [diff.sides(folder, record) for record, folder in runs]
     sections: list[dict[str, Any]] = []
     for part, title in _TITLES.items():

@@ -23,7 +23,8 @@ _OURS = "paceline.compat.azureml"
 @dataclass(frozen=True)
 class Finding:
     """A use of a name. file, line: where. name: such as "azureml.core.Workspace.from_config". becomes: WORKS, REPLACED or
-    MISSING; text: what is done instead, or what to write."""
+    MISSING; text: what is done instead, or what to write.
+    """
 
     file: str
     line: int

@@ -479,7 +479,8 @@ class Run(SdkSpellings, run.Run):
 
     def get_details(self) -> dict[str, Any]:
         """runId, target, status, startTimeUtc, endTimeUtc, properties, inputDatasets, outputDatasets, runDefinition, logFiles
-        (name -> path), submittedBy; after a failure also error; then, or where there are any, warnings."""
+        (name -> path), submittedBy; after a failure also error; then, or where there are any, warnings.
+        """
         record = self.record()
         properties: dict[str, Any] = dict(self.get_properties())
         if record.snapshot_id:

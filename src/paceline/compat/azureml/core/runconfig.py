@@ -55,7 +55,8 @@ class MpiConfiguration(Strict):
 
 class PyTorchConfiguration(Strict):
     """Workers with torch's variables. process_count: in all; None for one on each node. communication_backend: a hint; what the
-    script names in `init_process_group` counts."""
+    script names in `init_process_group` counts.
+    """
 
     def __init__(
         self, communication_backend: str = "Nccl", process_count: int | None = None, node_count: int = 1

@@ -58,7 +58,8 @@ class Reference(data_reference.DataReference):
 
 class DataReference:
     """DataReference(datastore, data_reference_name=None, path_on_datastore=None, mode="mount", path_on_compute=None,
-    overwrite=False): a place in a store; `str()` is the word that a script's arguments have for it."""
+    overwrite=False): a place in a store; `str()` is the word that a script's arguments have for it.
+    """
 
     def __new__(  # type: ignore[misc]
         cls,

@@ -15,7 +15,8 @@ from paceline.errors import DataError
 @dataclass(frozen=True)
 class Batch:
     """number: from 0, over all inputs. input: its name. files: their paths in the input; or first, last: rows of the table,
-    and with keys group: which of their combinations, whose rows are meant then."""
+    and with keys group: which of their combinations, whose rows are meant then.
+    """
 
     number: int
     input: str

@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
     """Decorator: `func(state, ...)` starts from the first rank's state, and begins again at the last commit where a
-    collective has failed, within a graph of TensorFlow too. The engine is started anew each time."""
+    collective has failed, within a graph of TensorFlow too. The engine is started anew each time.
+    """
 
     @functools.wraps(func)
     def translated(*args: Any, **kwargs: Any) -> T:

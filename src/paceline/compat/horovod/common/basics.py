@@ -78,7 +78,8 @@ def shutdown() -> None:
 
 def is_initialized() -> bool:
     """True after `init`, also in a child that was forked since, such as a DataLoader's worker: it has its parent's rank and
-    size."""
+    size.
+    """
     return registry.is_begun
 
 

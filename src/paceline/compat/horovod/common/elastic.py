@@ -227,7 +227,8 @@ def from_first(value: Any) -> Any:
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
     """Decorator: `func(state, ...)` starts from the first rank's state, and begins again at the last commit where a
-    collective has failed, in a graph too. The engine is started anew each time."""
+    collective has failed, in a graph too. The engine is started anew each time.
+    """
     return run_fn(func, _restart)
 
 

@@ -19,7 +19,8 @@ _NAME = "paceline.collectives"
 
 def log_from(level: str, environ: Mapping[str, str]) -> None:
     """Show the engine's messages from this level on; the rank stands in front, and the time unless
-    HOROVOD_LOG_HIDE_TIME is set. A level of another name changes nothing."""
+    HOROVOD_LOG_HIDE_TIME is set. A level of another name changes nothing.
+    """
     number = _LEVELS.get(level)
     if number is None:
         return

@@ -3,7 +3,8 @@
     accept, a thread for each address    -> a thread for each connection
     that thread: proof of the key, hello -> `joined`; then what the rank says, in its order -> `events`
 
-The driver's thread alone takes from the two queues. `events` is bounded, so ranks that print faster than they are read wait."""
+The driver's thread alone takes from the two queues. `events` is bounded, so ranks that print faster than they are read wait.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _LONGEST_LINE_BYTES = 1 << 20
 
 
 class Output:
-    """Takes pieces of the ranks' output and gives whole lines on. A line's end is `\\n`, or the `\\r` of a progress bar.
+    r"""Takes pieces of the ranks' output and gives whole lines on. A line's end is `\\n`, or the `\\r` of a progress bar.
 
     to_streams: through `sys.stdout` and `sys.stderr` (a notebook's cell), not to this process's descriptors.
     folder: gets `rank.<n>/stdout` and `rank.<n>/stderr` too, as they were printed.

@@ -116,7 +116,8 @@ def _small(
     places: Sequence[int], grads: list[Any], variables: Sequence[Any], names: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
     """(name, places) of the gradients that are so small that they are submitted together anyway: by type, one request
-    for all of them. The ranks have to have the same ones, so the name tells those of different sets apart."""
+    for all of them. The ranks have to have the same ones, so the name tells those of different sets apart.
+    """
     by_type: dict[Any, list[int]] = {}
     for i in places:
         # The variable's, for the shape of a gradient may not be known while a graph is made.

@@ -185,7 +185,8 @@ def submit_allreduce(
     tensors: Sequence[torch.Tensor], name: str | None, how: How, *, grouped: bool = False, in_place: bool = False
 ) -> int:
     """The handle of the reduction of the tensors, of which there is one unless they are `grouped`; into new ones if not
-    `in_place`."""
+    `in_place`.
+    """
     # Adasum is computed in the host's memory, wherever the tensors lie.
     if how.op == Adasum:
         check_adasum(how.process_set)

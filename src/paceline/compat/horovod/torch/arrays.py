@@ -95,7 +95,8 @@ def filled(tensor: torch.Tensor, in_place: bool, out: HostTensor) -> torch.Tenso
 @dataclass(slots=True)
 class Filled:
     """Makes a result by `filled`. An object, not a function with what it refers to, which is many: hundreds are in flight in a
-    step, and Python's garbage collector is called by their number."""
+    step, and Python's garbage collector is called by their number.
+    """
 
     tensor: torch.Tensor
     in_place: bool

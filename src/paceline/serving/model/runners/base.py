@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 class TensorInfo(NamedTuple):
     """A tensor that a model takes or returns. datatype: of the Open Inference Protocol; shape: -1 for any size, None where the
-    number of dimensions is not known."""
+    number of dimensions is not known.
+    """
 
     name: str
     datatype: str
@@ -22,7 +23,8 @@ class TensorInfo(NamedTuple):
 
 class Runner(Protocol):
     """platform: as the inference protocol names it. outputs: all that may be asked for, `default` those that are given where
-    nothing is. batches: rows of several requests may be given together, along the first dimension."""
+    nothing is. batches: rows of several requests may be given together, along the first dimension.
+    """
 
     platform: str
     inputs: list[TensorInfo]

@@ -371,7 +371,7 @@ class RemoteCompute(ComputeTarget):
 
     @staticmethod
     def attach(workspace: Any, name: str, *arguments: Any, **named: Any) -> ComputeTarget:
-        """`ComputeTarget.attach`, and the way of 2018: attach(workspace, name, username, address, ssh_port=22, ...)."""
+        """Attach a machine: with an attach configuration, or by user name, address and SSH port as the SDK of 2018 did."""
         given = arguments[0] if arguments else named.get("attach_configuration")
         if not isinstance(given, Provisioning):
             words = ("username", "address", "ssh_port")
