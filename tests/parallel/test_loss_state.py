@@ -132,3 +132,29 @@ def test_iterator_of_a_loss_is_named() -> None:
     weights = iter([1.0])
     state = loss_state.LossState(lambda output, target: output * next(weights), nn.Linear(1, 1))
     assert [name.split(" of ")[0] for name in state.iterators] == ["weights"]
+
+
+def test_tensor_that_tracing_left_in_a_loss_is_passed_over() -> None:
+    """The story: a hook kept an output for the loss, and a trace of the model put a tensor without values in its place."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        seen = {"first": torch.zeros(3)}
+
+    with loss_state.loss_kept(lambda output: output + seen["first"], nn.Linear(1, 1)) as state:
+        pass
+
+    assert not any("first" in name for name in state.numbers)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_buffers_of_a_scripted_module_are_put_back() -> None:
+    """The story: a scripted part has no dict of buffers, and the first comparison ended with an AttributeError."""
+    from paceline.parallel.tracing.fake_model import buffers_kept
+
+    part = torch.jit.script(nn.BatchNorm1d(2))
+
+    with buffers_kept(nn.Sequential(part)):
+        part.running_mean.fill_(7.0)
+
+    assert part.running_mean.tolist() == [0.0, 0.0]

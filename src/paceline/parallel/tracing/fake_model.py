@@ -199,7 +199,10 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 def buffers_kept(model: nn.Module) -> Iterator[None]:
     """The model's buffers are put back when the block ends, those in whose place others were put too."""
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    tables = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    # A scripted module has a view of C++ in the place of this dict, and nobody can put another buffer into it.
+    tables = [
+        (module._buffers, dict(module._buffers)) for module in model.modules() if isinstance(module._buffers, dict)
+    ]
     try:
         yield
     finally:
