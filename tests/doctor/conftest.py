@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.doctor.asking import Patient
-from paceline.doctor.examination import Examination
+from paceline.doctor.examination import Examination, Patient
 from paceline.remote.link.link_error import LinkError
 
 LIBRARY = Path(paceline.__file__).resolve().parents[1]

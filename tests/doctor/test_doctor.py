@@ -10,7 +10,7 @@ import pytest
 
 from paceline.doctor import doctor
 from paceline.doctor.doctor import examine
-from paceline.doctor.finding import Finding, worst
+from paceline.doctor.examination import Finding, worst
 from paceline.errors import TargetError
 from paceline.targets.status import NodeStatus, Status, Unreachable
 

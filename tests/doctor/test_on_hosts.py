@@ -16,7 +16,7 @@ import paceline
 from paceline.doctor import connections
 from paceline.doctor import doctor as doctor_module
 from paceline.doctor.doctor import examine
-from paceline.doctor.finding import Finding
+from paceline.doctor.examination import Finding
 from paceline.remote.link import Link, bootstrap_words
 from paceline.targets.status import NodeStatus, Status
 from paceline.targets.this_machine import ThisMachine

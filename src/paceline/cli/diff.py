@@ -1,7 +1,8 @@
-"""diff: how two runs differ."""
+"""diff, usage, bug-report: compare two runs, sum up what runs used, and describe a failure."""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import sys
 from collections.abc import Sequence
@@ -11,10 +12,18 @@ import typer
 
 from paceline.cli import completing
 from paceline.cli.common import coloured, folder_of, has_colour, print_json, print_table
+from paceline.cli.durations import duration_option
 from paceline.cli.shared_options import Json
+from paceline.errors import UserError
+from paceline.reports import usage as usages
+from paceline.reports.bug_report import bug_report, text
 from paceline.reports.code import FileChange
 from paceline.reports.diff import MetricChange, RunDiff, compare
+from paceline.runs import read, states, store
+from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
+from paceline.system.names import did_you_mean
+from paceline.workspace import Workspace
 
 #: So many lines of the code's diff are shown where it was not asked for.
 _CODE_LINES = 60
@@ -98,3 +107,96 @@ def _text(value: Any) -> str:
         return "-"
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def usage(
+    by: Annotated[
+        str, typer.Option("--by", metavar="KEY", help=f"One of {', '.join(usages.KEYS)}.", show_default=True)
+    ] = "experiment",
+    since_s: Annotated[
+        float | None,
+        duration_option(
+            "--since", unit="d", help="Runs submitted within so long: 30d, 12h; a number alone is days. Default: all."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Sum up the core hours and GPU hours that runs used and lost."""
+    if by not in usages.KEYS:
+        raise UserError(f"--by {by!r}: choose one of {', '.join(usages.KEYS)}.{did_you_mean(by, usages.KEYS)}")
+    since = dt.datetime.now(dt.timezone.utc) - dt.timedelta(seconds=since_s) if since_s is not None else None
+    runs_dir = Workspace.from_config(create=False).runs_dir
+    found = usages.summed(runs_dir, by, since=since)
+    total = usages.Usage(name="all")
+    for one in found:
+        total = total.plus(one)
+    if as_json:
+        print_json({"by": by, "rows": [one.to_json() for one in found], "all": total.to_json()})
+        return
+    if not found:
+        print(f"No runs in {runs_dir.parent} hold cores or GPUs{' since then' if since else ''}.")
+        return
+    header = (
+        by.upper(),
+        "RUNS",
+        "CORE-HOURS",
+        "LOST",
+        "GPU-HOURS",
+        "LOST",
+        "FAILED",
+        "CANCELED",
+        "PREPARING",
+        "DATA",
+        "IDLE",
+    )
+    print_table(header, [_row(one) for one in (*found, *([total] if len(found) > 1 else []))])
+
+
+def _row(one: usages.Usage) -> tuple[str, ...]:
+    # Of a workspace without GPUs, shares of cores say where the time went.
+    kind = "gpu" if one.gpu_hours else "core"
+    held = getattr(one, f"{kind}_hours")
+    shares = [_share(getattr(one, f"{why}_{kind}_hours"), held) for why in ("failed", "canceled", "preparing", "data")]
+    shares.append(_share(one.idle_gpu_hours, one.gpu_hours) if one.idle_gpu_hours else "-")
+    return (
+        one.name,
+        str(one.runs),
+        _hours(one.core_hours),
+        _share(one.lost_core_hours, one.core_hours),
+        _hours(one.gpu_hours),
+        _share(one.lost_gpu_hours, one.gpu_hours),
+        *shares,
+    )
+
+
+def _hours(hours: float) -> str:
+    return "-" if not hours else f"{hours:.1f}" if hours >= 1 else f"{hours:.2g}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else "-"
+
+
+def report(
+    run_id: Annotated[
+        str | None,
+        typer.Argument(help="Run: its id, the beginning of it, or its name; default: the latest that failed."),
+    ] = None,
+    messages: Annotated[
+        bool,
+        typer.Option("--messages", help="With the words of the failure, which may hold anything: read them first."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print what to send with a bug report: versions, and where a run failed. No arguments, variables, logs, hosts or paths."""
+    found = bug_report(folder_of(run_id) if run_id is not None else _latest_failed(), messages=messages)
+    if as_json:
+        print_json(found)
+    else:
+        print(visible(text(found), lines=True))
+
+
+def _latest_failed() -> RunFolder | None:
+    runs_dir = Workspace.from_config(create=False).runs_dir
+    folders = (RunFolder(runs_dir / run_id) for run_id in store.ids(runs_dir))
+    return next((folder for folder in folders if read.record(folder).status == states.FAILED), None)

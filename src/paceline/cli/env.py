@@ -13,11 +13,11 @@ import typer
 from paceline.cli.common import age, print_fields, print_json, print_table
 from paceline.cli.durations import duration_option
 from paceline.cli.options import JSON, VerbOption, takes
-from paceline.cli.packages import environment_of
 from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON
+from paceline.cli.service_options import environment_of
 from paceline.cli.shared_options import Json
 from paceline.containers import KeptLayer, all_layers, prune_layers
-from paceline.doctor.finding import size_text
+from paceline.doctor.examination import size_text
 from paceline.environments import registry
 from paceline.environments.built import Built
 from paceline.environments.environment import Environment

@@ -22,9 +22,8 @@ from paceline.cli.common import (
     state_colour,
     state_named,
 )
-from paceline.cli.job_text import data_texts, environment_text
 from paceline.cli.shared_options import Json, LatestRun
-from paceline.cli.summary import command_text, details, summary
+from paceline.cli.summary import command_text, data_texts, details, environment_text, summary
 from paceline.data.transfer.progress import size_text
 from paceline.errors import UserError
 from paceline.job.sizes import range_text

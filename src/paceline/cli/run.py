@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.common import folder_of, print_json
-from paceline.cli.description import Asked, asked, combined
-from paceline.cli.env_file import read_env_files
+from paceline.cli.description import Asked, asked, combined, read_env_files
 from paceline.cli.options import takes
 from paceline.cli.run_options import RERUN, RUN, words
 from paceline.cli.summary import print_submitted, summary

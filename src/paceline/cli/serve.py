@@ -5,22 +5,29 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline.cli import service_options
 from paceline.cli.common import print_json, warn
 from paceline.cli.options import JSON, TLS, VerbOption, takes
-from paceline.cli.serve_environment import in_environment
+from paceline.cli.service_options import PACKAGE
 from paceline.errors import ModelNotFoundError, ServingError
+from paceline.job.environment import EnvironmentSpec
+from paceline.launchers.environment import of_interpreter
 from paceline.runs.visible import visible
 from paceline.services import model_files
+from paceline.services.asked import asked, check_environment
 from paceline.services.model_files import FoundModel
+from paceline.services.package.write import package as write_package
 from paceline.serving.check import check
 from paceline.serving.config import ServedModel, ServerConfig
 from paceline.serving.front.reading import absolute
 from paceline.system.files import PRIVATE, remove_tree, write_json
+from paceline.system.library import library_dir
 from paceline.workspace import Workspace
 
 #: Where Azure's own server listens.
@@ -179,3 +186,73 @@ def _sample(given: str) -> bytes | None:
         return Path(given.removeprefix("@")).read_bytes()
     except OSError as error:
         raise ServingError(f"--check {given!r}: the sample can't be read: {error.strerror}.") from error
+
+
+@contextmanager
+def in_environment(
+    config: ServerConfig, given: Mapping[str, Any], own: EnvironmentSpec | None
+) -> Iterator[ServerConfig]:
+    """The configuration with the interpreter and the variables of its environment, which `env prune` spares meanwhile.
+
+    given: the options' values. own: the environment of the run that made the first model. The lock that spares the
+    environment is handed on to a program that takes this process's place.
+
+    Raises:
+        UserError: the environment is unknown, can't be built, or its interpreter is not there.
+    """
+    # Where the service's options look for requirements and the like.
+    asked = service_options.environment({**given, "source": config.source_dir})
+    spec = asked or own or EnvironmentSpec()
+    variables = {**spec.environment_variables, **service_options.variables(given["env"])}
+    check_environment(spec)
+    if not spec.needs_build:
+        yield replace(config, python=_interpreter(spec.python), environment=variables)
+        return
+    from paceline.environments.store import EnvironmentStore
+    from paceline.services.prepare import prepare
+
+    workspace_dir = Workspace.from_config().path
+    built, setup = prepare(workspace_dir, spec, warn)
+    with EnvironmentStore(workspace_dir / "environments").hold(built) as lock:
+        os.set_inheritable(lock, True)
+        shell = of_interpreter(setup, variables, library_dir(workspace_dir), os.environ)
+        yield replace(config, python=setup.python, environment={**shell, **variables})
+
+
+def _interpreter(python: str | None) -> str | None:
+    """The interpreter; None for Paceline's own."""
+    if python is None or python == sys.executable:
+        return None
+    if not Path(python).exists():
+        raise ServingError(
+            f"the model was made by the interpreter {python!r}, which is not there. Name another one with --python, or the "
+            "packages that it needs with --pip."
+        )
+    return python
+
+
+@takes(*PACKAGE)
+def package(**given: Any) -> None:
+    """Write a folder that serves a model away from here: Dockerfile, exact versions, model, script and server."""
+    spec = asked(
+        given["models"],
+        entry_script=given["entry"],
+        source_directory=given["source"],
+        environment=service_options.environment(given),
+        environment_variables=service_options.variables(given["env"]),
+        settings=service_options.settings(given),
+    )
+    folder = write_package(
+        Workspace.from_config(create=False).path,
+        spec,
+        Path(given["out"]),
+        name=given["name"],
+        workers=1 if given["workers"] is None else given["workers"],
+        base=given["base"],
+        overwrite=given["overwrite"],
+    )
+    if given["json"]:
+        print_json({"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())})
+        return
+    print(folder)
+    warn(f"podman build -t {folder.name.lower()} {folder}\nor, by hand: python {folder / 'start.py'} --port 8000")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.options import JSON, TLS, VerbOption
-from paceline.cli.packages import environment_of
-from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON
+from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON, one_file
 from paceline.environments.environment import Environment
+from paceline.environments.from_parameters import described
 from paceline.errors import ServiceError
+from paceline.estimator import interpreter
 from paceline.job.environment import EnvironmentSpec
 from paceline.system import sizes
 from paceline.workspace import Workspace
@@ -181,3 +182,25 @@ def tls(given: Mapping[str, Any]) -> tuple[str, str] | None:
     if (cert is None) != (key is None):
         raise ServiceError("--tls-cert and --tls-key go together: give both files, or neither.")
     return None if cert is None else (cert, key)
+
+
+def environment_of(given: Mapping[str, Any], source_directory: Path) -> EnvironmentSpec:
+    """The environment. given: the options' values; source_directory: where the files that they name are looked for first.
+
+    Raises:
+        JobError, EnvironmentSpecError: as `paceline.environments.from_parameters.described`.
+    """
+    return described(
+        definition=None,
+        source_directory=source_directory,
+        python=interpreter(given["python"]),
+        layered=not given["isolated"],
+        user_managed=False,
+        pip_packages=given["pip"],
+        pip_requirements_file=one_file(given["requirements"]),
+        conda_packages=given["conda"],
+        conda_channels=given["channel"],
+        conda_dependencies_file=given["conda_file"],
+        docker_image=None,
+        shm_size=None,
+    )

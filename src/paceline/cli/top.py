@@ -1,4 +1,4 @@
-"""top: what the nodes and workers of a run take at this moment, and how the time of each rank goes."""
+"""top, stacks, profile: what the nodes and workers of a running run do now, and where their time goes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
@@ -20,7 +21,10 @@ from paceline.runs import loads, read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text, hang_status
 from paceline.runs.pace import RunPace
+from paceline.runs.profile import RATE, SECONDS
+from paceline.runs.profile import take as sample
 from paceline.runs.record import RunRecord
+from paceline.runs.stacks import take
 from paceline.runs.visible import visible
 from paceline.system.signals import handled
 
@@ -135,3 +139,50 @@ def _lines(folder: RunFolder, record: RunRecord) -> list[str]:
     if straggler is not None:
         lines += ["", straggler.text(is_over=record.is_terminal)]
     return [visible(line) for line in lines]
+
+
+def stacks(
+    run_id: LatestRun = None,
+    native: Annotated[
+        bool,
+        typer.Option("--native", help="Frames of C and C++ too, by py-spy, which stops each process for a moment."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show where each worker of a run is now: the stacks of its threads, and which ranks wait for which.
+
+    The workers run on. Equal stacks are shown once, with their ranks.
+    """
+    found = take(folder_of(run_id), native=native)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print(visible(str(found), lines=True))
+
+
+def profile(
+    run_id: LatestRun = None,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="Sample for so long.")] = SECONDS,
+    rate: Annotated[float, typer.Option("--rate", metavar="N", help="So many samples a second.")] = RATE,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="The file of all samples; default: RUN.speedscope.json."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Sample the stacks of a run's workers for some seconds, to see where their time goes.
+
+    Prints the ten longest functions, by rank where ranks differ, and writes all samples to a file for https://www.speedscope.app.
+    By py-spy where it is installed and allowed, else the main threads alone, by signal.
+    """
+    folder = folder_of(run_id)
+    target = output or Path(f"{folder.run_id}.speedscope.json")
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise UserError(f"--output {str(target)!r}: name a file in a folder that exists.")
+    found = sample(folder, seconds=seconds, rate=rate)
+    found.save(target)
+    if as_json:
+        print_json({**found.to_json(), "file": str(target)})
+        return
+    print(visible(str(found), lines=True))
+    print(f"\nAll samples: {visible(str(target))}. Open it at https://www.speedscope.app; it stays in your browser.")

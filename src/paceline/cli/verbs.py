@@ -54,7 +54,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "diff.diff",
         "Compare two runs: parameters, code, environment, data, topology, and the first step at which metrics differ.",
     ),
-    "usage": ("usage.usage", "Sum up the core hours and GPU hours that runs used and lost."),
+    "usage": ("diff.usage", "Sum up the core hours and GPU hours that runs used and lost."),
     "export": (
         "export.export",
         "Write the metrics of runs for other tools: CSV, Parquet, TensorBoard's event files, or a server of MLflow's.",
@@ -69,7 +69,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "Copy files of a run to a folder, under their names. A file is there whole, or not at all.",
     ),
     "bug-report": (
-        "bug_report.report",
+        "diff.report",
         "Print what to send with a bug report: versions, and where a run failed. No arguments, variables, logs, hosts or paths.",
     ),
     "cancel": (
@@ -77,12 +77,12 @@ VERBS: dict[str, tuple[str, str]] = {
         "End runs: SIGTERM to their workers, after the grace period SIGKILL. A run that has ended stays as it is.",
     ),
     "exec": (
-        "execute.execute",
+        "cancel.execute",
         "Run a command on a worker's node, in its working folder and container, with its environment variables.",
     ),
     "ui": ("ui.ui", "Show the workspace in a browser: runs as they go, their curves, logs and files. Ctrl-C ends it."),
     "stacks": (
-        "stacks.stacks",
+        "top.stacks",
         "Show where each worker of a run is now: the stacks of its threads, and which ranks wait for which.",
     ),
     "top": (
@@ -90,7 +90,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "Watch the load of a run's nodes and workers, and how each rank spends its time. Ctrl-C ends it.",
     ),
     "profile": (
-        "profile.profile",
+        "top.profile",
         "Sample the stacks of a run's workers for some seconds, to see where their time goes.",
     ),
     "rm": (
@@ -114,7 +114,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "sweep": ("sweep", "Tune hyperparameters over many runs."),
     "pipeline": ("pipeline", "Run steps in the order of their data."),
     "package": (
-        "package.package",
+        "serve.package",
         "Write a folder that serves a model away from here: Dockerfile, exact versions, model, script and server.",
     ),
     "service": ("service", "Deploy, update, call and stop services: models that answer requests."),

@@ -10,9 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.doctor.asking import NoAnswerError, Patient
-from paceline.doctor.examination import Examination
-from paceline.doctor.finding import FAIL, OK, WARN, Finding
+from paceline.doctor.examination import FAIL, OK, WARN, Examination, Finding, NoAnswerError, Patient
 
 _WARN_S = 1.0
 _FAIL_S = 30.0

@@ -8,10 +8,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from paceline.doctor.asking import NoAnswerError, Patient
-from paceline.doctor.examination import Examination, skipped
-from paceline.doctor.finding import FAIL, OK, Finding
-from paceline.doctor.network import addresses_of, common_network, same_machine
+from paceline.doctor.examination import (
+    FAIL,
+    OK,
+    Examination,
+    Finding,
+    NoAnswerError,
+    Patient,
+    addresses_of,
+    common_network,
+    same_machine,
+    skipped,
+)
 from paceline.system.names import counted
 
 #: Up to so many nodes, every one connects to every other; beyond, to the next and to the one across the ring.

@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.doctor.asking import Patient
 from paceline.doctor.clock import check_clocks
 from paceline.doctor.connections import check_network, check_ports
 from paceline.doctor.environment import check_environment
-from paceline.doctor.examination import Examination, skipped
-from paceline.doctor.finding import FAIL, OK, WARN, Finding
+from paceline.doctor.examination import FAIL, OK, WARN, Examination, Finding, Patient, skipped
 from paceline.doctor.machine import check_gpus, check_limits, check_python, check_space, check_stacks, learn_facts
 from paceline.doctor.reduce import check_gloo, check_mpi
 from paceline.doctor.sharing import check_sharing

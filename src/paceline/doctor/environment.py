@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.doctor.examination import Examination
-from paceline.doctor.finding import FAIL, OK, SKIPPED, WARN, Finding
+from paceline.doctor.examination import FAIL, OK, SKIPPED, WARN, Examination, Finding
 from paceline.doctor.machine import MODULES, differing_nodes
 from paceline.system.names import counted
 

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import ipaddress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline.doctor.asking import NoAnswerError, Patient, everywhere
-from paceline.doctor.finding import FAIL, SKIPPED, Finding
-from paceline.doctor.network import NetworkPlace
+from paceline.errors import PacelineError
+from paceline.remote import call
+from paceline.targets.timeouts import all_within
+
+if TYPE_CHECKING:
+    from paceline.remote.link.link import CommandEnd, Link
+
 
 #: For looking at a node: importing torch from a cold network folder takes tens of seconds.
 FACTS_S = 90.0
+
+OK, WARN, FAIL, SKIPPED = "ok", "warn", "fail", "skipped"
+
+#: Beyond what a question itself may take.
+_SLACK_S = 5.0
+
+Result = TypeVar("Result")
+
+#: Bridges of containers and virtual machines: every host has the same address on them, and none reaches another.
+_OF_NO_USE = ("docker", "podman", "cni", "virbr", "veth", "br-", "lxc", "lxdbr", "tailscale-")
+
+#: interface -> (IPv4 address, prefix length)
+Interfaces = Mapping[str, tuple[str, int]]
 
 
 @dataclass
@@ -63,3 +83,198 @@ class Examination:
 
 def skipped(check: str, why: str) -> Finding:
     return Finding(check=check, level=SKIPPED, seen=why)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One check of one node, or of all of them.
+
+    level: "ok"; "warn": runs may work; "fail": runs will not; "skipped": could not be looked at, because of another finding or
+    because there is nothing to look at.
+    node: None for what concerns the target or all nodes. seen: what was found, with the values. advice: what to do about it.
+    """
+
+    check: str
+    level: str
+    seen: str
+    node: str | None = None
+    advice: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def worst(findings: Iterable[Finding]) -> str:
+    """The worst level of all findings: "fail", "warn" or "ok"."""
+    levels = {finding.level for finding in findings}
+    return next((level for level in (FAIL, WARN) if level in levels), OK)
+
+
+def size_text(size: float) -> str:
+    """A size in bytes as people say it: "1.5 GB"."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size / 1e3:.0f} kB"
+
+
+class NoAnswerError(Exception):
+    """A node gave no answer, or not one that can be used; the message says what it gave."""
+
+
+@dataclass
+class Patient:
+    """A node that is examined. gone: why it is asked nothing any more."""
+
+    link: Link
+    gone: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.link.name
+
+    @property
+    def python(self) -> str:
+        """The interpreter that the agent runs in."""
+        return str(self.link.hello.python[0])
+
+    def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> CommandEnd:
+        """A command on the node: its returncode, stdout and stderr.
+
+        Raises:
+            NoAnswerError: it did not end in time, or the node is lost.
+        """
+        return self.call(lambda: self.link.run(argv, input=input, timeout_s=timeout_s), timeout_s)
+
+    def call(self, request: Callable[[], Result], timeout_s: float = 60.0) -> Result:
+        """Make a request of the link; its result.
+
+        Raises:
+            NoAnswerError: it failed, or the node is lost.
+        """
+        if self.gone:
+            raise NoAnswerError(self.gone.removeprefix(f"{self.name}: "))
+        try:
+            return request()
+        # An OSError is the node's own answer, "no such file". A link's error with a living link is a time-out.
+        except (OSError, PacelineError) as error:
+            self.gone = self.link.lost
+            if self.gone or not isinstance(error, PacelineError):
+                raise NoAnswerError((self.gone or str(error)).removeprefix(f"{self.name}: ")) from error
+            raise NoAnswerError(f"no answer in {timeout_s:g} s") from error
+
+    def ask(
+        self, program: str, mode: str, asked: Mapping[str, Any], *, python: str | None = None, timeout_s: float = 60.0
+    ) -> dict[str, Any]:
+        """The answer of one of the programs beside this file, run on the node.
+
+        program: "on_node" or "reduce_on_node". python: the interpreter, the agent's own unless named.
+
+        Raises:
+            NoAnswerError: there is none; the message has the program's last line.
+        """
+        words = call.words(python or self.python, mode, installed=True)
+        done = self.run(words, input=program_of(program, mode, asked), timeout_s=timeout_s)
+        return answer_in(done.stdout, done.stderr, done.returncode)
+
+
+def program_of(program: str, mode: str, asked: Mapping[str, Any], *, ends_at_once: bool = True) -> bytes:
+    """The text of one of the programs beside this file, as `Patient.ask` has them run."""
+    path = Path(__file__).with_name(f"{program}.py")
+    return call.program(str(path), mode, asked, ends_at_once=ends_at_once)
+
+
+def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, Any]:
+    """The value that a program of the doctor's printed.
+
+    Raises:
+        NoAnswerError: it printed none.
+    """
+    found = call.answer_in(stdout)
+    if found is not None:
+        return found
+    said = [line for line in stderr.decode(errors="replace").splitlines() if line.strip()]
+    raise NoAnswerError(said[-1].strip()[:300] if said else f"ended with {returncode} and said nothing")
+
+
+def everywhere(
+    patients: Sequence[Patient], question: Callable[[Patient], Result], timeout_s: float
+) -> dict[str, Result | NoAnswerError]:
+    """Ask all nodes at once; their answers by name. All are asked at once; one that takes longer than `timeout_s` is given up."""
+    answers = all_within({patient.name: partial(question, patient) for patient in patients}, timeout_s + _SLACK_S)
+    found: dict[str, Result | NoAnswerError] = {}
+    for patient in patients:
+        answer = answers[patient.name]
+        if isinstance(answer, TimeoutError):
+            # Its thread still waits; a second question would wait behind the first one.
+            patient.gone = f"gave no answer in {timeout_s + _SLACK_S:g} s and was not asked again"
+            found[patient.name] = NoAnswerError(patient.gone)
+        elif isinstance(answer, Exception) and not isinstance(answer, NoAnswerError):
+            # A value of another shape than was asked for, or a plug-in's link.
+            found[patient.name] = NoAnswerError(f"{type(answer).__name__}: {answer}")
+        else:
+            found[patient.name] = answer
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkPlace:
+    """The address at which others reach a node. network: as "10.0.0.0/24"."""
+
+    interface: str
+    address: str
+    network: str
+
+
+def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -> dict[str, NetworkPlace] | None:
+    """A place for each node in one network that all of them are in; None where there is none.
+
+    wanted: only this interface counts. Of several networks the largest one wins, then the first. A single node is
+    reached by its loopback.
+    """
+    places = {name: _places(interfaces, wanted, len(nodes) == 1) for name, interfaces in nodes.items()}
+    networks = [{place.network for place in found} for found in places.values()]
+    # Compared by the network itself: interfaces have other names on other nodes.
+    common = set.intersection(*networks) if networks else set()
+    # The same address on two nodes: a bridge of each node's own.
+    common = {network for network in common if len(_addresses(places, network)) == len(nodes)}
+    if not common:
+        return None
+    # The shortest prefix is the largest network; ties are broken by text, so that every examination chooses alike.
+    best = min(common, key=lambda network: (ipaddress.ip_network(network).prefixlen, network))
+    return {name: next(place for place in found if place.network == best) for name, found in places.items()}
+
+
+def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
+    """The first two or more nodes that can't be told apart by their addresses; none of a node of its own."""
+    alike: dict[frozenset[str], list[str]] = {}
+    for name, interfaces in nodes.items():
+        alike.setdefault(addresses_of(interfaces), []).append(name)
+    return next((names for addresses, names in alike.items() if addresses and len(names) > 1), [])
+
+
+def addresses_of(interfaces: Interfaces) -> frozenset[str]:
+    """The addresses by which others may reach a node, those of networks of its own too."""
+    return frozenset(
+        address
+        for name, (address, _) in interfaces.items()
+        if not name.startswith(_OF_NO_USE) and not ipaddress.ip_address(address).is_loopback
+    )
+
+
+def _places(interfaces: Interfaces, wanted: str | None, alone: bool) -> list[NetworkPlace]:
+    places = []
+    for name, (address, prefix) in interfaces.items():
+        is_loopback = ipaddress.ip_address(address).is_loopback
+        if (name != wanted) if wanted else (name.startswith(_OF_NO_USE) or is_loopback != alone):
+            continue
+        places.append(NetworkPlace(interface=name, address=address, network=_network(address, prefix)))
+    return places
+
+
+def _network(address: str, prefix: int) -> str:
+    return str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
+
+
+def _addresses(places: Mapping[str, list[NetworkPlace]], network: str) -> set[str]:
+    return {place.address for found in places.values() for place in found if place.network == network}

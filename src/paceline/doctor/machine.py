@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.doctor.asking import Patient
-from paceline.doctor.examination import FACTS_S, Examination
-from paceline.doctor.finding import FAIL, OK, SKIPPED, WARN, Finding, size_text
+from paceline.doctor.examination import FACTS_S, FAIL, OK, SKIPPED, WARN, Examination, Finding, Patient, size_text
 from paceline.remote.agent.boot import OLDEST
 from paceline.system.names import counted
 

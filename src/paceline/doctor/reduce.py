@@ -6,12 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from paceline.doctor.asking import NoAnswerError, Patient
 from paceline.doctor.connections import free_port
 from paceline.doctor.environment import has_module
-from paceline.doctor.examination import Examination, skipped
-from paceline.doctor.finding import FAIL, OK, Finding
-from paceline.doctor.network import NetworkPlace
+from paceline.doctor.examination import (
+    FAIL,
+    OK,
+    Examination,
+    Finding,
+    NetworkPlace,
+    NoAnswerError,
+    Patient,
+    skipped,
+)
 from paceline.doctor.reduce_mpi import open_mpi_of, over_mpi
 from paceline.system.names import counted
 from paceline.targets.timeouts import all_within

@@ -13,9 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.doctor.asking import NoAnswerError, Patient, answer_in, program_of
-from paceline.doctor.examination import Examination
-from paceline.doctor.network import NetworkPlace
+from paceline.doctor.examination import Examination, NetworkPlace, NoAnswerError, Patient, answer_in, program_of
 from paceline.job.plan import Node
 from paceline.remote.link.rsh_calls import RshCalls, make_remote_shell
 

@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.doctor.asking import NoAnswerError, Patient
-from paceline.doctor.examination import Examination, skipped
-from paceline.doctor.finding import FAIL, OK, WARN, Finding
+from paceline.doctor.examination import FAIL, OK, WARN, Examination, Finding, NoAnswerError, Patient, skipped
 
 _QUESTION_S = 20.0
 #: A network file system may show a folder as it was a moment ago.

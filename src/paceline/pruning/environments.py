@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.containers import all_layers, prune_layers
 from paceline.environments.store import EnvironmentStore
 from paceline.errors import PacelineError
-from paceline.pruning.wish import Wish
+from paceline.pruning.families import Wish
 from paceline.runs.folder import RunFolder
 from paceline.runs.read import all_records
 from paceline.runs.record import RunRecord, parse_utc

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, UserError
-from paceline.pruning import environments, models, snapshots
-from paceline.pruning.families import unwanted
-from paceline.pruning.wish import Wish
+from paceline.pruning import environments, snapshots
+from paceline.pruning.families import Wish, unwanted
 from paceline.runs import removal
 from paceline.system.files import tree_size
 
@@ -95,7 +94,7 @@ def prune(workspace_dir: Path, wish: Wish, kinds: Collection[str] = (), *, dry_r
         snapshots=_prune_snapshots(workspace_dir, runs, dry_run) if "snapshots" in kinds else (),
         environments=_prune_environments(workspace_dir, wish, dry_run) if "environments" in kinds else (),
         data_bytes=_prune_data(wish, dry_run) if "data" in kinds else 0,
-        models_bytes=models.prune(workspace_dir, dry_run=dry_run) if "models" in kinds else 0,
+        models_bytes=snapshots.prune(workspace_dir, dry_run=dry_run) if "models" in kinds else 0,
     )
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from paceline.pruning.models import made_by
+from paceline.models import keep, registry, staging
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.system import linked
@@ -119,3 +119,18 @@ def _sizes(paths: list[Path]) -> list[int]:
                     size += found.st_size
         sizes.append(size)
     return sizes
+
+
+def prune(workspace_dir: Path, *, dry_run: bool = False) -> int:
+    """Remove what nobody needs; its bytes."""
+    parts, blobs = registry.parts_dir(workspace_dir), registry.blobs_dir(workspace_dir)
+    # First, for their files are further names of contents, which no one else may need.
+    freed = sum(size for _, size in staging.abandoned(parts)) if dry_run else staging.sweep(parts)
+    for path, size in [*keep.unneeded(blobs)]:
+        freed += size if dry_run else keep.drop(path)
+    return freed
+
+
+def made_by(workspace_dir: Path) -> dict[str, str | None]:
+    """Run -> snapshot, of the runs that made a model: it can be made again only with both."""
+    return {record.run_id: record.run.get("snapshot_id") for record in registry.records(workspace_dir) if record.run_id}

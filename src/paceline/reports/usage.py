@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.reports.idle import gpu_looks, idle_hours
 from paceline.runs import read, states
-from paceline.runs.folder import RunFolder
+from paceline.runs.folder import RunFolder, node_logs
 from paceline.runs.record import Attempt, RunRecord, duration_s, parse_utc
-from paceline.system.files import read_json
+from paceline.system.files import json_lines, read_json
 
 #: By what usage may be summed up.
 KEYS: dict[str, Callable[[RunRecord], str]] = {
@@ -31,6 +31,11 @@ KEYS: dict[str, Callable[[RunRecord], str]] = {
     "target": lambda record: record.target or "none",
     "week": lambda record: _week(record.created_utc),
 }
+
+_BUSY = re.compile(r"gpu\d+_percent")
+
+#: (node, name) of each GPU -> (time in seconds since 1970, percent of it in which a kernel ran), in order.
+Looks = Mapping[tuple[int, str], list[tuple[float, float]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,3 +181,35 @@ def _week(created_utc: str) -> str:
     """The week of ISO 8601, such as "2026-W48"."""
     year, week, _ = parse_utc(created_utc).isocalendar()
     return f"{year}-W{week:02d}"
+
+
+def gpu_looks(folder: RunFolder) -> Looks:
+    """What was seen of the run's GPUs: every 5 s for the first ten minutes, then every 30 s; empty where nothing tells."""
+    found: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for node, path in node_logs(folder.metrics).items():
+        for line in json_lines(path):
+            match line:
+                case {"name": str(name), "value": int() | float() as busy, "step": int(at)} if _BUSY.fullmatch(name):
+                    found.setdefault((node, name), []).append((float(at), float(busy)))
+    return found
+
+
+def idle_hours(looks: Looks, start_s: float, end_s: float, held: int) -> float:
+    """Hours of one GPU in which no kernel ran on a GPU that was held from start to end, in seconds since 1970.
+
+    A look stands for the time since the one before it, and all together for the whole time: so 0 where there is none.
+    held: how many were held; of more than these nobody knows which were the run's own, and 0 is the answer.
+    """
+    hours = 0.0
+    within = {gpu: [one for one in seen if start_s <= one[0] <= end_s] for gpu, seen in looks.items()}
+    measured = [seen for seen in within.values() if seen]
+    if len(measured) > held:
+        return 0.0
+    for seen in measured:
+        before, idle, total = start_s, 0.0, 0.0
+        for at, busy in seen:
+            idle += (at - before) * (1 - min(max(busy, 0.0), 100.0) / 100)
+            total += at - before
+            before = at
+        hours += (idle / total if total > 0 else 0.0) * (end_s - start_s) / 3600
+    return hours

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.cli.job_text import data_texts, environment_text
+from paceline.cli.summary import data_texts, environment_text
 from paceline.environments.environment import Environment
 from tests.helpers import make_job
 
