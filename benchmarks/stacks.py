@@ -20,7 +20,7 @@ from pathlib import Path
 
 from common import median, program, report, scratch
 from elsewhere import LACKS, ssh
-from paceline.system import board
+from paceline.system import collective_state
 
 ROUNDS = 5
 WORKERS = 8
@@ -113,8 +113,8 @@ def on_ssh() -> None:
 
 
 def note_calls(folder: Path) -> None:
-    written = board.RankBoard(str(folder / "board"))
-    text = board.entry_text("process set 0", "allreduce", "gradient", "[1000] float32", 4000, "0-7")
+    written = collective_state.RankBoard(str(folder / "board"))
+    text = collective_state.entry_text("process set 0", "allreduce", "gradient", "[1000] float32", 4000, "0-7")
     begun = time.perf_counter()
     for number in range(CALLS):
         written.end(written.begin(text, number))

@@ -89,7 +89,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from paceline.system.when_loaded import load_triton_before_tensorflow
+    from paceline.system.lazy_import import load_triton_before_tensorflow
 
     # A test may load TensorFlow into this process, and a later one torch._dynamo.
     load_triton_before_tensorflow()

@@ -61,7 +61,7 @@ def test_the_drawing_shows_who_is_whose_child() -> None:
 
 
 def test_who_does_not_answer_is_no_wrong_value() -> None:
-    from paceline.remote.link.link_error import LinkError
+    from paceline.remote.link.messages import LinkError
     from paceline.targets.ray.client import UnreachableError
     from paceline.targets.ray.placement_group import LostError
     from paceline.targets.slurm.scheduler import AwayError

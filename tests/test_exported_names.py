@@ -63,7 +63,7 @@ def test_importing_paceline_loads_next_to_nothing():
     assert third_party(loaded) == set()
     assert not loaded & {"json", "dataclasses", "inspect", "subprocess", "tempfile", "asyncio", "importlib.metadata"}
     assert {module for module in loaded if module.startswith("paceline")} == {
-        *("paceline", "paceline.errors", "paceline.system", "paceline.system.lazy")
+        *("paceline", "paceline.errors", "paceline.system", "paceline.system.lazy_import")
     }
 
 

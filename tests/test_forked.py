@@ -80,7 +80,7 @@ print("forked" if os.getppid() != int(sys.argv[1]) else "a child of the test")
 def test_who_watches_for_a_module_changes_it_for_all_that_take_from_it(tmp_path: Path) -> None:
     script = """
 import sys
-from paceline.system.when_loaded import when_loaded
+from paceline.system.lazy_import import when_loaded
 
 def change(module):
     made = module.init_process_group

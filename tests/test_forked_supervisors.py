@@ -10,7 +10,7 @@ import pytest
 
 import paceline as pl
 from paceline.runs import states
-from paceline.system import detached, processes
+from paceline.system import detached_process, processes
 from tests.cli.conftest import Cli
 from tests.engines.lab import Lab, log_text, processes_below, wait_for_end, wait_for_status
 from tests.helpers import wait_until
@@ -27,7 +27,7 @@ def lab(tmp_path):
 def test_a_forked_supervisor_shows_as_one_that_was_started(lab):
     """By its command line and its variables the library knows a supervisor, and finds the processes of a run."""
     run = lab.submit("import time; time.sleep(600)")
-    started = detached.started[-1]
+    started = detached_process.started[-1]
     assert isinstance(started, Forked)
     wait_for_status(run, states.RUNNING)
     command, variables = processes.command_of(started.pid), processes.environment_of(started.pid)
@@ -60,7 +60,7 @@ def test_a_controller_and_the_supervisors_of_its_trials_are_forked_too(lab, tmp_
     lab.write("import time; time.sleep(600)")
     estimator = pl.Estimator(str(lab.source), entry_script="train.py")
     sweep = lab.experiment.submit(pl.Sweep(estimator, {"x": pl.choice(1)}, metric="score"))
-    assert isinstance(detached.started[-1], Forked)
+    assert isinstance(detached_process.started[-1], Forked)
     wait_until(lambda: any("supervising.py" in parent_of(pid) for pid in processes_below(tmp_path)), "a trial runs")
     sweep.cancel()
     assert wait_for_end(sweep) == states.CANCELED
@@ -70,7 +70,7 @@ def test_a_controller_and_the_supervisors_of_its_trials_are_forked_too(lab, tmp_
 def test_one_that_would_be_another_with_such_a_variable_is_started(lab, monkeypatch, name):
     monkeypatch.setenv(name, "C" if name == "LC_ALL" else "")
     run = lab.complete("print(1)")
-    assert not isinstance(detached.started[-1], Forked), run.id
+    assert not isinstance(detached_process.started[-1], Forked), run.id
 
 
 def test_the_workers_of_another_python_run_on_that_one(lab, monkeypatch, tmp_path):
@@ -83,5 +83,5 @@ def test_the_workers_of_another_python_run_on_that_one(lab, monkeypatch, tmp_pat
     for python in pythons:
         monkeypatch.setattr(sys, "executable", python)
         run = lab.complete("import sys; print(sys.executable)")
-        assert isinstance(detached.started[-1], Forked)
+        assert isinstance(detached_process.started[-1], Forked)
         assert log_text(run).splitlines()[-1] == python

@@ -17,7 +17,7 @@ FILES = {
 CODE = """
 import sys
 sys.path[:0] = sys.argv[1:3]
-from paceline.system.when_loaded import when_loaded
+from paceline.system.lazy_import import when_loaded
 from tests.warm.hiding import Hiding
 hiding = Hiding()
 for name in ("package", "package.later", "package.unwanted"):

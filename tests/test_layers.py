@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "torch_mpi": "system torch_private collectives",
     # Beside the script, in a run or without one; who this rank is it finds as a sampler does.
     "checkpoint": "errors system torch_private data.sampling.world",
-    "worker": "errors system.nested system.when_loaded collectives torch_mpi trackers.hooks",
+    "worker": "errors system.run_variables system.lazy_import collectives torch_mpi trackers.hooks",
     # Knows nothing of jobs or runs; the backend "mpi" is all that it takes of the collectives.
     "parallel": "errors system torch_private collectives torch_mpi checkpoint",
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.

@@ -6,7 +6,7 @@ The public names, loaded on first use: importing this package loads nothing but 
 from __future__ import annotations
 
 from paceline import errors
-from paceline.system.lazy import face, hand_down
+from paceline.system.lazy_import import face, hand_down
 
 # Not typing's: importing typing would take longer than all the rest. Type checkers go by the name.
 TYPE_CHECKING = False

@@ -26,7 +26,7 @@ classes in all source files.
     │   └── ParallelError                 parallel.errors: a model, a strategy, a batch or a loss
     │       └── NotPlainError             parallel.exchange: a value that can't be sent to another rank
     ├── EngineError (also ConnectionError)   a scheduler, host, link, store or container engine did not answer. Exit code 69
-    │   ├── LinkError                     remote.link.link_error: a node's agent
+    │   ├── LinkError                     remote.link.messages: a node's agent
     │   ├── AwayError                     targets.slurm.scheduler: Slurm, or its login host
     │   ├── UnreachableError              targets.ray.client: a Ray cluster
     │   ├── LostError                     targets.ray.placement_group: a node, before it was the run's

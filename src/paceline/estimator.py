@@ -24,9 +24,9 @@ from paceline.job.data_reference import DataReference
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import DEFAULT_ELASTIC_S, DEFAULT_GRACE_S, DEFAULT_HANG_S, Backend, GpuVisibility, Job, OnHang
 from paceline.job.secret_values import Secret
-from paceline.system import durations
+from paceline.system import units
 from paceline.system.gaps import DEFAULT_LIMIT
-from paceline.system.sizes import size_bytes
+from paceline.system.units import size_bytes
 
 if TYPE_CHECKING:
     from paceline.targets.configured import Configured
@@ -530,7 +530,7 @@ def _seconds(name: str, given: Any) -> Any:
     if not isinstance(given, (str, dt.timedelta)):
         return given
     try:
-        return durations.seconds(given)
+        return units.seconds(given)
     except ValueError as error:
         raise JobError(f"{name}={given!r}: {error}") from None
 

@@ -34,8 +34,8 @@ from paceline.runs.ids import check_experiment_name, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
 from paceline.snapshot.scan import scan
 from paceline.system import linked, locks, processes
+from paceline.system.detached_process import library_dir
 from paceline.system.files import PRIVATE, write_json
-from paceline.system.library import library_dir
 from paceline.system.linked import NotCopied
 from paceline.targets import Target, configured
 from paceline.targets.base import Alike, EarlyStart

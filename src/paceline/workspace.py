@@ -18,7 +18,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, check_run_id
 from paceline.runs.run import Run
 from paceline.runs.select import matches
-from paceline.system import durations
+from paceline.system import units
 from paceline.workspace_dir import CONFIG_FILE, DEFAULT_FOLDER, WORKSPACE_VARIABLE, configured, note_made
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Workspace:
     @property
     def compute_targets(self) -> Mapping[str, Configured]:
         """Name -> compute target: `local`, and those that `paceline compute add` has added."""
-        from paceline.targets.named import ComputeTargets
+        from paceline.targets.configured import ComputeTargets
 
         return ComputeTargets(self._path)
 
@@ -295,7 +295,7 @@ class Workspace:
         from paceline.data.transfer.cache import parse_size
 
         try:
-            older_than_s = durations.seconds(older_than) if older_than is not None else None
+            older_than_s = units.seconds(older_than) if older_than is not None else None
         except ValueError as error:
             raise WorkspaceError(f"older_than: {error}") from None
         wish = pruning.Wish(

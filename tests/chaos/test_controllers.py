@@ -20,7 +20,7 @@ import paceline as pl
 from paceline.runs import states
 from paceline.sweeps.samplers.random_sampler import RandomSampler
 from paceline.sweeps.sweep_run import SweepRun
-from paceline.system import detached, processes
+from paceline.system import detached_process, processes
 from tests.helpers import write_tree
 
 KILLS = int(os.environ.get("PACELINE_SWEEP_KILLS", "3"))
@@ -68,7 +68,7 @@ def test_however_often_the_controller_is_killed_each_trial_runs_once(
                 break
             run.more(4)
             continue
-        controller = detached.started[-1].pid
+        controller = detached_process.started[-1].pid
         has_begun = record.owner.get("pid") == controller
         if has_begun and killed_at is not None:
             went_on.append(time.monotonic() - killed_at)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from paceline import checkpoint
-from paceline.system import elastic
+from paceline.system import run_variables
 
 LOOP = """
 import os, signal, sys, time
@@ -98,7 +98,7 @@ def test_a_request_for_more_nodes_is_met_once_the_checkpoint_is_whole(tmp_path, 
     request = tmp_path / "request"
     process = start(PACELINE_ELASTIC_REQUEST=str(request))
     request.touch()
-    assert process.wait(60) == elastic.EXIT_RESIZE == 79
+    assert process.wait(60) == run_variables.EXIT_RESIZE == 79
     assert checkpoint.latest(tmp_path).step >= 3
 
 
@@ -127,5 +127,5 @@ def test_a_script_that_ends_by_itself_while_it_is_asked_to_end_has_ended_well(tm
     pytest.importorskip("torch")
     request = tmp_path / "resize"
     request.touch()
-    world = {"RANK": "1", "WORLD_SIZE": "2", elastic.REQUEST_VARIABLE: str(request)}
+    world = {"RANK": "1", "WORLD_SIZE": "2", run_variables.REQUEST_VARIABLE: str(request)}
     assert start(after=ENDS_MEANWHILE, **world).wait(60) == 0

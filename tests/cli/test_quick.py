@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import quick
-from paceline.system.library import library_dir
+from paceline.system.detached_process import library_dir
 from paceline.targets import supervisors
 from paceline.workspace import Workspace
 from tests.cli.conftest import Cli

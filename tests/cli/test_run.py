@@ -13,7 +13,7 @@ import paceline as pl
 from paceline.cli.description import Asked
 from paceline.cli.dry_run import print_plan
 from paceline.job.job import Job
-from paceline.targets import this_machine
+from paceline.targets import local
 from tests.cli.conftest import Cli
 from tests.cli.test_read import SUMMARY_KEYS
 from tests.engines.conftest import require_engine
@@ -322,13 +322,13 @@ def test_a_dry_run_shows_what_an_engine_would_be_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # A class of its own: what a protocol has once said of a class it says again, also when the methods are gone.
-    class LocalQueue(this_machine.ThisMachine):
+    class LocalQueue(local.ThisMachine):
         def script(self, job: Job) -> str:
             return f"#!/bin/sh\nrun {job.entry_script}\n"
 
         look = cancel = passage = lambda self, *given: None
 
-    monkeypatch.setattr(this_machine, "ThisMachine", LocalQueue)
+    monkeypatch.setattr(local, "ThisMachine", LocalQueue)
     (tmp_path / "train.py").touch()
     asked = Asked(job=make_job(), directory=tmp_path, experiment="e", tags={})
     print_plan(asked, as_json=False)

@@ -17,7 +17,7 @@ import pytest
 
 import paceline
 from paceline.doctor.examination import Examination, Patient
-from paceline.remote.link.link_error import LinkError
+from paceline.remote.link.messages import LinkError
 
 LIBRARY = Path(paceline.__file__).resolve().parents[1]
 

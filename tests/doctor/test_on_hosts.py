@@ -18,8 +18,8 @@ from paceline.doctor import doctor as doctor_module
 from paceline.doctor.doctor import examine
 from paceline.doctor.examination import Finding
 from paceline.remote.link import Link, bootstrap_words
+from paceline.targets.local import ThisMachine
 from paceline.targets.status import NodeStatus, Status
-from paceline.targets.this_machine import ThisMachine
 from tests.engines import hosts as hosts_module
 from tests.engines.conftest import require_engine
 from tests.engines.hosts import Hosts

@@ -27,7 +27,7 @@ from paceline.containers import Mount
 from paceline.job.plan import Command, Launch, Node, NodeSetup, port_count
 from paceline.launchers import environment, get_launcher
 from paceline.system import processes
-from paceline.system.library import library_dir
+from paceline.system.detached_process import library_dir
 from tests.helpers import make_job, write_tree
 
 IMAGE, WITH_MPI, ANOTHER_ENTRY, WITHOUT_PYTHON, OLD_PYTHON = (

@@ -9,7 +9,7 @@ from tests.helpers import wait_until
 #: Counts steps, ten a second, and rank 0 keeps a checkpoint of every fifth; hosts apart send each once it has been there for 2 s.
 COUNTS = """
 import os, sys, time
-from paceline.system.elastic import EXIT_RESIZE, MAX_NODES_VARIABLE, MIN_NODES_VARIABLE, is_resize_requested
+from paceline.system.run_variables import EXIT_RESIZE, MAX_NODES_VARIABLE, MIN_NODES_VARIABLE, is_resize_requested
 
 rank, size = int(os.environ["PACELINE_RANK"]), int(os.environ["PACELINE_WORLD_SIZE"])
 assert int(os.environ[MIN_NODES_VARIABLE]) <= int(os.environ["HOROVOD_CROSS_SIZE"]) <= int(os.environ[MAX_NODES_VARIABLE])

@@ -18,7 +18,7 @@ import pytest
 import paceline as pl
 from paceline.data.stores.datastore import Datastore
 from paceline.runs import remote_status
-from paceline.targets import poll_cache
+from paceline.targets import polling
 from paceline.targets.configured import Configured, add
 from tests.engines.conformance import FRESH_S, GRACE_S
 from tests.engines.hosts import Hosts
@@ -64,7 +64,7 @@ def ssh(network: Hosts, folder: Path, *, is_shared: bool = False) -> Iterator[Pl
 def slurm(cluster: SlurmLab, folder: Path, monkeypatch: pytest.MonkeyPatch, *, login: bool = False) -> Iterator[Place]:
     """Nodes that see the workspace; or a cluster behind a login host, whose nodes see a folder of its own."""
     lab, settings = Lab(folder), {"time": "10"}
-    monkeypatch.setattr(poll_cache, "FRESH_S", FRESH_S)
+    monkeypatch.setattr(polling, "FRESH_S", FRESH_S)
     monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
     if not login:
         for name, value in cluster.environment.items():
@@ -95,7 +95,7 @@ def logged_in(cluster: SlurmLab) -> Iterator[None]:
 def ray(cluster: RayLab, folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_shared: bool = False) -> Iterator[Place]:
     """Nodes with a /tmp of their own, which only a datastore joins to this machine; or that see the workspace."""
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    monkeypatch.setattr(poll_cache, "FRESH_S", FRESH_S)
+    monkeypatch.setattr(polling, "FRESH_S", FRESH_S)
     monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
     seen = cluster.folder / f"elsewhere{next(_numbers)}"
     seen.mkdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.remote.agent.disks import is_low
+from paceline.remote.agent.machine import is_low
 from paceline.supervisor import disks
 from paceline.supervisor.disks import DiskWatch
 

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.runs.folder import RunFolder
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
-from paceline.system.library import library_dir
+from paceline.system.detached_process import library_dir
 from paceline.workspace_dir import note_made
 from tests.helpers import make_run, write_tree
 

@@ -3,10 +3,13 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import pytest
 
 from paceline.system.files import (
+    PathAttribute,
     append_line,
     copy_tree,
     json_lines,
@@ -239,3 +242,20 @@ def test_what_was_to_replace_a_file_is_gone_where_anything_goes_wrong(tmp_path):
     with replacing(path) as beside:
         beside.write_text("new")
     assert ({one.name for one in tmp_path.iterdir()}, path.read_text()) == ({"kept"}, "new")
+
+
+@dataclass(frozen=True)
+class Folder:
+    path: Path
+
+    log = PathAttribute("logs/log.txt")
+
+
+def test_a_name_is_a_path_below_the_folder_that_has_it(tmp_path):
+    assert Folder(tmp_path).log == tmp_path / "logs" / "log.txt"
+    assert Folder(tmp_path / "other").log == tmp_path / "other" / "logs" / "log.txt"
+
+
+def test_it_is_no_field_of_a_dataclass(tmp_path):
+    assert [field.name for field in fields(Folder)] == ["path"]
+    assert Folder(tmp_path) == Folder(tmp_path)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 
 import pytest
 
 from paceline.system import plugins
+from paceline.system.plugins import version_of
 from tests.helpers import write_tree
 
 OWN = {"own": "collections:OrderedDict"}
@@ -48,3 +50,8 @@ def test_its_own_are_found_without_looking_at_what_is_installed(monkeypatch):
     # Reading the entry points of a large environment takes a tenth of a second and more.
     monkeypatch.setattr(plugins, "installed", lambda group: pytest.fail("looked"))
     assert plugins.load("paceline.test", OWN, "own") is not None
+
+
+def test_what_is_installed_has_a_version_and_nothing_else_has_one():
+    assert version_of("pytest") == metadata.version("pytest")
+    assert version_of("no-such-distribution") is None

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from paceline.targets.base import PARTS, Alike, Controlling, EarlyStart, Elastic, Examined, Queued
-from paceline.targets.kinds import OWN, kind_class
+from paceline.targets.configured import OWN, kind_class
 from paceline.testing.failing import missing_members
 from tests.targets.toy import ToyTarget
 

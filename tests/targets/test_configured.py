@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import TargetError
 from paceline.system import plugins
-from paceline.targets import configured, kinds
+from paceline.targets import configured
 from paceline.targets.configured import Configured
 from paceline.targets.local import LocalTarget
 from tests.targets.toy import PlainTarget, ToyTarget
@@ -139,7 +139,7 @@ def test_a_run_of_an_older_version_has_the_target_of_its_record(tmp_path):
 
 
 def test_a_kind_that_cannot_be_loaded_says_which_package_and_harms_no_other(tmp_path):
-    assert list(kinds.load_errors()) == ["gone"]
+    assert list(configured.load_errors()) == ["gone"]
     with pytest.raises(TargetError, match=r"no\.such\.module:Target can't be loaded \(ModuleNotFoundError"):
         Configured(name="x", kind="gone").make()
     with pytest.raises(TargetError, match=r"no kind 'tory'.* Is 'toy' meant"):

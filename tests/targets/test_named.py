@@ -7,8 +7,7 @@ import pytest
 from paceline.errors import TargetError
 from paceline.system import plugins
 from paceline.targets import configured
-from paceline.targets.configured import Configured
-from paceline.targets.named import ComputeTargets
+from paceline.targets.configured import ComputeTargets, Configured
 
 
 @pytest.fixture(autouse=True)

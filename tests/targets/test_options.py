@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import TargetError
-from paceline.targets.kinds import kind_class
+from paceline.targets.configured import kind_class
 from paceline.targets.options import Option, check_settings, help_lines, parse_words
 
 OPTIONS = (

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from paceline.runs import states, store
-from paceline.system import detached, processes
-from paceline.system.library import library_dir
+from paceline.system import detached_process, processes
+from paceline.system.detached_process import library_dir
 from paceline.targets import supervisors
 from paceline.targets.supervisors import Early
 from tests.helpers import make_job, make_run, run_python, wait_until, write_tree
@@ -26,7 +26,7 @@ def early(tmp_path: Path, run_dir: Path) -> Early:
 
 def test_one_that_is_dropped_ends_and_leaves_nothing(tmp_path: Path) -> None:
     waiting = early(tmp_path, tmp_path / "ws" / "runs" / "x_1")
-    process = detached.started[-1]
+    process = detached_process.started[-1]
     assert process.poll() is None
     waiting.drop()
     assert process.wait(30) == 0
@@ -36,9 +36,9 @@ def test_one_that_is_dropped_ends_and_leaves_nothing(tmp_path: Path) -> None:
 def test_it_ends_with_the_program_that_has_loaded_it(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from paceline.targets import supervisors\n"
-        "from paceline.system import detached\n"
+        "from paceline.system import detached_process\n"
         f"early = supervisors.Early(Path({str(tmp_path)!r}) / 'x_1', Path({str(library_dir(tmp_path))!r}), sys.executable)\n"
-        "print(detached.started[-1].pid, flush=True); os._exit(0)"
+        "print(detached_process.started[-1].pid, flush=True); os._exit(0)"
     )
     pid = int(run_python(code))
     wait_until(lambda: not processes.is_alive(pid), "the supervisor has ended")
@@ -52,8 +52,8 @@ def test_one_that_is_begun_sees_its_run_through(tmp_path: Path) -> None:
     waiting = early(tmp_path, folder.path)
     pid = waiting.begin(lock_fd)
     os.close(lock_fd)
-    assert pid == detached.started[-1].pid
-    assert detached.started[-1].wait(60) == 0, folder.driver_log.read_text()
+    assert pid == detached_process.started[-1].pid
+    assert detached_process.started[-1].wait(60) == 0, folder.driver_log.read_text()
     assert store.stored(folder).status == states.COMPLETED
     waiting.drop()  # harmless
 
@@ -61,8 +61,8 @@ def test_one_that_is_begun_sees_its_run_through(tmp_path: Path) -> None:
 def test_one_that_has_died_is_told(tmp_path: Path) -> None:
     folder, lock_fd = make_run(tmp_path / "ws" / "runs", job=make_job(), target="local")
     waiting = early(tmp_path, folder.path)
-    detached.started[-1].send_signal(signal.SIGKILL)
-    detached.started[-1].wait(30)
+    detached_process.started[-1].send_signal(signal.SIGKILL)
+    detached_process.started[-1].wait(30)
     assert waiting.begin(lock_fd) is None
     os.close(lock_fd)
 
@@ -72,25 +72,25 @@ def test_a_run_is_started_by_the_one_that_was_loaded_for_it(tmp_path: Path, is_k
     """By another one where that has died meanwhile."""
     folder, lock_fd = make_run(tmp_path / "ws" / "runs", job=make_job(), target="local")
     folder.snapshot.symlink_to(write_tree(tmp_path / "ws/snapshots/1", {"train.py": ""}))
-    library, before = library_dir(tmp_path / "ws"), len(detached.started)
+    library, before = library_dir(tmp_path / "ws"), len(detached_process.started)
     for _ in range(2):
         supervisors.load(folder.path, library, sys.executable, MODULES)
-    loaded = detached.started[-1]
-    assert len(detached.started) <= before + 1
+    loaded = detached_process.started[-1]
+    assert len(detached_process.started) <= before + 1
     if is_killed:
         loaded.kill()
         loaded.wait(30)
     pid = supervisors.start(folder.path, lock_fd, library, sys.executable)
     os.close(lock_fd)
     assert (pid == loaded.pid) == (not is_killed)
-    assert detached.started[-1].wait(60) == 0, folder.driver_log.read_text()
+    assert detached_process.started[-1].wait(60) == 0, folder.driver_log.read_text()
     assert store.stored(folder).status == states.COMPLETED
 
 
 def test_one_that_is_loaded_for_another_run_is_let_be(tmp_path: Path) -> None:
     library = library_dir(tmp_path / "ws")
     supervisors.load(tmp_path / "a", library, sys.executable, ())
-    process = detached.started[-1]
+    process = detached_process.started[-1]
     supervisors.drop(tmp_path / "b")
     assert process.poll() is None
     supervisors.drop(tmp_path / "a")

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from paceline.errors import TargetError
+from paceline.targets.local import ThisMachine
 from paceline.targets.options import Option, check_settings
 from paceline.targets.status import NodeStatus, Status
-from paceline.targets.this_machine import ThisMachine
 
 
 class ToyTarget:

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.runs import metrics
 from paceline.runs.context import WorkerContext
-from paceline.system import when_loaded
+from paceline.system import lazy_import
 from paceline.trackers import csv_loggers, hooks, wandb_run
 from paceline.trackers import sink as sinks
 from paceline.trackers.sink import Sink
@@ -26,7 +26,7 @@ def to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
     monkeypatch.setattr(metrics, "logged_here", set())
     monkeypatch.setattr(sinks, "logged_here", metrics.logged_here)
     monkeypatch.setattr(
-        sys, "meta_path", [each for each in sys.meta_path if type(each).__module__ != when_loaded.__name__]
+        sys, "meta_path", [each for each in sys.meta_path if type(each).__module__ != lazy_import.__name__]
     )
     monkeypatch.setattr(sys, "path", [*sys.path])
     return made

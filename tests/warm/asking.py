@@ -73,19 +73,19 @@ def fork(
 
 
 def in_place_of(popen: Callable[..., Any]) -> SimpleNamespace:
-    """The module `subprocess` as `paceline.system.detached` uses it, with another `Popen`."""
+    """The module `subprocess` as `paceline.system.detached_process` uses it, with another `Popen`."""
     return SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
 
 
 def submit_with(ask: Callable[..., Any], socket: str, common: Mapping[str, str | None]) -> None:
     """From now on, what this process submits has a supervisor that the program at this socket forks. common: its `alike`."""
-    from paceline.system import detached
+    from paceline.system import detached_process
 
-    library = os.path.dirname(os.path.dirname(detached.__file__))
+    library = os.path.dirname(os.path.dirname(detached_process.__file__))
 
     def popen(words: Sequence[str], *, env: Mapping[str, str], **options: Any) -> Any:
         if could_be_forked(words, env, library) and alike(env) == common:
             return fork(ask, socket, words, env, **options)
         return subprocess.Popen(words, env=env, **options)
 
-    detached.subprocess = in_place_of(popen)  # type: ignore[assignment]
+    detached_process.subprocess = in_place_of(popen)  # type: ignore[assignment]

@@ -1,7 +1,7 @@
 """Modules that are loaded already, and hidden until somebody imports them: then they come without the time that it takes.
 
 To whoever imports them, it is as if they were loaded at that moment, with all that they load. Whoever watches for a module
-(`paceline.system.when_loaded`) hears of it, and what is changed in it then is changed where others have taken it from there.
+(`paceline.system.lazy_import`) hears of it, and what is changed in it then is changed where others have taken it from there.
 
     hiding.load("torch"); hiding.hide()     sys.modules has no torch, nor torch.nn
     import torch                            both are there again, as they were

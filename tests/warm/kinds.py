@@ -68,7 +68,7 @@ KINDS = {
             *(
                 "typer.main",
                 "paceline.cli.main",
-                "paceline.system.detached",
+                "paceline.system.detached_process",
                 *(f"paceline.cli.{name}" for name in ("run", "read", "logs", "files")),
             ),
             *(

@@ -27,7 +27,7 @@ from hand_over import ask
 sys.path.pop(0)
 
 import paceline.launchers.processes
-import paceline.targets.this_machine  # noqa: F401 - as all here, it is there to be loaded
+import paceline.targets.local  # noqa: F401 - as all here, it is there to be loaded
 
 MAINS = {module: importlib.import_module(f"{module}.__main__").main for module in MODULES}
 

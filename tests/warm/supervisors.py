@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from paceline.system import detached
+from paceline.system import detached_process
 from tests.warm.asking import ALIKE, VARIABLES, WORDS, alike, could_be_forked, fork, in_place_of
 from tests.warm.hand_over import ask
 from tests.warm.programs import OwnProgram
@@ -23,7 +23,7 @@ from tests.warm.programs import OwnProgram
 _PROGRAM = Path(__file__).with_name("supervising.py")
 #: That of forked commands; a test may set another one.
 _PYTHON = sys.executable
-_LIBRARY = str(Path(detached.__file__).parents[1])
+_LIBRARY = str(Path(detached_process.__file__).parents[1])
 #: Folders and files of tests whose supervisors are started in the ordinary way.
 STARTED = (
     "tests/chaos/",
@@ -49,7 +49,7 @@ class Supervisors:
         self._kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR")}
 
     def popen(self, words: Sequence[str], *, env: Mapping[str, str], **options: Any) -> Any:
-        """In the place of `subprocess.Popen`, as `paceline.system.detached` calls it."""
+        """In the place of `subprocess.Popen`, as `paceline.system.detached_process` calls it."""
         if could_be_forked(words, env, _LIBRARY) and alike(env) == self._alike:
             return fork(ask, self.socket(words[0], self._alike), words, env, **options)
         return subprocess.Popen(words, env=env, **options)
@@ -90,7 +90,7 @@ def for_commands(environment: Mapping[str, str]) -> tuple[str, dict[str, str | N
 def forking(supervisors: Supervisors) -> Iterator[None]:
     """Supervisors that this process starts meanwhile are forked, where a fork does the same; those of forked commands too."""
     global current
-    with mock.patch.object(detached, "subprocess", in_place_of(supervisors.popen)):
+    with mock.patch.object(detached_process, "subprocess", in_place_of(supervisors.popen)):
         current, before = supervisors, current
         try:
             yield

@@ -16,7 +16,7 @@ Standard library alone at import; torch and numpy are used only where a state ha
 
 from __future__ import annotations
 
-from paceline.system.lazy import face
+from paceline.system.lazy_import import face
 
 # Not typing's: the horovod names load this before a script's first line.
 TYPE_CHECKING = False

@@ -21,7 +21,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any, NoReturn
 
-from paceline.system import elastic
+from paceline.system import run_variables
 
 SIGNAL, RESIZE, LIMIT = "signal", "resize", "limit"
 #: The time that a rank that does not save gives the one that does, where they share a store and where they don't; and that
@@ -65,7 +65,7 @@ def asked() -> str | None:
     """SIGNAL or RESIZE where this process has been asked to end; None where it goes on."""
     if _is_asked or _has_heard:
         return SIGNAL
-    return RESIZE if elastic.is_resize_requested() else None
+    return RESIZE if run_variables.is_resize_requested() else None
 
 
 def leave(why: str, *, followers: int = 0) -> NoReturn:
@@ -80,7 +80,7 @@ def leave(why: str, *, followers: int = 0) -> NoReturn:
             store.set(_LEFT, "1")
             store.wait([f"{_LEFT}_{rank}" for rank in range(1, followers + 1)], timedelta(seconds=_FOLLOW_S))
     if why == RESIZE:
-        raise SystemExit(elastic.EXIT_RESIZE)
+        raise SystemExit(run_variables.EXIT_RESIZE)
     _flush()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -171,7 +171,7 @@ def _end_after_the_first() -> None:
     with contextlib.suppress(Exception):
         store.set(f"{_LEFT}_{sys.modules['torch.distributed'].get_rank()}", "1")
     if asked() == RESIZE:
-        os._exit(elastic.EXIT_RESIZE)
+        os._exit(run_variables.EXIT_RESIZE)
     # Python lets the main thread alone change a handler; the C library does not ask.
     ctypes.CDLL(None).signal(signal.SIGTERM, None)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -20,7 +20,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible
 from paceline.system.files import read_json
-from paceline.system.sizes import size_text
+from paceline.system.units import size_text
 
 STEPS, MOST_STEPS = 3, 1000
 #: Said to the workers, and where they leave what came of it: `paceline.parallel.compared`, which imports torch.

@@ -21,8 +21,8 @@ from paceline.runs import read
 from paceline.runs.visible import visible
 from paceline.system.names import some
 from paceline.targets import configured
-from paceline.targets.kinds import load_errors
-from paceline.targets.looks import TargetLook, counts_text, look, look_at_all
+from paceline.targets.configured import load_errors
+from paceline.targets.status_of_all import TargetLook, counts_text, look, look_at_all
 from paceline.workspace import Workspace
 
 _COLOURS = {OK: 32, WARN: 33, FAIL: 31, SKIPPED: 2}

@@ -14,10 +14,9 @@ from paceline.cli.common import warn
 from paceline.errors import TargetError
 from paceline.system.names import counted
 from paceline.targets import configured
-from paceline.targets.configured import Configured
-from paceline.targets.kinds import kind_names, kind_options, load_errors
-from paceline.targets.looks import TargetLook, look_at_all
+from paceline.targets.configured import Configured, kind_names, kind_options, load_errors
 from paceline.targets.options import Option, help_lines, parse_words
+from paceline.targets.status_of_all import TargetLook, look_at_all
 from paceline.workspace import Workspace
 
 _CHECK_S = 30.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from paceline.system import durations
+from paceline.system import units
 
 
 def duration_option(*names: str, help: str, unit: str = "s", least: float = 0.0) -> Any:
@@ -25,7 +25,7 @@ def _parser(unit: str, least: float) -> Callable[[Any], float]:
         if isinstance(given, float):  # a default, which is in seconds
             return given
         try:
-            found = durations.seconds(given, unit=unit)
+            found = units.seconds(given, unit=unit)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         if found < least:

@@ -19,7 +19,7 @@ from paceline.errors import JobError
 from paceline.estimator import argument_words
 from paceline.job.secret_values import looks_secret
 from paceline.job.sizes import node_range, range_text
-from paceline.system import durations
+from paceline.system import units
 
 if TYPE_CHECKING:
     from yaml import Node
@@ -243,7 +243,7 @@ class _Reader:
 
     def _seconds(self, key: str, node: Node) -> float:
         try:
-            return durations.seconds(self._text(key, node))
+            return units.seconds(self._text(key, node))
         except ValueError as error:
             raise self._error(node, f"{key}: {error}") from None
 

@@ -26,7 +26,7 @@ from paceline.runs.log_start import LogStart, last_lines_start, moment_start, ta
 from paceline.runs.logs import LineAssembler, LogLine, lines_of
 from paceline.runs.record import RunRecord
 from paceline.runs.visible import TerminalLines, visible_line
-from paceline.system import durations, gaps
+from paceline.system import gaps, units
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -143,7 +143,7 @@ def _moment(text: str) -> float:
     now = time.time()
     try:
         if not _DATE.match(text):
-            return now - durations.seconds(text)
+            return now - units.seconds(text)
         # Without a zone, as everywhere on a command line, the clock on the wall.
         found = dt.datetime.fromisoformat(text.strip().replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError):

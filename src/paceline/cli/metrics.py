@@ -20,7 +20,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_text
 from paceline.runs.series import MetricSeries
 from paceline.runs.visible import visible
-from paceline.system.values import value_text
+from paceline.system.units import value_text
 
 #: Of a value that is no number, so many characters in a table.
 _LONGEST = 40

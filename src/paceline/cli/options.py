@@ -98,9 +98,9 @@ class VerbOption:
             ValueError: it stands for none.
         """
         if self.type is float:
-            from paceline.system import durations
+            from paceline.system import units
 
-            return durations.seconds(text)
+            return units.seconds(text)
         return text if self.type is list else self.type(text)
 
 

@@ -20,7 +20,7 @@ from paceline.cli.options import read
 from paceline.cli.run_options import RUN, experiment_name, words
 from paceline.errors import WorkspaceError
 from paceline.runs.ids import check_experiment_name, new_run_id
-from paceline.system.library import library_dir
+from paceline.system.detached_process import library_dir
 from paceline.targets import supervisors
 from paceline.workspace_dir import configured
 

@@ -26,8 +26,8 @@ from paceline.services.package.write import package as write_package
 from paceline.serving.check import check
 from paceline.serving.config import ServedModel, ServerConfig
 from paceline.serving.front.reading import absolute
+from paceline.system.detached_process import library_dir
 from paceline.system.files import PRIVATE, remove_tree, write_json
-from paceline.system.library import library_dir
 from paceline.workspace import Workspace
 
 #: Where Azure's own server listens.

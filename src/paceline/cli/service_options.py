@@ -14,7 +14,7 @@ from paceline.environments.from_parameters import described
 from paceline.errors import ServiceError
 from paceline.estimator import interpreter
 from paceline.job.environment import EnvironmentSpec
-from paceline.system import sizes
+from paceline.system import units
 from paceline.workspace import Workspace
 
 #: The settings of `paceline.services.record.ServiceSettings` that have options.
@@ -121,7 +121,7 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if option in _SIZES:
             try:
-                value = sizes.size_bytes(value)
+                value = units.size_bytes(value)
             except ValueError as error:
                 raise ServiceError(f"--{option.replace('_', '-')}: {error}") from None
         found[name] = value

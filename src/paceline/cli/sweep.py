@@ -38,7 +38,7 @@ from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import SHOWN_PAUSED, Leg, Trial
 from paceline.system.names import counted
-from paceline.system.values import value_text
+from paceline.system.units import value_text
 from paceline.workspace import Workspace
 
 #: Points that --dry-run shows.

@@ -16,7 +16,7 @@ from paceline.sweeps.policies.policies import parse_policy
 from paceline.sweeps.samplers.samplers import check_sampler
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec, listed, objectives
-from paceline.system import durations
+from paceline.system import units
 
 # These have words of their own below, but for --yaml, which a sweep has not.
 _NOT_A_SWEEPS = ("dry_run", "yaml", "quiet", "json")
@@ -127,7 +127,7 @@ def spec(
         found["max_duration_seconds"] = given["max_sweep_duration"]
     elif isinstance(limit := found.get("max_duration_seconds"), str):
         try:
-            found["max_duration_seconds"] = durations.seconds(limit)
+            found["max_duration_seconds"] = units.seconds(limit)
         except ValueError as error:
             raise SweepError(f"{str(file)!r}: max_duration_seconds: {error}") from None
     stop = given["stop"] or found.get("stop")

@@ -10,7 +10,7 @@ worker looks into this package for two small modules before its script begins.
 
 from __future__ import annotations
 
-from paceline.system.lazy import face
+from paceline.system.lazy_import import face
 
 # Not typing's: a worker loads this before its script.
 TYPE_CHECKING = False

@@ -46,7 +46,7 @@ from paceline.collectives.request import JOIN, Agreement, CollectiveTask, Fields
 from paceline.collectives.response_cache import ResponseCache
 from paceline.collectives.settings import EngineSettings
 from paceline.collectives.stall import StallWatch
-from paceline.system.board import entry_text, ranks_text
+from paceline.system.collective_state import entry_text, ranks_text
 
 if TYPE_CHECKING:
     from paceline.collectives.transport import Transport

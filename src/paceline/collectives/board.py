@@ -1,4 +1,4 @@
-"""This process's board (`paceline.system.board`), where whoever has started it keeps one; else nothing is noted."""
+"""This process's board (`paceline.system.collective_state`), where whoever has started it keeps one; else nothing is noted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.system.board import RankBoard
+    from paceline.system.collective_state import RankBoard
 
 _board: RankBoard | None = None
 _is_made = False
@@ -23,8 +23,8 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
     global _board, _is_made
     if not _is_made:
         _is_made = True
-        from paceline.system.board import FOLDER_VARIABLE, RankBoard
-        from paceline.system.nested import nested_rank
+        from paceline.system.collective_state import FOLDER_VARIABLE, RankBoard
+        from paceline.system.run_variables import nested_rank
 
         folder, rank = environ.get(FOLDER_VARIABLE), environ.get("PACELINE_RANK")
         if folder and rank and nested_rank(environ) is None:
@@ -36,7 +36,10 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
 
 
 def begin(text: str, number: int = 0) -> int:
-    """Note that a collective begins; where that is noted, for `end`. text: made by `paceline.system.board.entry_text`."""
+    """Note that a collective begins. Return the slot of the note, for `end`.
+
+    text: made by `paceline.system.collective_state.entry_text`.
+    """
     found = _board if _is_made else board()
     return -1 if found is None else found.begin(text, number)
 

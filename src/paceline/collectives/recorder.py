@@ -21,7 +21,7 @@ _MODULE = "torch.distributed.distributed_c10d"
 
 def answer_when_loaded(path: str) -> None:
     """Answer at this named pipe as soon as the script makes a process group of torch's; loads nothing before."""
-    from paceline.system.when_loaded import when_loaded
+    from paceline.system.lazy_import import when_loaded
 
     when_loaded(_MODULE, lambda module: _follow(module, path))
 
@@ -41,7 +41,7 @@ def _follow(module: ModuleType, path: str) -> None:
         @functools.wraps(made)
         def call(*given: Any, **options: Any) -> Any:
             from paceline.collectives import board
-            from paceline.system.board import entry_text
+            from paceline.system.collective_state import entry_text
 
             _start(path)
             with board.under_way(entry_text(group, name, "", "", 0, ""), next(numbers)):

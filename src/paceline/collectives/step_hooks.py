@@ -28,7 +28,7 @@ _asked: list[tuple[float, int]] = []
 def install() -> None:
     """Count from now on, where whoever has started this worker wants to know; loads nothing before the script does."""
     from paceline.system import step_clock
-    from paceline.system.when_loaded import when_loaded
+    from paceline.system.lazy_import import when_loaded
 
     if step_clock.begin() is None:
         return

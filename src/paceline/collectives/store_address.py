@@ -36,7 +36,7 @@ def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
     if loaded is not None and hasattr(loaded, "TCPStore"):
         _patch(loaded, environ)
         return
-    from paceline.system.when_loaded import when_loaded
+    from paceline.system.lazy_import import when_loaded
 
     when_loaded(_MODULE, lambda module: _patch(module, environ))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # At once, for it bears its module's name: Python would put the module in its place when that is first loaded.
 from paceline.data.sampling.partition import partition
-from paceline.system.lazy import face
+from paceline.system.lazy_import import face
 
 TYPE_CHECKING = False
 

@@ -21,8 +21,8 @@ from paceline.doctor.reduce import check_gloo, check_mpi
 from paceline.doctor.sharing import check_sharing
 from paceline.system.names import counted
 from paceline.targets.base import Examined
+from paceline.targets.polling import said, within
 from paceline.targets.status import Status
-from paceline.targets.timeouts import said, within
 
 #: For the engine's answer about its nodes.
 STATUS_S = 30.0

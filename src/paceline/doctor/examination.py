@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import PacelineError
-from paceline.remote import call
-from paceline.targets.timeouts import all_within
+from paceline.remote import foreign_python
+from paceline.targets.polling import all_within
 
 if TYPE_CHECKING:
     from paceline.remote.link.link import CommandEnd, Link
@@ -173,7 +173,7 @@ class Patient:
         Raises:
             NoAnswerError: there is none; the message has the program's last line.
         """
-        words = call.words(python or self.python, mode, installed=True)
+        words = foreign_python.words(python or self.python, mode, installed=True)
         done = self.run(words, input=program_of(program, mode, asked), timeout_s=timeout_s)
         return answer_in(done.stdout, done.stderr, done.returncode)
 
@@ -181,7 +181,7 @@ class Patient:
 def program_of(program: str, mode: str, asked: Mapping[str, Any], *, ends_at_once: bool = True) -> bytes:
     """The text of one of the programs beside this file, as `Patient.ask` has them run."""
     path = Path(__file__).with_name(f"{program}.py")
-    return call.program(str(path), mode, asked, ends_at_once=ends_at_once)
+    return foreign_python.program(str(path), mode, asked, ends_at_once=ends_at_once)
 
 
 def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, Any]:
     Raises:
         NoAnswerError: it printed none.
     """
-    found = call.answer_in(stdout)
+    found = foreign_python.answer_in(stdout)
     if found is not None:
         return found
     said = [line for line in stderr.decode(errors="replace").splitlines() if line.strip()]

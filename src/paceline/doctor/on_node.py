@@ -1,8 +1,8 @@
 """The doctor's program on a node: `facts`, `listen` and `connect` look, listen or connect, and return what is found.
 
-A Python there is given it as text (`paceline.remote.call`), so it stands on the standard library alone and imports nothing of
-Paceline. Whatever it asks may hang (a driver, a file system that has gone), so everything has a time limit, and none of the
-programs that it starts is waited for once it has been killed.
+A Python there is given it as text (`paceline.remote.foreign_python`), so it stands on the standard library alone and
+imports nothing of Paceline. Whatever it asks may hang (a driver, a file system that has gone), so everything has a time
+limit, and none of the programs that it starts is waited for once it has been killed.
 
     facts   {"python": ..., "space": [...], "modules": [...], "library_dir": ..., "timeout_s": ...}
     listen  {"address": ..., "port": ..., "token": ..., "count": ..., "timeout_s": ...}

@@ -20,7 +20,7 @@ from paceline.doctor.examination import (
 )
 from paceline.doctor.reduce_mpi import open_mpi_of, over_mpi
 from paceline.system.names import counted
-from paceline.targets.timeouts import all_within
+from paceline.targets.polling import all_within
 
 #: Of float32: 4 MiB.
 _ELEMENTS = 1 << 20

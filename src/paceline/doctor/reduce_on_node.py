@@ -1,7 +1,7 @@
 """The doctor's all-reduce on a node, by whatever the scripts' own interpreter has: torch over Gloo, or mpi4py.
 
-A Python there is given it as text (`paceline.remote.call`); for MPI as a file, by mpirun. The imports are by name, because
-this program belongs to the interpreter that scripts run in, and Paceline itself needs none of them.
+A Python there is given it as text (`paceline.remote.foreign_python`); for MPI as a file, by mpirun. The imports are by name,
+because this program belongs to the interpreter that scripts run in, and Paceline itself needs none of them.
 
     gloo {"rank": 0, "size": 2, "address": ..., "port": ..., "interface": ..., "elements": 1048576, "timeout_s": ...}
     mpi  {"elements": 1048576}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.job.environment import EnvironmentSpec
-from paceline.system.plain import plain_fields
+from paceline.system.serialization import plain_fields
 
 #: Written last into the environment's folder: without it, the folder is what a build left that did not end.
 RECORD = "paceline-environment.json"

@@ -22,7 +22,7 @@ from paceline.job.secret_values import Secret, check_place, shown
 from paceline.job.sizes import node_range, range_text
 from paceline.system.gaps import DEFAULT_LIMIT, LEAST_LIMIT
 from paceline.system.names import did_you_mean
-from paceline.system.plain import plain_fields
+from paceline.system.serialization import plain_fields
 
 #: Written into each job; a reader refuses a newer one.
 JOB_VERSION = 2

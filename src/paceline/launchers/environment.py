@@ -18,7 +18,7 @@ from paceline.job.data_reference import PATH_VARIABLES
 from paceline.job.job import RANK_VARIABLES
 from paceline.job.plan import Command, Launch, NodeSetup, RankSlot
 from paceline.runs.folder import RunFolder
-from paceline.system import elastic
+from paceline.system import run_variables
 
 #: Given to the submitting process by a launcher above it: a Slurm step, an mpirun, a torchrun, Paceline.
 _FOREIGN_PREFIXES = (
@@ -130,9 +130,9 @@ def _of_elastic(launch: Launch) -> dict[str, str]:
         return {}
     least, most = launch.job.node_range
     return {
-        elastic.MIN_NODES_VARIABLE: str(least),
-        elastic.MAX_NODES_VARIABLE: str(most),
-        elastic.REQUEST_VARIABLE: str(resize_request(launch)),
+        run_variables.MIN_NODES_VARIABLE: str(least),
+        run_variables.MAX_NODES_VARIABLE: str(most),
+        run_variables.REQUEST_VARIABLE: str(resize_request(launch)),
     }
 
 

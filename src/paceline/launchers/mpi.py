@@ -8,22 +8,29 @@ checkpoint or before they could say what went wrong.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import LauncherError
 from paceline.job.job import Job
-from paceline.job.plan import Command, Launch, RankSlot
+from paceline.job.plan import Command, Launch, RankSlot, Starter
 from paceline.launchers import environment
-from paceline.launchers.mpi_hosts import GIVEN, context_options, host_options, set_words, values_of_place
-from paceline.launchers.mpi_library import mpi4py_library
-from paceline.launchers.mpi_starter import starter_command
+from paceline.launchers.mpi_hosts import (
+    GIVEN,
+    check_same_mpi,
+    context_options,
+    host_options,
+    networks_of,
+    set_words,
+    values_of_place,
+)
 from paceline.runs.folder import RunFolder
 from paceline.system import processes
 
@@ -31,6 +38,18 @@ from paceline.system import processes
 MPIRUN_VARIABLE = "PACELINE_MPIRUN"
 #: mpirun refuses to run as root, unless it is told twice that this is meant. In a container most people are root.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+#: Loads the library and does not initialise it.
+_CODE = (
+    "import mpi4py; mpi4py.rc.initialize = mpi4py.rc.finalize = False; "
+    "from mpi4py import MPI; print(MPI.Get_library_version())"
+)
+_TIMEOUT_S = 20
+
+#: The starter's own variables: what the user sets under these prefixes is for the workers, and must not become its options.
+_STARTERS = ("SLURM_", "SRUN_")
+#: By these Open MPI 4 knows that it was started by srun; without them each worker is a world of its own.
+_KEPT_FOR_4 = ("SLURM_NODELIST", "SLURM_STEP_ID", "SLURM_JOBID")
 
 
 @dataclass(frozen=True)
@@ -227,3 +246,83 @@ def _worker(launch: Launch, place: RankSlot, skip: tuple[str, ...]) -> list[str]
     options = set_words(values_of_place(launch, place, skip))
     python, main, *words = environment.worker_argv(launch, place.node_rank, "--mpi", *options)
     return [python, main, *(f"={word}" for word in words)]
+
+
+@dataclass(frozen=True)
+class MpiLibrary:
+    """A library by its own words. version: (major, minor) of an Open MPI, None of another MPI."""
+
+    name: str
+    version: tuple[int, int] | None
+
+
+@functools.cache
+def mpi4py_library(python: str) -> MpiLibrary | None:
+    """The library that mpi4py loads there; None where there is no mpi4py, or none that can be loaded.
+
+    Takes a tenth of a second: the interpreter is started for it.
+    """
+    try:
+        # In a process of its own: a library that is loaded stays, and a broken one may end the process that loads it.
+        environment = processes.with_home(os.environ)
+        done = processes.said_by([python, "-c", _CODE], timeout_s=_TIMEOUT_S, environment=environment)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # The text stands in a buffer of fixed size; some libraries leave NULs behind it.
+    text = done.stdout.partition("\0")[0].strip()
+    if done.returncode != 0 or not text:
+        return None
+    name = text.splitlines()[0].partition(", package")[0].strip()
+    found = re.match(r"Open MPI v?(\d+)\.(\d+)", name)
+    return MpiLibrary(name, (int(found[1]), int(found[2])) if found else None)
+
+
+def starter_command(launch: Launch, starter: Starter, major: int, variables: Mapping[str, str]) -> Command:
+    """The command that starts all workers. major: the version of Open MPI; variables: its own.
+
+    Raises:
+        LauncherError: nodes that differ, or a job whose workers are to run in containers.
+    """
+    check_same_mpi(launch)
+    if launch.prepared[0].container:
+        raise LauncherError(
+            f"distributed_backend='mpi' in custom_docker_image={launch.job.environment.docker_image!r} can't be started by "
+            f"{starter.name}. Let the compute target start it with mpirun (mpi='mpirun'), or choose another backend."
+        )
+    users = launch.job.environment_variables
+    for_workers = {name: value for name, value in users.items() if name.startswith(_STARTERS)}
+    defaults = environment.defaults(launch, launch.places[0])
+    if networks := networks_of(launch):
+        defaults["OMPI_MCA_btl_tcp_if_include"] = networks
+    keep = [word for name in _KEPT_FOR_4 if major < 5 for word in ("--keep", name)]
+    options = ["--srun", *keep, *set_words(for_workers), *_place_words(launch)]
+    return Command(
+        argv=(*starter.argv, *environment.worker_argv(launch, 0, *options)),
+        environment={
+            **environment.of_run(launch),
+            **variables,
+            **{name: value for name, value in users.items() if name not in for_workers},
+            # Last: what the starter needs itself stands over what the workers are given, which take theirs from the command
+            # line.
+            **starter.environment,
+        },
+        defaults=defaults,
+        node_rank=0,
+        ranks=tuple(place.rank for place in launch.places),
+        is_launcher=True,
+        log=RunFolder(launch.run_dir).driver_log,
+    )
+
+
+def _place_words(launch: Launch) -> list[str]:
+    """`--for 0-1 --on NODE --set ...` for each node, and behind it what its workers do not have in common."""
+    words: list[str] = []
+    for node in launch.nodes:
+        places = [place for place in launch.places if place.node_rank == node.node_rank]
+        values = [values_of_place(launch, place, GIVEN) for place in places]
+        common = {name: value for name, value in values[0].items() if all(other.get(name) == value for other in values)}
+        words += ["--for", f"{places[0].rank}-{places[-1].rank}", "--on", node.name, *set_words(common)]
+        for place, own in zip(places, values, strict=True):
+            if rest := {name: value for name, value in own.items() if name not in common}:
+                words += ["--for", f"{place.rank}-{place.rank}", *set_words(rest)]
+    return words

@@ -1,6 +1,6 @@
 """The exact versions of what an interpreter has installed, asked of itself.
 
-Another interpreter is given this file's text (`paceline.remote.call` does the same for nodes), so it is on the standard
+Another interpreter is given this file's text (`paceline.remote.foreign_python` does the same for nodes), so it is on the standard
 library of Python 3.8 alone, with annotations in quotes.
 """
 

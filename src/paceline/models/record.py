@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from paceline.system.plain import known_fields
+from paceline.system.serialization import known_fields
 
 RECORD_VERSION = 1
 #: The name of the file in a version's folder, and of the folder beside it.

@@ -15,10 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    # What is loaded stays until the end: the collector would look at all of it again and again (`main` starts it).
-    gc.disable()
-
 from paceline.errors import (
     EngineError,
     EnvironmentBuildError,
@@ -27,14 +23,18 @@ from paceline.errors import (
     PacelineError,
     TransferError,
 )
+from paceline.job.job import Job
 from paceline.node import output
-from paceline.node.clean import clean, remove_containers
+from paceline.node.output import check_outputs, store_outputs
 from paceline.node.prepare import prepare
-from paceline.node.store_outputs import check_outputs, store_outputs
 from paceline.remote.staging.stage_in import as_here
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.system.files import write_json
+
+if __name__ == "__main__":
+    # What is loaded stays until the end: the collector would look at all of it again and again (`main` starts it).
+    gc.disable()
 
 
 def main(argv: list[str]) -> int:
@@ -90,3 +90,24 @@ def _failure(error: Exception) -> dict[str, str]:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+def clean(job: Job, folder: RunFolder) -> dict[str, Any]:
+    """End what a container engine still has of the run, and drop its views of the node's data."""
+    remove_containers(job, folder)
+    if any(not reference.is_output for reference in job.inputs):
+        from paceline.data.transfer.cache import DataCache
+
+        # What the run saw of the cache; the files themselves stay in it for the next run.
+        DataCache().drop_views(folder.run_id)
+    return {}
+
+
+def remove_containers(job: Job, folder: RunFolder) -> dict[str, Any]:
+    """End what a container engine still has of the run."""
+    if job.environment.docker_image is not None:
+        from paceline.containers import find_engine, remove
+
+        # Twice in a run's life, so that it need not be long.
+        remove(find_engine(to_start=False), folder.run_id, settle_s=0.25)
+    return {}

@@ -13,7 +13,7 @@ The public names, loaded on first use; torch is loaded by `parallelize`, not by 
 
 from __future__ import annotations
 
-from paceline.system.lazy import face
+from paceline.system.lazy_import import face
 
 TYPE_CHECKING = False
 

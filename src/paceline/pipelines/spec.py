@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.job.job import Job
-from paceline.system.plain import known_fields, plain_fields
+from paceline.system.serialization import known_fields, plain_fields
 
 #: The most steps of one pipeline. A guess, far above what people draw.
 MOST_STEPS = 1000

@@ -19,6 +19,11 @@ _LENGTH = struct.Struct(">I")
 #: A manifest of some hundred thousand files; what claims to be more is no header.
 _MOST_BYTES = 256 << 20
 
+#: Seconds, where a compute target's setting `silence_s` says nothing else.
+SILENCE_S = 15.0
+#: A busy machine may let a process wait for longer than less would be.
+LEAST_SILENCE_S = 1.0
+
 
 class WireError(ValueError):
     """What came is no frame."""
@@ -81,3 +86,8 @@ class Frames:
             data = bytes(view[: self._wanted])
         del self._buffer[: self._wanted]
         return header, data
+
+
+def ping_s(silence_s: float) -> float:
+    """How often an end that has nothing else to say says that it is there, in seconds: one word that is late is no silence."""
+    return silence_s / 5

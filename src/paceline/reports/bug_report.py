@@ -17,7 +17,7 @@ from paceline.errors import LauncherError
 from paceline.launchers.mpi import find_open_mpi
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
-from paceline.system.installed import version_of
+from paceline.system.plugins import version_of
 
 #: Packages whose versions decide how a run goes.
 PACKAGES = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.errors import RunContextError
 from paceline.system import processes
-from paceline.system.nested import nested_rank
+from paceline.system.run_variables import nested_rank
 
 #: Who tells a process its rank: Paceline, Open MPI's mpirun, srun. From the last two a worker sets PACELINE_RANK itself, which
 #: its parents' environments don't show.
@@ -21,7 +21,7 @@ _SUPERVISOR = ["-m", "paceline.supervisor"]
 class WorkerContext:
     """This process's run, its rank there and the attempt it belongs to.
 
-    rank, world_size: of a rank that the script has started itself (`paceline.system.nested`), those that it has there.
+    rank, world_size: of a rank that the script has started itself (`paceline.system.run_variables`), those that it has there.
     """
 
     run_dir: Path

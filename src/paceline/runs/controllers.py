@@ -19,9 +19,9 @@ from paceline.runs import remote_status, states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, utc_now
-from paceline.system import detached, locks
+from paceline.system import detached_process, locks
+from paceline.system.detached_process import library_dir
 from paceline.system.files import append_line, write_json
-from paceline.system.library import library_dir
 
 #: Kind of a run -> the module that sees it through.
 _MODULES = {"sweep": "paceline.sweeps", "pipeline": "paceline.pipelines"}
@@ -51,7 +51,7 @@ def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
         )
         return
     with open(folder.driver_log, "ab") as log:
-        detached.start(
+        detached_process.start(
             _MODULES[record.kind],
             folder.path,
             lock_fd,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.system.plain import known_fields
+from paceline.system.serialization import known_fields
 
 #: The causes of a failure, and what each means. `paceline show` prints them; retries go by them.
 CAUSES = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import FileNameError
-from paceline.system.below import Below
+from paceline.system.files import PathAttribute
 
 # `rank_0.jsonl` is of the first attempt, `rank_0.2.jsonl` of the second.
 _RANK_LOG = re.compile(r"rank_(\d+)\.log", re.ASCII)
@@ -73,28 +73,28 @@ class RunFolder:
         return self.path.name
 
     #: `run.json`: whole at all times; one writer, whoever holds `lock`.
-    record = Below("run.json")
+    record = PathAttribute("run.json")
     #: Locked (flock) by whoever looks after the run; free means that nobody does.
-    lock = Below("lock")
+    lock = PathAttribute("lock")
     #: One JSON line per change of state.
-    events = Below("events.jsonl")
+    events = PathAttribute("events.jsonl")
     #: Variable -> value of the job's secrets, mode 0600: for the run's supervisor alone, gone once the run has ended.
-    secrets = Below("secrets.json")
+    secrets = PathAttribute("secrets.json")
     #: Tags, properties and names: one JSON line per change, appended by anybody.
-    notes = Below("notes.jsonl")
+    notes = PathAttribute("notes.jsonl")
     #: Exists once somebody has asked for the run's end; holds who and why.
-    cancel_request = Below("cancel.json")
+    cancel_request = PathAttribute("cancel.json")
     #: A folder for each command that somebody runs beside a worker at the moment, for its owner alone.
-    exec_requests = Below("exec")
+    exec_requests = PathAttribute("exec")
     #: Signs what such a command is told where that goes through a datastore; mode 0600, on the submitting machine alone.
-    exec_key = Below("exec_key")
+    exec_key = PathAttribute("exec_key")
 
     def exec_output(self, attempt: int, name: str) -> Path:
         """The output of such a command, while somebody reads it."""
         return self.attempt(attempt) / f"exec_{name}.jsonl"
 
     #: Exists while somebody ends what a killed supervisor has left: the lock is held then, but the run is over.
-    closing = Below("closing")
+    closing = PathAttribute("closing")
 
     def passing(self) -> list[Path]:
         """The paths that are there while files come from nodes, and that a killed supervisor may leave: files that are not whole
@@ -103,13 +103,13 @@ class RunFolder:
         return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
 
     #: Names the engine and its job that the run is, where its supervisor is inside that job.
-    engine = Below("engine.json")
+    engine = PathAttribute("engine.json")
     #: Made when the engine was first found not to know the run's job any more, while the record is not final.
-    gone = Below("gone")
+    gone = PathAttribute("gone")
     #: Kind and settings of the compute target, as they were when the run was submitted.
-    target = Below("target.json")
+    target = PathAttribute("target.json")
     #: Bytes held back so that the last record can be written on a full disk.
-    ballast = Below("ballast")
+    ballast = PathAttribute("ballast")
 
     @property
     def scratch(self) -> Path:
@@ -121,32 +121,32 @@ class RunFolder:
         return Path(top) / f"paceline-{self.run_id[-8:]}"
 
     #: Link to the workspace's snapshot.
-    snapshot = Below("snapshot")
+    snapshot = PathAttribute("snapshot")
     #: Names of the source that the snapshot has not: the working directory links to them (`paceline.system.linked`).
-    linked = Below("linked.json")
+    linked = PathAttribute("linked.json")
     #: What of these was sent to this machine: the name of each copy in the working directory -> where its original lies here.
-    sent = Below("sent.json")
+    sent = PathAttribute("sent.json")
     #: Of a pipeline: links to the snapshots of its steps, so that they stay until the steps' runs have them.
-    sources = Below("sources")
+    sources = PathAttribute("sources")
     #: The workers' working directory; in the end, only what the script left there.
-    work = Below("work")
-    outputs = Below("outputs")
+    work = PathAttribute("work")
+    outputs = PathAttribute("outputs")
     #: Uploaded files whose names lie neither under `outputs/` nor under `logs/`.
-    artifacts = Below("artifacts")
+    artifacts = PathAttribute("artifacts")
     #: A folder for each output that is stored when the run ends; what could not be stored stays.
-    uploads = Below("uploads")
+    uploads = PathAttribute("uploads")
     #: The run's files that nodes elsewhere have not sent, and why: one JSON line for each name.
-    left_out = Below("left_out.jsonl")
+    left_out = PathAttribute("left_out.jsonl")
     #: The packages of the script's environment with the exact versions, where one was built.
-    environment = Below("environment.json")
+    environment = PathAttribute("environment.json")
     #: The data that the run took from datastores, with fingerprints, and what it stored there.
-    data = Below("data.json")
+    data = PathAttribute("data.json")
     #: Says where on this machine lies what the job names on the submitting one; not there where that is the same.
-    carried = Below("carried.json")
+    carried = PathAttribute("carried.json")
     #: Output folders that wait to be stored on the submitting machine, with their files. Written on the others.
-    left = Below("prepared/left.json")
+    left = PathAttribute("prepared/left.json")
     #: On the submitting machine: that there will be output folders to store here, and how far that is; gone then.
-    home = Below("home.json")
+    home = PathAttribute("home.json")
 
     def prepare_log(self, node_rank: int) -> Path:
         """The log of what was installed and fetched on a node before the workers, and stored after them."""
@@ -164,8 +164,8 @@ class RunFolder:
         """A node's result of cleaning up: that it has nothing more of the run, or why not."""
         return self.path / "prepared" / f"cleaned_{node_rank}.json"
 
-    checkpoints = Below("checkpoints")
-    metrics = Below("metrics")
+    checkpoints = PathAttribute("checkpoints")
+    metrics = PathAttribute("metrics")
 
     def metric_log(self, rank: int, attempt: int = 1) -> Path:
         """A rank's metrics of one attempt: a worker of an earlier one that is cut off, and not dead yet, can't write there."""
@@ -180,9 +180,9 @@ class RunFolder:
         return self.metrics / f"load_{rank}.jsonl"
 
     #: Live logs of the current attempt, links into its folder, and the driver's log over all attempts.
-    logs = Below("logs")
+    logs = PathAttribute("logs")
     #: The words of the supervisor and the launcher.
-    driver_log = Below("logs/driver.log")
+    driver_log = PathAttribute("logs/driver.log")
 
     def live_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank}.log"

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.job.job import Job
 from paceline.runs.failure import FailureReport
 from paceline.runs.states import NOT_STARTED, TERMINAL
-from paceline.system.plain import known_fields, plain_fields
+from paceline.system.serialization import known_fields, plain_fields
 
 RECORD_VERSION = 1
 

@@ -29,7 +29,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks
 from paceline.system.files import read_json
-from paceline.system.lazy import from_above
+from paceline.system.lazy_import import from_above
 
 if TYPE_CHECKING:
     from paceline.runs.passage import Passage

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.system.board import ranks_of
-from paceline.system.sizes import size_text
+from paceline.system.collective_state import ranks_of
+from paceline.system.units import size_text
 
 #: More sentences than these tell no more.
 _MOST = 6

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.system.below import Below
+from paceline.system.files import PathAttribute
 
 #: In the environment of all that a service's supervisor starts, with the service's folder.
 MARK = "PACELINE_SERVICE_DIR"
@@ -31,18 +31,18 @@ class ServiceFolder:
     path: Path
     called: str | None = None
 
-    record = Below("service.json")
-    events = Below("events.jsonl")
-    wanted = Below("wanted.json")
-    wanted_lock = Below("wanted.lock")
-    lock = Below("supervisor.lock")
-    keys = Below("keys.json")
-    logs = Below("logs")
-    log = Below("logs/service.log")
-    old_log = Below("logs/service.log.1")
-    revisions = Below("revisions")
-    server = Below("server")
-    server_config = Below("server/config.json")
+    record = PathAttribute("service.json")
+    events = PathAttribute("events.jsonl")
+    wanted = PathAttribute("wanted.json")
+    wanted_lock = PathAttribute("wanted.lock")
+    lock = PathAttribute("supervisor.lock")
+    keys = PathAttribute("keys.json")
+    logs = PathAttribute("logs")
+    log = PathAttribute("logs/service.log")
+    old_log = PathAttribute("logs/service.log.1")
+    revisions = PathAttribute("revisions")
+    server = PathAttribute("server")
+    server_config = PathAttribute("server/config.json")
 
     @property
     def name(self) -> str:
@@ -62,10 +62,10 @@ class RevisionFolder:
 
     path: Path
 
-    description = Below("revision.json")
-    source = Below("source")
-    models = Below("models")
-    prepared = Below("prepared.json")
+    description = PathAttribute("revision.json")
+    source = PathAttribute("source")
+    models = PathAttribute("models")
+    prepared = PathAttribute("prepared.json")
 
     @property
     def number(self) -> int:

@@ -16,9 +16,9 @@ from paceline.runs import store as runs_store
 from paceline.services import states, store
 from paceline.services.folder import MARK, ServiceFolder
 from paceline.services.record import GONE, UP, ServiceRecord
-from paceline.system import detached, locks, processes
+from paceline.system import detached_process, locks, processes
+from paceline.system.detached_process import library_dir
 from paceline.system.files import remove_tree
-from paceline.system.library import library_dir
 
 _MODULE = "paceline.services"
 #: Supervisors that were started and never came to look after the service; after so many, it is not a kill that ends them.
@@ -79,7 +79,7 @@ def start(folder: ServiceFolder, lock_fd: int, python: str | None = None) -> Non
         OSError: no process can be started.
     """
     with open(folder.log, "ab") as log:
-        detached.start(
+        detached_process.start(
             _MODULE,
             folder.path,
             lock_fd,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from paceline.services import states
-from paceline.system.plain import known_fields
+from paceline.system.serialization import known_fields
 
 RECORD_VERSION = 1
 

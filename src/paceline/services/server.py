@@ -23,8 +23,8 @@ from paceline.services.record import Revision, ServiceRecord
 from paceline.services.server_config import config_of
 from paceline.serving.state import READY, read_state
 from paceline.system import processes
+from paceline.system.detached_process import library_dir
 from paceline.system.files import PRIVATE, remove_tree, write_json
-from paceline.system.library import library_dir
 
 #: Added to the time that requests have to end in.
 _STOP_S = 10.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.errors import ServiceError
 from paceline.services.folder import ServiceFolder
-from paceline.system.library import library_dir
+from paceline.system.detached_process import library_dir
 from paceline.system.names import is_one_line
 
 #: Longer than the time that requests have to end in.

@@ -22,13 +22,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.system import lazy
+from paceline.system import lazy_import
 
 if __name__ == "__main__":
     # What is loaded stays until the end: the collector would look at all of it again and again (`main` starts it).
     gc.disable()
     # A tenth of what a start computes: dataclasses import it, and ask it only about a class that has no docstring.
-    lazy.later("inspect")
+    lazy_import.later("inspect")
 
 from paceline.runs import store, work_dir
 from paceline.runs.containers import remove_containers

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.remote.agent.disks import is_low
+from paceline.remote.agent.machine import is_low
 
 #: How often to look.
 _LOOK_S = 20.0

@@ -17,8 +17,8 @@ from paceline.runs.failure import FailureReport, signal_name
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.supervision import Supervision
 from paceline.system import processes
+from paceline.system.detached_process import library_dir
 from paceline.system.files import read_json
-from paceline.system.library import library_dir
 from paceline.targets import Nodes
 from paceline.targets.local_nodes import LocalNodes
 

@@ -27,8 +27,8 @@ from paceline.runs.record import RunRecord
 from paceline.supervisor.nodes import NodeOutcome, from_here, on_nodes
 from paceline.supervisor.supervision import Outcome, Supervision
 from paceline.system import linked
+from paceline.system.detached_process import library_dir
 from paceline.system.files import read_json, write_json
-from paceline.system.library import library_dir
 from paceline.targets import Nodes
 
 

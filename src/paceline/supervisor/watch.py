@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EngineError
 from paceline.job.plan import Command, Launch, ProcessExit, StartedCommand
-from paceline.remote.silence import SILENCE_S
+from paceline.remote.wire import SILENCE_S
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
@@ -39,8 +39,8 @@ from paceline.supervisor.looks import Looks
 from paceline.supervisor.resize import ResizeWatch
 from paceline.supervisor.signals import Wake
 from paceline.supervisor.supervision import Outcome
-from paceline.system.elastic import EXIT_RESIZE
 from paceline.system.files import read_json
+from paceline.system.run_variables import EXIT_RESIZE
 from paceline.targets import Nodes
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Next, Trial
 from paceline.system.files import read_json
-from paceline.system.values import value_text
+from paceline.system.units import value_text
 from paceline.targets.base import ALIKE_SPAN
 
 

@@ -15,7 +15,7 @@ from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Goal
 from paceline.system.names import did_you_mean
-from paceline.system.plain import known_fields, plain_fields
+from paceline.system.serialization import known_fields, plain_fields
 from paceline.targets.base import ALIKE_SPAN
 
 #: Engines that can look after a sweep.

@@ -20,7 +20,7 @@ from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec, listed, objectives
 from paceline.sweeps.start import submit_sweep
 from paceline.sweeps.trial import Goal
-from paceline.system import durations
+from paceline.system import units
 
 if TYPE_CHECKING:
     from paceline.estimator import _Script as Script
@@ -94,7 +94,7 @@ class Sweep:
     def spec(self) -> SweepSpec:
         """The sweep as its record will hold it."""
         try:
-            limit = None if self.max_duration_seconds is None else durations.seconds(self.max_duration_seconds)
+            limit = None if self.max_duration_seconds is None else units.seconds(self.max_duration_seconds)
         except ValueError as error:
             raise SweepError(f"max_duration_seconds: {error}") from None
         former = self.warm_start

@@ -12,7 +12,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from paceline.system.links import open_below
 
@@ -368,3 +368,18 @@ class OwnFolder:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+class _Folder(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+
+class PathAttribute:
+    """An attribute that is the path of this name below the `path` of the object that has it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: _Folder, kind: type) -> Path:
+        return folder.path / self._name

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from paceline.system.files import read_json, walk_files, write_json
 from paceline.system.names import counted
-from paceline.system.plain import known_fields
-from paceline.system.sizes import size_text
+from paceline.system.serialization import known_fields
+from paceline.system.units import size_text
 
 #: Folders into which scripts write their results. One that git does not track and that holds no Python is of earlier runs.
 RESULTS = frozenset(

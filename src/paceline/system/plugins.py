@@ -29,3 +29,13 @@ def installed(group: str) -> dict[str, str]:
     from importlib.metadata import entry_points  # slow to load, and rarely needed
 
     return {point.name: point.value for point in entry_points(group=group)}
+
+
+def version_of(distribution: str) -> str | None:
+    """The version of what is installed under this name; None where nothing is."""
+    from importlib import metadata  # slow to load, and rarely needed
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

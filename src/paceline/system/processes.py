@@ -110,7 +110,7 @@ def said_by(
 
 def shell_environment() -> dict[str, str]:
     """The environment of this process, with the submitting shell's PYTHONPATH: a supervisor's own leads to Paceline's library,
-    and the shell's was put aside under another name (`paceline.system.detached`).
+    and the shell's was put aside under another name (`paceline.system.detached_process`).
     """
     own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PACELINE_SHELL_PYTHONPATH")}
     if theirs := os.environ.get("PACELINE_SHELL_PYTHONPATH"):

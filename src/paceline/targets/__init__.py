@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.system.lazy import face
+from paceline.system.lazy_import import face
 
 # Not typing's: `paceline run` starts a supervisor by a module of this package before it has loaded any other.
 TYPE_CHECKING = False

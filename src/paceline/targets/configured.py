@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from dataclasses import replace as replace_field
 from pathlib import Path
@@ -16,17 +17,28 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paceline.errors import TargetError
 from paceline.runs.folder import RunFolder
+from paceline.system import plugins
 from paceline.system.files import OWNED, read_json, write_json
 from paceline.system.names import name_rule
 from paceline.targets.base import Examined, Target
-from paceline.targets.kinds import OWN, kind_class, make_target
 
 if TYPE_CHECKING:
     from paceline.system.registry import Documents
+    from paceline.targets.options import Option
     from paceline.targets.status import Status
+
 
 LOCAL = "local"
 _NAME = name_rule("_-", 64)
+
+GROUP = "paceline.targets"
+#: kind -> module:class, looked at before any that is installed.
+OWN = {
+    "local": "paceline.targets.local:ThisMachine",
+    "ssh": "paceline.targets.ssh.target:SshTarget",
+    "slurm": "paceline.targets.slurm.target:SlurmTarget",
+    "ray": "paceline.targets.ray.target:RayTarget",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,3 +247,98 @@ def _stands_alone(kind: str) -> bool:
     except TargetError:
         return kind in OWN  # making it says what is wrong with it
     return not any(option.is_required for option in options)
+
+
+def kind_names() -> list[str]:
+    """The names of all kinds, sorted."""
+    return plugins.names(GROUP, OWN)
+
+
+def kind_class(kind: str) -> Any:
+    """The class of this kind: has OPTIONS, and makes targets of (name, settings).
+
+    Raises:
+        TargetError: there is no such kind, or its module can't be loaded; the message says which.
+    """
+    place = OWN.get(kind) or plugins.installed(GROUP).get(kind)
+    if place is None:
+        import difflib  # slow to load, for a mistake alone
+
+        near = difflib.get_close_matches(kind, kind_names(), n=1)
+        meant = f" Is {near[0]!r} meant?" if near else ""
+        raise TargetError(f"there is no kind {kind!r} of compute target.{meant} There are {', '.join(kind_names())}.")
+    return _load(kind, place)
+
+
+def kind_options(kind: str) -> tuple[Option, ...]:
+    """The settings that a target of this kind takes.
+
+    Raises:
+        TargetError: as `kind_class`.
+    """
+    return tuple(getattr(kind_class(kind), "OPTIONS", ()))
+
+
+def load_errors() -> dict[str, str]:
+    """Installed kind -> why it can't be loaded, for each that can't."""
+    errors = {}
+    for kind, place in plugins.installed(GROUP).items():
+        if kind not in OWN:
+            try:
+                _load(kind, place)
+            except TargetError as error:
+                errors[kind] = str(error)
+    return errors
+
+
+def make_target(kind: str, name: str, settings: Mapping[str, Any]) -> Any:
+    """A target of this kind.
+
+    Raises:
+        TargetError: as `kind_class`; or a setting is wrong.
+    """
+    made = kind_class(kind)
+    if not hasattr(made, "OPTIONS"):
+        # The plainest kind of plug-in: nothing to set, nothing to tell.
+        if settings:
+            raise TargetError(f"kind {kind!r} has no settings; found {', '.join(settings)}. Leave them out.")
+        return made()
+    return made(name, settings)
+
+
+def _load(kind: str, place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # an installed package may raise anything at import
+        raise TargetError(
+            f"compute targets of kind {kind!r} can't be used: {place} can't be loaded "
+            f"({type(error).__name__}: {error}). Mend or remove the package that brings it."
+        ) from error
+
+
+class ComputeTargets(Mapping[str, Configured]):
+    """Name -> compute target: `local`, and those that the workspace has now. To be read; `paceline compute` changes them.
+
+    `[name]` raises KeyError for a name that there is not, and TargetError for a description that can't be read.
+    """
+
+    def __init__(self, workspace_dir: Path) -> None:
+        self._workspace_dir = workspace_dir
+
+    def __getitem__(self, name: str) -> Configured:
+        if name not in names(self._workspace_dir):
+            try:
+                read(self._workspace_dir, name)
+            except TargetError as error:
+                raise KeyError(str(error)) from None
+        return read(self._workspace_dir, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(names(self._workspace_dir))
+
+    def __len__(self) -> int:
+        return len(names(self._workspace_dir))
+
+    def __repr__(self) -> str:
+        return f"ComputeTargets({', '.join(self)})"

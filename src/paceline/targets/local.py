@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import getpass
 import os
+import socket
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.errors import PacelineError, TargetError
 from paceline.job.job import Job
@@ -28,9 +31,13 @@ from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.local_leases import Lease, LocalDemand, LocalQueue, leases_dir
 from paceline.targets.local_nodes import LocalNodes
+from paceline.targets.options import Option, check_settings
 
 if TYPE_CHECKING:
+    from paceline.remote.link.link import Link
     from paceline.targets.leases import Ticket
+    from paceline.targets.status import Status
+
 
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
@@ -168,3 +175,48 @@ def _hang_text(folder: RunFolder) -> str:
     if status == record.status:
         return ""
     return f"{folder.run_id} {status.partition(', ')[2]}: `paceline cancel {folder.run_id}` in its folder ends it"
+
+
+class ThisMachine(LocalTarget):
+    """`local`, as a kind of compute target that has no settings."""
+
+    kind: ClassVar[str] = "local"
+    OPTIONS: ClassVar[tuple[Option, ...]] = ()
+
+    def __init__(self, name: str = kind, settings: Mapping[str, Any] = {}) -> None:
+        check_settings(self.kind, self.OPTIONS, settings, name)
+        super().__init__()
+
+    def status(self) -> Status:
+        """This machine, and what of it runs hold by leases."""
+        # Not above: each supervisor of this machine loads this module, and none asks.
+        from paceline.targets.status import Status, leased
+
+        gpus, cores = devices(), core_count()
+        # A look drops the tickets of dead runs, as every user of the queue does.
+        tickets = LocalQueue(leases_dir(), cores, gpus).tickets()
+        granted = [ticket for ticket in tickets if ticket["granted"] is not None]
+        return Status(
+            nodes=(leased(socket.gethostname(), cores, gpus, granted),),
+            running=len(granted),
+            queued=len(tickets) - len(granted),
+        )
+
+    @contextlib.contextmanager
+    def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
+        """Open one link, however many nodes are asked for: they are all this machine."""
+        import paceline
+        from paceline.remote.foreign_python import bootstrap_words
+        from paceline.remote.link.link import Link
+
+        link = Link.open(
+            bootstrap_words(sys.executable),
+            name=socket.gethostname(),
+            library_dir=Path(paceline.__file__).resolve().parents[1],
+            folder=f"/tmp/paceline-{getpass.getuser()}",
+            shared_library=True,
+        )
+        try:
+            yield [link]
+        finally:
+            link.close()

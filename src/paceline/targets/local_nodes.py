@@ -12,9 +12,8 @@ from typing import Any
 
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand
 from paceline.remote.agent.commands import Commands
-from paceline.remote.agent.disks import REPORT_BYTES, disk_of, disks_here
 from paceline.remote.agent.load import LoadMeter
-from paceline.remote.agent.oom import oom_kills
+from paceline.remote.agent.machine import REPORT_BYTES, disk_of, disks_here, oom_kills
 from paceline.runs.folder import RunFolder
 from paceline.system import processes
 from paceline.system.files import make_own

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from paceline.errors import TargetError
 from paceline.job.secret_values import credentials_in
-from paceline.remote.silence import LEAST_SILENCE_S, SILENCE_S
+from paceline.remote.wire import LEAST_SILENCE_S, SILENCE_S
 
 #: str, int, float, bool, list (of str), Path (of a file of this machine; the setting is its absolute path as str).
 OptionType: TypeAlias = "type[str] | type[int] | type[float] | type[bool] | type[list[str]] | type[Path]"

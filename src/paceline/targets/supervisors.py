@@ -9,10 +9,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.system import detached
+from paceline.system import detached_process
 
 #: What a supervisor needs to start the workers of a run on this machine, beside what it imports itself.
-FOR_THIS_MACHINE = ("paceline.targets.this_machine", "paceline.launchers.processes", "ctypes")
+FOR_THIS_MACHINE = ("paceline.targets.local", "paceline.launchers.processes", "ctypes")
 
 _MODULE = "paceline.supervisor"
 #: Supervisors that are being loaded for runs that are to come, by the run's folder.
@@ -43,7 +43,7 @@ def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         return pid
     log = _open_log(run_dir)
     try:
-        process = detached.start(
+        process = detached_process.start(
             _MODULE, run_dir, lock_fd, python=python, library_dir=library_dir, cwd=run_dir, stdout=log, stderr=log
         )
         return process.pid
@@ -61,7 +61,7 @@ class Early:
         self.run_dir = run_dir
         self._ours, theirs = socket.socketpair()
         with theirs:
-            process = detached.start(
+            process = detached_process.start(
                 _MODULE,
                 run_dir,
                 theirs.fileno(),

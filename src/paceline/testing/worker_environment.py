@@ -8,7 +8,7 @@ from pathlib import Path
 from paceline.job.plan import Launch, Node, NodeSetup
 from paceline.launchers import environment
 from paceline.runs.run import Run
-from paceline.system.nested import OUTPUT_VARIABLE
+from paceline.system.run_variables import OUTPUT_VARIABLE
 
 #: What mpirun itself sets for its workers.
 _MPIRUNS = ("OMPI_", "PMIX_", "PRTE_")

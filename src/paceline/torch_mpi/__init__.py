@@ -5,7 +5,7 @@ install: at once. install_when_loaded: as soon as the script loads torch.distrib
 
 from __future__ import annotations
 
-from paceline.system.lazy import face
+from paceline.system.lazy_import import face
 
 TYPE_CHECKING = False
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from paceline import torch_private
 from paceline.collectives.errors import CollectivesError
-from paceline.system.when_loaded import when_loaded
+from paceline.system.lazy_import import when_loaded
 
 _MODULE = "torch.distributed"
 _MARK = "_paceline_mpi"

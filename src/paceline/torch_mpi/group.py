@@ -23,7 +23,7 @@ from torch.distributed import (
 
 from paceline.collectives import mpi
 from paceline.collectives.errors import CollectivesError
-from paceline.system.board import ranks_text
+from paceline.system.collective_state import ranks_text
 from paceline.torch_mpi import calls
 from paceline.torch_mpi.lane import Call, Lane
 from paceline.torch_mpi.messages import Messages

@@ -24,7 +24,7 @@ from typing import Any
 from paceline.collectives import board, mpi
 from paceline.collectives.errors import CollectivesError, MismatchError
 from paceline.system import step_clock
-from paceline.system.board import entry_text
+from paceline.system.collective_state import entry_text
 from paceline.torch_mpi.waiting import wait_until
 
 #: How often a thread looks for the other ranks before it sleeps between two looks: a caller that can do nothing else

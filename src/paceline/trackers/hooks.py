@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 
-from paceline.system.when_loaded import when_loaded
+from paceline.system.lazy_import import when_loaded
 
 # Not typing's: a worker loads this before its script.
 TYPE_CHECKING = False

@@ -21,7 +21,7 @@ from paceline.runs.follow import duration_text
 from paceline.runs.metrics import json_safe
 from paceline.runs.visible import visible
 from paceline.sweeps.pictures import page as pictures
-from paceline.system.values import value_text
+from paceline.system.units import value_text
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"

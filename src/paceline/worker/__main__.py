@@ -4,7 +4,7 @@
 
 --mpi: mpirun started this process: it takes its rank from Open MPI's variables, sends its output to its own log and
     waits, in a process of its own, for the script's end. --srun: so did srun, which has one command line for all workers:
-    what follows `--for FIRST-LAST --on NODE` is for these ranks, which are on that node (`paceline.worker.srun`).
+    what follows `--for FIRST-LAST --on NODE` is for these ranks, which are on that node (`paceline.worker.ranks`).
 --set: a variable for the script. --kind: "module" for `python -m script`, "program" for what is not Python's to run.
 Every word may have a `=` in front, by which mpirun does not take it for one of its own.
 
@@ -18,7 +18,7 @@ import sys
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
-from paceline.system.when_loaded import load_triton_before_tensorflow
+from paceline.system.lazy_import import load_triton_before_tensorflow
 from paceline.worker import nested, report, scheduling, script, watched
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish")
@@ -34,9 +34,9 @@ def main(argv: "list[str]") -> None:
         del options[-2:]
     launcher = options.pop(0) if options and options[0] in ("--mpi", "--srun") else None
     if launcher == "--srun":
-        from paceline.worker import srun
+        from paceline.worker import ranks
 
-        options = srun.take_place(os.environ, options)
+        options = ranks.take_place(os.environ, options)
     for option, value in zip(options, options[1:], strict=False):  # noqa: RUF007 - itertools is not loaded yet
         if option == "--set":
             name, _, text = value.partition("=")
@@ -51,9 +51,9 @@ def main(argv: "list[str]") -> None:
         monitor.wait_for_child(under_srun=launcher == "--srun")
         _offer_mpi_to_torch()
         if launcher == "--srun":
-            from paceline.worker import mpi_world
+            from paceline.worker import ranks
 
-            mpi_world.check_when_loaded(int(os.environ["PACELINE_WORLD_SIZE"]))
+            ranks.check_when_loaded(int(os.environ["PACELINE_WORLD_SIZE"]))
     if os.environ.get("PACELINE_RANK") == "0":
         _keep_store_to_its_network()
     load_triton_before_tensorflow()

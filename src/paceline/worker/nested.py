@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from paceline.system.nested import OUTPUT_VARIABLE, VARIABLE, by_launcher, nested_rank
+from paceline.system.run_variables import OUTPUT_VARIABLE, VARIABLE, by_launcher, nested_rank
 
 # Not typing's: a worker loads this before its script.
 TYPE_CHECKING = False
@@ -60,7 +60,7 @@ def _be_live() -> None:
 
 
 def _follow_torch() -> None:
-    from paceline.system.when_loaded import when_loaded
+    from paceline.system.lazy_import import when_loaded
 
     when_loaded(_C10D, _listen)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
 
 from paceline.errors import RunContextError
+from paceline.system.lazy_import import when_loaded
 
 _RANK_FROM = {
     "PACELINE_RANK": "OMPI_COMM_WORLD_RANK",
@@ -23,6 +25,19 @@ _HINT = (
     "that clears its environment?"
 )
 _SETTINGS = {"mpirun": "Open MPI's (OMPI_MCA_*, PRTE_MCA_*)", "srun": "Slurm's (SLURM_*, SRUN_*)"}
+
+_SLURM = ("SLURM_", "SLURMD_", "SRUN_")
+#: What Open MPI's mpirun would have set: scripts and libraries look for it.
+_AS_MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "SLURM_PROCID",
+    "OMPI_COMM_WORLD_SIZE": "SLURM_STEP_NUM_TASKS",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_NODE_RANK": "SLURM_LOCALID",
+}
+_SRUN_HINT = (
+    "srun sets it to a number for each worker. Is this process started by another program, or by one that clears its "
+    "environment?"
+)
 
 
 def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun") -> None:
@@ -59,3 +74,69 @@ def needed(environment: Mapping[str, str], name: str, hint: str) -> str:
     if value is None or not value.isdigit():
         raise RunContextError(f"{name}={value!r}: {hint}")
     return value
+
+
+def take_place(environment: MutableMapping[str, str], options: Sequence[str]) -> list[str]:
+    """Set what mpirun would have set, and drop what is Slurm's; the `--set` options that are for this worker.
+
+    options: `--set NAME=VALUE` behind `--for FIRST-LAST --on NODE` counts for those ranks alone, which are on that node.
+        `--keep NAME`: a variable of Slurm's that is not dropped.
+
+    Raises:
+        RunContextError: a variable of srun's is missing, or it has put this worker on another node than planned.
+    """
+    if environment.get("PMIX_RANK") != environment.get("SLURM_PROCID"):
+        raise RunContextError(
+            f"PMIX_RANK={environment.get('PMIX_RANK')!r}, SLURM_PROCID={environment.get('SLURM_PROCID')!r}: srun with a PMIx "
+            "plugin sets both to the worker's rank. Without it each worker would be a world of its own. Let the compute target "
+            "start MPI with mpirun (mpi='mpirun')."
+        )
+    said = {name: needed(environment, source, _SRUN_HINT) for name, source in _AS_MPIRUN.items()}
+    # The ranks of all workers on this node.
+    said["OMPI_COMM_WORLD_LOCAL_SIZE"] = str(len(environment.get("SLURM_GTIDS", "").split(",")))
+    # Read before it is dropped with the others.
+    node = environment.get("SLURMD_NODENAME")
+    kept = [value for option, value in zip(options[::2], options[1::2], strict=True) if option == "--keep"]
+    for name in [name for name in environment if name.startswith(_SLURM) and name not in kept]:
+        del environment[name]
+    environment.update(said)
+    return _own(options, int(said["OMPI_COMM_WORLD_RANK"]), node)
+
+
+def _own(options: Sequence[str], rank: int, node: str | None) -> list[str]:
+    kept: list[str] = []
+    is_own = True
+    for option, value in zip(options[::2], options[1::2], strict=True):
+        if option == "--for":
+            first, _, last = value.partition("-")
+            is_own = int(first) <= rank <= int(last)
+        elif option == "--on":
+            if is_own and value != node:
+                raise RunContextError(
+                    f"srun started rank {rank} on node {node}, but its place is on {value}. Does a setting of the job's "
+                    "(SLURM_*, SRUN_* variables) change where srun puts workers? Unset it."
+                )
+        elif is_own and option == "--set":
+            kept += [option, value]
+    return kept
+
+
+def check_when_loaded(world_size: int) -> None:
+    """Let the import of mpi4py's MPI fail where its world is not that of all workers."""
+    when_loaded("mpi4py.MPI", lambda mpi: check(mpi, world_size))
+
+
+def check(mpi: Any, world_size: int) -> None:
+    """Refuse a world of another size than the run's; `mpi` is the module. One that is not initialised yet passes.
+
+    Raises:
+        RunContextError: both sizes, and the library.
+    """
+    # mpi4py initialises MPI when it is imported, unless the script has told it not to (mpi4py.rc.initialize).
+    if not mpi.Is_initialized() or (size := mpi.COMM_WORLD.Get_size()) == world_size:
+        return
+    library = mpi.Get_library_version().splitlines()[0].partition(", package")[0].strip(" \0")
+    raise RunContextError(
+        f"srun started {world_size} workers, but MPI's world has {size}: {library} does not find Slurm's PMIx. Let the "
+        "compute target start MPI with mpirun (mpi='mpirun'), or use an Open MPI that was built for this PMIx."
+    )

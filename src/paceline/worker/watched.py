@@ -2,7 +2,7 @@
 
     <PACELINE_WATCH_DIR>/stacks_<rank>    what faulthandler writes at each such signal
     <PACELINE_WATCH_DIR>/worker_<rank>    the signal's number, this process's, and the descriptor by which it has that file open
-    <PACELINE_WATCH_DIR>/board_<rank>     `paceline.system.board`, once there is a collective
+    <PACELINE_WATCH_DIR>/board_<rank>     `paceline.system.collective_state`, once there is a collective
     <PACELINE_WATCH_DIR>/ask_<rank>       `paceline.collectives.recorder`, once there is a process group of torch's
     <PACELINE_WATCH_DIR>/steps_<rank>     `paceline.system.step_clock`
 

@@ -55,10 +55,10 @@ def test_the_calls_of_a_class_are_translated_whatever_they_are():
             raise errors.JobError("e")
 
     @sdk.sdk_class
-    class Below(Thing, Native):
+    class PathAttribute(Thing, Native):
         pass
 
-    below = Below()
-    for call in (Thing.one, Thing.two, lambda: Thing().three, lambda: [*below.four()], below.five, Below.one):
+    below = PathAttribute()
+    for call in (Thing.one, Thing.two, lambda: Thing().three, lambda: [*below.four()], below.five, PathAttribute.one):
         with pytest.raises(sdk.UserErrorException):
             call()

@@ -13,7 +13,7 @@ from paceline.data.stores.datastore import Datastore
 from paceline.runs import remote_status
 from paceline.runs.record import user_name
 from paceline.runs.run import Run
-from paceline.targets import poll_cache
+from paceline.targets import polling
 from paceline.testing.bench import Bench
 from paceline.testing.reading import ReadingChecks
 from paceline.testing.targets import TargetConformance, TargetUnderTest
@@ -68,7 +68,7 @@ class TestRay(SameAsLocal):
     def under_test(self, ray: Ray, any_mpirun: str, monkeypatch: pytest.MonkeyPatch) -> Ray:
         monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
         monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
-        monkeypatch.setattr(poll_cache, "FRESH_S", FRESH_S)
+        monkeypatch.setattr(polling, "FRESH_S", FRESH_S)
         ray.cluster.whole()
         return ray
 

@@ -14,7 +14,7 @@ from paceline.data.stores.datastore import Datastore
 from paceline.errors import TargetError
 from paceline.runs import remote_status, states
 from paceline.system import processes
-from paceline.targets import configured, poll_cache
+from paceline.targets import configured, polling
 from tests.engines.beside import LIMIT, LOUD, STOPS, WAITS, check_exec, check_hang, check_short
 from tests.engines.conformance import FRESH_S, GRACE_S
 from tests.engines.conftest import use_mpirun
@@ -50,7 +50,7 @@ def cluster(ray_cluster: RayLab) -> RayLab:
 def token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
-    monkeypatch.setattr(poll_cache, "FRESH_S", FRESH_S)
+    monkeypatch.setattr(polling, "FRESH_S", FRESH_S)
 
 
 @pytest.fixture(autouse=True)

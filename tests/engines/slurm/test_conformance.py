@@ -11,7 +11,7 @@ import pytest
 
 from paceline.runs import remote_status
 from paceline.runs.run import Run
-from paceline.targets import poll_cache
+from paceline.targets import polling
 from paceline.testing.reading import ReadingChecks
 from paceline.testing.targets import TargetConformance, TargetUnderTest
 from tests.engines.conformance import FRESH_S, GRACE_S, SILENCE_S, SameAsLocal
@@ -58,7 +58,7 @@ class TestSlurm(SameAsLocal):
         for name, value in slurm.cluster.environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
-        monkeypatch.setattr(poll_cache, "FRESH_S", FRESH_S)
+        monkeypatch.setattr(polling, "FRESH_S", FRESH_S)
         return slurm
 
 

@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import ServiceError
 from paceline.services import client, states
 from paceline.services.service import Service
-from paceline.targets import poll_cache
+from paceline.targets import polling
 from paceline.targets.configured import Configured, add
 from paceline.workspace import Workspace
 from tests.engines.conformance import FRESH_S
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(300)
 def workspace(slurm_cluster: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
     for name, value in slurm_cluster.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(poll_cache, "FRESH_S", FRESH_S)
+    monkeypatch.setattr(polling, "FRESH_S", FRESH_S)
     found = Workspace(tmp_path / "ws")
     add(found.path, Configured(name="cluster", kind="slurm", settings={"time": "10"}))
     yield found

@@ -18,7 +18,7 @@ from paceline.errors import TargetError
 from paceline.runs import remote_status, states
 from paceline.runs.remote_status import engine
 from paceline.system.files import read_json
-from paceline.targets import configured, poll_cache
+from paceline.targets import configured, polling
 from paceline.targets.configured import Configured
 from paceline.targets.slurm import SlurmTarget, query
 from tests.engines import slurm_lab
@@ -73,7 +73,7 @@ def slurm(cluster: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Itera
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
-    monkeypatch.setattr(poll_cache, "FRESH_S", FRESH_S)
+    monkeypatch.setattr(polling, "FRESH_S", FRESH_S)
     add(lab, time="10")
     yield cluster
     try:
@@ -356,11 +356,11 @@ def test_runs_that_wait_say_why_for_one_question_and_are_canceled_at_once(
     slurm.run("scontrol", "hold", job_id(runs[2]))
     reasons = {"BeginTime", "JobHeldUser", "JobHeldAdmin"}
     wait_until(lambda: set(slurm.run("squeue", "-h", "-o", "%r").split()) <= reasons, "the scheduler has seen them")
-    time.sleep(poll_cache.FRESH_S)
+    time.sleep(polling.FRESH_S)
     asked: list[float] = []
     ask = query.Query._squeue
     monkeypatch.setattr(query.Query, "_squeue", lambda self: asked.append(time.time()) or ask(self))
-    monkeypatch.setattr(poll_cache, "FRESH_S", 3600.0)
+    monkeypatch.setattr(polling, "FRESH_S", 3600.0)
     records = [run.record() for run in runs]
     assert [record.status for record in records] == ["Queued"] * 3
     assert records[0].waiting_for == (
@@ -498,7 +498,7 @@ def test_a_controller_that_is_away_makes_no_run_fail(slurm: SlurmLab, lab: Lab, 
     run = begin(lab)
     slurm.stop_controller()
     try:
-        monkeypatch.setattr(poll_cache, "FRESH_S", 0.0)
+        monkeypatch.setattr(polling, "FRESH_S", 0.0)
         for name, value in slurm.impatient.items():
             monkeypatch.setenv(name, value)
         wait_until(lambda: run.record().status == "NotResponding", "that is seen", 60)

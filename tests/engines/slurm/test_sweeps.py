@@ -14,7 +14,7 @@ import paceline as pl
 from paceline.runs import remote_status, states
 from paceline.runs.remote_status import engine
 from paceline.sweeps.sweep_run import SweepRun
-from paceline.targets import poll_cache
+from paceline.targets import polling
 from paceline.targets.configured import Configured, add
 from tests.engines import places
 from tests.engines.conformance import FRESH_S, GRACE_S
@@ -44,7 +44,7 @@ def slurm(slurm_cluster: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch) ->
     for name, value in slurm_cluster.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
-    monkeypatch.setattr(poll_cache, "FRESH_S", FRESH_S)
+    monkeypatch.setattr(polling, "FRESH_S", FRESH_S)
     sbatch = f'#!/bin/sh\necho "$@" >>{lab.folder}/sbatch.log\nexec /usr/bin/sbatch "$@"\n'
     write_program(lab.folder / "bin" / "sbatch", sbatch)
     monkeypatch.setenv("PATH", f"{lab.folder}/bin{os.pathsep}{os.environ['PATH']}")

@@ -13,7 +13,7 @@ import pytest
 from paceline.job.plan import Node
 from paceline.remote.link import AgentNodes, Link, bootstrap_words
 from paceline.runs.folder import RunFolder
-from paceline.system.library import library_dir
+from paceline.system.detached_process import library_dir
 from tests.helpers import make_run, write_tree
 
 OpenLink = Callable[..., Link]

@@ -14,8 +14,7 @@ import paceline as pl
 from paceline.environments.environment import Environment
 from paceline.errors import DataError, EnvironmentSpecError
 from paceline.job.data_reference import DataReference, Source
-from paceline.remote.staging.manifest import Manifest
-from paceline.remote.staging.packing import Packed, pack, pack_run
+from paceline.remote.staging.packing import Manifest, Packed, pack, pack_run
 from paceline.runs.folder import RunFolder
 from paceline.system import linked
 from paceline.system.files import write_json

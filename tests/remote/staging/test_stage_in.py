@@ -14,8 +14,7 @@ from paceline.data.transfer.fetch import list_files
 from paceline.environments.environment import Environment
 from paceline.errors import TransferError
 from paceline.job.data_reference import DataReference, Source
-from paceline.remote.staging.manifest import Manifest
-from paceline.remote.staging.packing import pack
+from paceline.remote.staging.packing import Manifest, pack
 from paceline.remote.staging.stage_in import Arrived, as_here
 from paceline.runs.folder import RunFolder
 from paceline.system.files import write_json

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.errors import EngineError, TargetError
-from paceline.targets.ray.client import RayClient, UnreachableError, is_loopback
+from paceline.system.detached_process import library_dir
+from paceline.system.files import read_json, write_json
+from paceline.targets.polling import FRESH_S
+from paceline.targets.ray import client as client_module
+from paceline.targets.ray.client import Jobs, RayClient, RayJob, UnreachableError, all_jobs, is_loopback
 from paceline.targets.ray.settings import read_settings
 from tests.targets.ray.fake_cluster import FakeCluster, fake_cluster
+
+ADDRESS = "http://head:8265"
 
 
 def client(cluster: FakeCluster, **settings: Any) -> RayClient:
@@ -132,3 +141,76 @@ def test_a_redirect_gets_no_token(cluster: FakeCluster, monkeypatch: pytest.Monk
     with pytest.raises(TargetError, match="HTTP 302"):
         client(cluster, token_env="LAB").jobs()
     assert len(cluster.asked) == 1
+
+
+class Cluster:
+    def __init__(self, error: str | None = None) -> None:
+        self.asked = 0
+        self.error = error
+
+    def jobs(self) -> list[RayJob]:
+        self.asked += 1
+        time.sleep(0.02)
+        if self.error:
+            raise UnreachableError(self.error)
+        return [RayJob(submission_id=name, status="RUNNING") for name in ("paceline-a", "somebody-elses")]
+
+
+def look(folder: Path, cluster: Cluster) -> Jobs:
+    return all_jobs(folder, ADDRESS, cluster.jobs, "paceline-")
+
+
+def test_two_hundred_looks_are_one_question(tmp_path: Path) -> None:
+    cluster = Cluster()
+    readers = [threading.Thread(target=lambda: [look(tmp_path, cluster) for _ in range(50)]) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert cluster.asked == 1
+    assert set(look(tmp_path, cluster).jobs) == {"paceline-a"}
+
+
+def test_an_old_answer_is_asked_for_again(tmp_path: Path) -> None:
+    cluster = Cluster()
+    look(tmp_path, cluster)
+    (path,) = (tmp_path / "engines").glob("ray-*.json")
+    write_json(path, {**read_json(path), "told": time.time() - FRESH_S})
+    look(tmp_path, cluster)
+    assert cluster.asked == 2
+
+
+def test_an_answer_from_the_future_does_not_count(tmp_path: Path) -> None:
+    cluster = Cluster()
+    look(tmp_path, cluster)
+    (path,) = (tmp_path / "engines").glob("ray-*.json")
+    write_json(path, {**read_json(path), "told": time.time() + 3600})
+    look(tmp_path, cluster)
+    assert cluster.asked == 2
+
+
+def test_a_cluster_that_is_down_is_not_asked_by_every_reader(tmp_path: Path) -> None:
+    cluster = Cluster("the cluster does not answer")
+    for _ in range(3):
+        with pytest.raises(UnreachableError, match="does not answer"):
+            look(tmp_path, cluster)
+    assert cluster.asked == 1
+
+
+def test_clusters_have_an_answer_each(tmp_path: Path) -> None:
+    first, second = Cluster(), Cluster()
+    all_jobs(tmp_path, ADDRESS, first.jobs, "paceline-")
+    all_jobs(tmp_path, "http://other:8265", second.jobs, "paceline-")
+    assert (first.asked, second.asked) == (1, 1)
+
+
+def test_the_library_is_packed_for_the_first_run_alone(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed: list[Any] = []
+    monkeypatch.setattr(client_module, "packed_library", lambda folder: packed.append(folder) or b"zip")
+    folder = library_dir(tmp_path)
+    uri = client_module.send_library(client(cluster), folder)
+    assert client_module.send_library(client(cluster), folder) == uri
+    assert packed == [folder]
+    assert cluster.packages == {uri.removeprefix("gcs://"): b"zip"}

@@ -60,7 +60,7 @@ if secrets.exists():
 record = json.loads((folder / "run.json").read_text())
 if record["job"]["inputs"]:
     from paceline.job.job import Job
-    from paceline.node.store_outputs import store_outputs
+    from paceline.node.output import store_outputs
     from paceline.runs.folder import RunFolder
     assert not RunFolder(folder).home.exists()
     (folder / "uploads" / "model").mkdir(parents=True)

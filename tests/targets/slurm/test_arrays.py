@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.targets.slurm.arrays import Array, listed_id
-from paceline.targets.slurm.script import array_text
+from paceline.targets.slurm.script import Array, array_text, listed_id
 from paceline.targets.slurm.settings import SlurmSettings
 from tests.helpers import make_job
 

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import DataError, TargetError
 from paceline.job.data_reference import DataReference, Source
-from paceline.node.store_outputs import check_outputs, store_outputs
+from paceline.node.output import check_outputs, store_outputs
 from paceline.remote.staging.stage_in import as_here
 from paceline.remote.staging.stage_out_local import settle
 from paceline.remote.wire import frame
@@ -19,8 +19,7 @@ from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.system import processes
 from paceline.system.files import read_json, write_json
-from paceline.targets.slurm.login import Login, There
-from paceline.targets.slurm.passage import LoginPassage
+from paceline.targets.slurm.login import Login, LoginPassage, There
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.settings import SlurmSettings
 from tests.helpers import make_job, make_run, old_python, wait_until, write_program, write_tree

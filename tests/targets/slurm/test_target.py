@@ -8,9 +8,9 @@ from paceline.errors import EngineError, TargetError
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, engine
+from paceline.system.detached_process import library_dir
 from paceline.system.files import write_json
-from paceline.system.library import library_dir
-from paceline.targets.kinds import kind_class, make_target
+from paceline.targets.configured import kind_class, make_target
 from paceline.targets.slurm import SlurmTarget, allocation
 from paceline.targets.slurm.allocation import LinkError
 from paceline.targets.slurm.states import JobState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.targets.ssh.failures import explain
+from paceline.targets.ssh.command import explain
 from paceline.targets.ssh.hosts import SshHost
 
 HOST = SshHost(name="gpu1", user="alice")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.targets.ssh import spare
+from paceline.targets.ssh import probe as probe_module
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.probe import HostProbe
 from paceline.targets.ssh.settings import read_settings
@@ -40,17 +40,19 @@ def test_only_hosts_with_room_for_which_nobody_waits_count(monkeypatch: pytest.M
         assert options["leave_open"] is False
         return [look for look in LOOKS if look.host.name in asked]
 
-    monkeypatch.setattr(spare, "look_at", look_at)
+    monkeypatch.setattr(probe_module, "look_at", look_at)
     settings = read_settings("lab", {"hosts": ["held", *(look.host.name for look in LOOKS)]})
     job = make_job(node_count=(1, 9), process_count_per_node=2, distributed_backend="gloo")
 
-    assert spare.spare_hosts(settings, job, {"held"}, {("1", "held")}) == 2
+    assert probe_module.spare_hosts(settings, job, {"held"}, {("1", "held")}) == 2
     assert "held" not in asked
     gpus = probe("free", gpus=("0", "1"), tickets=(ticket(1, "0"),))
-    monkeypatch.setattr(spare, "look_at", lambda *_, **__: [gpus])
+    monkeypatch.setattr(probe_module, "look_at", lambda *_, **__: [gpus])
     assert (
-        spare.spare_hosts(settings, make_job(node_count=(1, 2), distributed_backend="gloo", use_gpu=True), set(), ())
+        probe_module.spare_hosts(
+            settings, make_job(node_count=(1, 2), distributed_backend="gloo", use_gpu=True), set(), ()
+        )
         == 1
     )
     two = make_job(node_count=(1, 2), process_count_per_node=2, distributed_backend="gloo", use_gpu=True)
-    assert spare.spare_hosts(settings, two, set(), ()) == 0
+    assert probe_module.spare_hosts(settings, two, set(), ()) == 0

@@ -20,7 +20,7 @@ from paceline.environments import sdk_packages
 from paceline.errors import PacelineError
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.environment_rules import NAME
-from paceline.system.installed import version_of
+from paceline.system.plugins import version_of
 
 #: conda's name -> pip's, of packages that are the same in kind in both.
 _PIP_OF = {

@@ -42,6 +42,6 @@ def resolve(name: Any, workspace: Any, notes: Notes) -> str:
 
 def workspace_targets(workspace: Any) -> list[str]:
     """The names of Paceline's own targets in the workspace."""
-    from paceline.targets.named import ComputeTargets
+    from paceline.targets.configured import ComputeTargets
 
     return list(ComputeTargets(workspace.path))

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.compat.horovod._version import __version__ as __version__
-from paceline.system.when_loaded import load_triton_before_tensorflow
+from paceline.system.lazy_import import load_triton_before_tensorflow
 
 
 def run(*args: Any, **kwargs: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from paceline.data.sampling.order import GlobalOrder
 from paceline.data.sampling.share import check_tail, length_of, own_positions
 from paceline.data.sampling.world import own_rank
 from paceline.errors import DataError
-from paceline.system.when_loaded import load_triton_before_tensorflow
+from paceline.system.lazy_import import load_triton_before_tensorflow
 
 load_triton_before_tensorflow()
 

@@ -29,7 +29,7 @@ from paceline.data.transfer.partial import Partial, is_claimed
 from paceline.errors import DataError
 from paceline.system import locks, processes
 from paceline.system.files import names_in, remove_tree
-from paceline.system.sizes import size_bytes
+from paceline.system.units import size_bytes
 
 FOLDER_VARIABLE = "PACELINE_DATA_CACHE"
 LIMIT_VARIABLE = "PACELINE_DATA_CACHE_LIMIT"

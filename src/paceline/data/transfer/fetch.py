@@ -22,7 +22,7 @@ from paceline.data.transfer.progress import Meter, Progress, size_text
 from paceline.data.transfer.transfer import transfer
 from paceline.errors import DataError, EngineError, TransferError
 from paceline.job.data_reference import DataReference, Source
-from paceline.system.plain import plain_fields
+from paceline.system.serialization import plain_fields
 
 Say = Callable[[str], None]
 _LINK_TRIES = 5

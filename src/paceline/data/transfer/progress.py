@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import IO, TypeAlias
 
-from paceline.system.sizes import size_text as size_text  # noqa: PLC0414 - its other users take it from here
+from paceline.system.units import size_text as size_text  # noqa: PLC0414 - its other users take it from here
 
 #: Called with (bytes done, bytes in all, files done, files in all).
 Progress: TypeAlias = "Callable[[int, int, int, int], None]"

@@ -43,7 +43,7 @@ from paceline.parallel.checkpoint.whole import full_state_dict as _full_state_di
 from paceline.parallel.errors import CheckpointError, ParallelError
 from paceline.parallel.exchange import NotPlainError, from_first, gather
 from paceline.parallel.mesh import World
-from paceline.system.elastic import REQUEST_VARIABLE
+from paceline.system.run_variables import REQUEST_VARIABLE
 
 if TYPE_CHECKING:
     from paceline.parallel.handle import ParallelHandle

@@ -17,17 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.remote.agent import machine
-from paceline.remote.agent.atomic_write import remove
 from paceline.remote.agent.commands import Commands
-from paceline.remote.agent.disks import disk_of
-from paceline.remote.agent.files import FileRequests
+from paceline.remote.agent.files import FileRequests, remove
 from paceline.remote.agent.load import LoadMeter
+from paceline.remote.agent.machine import disk_of, oom_kills
 from paceline.remote.agent.mirror import Mirror
-from paceline.remote.agent.oom import oom_kills
 from paceline.remote.agent.rsh import Relay
 from paceline.remote.agent.send_queue import LIVE, SendQueue
-from paceline.remote.silence import ping_s
-from paceline.remote.wire import Frames, WireError
+from paceline.remote.wire import Frames, WireError, ping_s
 from paceline.system import processes
 
 #: How long what was killed may take to be gone.

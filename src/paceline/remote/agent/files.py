@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
-from paceline.remote.agent.atomic_write import AtomicWrite, census
 from paceline.remote.agent.send_queue import SendQueue
 from paceline.remote.replica.changes import stamp_of
 
@@ -92,3 +93,123 @@ class FileRequests:
 
     def op_census(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         return {"found": census(header["path"])}
+
+
+class AtomicWrite:
+    """One tree or file on its way in.
+
+    how: "keep" leaves what is at `path` already (a name that tells the content), "replace" takes its place, "merge"
+        puts each file into the folder that is there.
+    """
+
+    def __init__(self, path: str, how: str) -> None:
+        self._path, self._how = path, how
+        self._token = f"{os.getpid()}-{os.urandom(4).hex()}"
+        parent = os.path.dirname(path)
+        os.makedirs(parent, exist_ok=True)
+        self._top = path if how == "merge" else os.path.join(parent, f".new-{self._token}")
+        self._file: IO[bytes] | None = None
+        self._entry: dict[str, Any] = {}
+        self._folders: list[tuple[str, dict[str, Any]]] = []
+
+    def take(self, entry: dict[str, Any], data: bytes) -> None:
+        """One entry of the tree, parents before children; `name` is "." for the top. Its last piece has `end`."""
+        path = os.path.normpath(os.path.join(self._top, entry["name"]))
+        if entry["kind"] == "more":
+            assert self._file is not None, "a piece of no file"
+            self._write(self._file, data)
+        elif entry["kind"] == "dir":
+            os.makedirs(path, exist_ok=True)
+            self._folders.append((path, entry))
+        elif entry["kind"] == "link":
+            # A link can't be written over: made beside, then renamed, it takes the place of what is there.
+            beside = self._beside(path)
+            os.symlink(entry["target"], beside)
+            os.replace(beside, path)
+        else:
+            self._entry = entry | {"path": path}
+            self._file = open(self._beside(path), "wb", buffering=0)  # noqa: SIM115
+            self._write(self._file, data)
+        if self._file is not None and entry.get("end"):
+            self._close(self._file)
+
+    def finish(self) -> None:
+        """Give the tree its name."""
+        # Only now, for files that come change a folder's time; and from the inside out, for a closed folder lets nobody in.
+        for path, entry in reversed(self._folders):
+            if self._how != "merge" or path != self._top:
+                os.chmod(path, entry["mode"])
+                os.utime(path, ns=(entry["mtime"], entry["mtime"]))
+        if self._how == "merge":
+            return
+        if self._how == "replace" and os.path.isdir(self._path) and not os.path.islink(self._path):
+            # A rename replaces only an empty folder, so the old one is moved out of the way first.
+            old = f"{self._top}-old"
+            os.rename(self._path, old)
+            remove(old)
+        try:
+            os.rename(self._top, self._path)
+        except OSError:
+            # Another run has brought the same at the same time.
+            if not os.path.isdir(self._path):
+                raise
+            remove(self._top)
+
+    def drop(self) -> None:
+        """Leave nothing of what has not got its name."""
+        if self._file is not None:
+            self._file.close()
+            with contextlib.suppress(OSError):
+                os.unlink(self._beside(self._entry["path"]))
+        if self._how != "merge":
+            remove(self._top)
+
+    def _beside(self, path: str) -> str:
+        # The whole tree lies beside; a name there may be as long as names can be.
+        return os.path.join(os.path.dirname(path), f".new-{self._token}-file") if self._how == "merge" else path
+
+    def _write(self, file: IO[bytes], data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+
+    def _close(self, file: IO[bytes]) -> None:
+        entry, self._file = self._entry, None
+        beside = self._beside(entry["path"])
+        try:
+            # Before the file has its name, so that nobody meets it there with another mode.
+            os.fchmod(file.fileno(), entry["mode"])
+        finally:
+            file.close()
+        # After the last write, which would set the time of change anew.
+        os.utime(beside, ns=(entry["mtime"], entry["mtime"]))
+        os.replace(beside, entry["path"])
+
+
+def remove(path: str) -> None:
+    """Remove a tree, read-only folders in it too, or a file; harmless where there is none."""
+    if os.path.islink(path) or os.path.isfile(path):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        return
+    shutil.rmtree(path, ignore_errors=True)
+    # The first try is enough but for folders without the right to write, in which nothing can be removed.
+    if os.path.isdir(path):
+        for directory, _, _ in os.walk(path):
+            with contextlib.suppress(OSError):
+                os.chmod(directory, 0o700)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def census(path: str) -> tuple[int, int]:
+    """The number of files and links below `path`, and of bytes in the files; (-1, -1) where it is no folder."""
+    if not os.path.isdir(path):
+        return -1, -1
+    count = size = 0
+    for directory, folders, files in os.walk(path):
+        # os.walk lists a link to a folder among the folders, and doesn't go into it.
+        for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
+            found = os.lstat(os.path.join(directory, name))
+            count += 1
+            size += found.st_size
+    return count, size

@@ -30,7 +30,7 @@ if __name__ == "__main__":
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.remote.agent import process_state, recorded, stack_text
-from paceline.system import board, processes
+from paceline.system import collective_state, processes
 
 #: How long an answer is waited for. A handler in C answers in a millisecond, on a machine that has one to spare.
 _ANSWER_S = 3.0
@@ -98,7 +98,7 @@ class Worker:
     def ask(self) -> None:
         """Look at what needs no answer, and ask for the rest."""
         self.found["board"] = [
-            entry._asdict() for entry in board.read(os.path.join(self._folder, f"board_{self.rank}"))
+            entry._asdict() for entry in collective_state.read(os.path.join(self._folder, f"board_{self.rank}"))
         ]
         state = process_state.state_of(self.pid) if self.pid else None
         if state is None:

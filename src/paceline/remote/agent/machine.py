@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import re
 import socket
 import struct
 import sys
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Any
 
 from paceline.remote.agent.gpus import devices
@@ -19,9 +21,12 @@ from paceline.system.lock_holder import user_name
 _PORTS = range(20000, 32000)
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 
+#: More than a worker's report of its exception takes.
+REPORT_BYTES = 1 << 14
+
 
 def about(settings: dict[str, Any]) -> dict[str, Any]:
-    """The first frame of an agent, which describes itself (`paceline.remote.link.handshake.Hello`)."""
+    """The first frame of an agent, which describes itself (`paceline.remote.link.messages.Hello`)."""
     return {
         "op": "hello",
         "host": socket.gethostname(),
@@ -82,3 +87,64 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def disk_of(path: str) -> tuple[int, int, int]:
+    """(bytes that the user may still write, bytes in all, number of the file system) of the disk of `path`.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    found = os.statvfs(path)
+    # f_bavail leaves out what is kept for root.
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, os.stat(path).st_dev
+
+
+def disks_here(paths: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+    """Path -> (bytes free for the user, bytes in all, number of the file system); paths that are not there are left out."""
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found[path] = disk_of(path)
+    return found
+
+
+def is_low(free: int, total: int) -> bool:
+    """True if a disk is about to be full: less than a twentieth of it is free, or 2 GB; of a large one 20 GB, of a small
+    one a tenth.
+    """
+    gb = 10**9
+    return free < min(max(total / 20, 2 * gb), 20 * gb, total / 10)
+
+
+def oom_kills() -> int:
+    """The number of processes that the kernel has killed for memory so far, as far as can be seen; 0 where nothing tells."""
+    return sum(_count(path) for path in ["/proc/vmstat", *_group_files()])
+
+
+def _group_files() -> list[str]:
+    found = []
+    try:
+        lines = _read("/proc/self/cgroup").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            found += [f"/sys/fs/cgroup{path}/memory.events", f"/sys/fs/cgroup/unified{path}/memory.events"]
+        elif "memory" in controllers.split(","):
+            found.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+    return found
+
+
+def _count(path: str) -> int:
+    try:
+        match = re.search(r"^oom_kill (\d+)$", _read(path), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()

@@ -9,7 +9,7 @@ import json
 import math
 from typing import Any
 
-from paceline.system.board import ranks_text
+from paceline.system.collective_state import ranks_text
 
 _ITEM_BYTES = {
     **dict.fromkeys(("Float", "Int", "ComplexHalf", "UInt32"), 4),
@@ -20,7 +20,7 @@ _ITEM_BYTES = {
 
 
 def under_way(data: bytes) -> dict[str, Any]:
-    """{"entries": as `paceline.system.board.BoardEntry`, "last": group -> number of the last collective that was begun}.
+    """{"entries": as `paceline.system.collective_state.BoardEntry`, "last": group -> number of the last collective begun}.
 
     Raises:
         ValueError: nothing that a recorder writes.

@@ -1,10 +1,8 @@
 """Nodes that an agent on each looks after: shared by the targets whose nodes are other machines."""
 
-from paceline.remote.call import bootstrap_words
-from paceline.remote.link.handshake import Hello
-from paceline.remote.link.interpreter import script_python
+from paceline.remote.foreign_python import bootstrap_words
 from paceline.remote.link.link import CommandEnd, Link
-from paceline.remote.link.link_error import LinkError
-from paceline.remote.link.nodes import AgentNodes
+from paceline.remote.link.messages import Hello, LinkError
+from paceline.remote.link.nodes import AgentNodes, script_python
 
 __all__ = ["AgentNodes", "CommandEnd", "Hello", "Link", "LinkError", "bootstrap_words", "script_python"]

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.remote.agent import boot
-from paceline.remote.call import stream_program
-from paceline.remote.library import library_digest, packed_library
-from paceline.remote.link.link_error import LinkError
+from paceline.remote.foreign_python import library_digest, packed_library, stream_program
+from paceline.remote.link.messages import LinkError
 from paceline.system import processes
 
 #: What is kept of what a node's shell and the program that reaches it say.

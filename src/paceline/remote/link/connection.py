@@ -25,10 +25,8 @@ from typing import Any
 
 from paceline.remote.agent.send_queue import SendQueue
 from paceline.remote.link.bootstrap import Ends
-from paceline.remote.link.link_error import LinkError
-from paceline.remote.link.requests import Pending, Requests
-from paceline.remote.silence import ping_s
-from paceline.remote.wire import Frames, WireError
+from paceline.remote.link.messages import LinkError, Pending, Requests
+from paceline.remote.wire import Frames, WireError, ping_s
 from paceline.system import processes
 
 #: Frames that may wait to be put into files: 16 MiB at most.

@@ -26,7 +26,7 @@ from paceline.runs.visible import visible
 from paceline.system import locks
 from paceline.system.files import read_json
 from paceline.system.names import counted, some
-from paceline.system.sizes import size_text
+from paceline.system.units import size_text
 
 #: So far apart may the clocks of two nodes be, and the writing of two parts of one checkpoint.
 _CLOCKS_NS = 60 * 10**9

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 from paceline.remote.link.bootstrap import Ends, bootstrap
 from paceline.remote.link.connection import AgentConnection
-from paceline.remote.link.handshake import Hello
-from paceline.remote.link.link_error import LinkError
 from paceline.remote.link.link_files import LinkFiles
-from paceline.remote.silence import SILENCE_S
+from paceline.remote.link.messages import Hello, LinkError
+from paceline.remote.wire import SILENCE_S
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,23 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EngineError, TargetError
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand, Starter
-from paceline.remote.agent.disks import REPORT_BYTES, disk_of, disks_here
+from paceline.remote.agent.machine import REPORT_BYTES, disk_of, disks_here
 from paceline.remote.link.copies import Copies
 from paceline.remote.link.link import Link
-from paceline.remote.link.link_error import LinkError
+from paceline.remote.link.messages import LinkError
 from paceline.remote.link.rsh_calls import RshCalls, make_remote_shell
 from paceline.remote.link.sending import all_or_error, on_each, see_same
 from paceline.runs.folder import RunFolder
 from paceline.runs.work_dir import place
 from paceline.system.files import read_json
+
+if TYPE_CHECKING:
+    from paceline.remote.link.link import Link
+
 
 #: For how long it need not be asked again whether a process lives.
 _FRESH_S = 0.3
@@ -300,3 +304,12 @@ def _with_network(node: Node, link: Link) -> Node:
             network = ipaddress.ip_network(f"{address}/{prefix}", strict=False)
             return dataclasses.replace(node, interface=node.interface or interface, network=str(network))
     return node
+
+
+def script_python(given: str | None, submitter: str | None, links: Sequence[Link]) -> str | None:
+    """The interpreter of scripts that name none: the one that the target names; else the submitting program's, where all
+    nodes have it; None for the agents' own. submitter: None where it is not to be looked for.
+    """
+    if given is not None or submitter is None:
+        return given
+    return submitter if all(link.exists(submitter) for link in links) else None

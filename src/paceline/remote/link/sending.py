@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from paceline.errors import TargetError
-from paceline.remote.agent.atomic_write import census
+from paceline.remote.agent.files import census
 from paceline.remote.link.link import Link
-from paceline.remote.link.link_error import LinkError
+from paceline.remote.link.messages import LinkError
 from paceline.remote.replica.changes import stamp_of
-from paceline.remote.staging.manifest import FOLDER
+from paceline.remote.staging.packing import FOLDER
 from paceline.runs.folder import RunFolder
 
 if TYPE_CHECKING:

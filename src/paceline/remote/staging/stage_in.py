@@ -14,7 +14,7 @@ from paceline.data.stores.record import StoreRecord, write_record
 from paceline.errors import TransferError
 from paceline.job.data_reference import DataReference, Source
 from paceline.job.environment import EnvironmentSpec
-from paceline.remote.staging.manifest import FOLDER, Manifest, place_in
+from paceline.remote.staging.packing import FOLDER, Manifest, place_in
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 

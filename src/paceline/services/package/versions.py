@@ -13,7 +13,7 @@ from pathlib import Path
 from paceline.environments.requirements import lines_of
 from paceline.errors import ServiceError
 from paceline.job.environment import EnvironmentSpec
-from paceline.system.installed import version_of
+from paceline.system.plugins import version_of
 
 #: What the server needs beside the standard library; uvicorn's own extras make it faster where they are installed.
 _SERVER = ("starlette", "uvicorn", "httptools", "uvloop")

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from paceline.serving import wire
 from paceline.serving.config import SOURCE_VARIABLE, ServerConfig
-from paceline.system.library import library_dir
+from paceline.system.detached_process import library_dir
 from paceline.system.processes import core_count, kill_group
 
 LOADING, READY, RETIRING, ENDED = "loading", "ready", "retiring", "ended"

@@ -19,7 +19,7 @@ from paceline.serving import wire
 from paceline.serving.model import client
 from paceline.serving.model.loading import load
 from paceline.serving.model.tracebacks import show
-from paceline.system.when_loaded import load_triton_before_tensorflow
+from paceline.system.lazy_import import load_triton_before_tensorflow
 
 
 def main() -> None:

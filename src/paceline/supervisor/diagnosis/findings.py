@@ -23,8 +23,8 @@ from paceline.supervisor.diagnosis.missing import missing_text
 from paceline.supervisor.diagnosis.ports import find_clash, holder_here
 from paceline.supervisor.in_containers import why_not_started
 from paceline.system import linked
-from paceline.system.elastic import EXIT_RESIZE
 from paceline.system.files import read_json
+from paceline.system.run_variables import EXIT_RESIZE
 
 #: Lines at the end of a worker's log in which a port is looked for that its exception does not name.
 _PORT_LINES = 200

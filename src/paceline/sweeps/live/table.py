@@ -12,7 +12,7 @@ from paceline.sweeps.live.board import Standing
 from paceline.sweeps.results import best_trial, best_trials, values_of
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import SHOWN_PAUSED, Trial
-from paceline.system.values import value_text
+from paceline.system.units import value_text
 
 #: Column of the states in `header` and `cells`.
 STATUS = 1

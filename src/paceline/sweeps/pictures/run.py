@@ -8,7 +8,7 @@ import sys
 
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
-from paceline.system.library import library_dir
+from paceline.system.detached_process import library_dir
 
 #: A sweep of thousands of trials takes seconds; what takes longer than this hangs.
 LIMIT_S = 120

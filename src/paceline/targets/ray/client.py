@@ -7,19 +7,24 @@ wrong one (Ray 2.52 and later).
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from paceline.errors import EngineError, PacelineError, TargetError
+from paceline.remote.foreign_python import library_digest, packed_library
 from paceline.system import listening
+from paceline.targets.polling import answer, answers_dir
 from paceline.targets.ray.settings import RaySettings, token
 
 _TIMEOUT_S = 20.0
@@ -288,3 +293,47 @@ def _from_place(target: str, header: str, value: str) -> str:
             f"compute target {target!r}: the environment has no {value[4:]}, which its header {header!r} needs."
         )
     return found
+
+
+def send_library(client: RayClient, library_dir: Path) -> str:
+    """The URI of the package that holds `library_dir`'s Paceline, which the cluster has from now on."""
+    # The name follows from the content, so a cluster keeps one package for each version of the library, and only the
+    # first run of a version packs and sends it.
+    name = f"_ray_pkg_{library_digest(library_dir)[:16]}.zip"
+    if not client.has_package(name):
+        data = packed_library(library_dir)
+        assert len(data) < PACKAGE_BYTES
+        client.upload_package(name, data)
+    return f"gcs://{name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    """An answer of the cluster's. time: when it was asked, seconds since the epoch."""
+
+    time: float
+    jobs: dict[str, RayJob] = field(default_factory=dict)
+
+
+def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]], prefix: str) -> Jobs:
+    """The jobs whose ids begin with `prefix`, no older than `FRESH_S`.
+
+    Raises:
+        UnreachableError: the cluster did not answer, when it was last asked.
+    """
+    path = answers_dir(workspace_dir) / f"ray-{hashlib.sha256(address.encode()).hexdigest()[:12]}.json"
+    found = answer(path, lambda: _asked(ask, prefix))
+    if "error" in found:
+        raise UnreachableError(found["error"])
+    return Jobs(time=found["time"], jobs={key: RayJob(**value) for key, value in found["jobs"].items()})
+
+
+def _asked(ask: Callable[[], list[RayJob]], prefix: str) -> dict[str, Any]:
+    # The time before the call: what happens during the call may be missing in the answer.
+    asked = time.time()
+    try:
+        jobs = {job.submission_id: asdict(job) for job in ask() if job.submission_id.startswith(prefix)}
+    # A failure is kept as well: else each of hundreds of readers would wait for the time-out.
+    except UnreachableError as error:
+        return {"told": time.time(), "error": str(error)}
+    return {"told": time.time(), "time": asked, "jobs": jobs}

@@ -18,9 +18,8 @@ from urllib.parse import urlsplit
 
 import paceline
 from paceline.errors import EngineError, TargetError
-from paceline.targets.ray.client import RayClient
+from paceline.targets.ray.client import RayClient, send_library
 from paceline.targets.ray.entry import examine_entrypoint
-from paceline.targets.ray.library import send_library
 from paceline.targets.ray.listener import Reception
 from paceline.targets.ray.settings import RaySettings, own_folder
 

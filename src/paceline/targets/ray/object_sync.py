@@ -37,8 +37,7 @@ from paceline.data.transfer.upload import put_files
 from paceline.errors import TargetError, TransferError
 from paceline.job.data_reference import Source
 from paceline.remote.replica.apply import Replica
-from paceline.remote.staging.manifest import FOLDER
-from paceline.remote.staging.packing import Packed, add_json, pack_run
+from paceline.remote.staging.packing import FOLDER, Packed, add_json, pack_run
 from paceline.remote.staging.stage_out_local import expect, is_over, take_record
 from paceline.runs import states
 from paceline.runs import store as run_store
@@ -46,9 +45,8 @@ from paceline.runs.folder import RunFolder
 from paceline.system import locks
 from paceline.system.files import PRIVATE, read_json, write_json, write_whole
 from paceline.targets.ray import delta
-from paceline.targets.ray.client import RayClient
+from paceline.targets.ray.client import RayClient, send_library
 from paceline.targets.ray.entry import travel_entrypoint
-from paceline.targets.ray.library import send_library
 from paceline.targets.ray.settings import RaySettings
 
 if TYPE_CHECKING:

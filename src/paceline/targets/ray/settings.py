@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from paceline.errors import TargetError
 from paceline.job.secret_values import hidden
-from paceline.remote.silence import SILENCE_S
+from paceline.remote.wire import SILENCE_S
 from paceline.targets.options import SILENCE, Option, check_settings
 
 OPTIONS = (

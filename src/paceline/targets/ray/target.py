@@ -20,7 +20,7 @@ from paceline.runs.record import RunRecord
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine, is_copy
 from paceline.system.files import read_json, write_json
 from paceline.targets.base import Nodes, Preview, Waiting
-from paceline.targets.ray.client import RayClient, RayJob, RayNode
+from paceline.targets.ray.client import RayClient, RayJob, RayNode, all_jobs
 from paceline.targets.ray.demand import ClusterDemand, NodeResources, demand_of, too_large
 from paceline.targets.ray.entry import (
     ADDRESS_VARIABLE,
@@ -31,7 +31,6 @@ from paceline.targets.ray.entry import (
     controller_entrypoint,
     shared_entrypoint,
 )
-from paceline.targets.ray.jobs import all_jobs
 from paceline.targets.ray.settings import OPTIONS, RaySettings, own_folder, read_settings
 from paceline.targets.status import NodeStatus, Status
 

@@ -27,10 +27,10 @@ from paceline.job.plan import Node, port_count
 from paceline.remote.addresses import Machine, choose
 from paceline.remote.link import AgentNodes, Hello, Link, LinkError
 from paceline.targets.base import Waiting
+from paceline.targets.polling import all_within
 from paceline.targets.slurm.mpi import starter
 from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.states import counts, expand
-from paceline.targets.timeouts import all_within
 
 #: For a step to begin. slurmd on a busy node takes seconds, a prolog more; of a node that is down srun waits for ever.
 OPEN_S = 60.0

@@ -13,12 +13,12 @@ from typing import Any
 from paceline.errors import EngineError, TargetError
 from paceline.remote.link import Link
 from paceline.system.names import counted
+from paceline.targets.polling import all_within
 from paceline.targets.slurm.allocation import Allocation, link_words
 from paceline.targets.slurm.scheduler import AwayError, CommandResult, Scheduler
 from paceline.targets.slurm.script import selecting_options
 from paceline.targets.slurm.states import expand
 from paceline.targets.status import Unreachable
-from paceline.targets.timeouts import all_within
 
 #: The doctor's allocation ends by itself after this, should its program be killed.
 _MINUTES = 10

@@ -15,24 +15,24 @@ import gzip
 import io
 import json
 import os
+import queue
 import secrets
 import shlex
 import subprocess
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from paceline.errors import TargetError
+from paceline.errors import PacelineError, TargetError
 from paceline.remote import wire
-from paceline.remote.call import bootstrap_words, stream_program
-from paceline.remote.library import library_digest, library_files
+from paceline.remote.foreign_python import bootstrap_words, library_digest, library_files, stream_program
 from paceline.remote.replica import changes
 from paceline.remote.replica.apply import Replica, ReplicaError
-from paceline.remote.staging.manifest import FOLDER
-from paceline.remote.staging.packing import Packed, add_json, pack_run
+from paceline.remote.staging.packing import FOLDER, Packed, add_json, pack_run
 from paceline.remote.staging.stage_out_local import expect, is_over, take_record
 from paceline.runs import states
 from paceline.runs.folder import RunFolder
@@ -47,6 +47,10 @@ _FRESH_S = 1.0
 _STATE = "mirrored.json"
 #: What of a run's folder the cluster is given.
 _SENT = ("run.json", "events.jsonl", "notes.jsonl", "target.json", "ballast", "secrets.json")
+
+_ALIVE_S = 1.0
+#: Pieces of the output that wait to be read here; then the far side waits.
+_AHEAD = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,3 +262,84 @@ def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str, packed:
     add_json(archive, f"{top}/{folder.engine.name}", {"engine": "slurm"})
     if packed is not None:
         add_json(archive, f"{top}/{folder.carried.name}", packed.manifest.to_json())
+
+
+class LoginPassage:
+    """A `paceline.runs.passage.Passage` through the login host. run_dir: the run's folder there."""
+
+    def __init__(self, login: Login, run_dir: str) -> None:
+        self.is_over = False
+        self._login, self._run_dir = login, run_dir
+        self._process: subprocess.Popen[bytes] | None = None
+        self._came: queue.Queue[bytes | PacelineError | None] = queue.Queue(_AHEAD)
+        self._rest = b""
+        self._alive_at = 0.0
+        self._is_closed = False
+
+    def begin(self, request: dict[str, Any]) -> None:
+        asked = {"op": "exec", "run_dir": self._run_dir, "name": secrets.token_hex(6), "request": request}
+        self._process, mark = self._login.open(asked)
+        threading.Thread(target=self._listen, args=(self._process, mark), daemon=True).start()
+
+    def tell(self, told: dict[str, Any]) -> None:
+        self._write(json.dumps(told).encode())
+
+    def heard(self) -> list[dict[str, Any]]:
+        now = time.monotonic()
+        if now - self._alive_at > _ALIVE_S:
+            self._alive_at = now
+            self._write(b"")
+        found: list[dict[str, Any]] = []
+        with contextlib.suppress(queue.Empty):
+            while not self.is_over:
+                came = self._came.get_nowait()
+                if isinstance(came, PacelineError):
+                    raise came
+                if came is None:
+                    self.is_over = True
+                    break
+                *lines, self._rest = (self._rest + came).split(b"\n")
+                found += map(json.loads, lines)
+        return found
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # by which the far side knows
+        # The thread that reads may wait for room in the queue; then it sees that this side has closed.
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._came.get_nowait()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _write(self, line: bytes) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # it is over
+                self._process.stdin.write(line + b"\n")
+                self._process.stdin.flush()
+
+    def _listen(self, process: subprocess.Popen[bytes], mark: str) -> None:
+        def take(header: dict[str, Any], data: bytes) -> None:
+            if not self._is_closed:
+                self._came.put(data)
+
+        end: PacelineError | None = None
+        try:
+            self._login.take(process, mark, take)
+        except PacelineError as error:
+            end = error
+        except (OSError, ValueError):
+            pass  # this side has closed it
+        if not self._is_closed:
+            self._came.put(end)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()

@@ -168,8 +168,8 @@ class Scheduler:
         return ssh.words(self._login_host(), [command], leave_open=True)
 
     def explain(self, said: str, exit_code: int | None, python: str = "python3") -> str:
-        """Why the login host can't be used, in a sentence or two; the arguments are those of `paceline.targets.ssh.failures`."""
-        from paceline.targets.ssh.failures import explain
+        """Why the login host can't be used, in a sentence or two; the arguments are those of `paceline.targets.ssh.command`."""
+        from paceline.targets.ssh.command import explain
 
         host = self._login_host()
         return explain(host, said, exit_code, ["ssh", str(host)], python)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
+from paceline.job.job import Job
 from paceline.targets.slurm.scheduler import AwayError, CommandResult, Scheduler, plain
+from paceline.targets.slurm.script import extension_name, extension_text
 from paceline.targets.slurm.settings import SELECTING, SlurmSettings
-from paceline.targets.slurm.states import SQUEUE_FORMAT, parse_squeue
+from paceline.targets.slurm.states import SQUEUE_FORMAT, expand, parse_squeue
 
 #: Words of `sbatch --test-only` that are not about the request but about this moment: sbatch itself would take the job.
 _NOT_NOW = re.compile(
@@ -38,6 +42,10 @@ _OF_SETTINGS = {
     "gres": "GRES",
     "reservation": "RESERVATION",
 }
+
+#: So long its nodes may wait for a checkpoint of the run's. Then they go back, for somebody else may need them.
+_UNUSED_S = 900.0
+_FORMAT = "%i|%T|%N"
 
 
 def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool] = lambda: False) -> None:
@@ -134,3 +142,85 @@ def _refusal(title: str, done: CommandResult, script: str) -> str:
 def user_here() -> str:
     """This user as squeue takes it: a number, for not every container has a name for it."""
     return str(os.geteuid())
+
+
+@dataclass
+class Extension:
+    """The second job of a run. job_id, nodes: "" and none where there is none, or it waits."""
+
+    scheduler: Scheduler
+    run_id: str
+    main_id: str
+    job_id: str = ""
+    nodes: tuple[str, ...] = ()
+    _began: float = 0.0
+    _gave_up: bool = False
+
+    def look(self, job: Job, held: Collection[str]) -> int:
+        """How many nodes there are beside those that the run holds; asks Slurm for some where there are none. Called by one
+        thread at a time.
+
+        Raises:
+            EngineError: Slurm does not answer. TargetError: it refuses.
+        """
+        found = self._ask()
+        more = [name for name in (*self._of_main(found, held), *self._own(found)) if name not in held]
+        missing = job.node_count - len(held) - len(more)
+        if self.job_id and self.nodes and not set(self.nodes) & set(held):
+            self._began = self._began or time.monotonic()
+            if time.monotonic() - self._began > _UNUSED_S:
+                self.cancel()
+                self._gave_up = True
+                return 0
+        if missing > 0 and not self.job_id and not self._gave_up:
+            self._submit(job, missing, held)
+        return len(more)
+
+    def begin(self) -> None:
+        """Another attempt begins."""
+        self._began, self._gave_up = 0.0, False
+
+    def current(self) -> tuple[str, ...]:
+        """The nodes that the second job has now."""
+        if self.job_id:
+            with contextlib.suppress(EngineError, TargetError):
+                self._own(self._ask())
+        return self.nodes
+
+    def cancel(self) -> None:
+        """End the second job, if there is one."""
+        if self.job_id:
+            with contextlib.suppress(EngineError, TargetError):
+                self.scheduler.call(["scancel", self.job_id])
+        self.job_id, self.nodes = "", ()
+
+    def _ask(self) -> dict[str, tuple[str, tuple[str, ...]]]:
+        """Number of a job -> state and nodes, of the two."""
+        ids = ",".join(filter(None, (self.main_id, self.job_id)))
+        done = self.scheduler.call(["squeue", "-h", "-r", "-j", ids, "-o", _FORMAT])
+        if done.returncode != 0:
+            raise EngineError(f"{self.scheduler.title}: squeue can't tell of jobs {ids}: {done.said}.")
+        rows = [line.split("|") for line in done.stdout.splitlines()]
+        return {row[0]: (row[1], tuple(expand(row[2])) if row[2] else ()) for row in rows if len(row) == 3}
+
+    def _own(self, found: dict[str, tuple[str, tuple[str, ...]]]) -> Sequence[str]:
+        state, nodes = found.get(self.job_id, ("", ()))
+        self.nodes = nodes if state == "RUNNING" else ()
+        if state not in ("RUNNING", "PENDING", "CONFIGURING"):
+            self.job_id = ""  # it has reached its time limit, or somebody has ended it
+        return self.nodes
+
+    def _of_main(self, found: dict[str, tuple[str, tuple[str, ...]]], held: Collection[str]) -> list[str]:
+        """Nodes of the run's own job that it does not hold though they live: their agent was killed, or they were cut off."""
+        left = [name for name in found.get(self.main_id, ("", ()))[1] if name not in held]
+        if not left:
+            return []
+        done = self.scheduler.call(["sinfo", "-h", "-N", "-n", ",".join(left), "-o", "%N|%T"])
+        rows = dict(line.split("|", 1) for line in done.stdout.splitlines() if "|" in line)
+        return [name for name in left if rows.get(name, "down") in ("allocated", "mixed", "idle")]
+
+    def _submit(self, job: Job, count: int, held: Collection[str]) -> None:
+        settings, exclude = self.scheduler.settings, sorted(held)
+        script = extension_text(job, settings, run_id=self.run_id, job_id=self.main_id, count=count, exclude=exclude)
+        name = extension_name(self.run_id)
+        self.job_id = submit(self.scheduler, script, name=name, user=user_here())

@@ -20,22 +20,19 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine
 from paceline.system import locks
+from paceline.system.detached_process import library_dir as library_dir_of
 from paceline.system.files import read_json, write_json
-from paceline.system.library import library_dir as library_dir_of
 from paceline.targets.base import Nodes, Preview, Waiting
-from paceline.targets.lookout import Lookout
 from paceline.targets.options import Option
-from paceline.targets.poll_cache import answers_dir
+from paceline.targets.polling import Lookout, answers_dir
 from paceline.targets.slurm import submission
-from paceline.targets.slurm.arrays import Array, listed_id
-from paceline.targets.slurm.extension import Extension
 from paceline.targets.slurm.mpi import check_srun, starter
-from paceline.targets.slurm.query import Query
-from paceline.targets.slurm.reasons import has_ended, look_of
+from paceline.targets.slurm.query import Query, has_ended, look_of
 from paceline.targets.slurm.scheduler import PATIENCE_S, Scheduler
-from paceline.targets.slurm.script import array_text, controller_text, job_name, sbatch_text
+from paceline.targets.slurm.script import Array, array_text, controller_text, job_name, listed_id, sbatch_text
 from paceline.targets.slurm.settings import OPTIONS, SlurmSettings
 from paceline.targets.slurm.states import parse_sinfo, sinfo_words
+from paceline.targets.slurm.submission import Extension
 from paceline.targets.status import NodeStatus, SettingError, Status
 
 if TYPE_CHECKING:
@@ -269,7 +266,7 @@ class SlurmTarget:
         run_dir = engine(folder).get("run_dir")
         if self.settings.login is None or run_dir is None:
             return None
-        from paceline.targets.slurm.passage import LoginPassage
+        from paceline.targets.slurm.login import LoginPassage
 
         return LoginPassage(self._login(), str(run_dir))
 

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import EngineError, TargetError
-from paceline.remote.call import bootstrap_words
+from paceline.remote.foreign_python import bootstrap_words
 from paceline.remote.link.link import Link
-from paceline.remote.link.link_error import LinkError
+from paceline.remote.link.messages import LinkError
 from paceline.targets import leases
-from paceline.targets.ssh.command import Ssh
-from paceline.targets.ssh.failures import PASSING, explain
+from paceline.targets.polling import all_within
+from paceline.targets.ssh.command import PASSING, Ssh, explain
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.probe import login
-from paceline.targets.timeouts import all_within
 
 _AGAIN_S = 1.0
 

@@ -8,18 +8,21 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.remote import call
+from paceline.job.job import Job
+from paceline.job.plan import node_sizes
+from paceline.remote import foreign_python
 from paceline.remote.agent import gpus
 from paceline.remote.agent.boot import OLDEST
 from paceline.system import lock_holder, processes
 from paceline.targets import leases
-from paceline.targets.ssh.command import Ssh
-from paceline.targets.ssh.failures import PASSING, explain
+from paceline.targets.leases import has_room
+from paceline.targets.ssh.command import PASSING, Ssh, explain
 from paceline.targets.ssh.hosts import SshHost
+from paceline.targets.ssh.settings import SshSettings
 
 #: How long a host has to answer; nvidia-smi takes long where no driver is kept loaded.
 TIMEOUT_S = 15.0
@@ -102,7 +105,7 @@ def look_at(
 
 def host_program(verb: str, given: Mapping[str, Any]) -> bytes:
     """The text of the program that answers `verb` on a host (`paceline.targets.leases.answer`)."""
-    return call.program(leases.__file__, "answer", verb, given, above=(lock_holder.__file__, gpus.__file__))
+    return foreign_python.program(leases.__file__, "answer", verb, given, above=(lock_holder.__file__, gpus.__file__))
 
 
 def login(ssh: Ssh, host: SshHost) -> list[str]:
@@ -114,7 +117,7 @@ def login(ssh: Ssh, host: SshHost) -> list[str]:
 
 
 def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float, leave_open: bool) -> HostProbe:
-    command = ssh.words(host, [shlex.join(call.words(python, "look"))], leave_open=leave_open)
+    command = ssh.words(host, [shlex.join(foreign_python.words(python, "look"))], leave_open=leave_open)
     # Files, not pipes: a connection that stays open may keep what it was given.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         stdin.write(host_program("look", {"with_gpus": with_gpus}))
@@ -132,7 +135,7 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
             process.wait()
             code = None
         output, errors = _content(out), _content(err).decode(errors="replace")
-    answer = call.answer_in(output)
+    answer = foreign_python.answer_in(output)
     if answer is None:
         if code is None:
             errors += f"\nno answer within {timeout_s:g} s: timed out"
@@ -161,3 +164,22 @@ def _content(file: Any) -> bytes:
     file.seek(0)
     content: bytes = file.read()
     return content
+
+
+def spare_hosts(settings: SshSettings, job: Job, held: Collection[str], machines: Collection[tuple[str, str]]) -> int:
+    """How many more hosts would take the job's workers now. Each is asked, by a login; nothing is held there.
+
+    held: names of the run's own hosts. machines: (boot id, host name) of these, which other names may lead to.
+    """
+    left = [host for host in settings.hosts if host.name not in held]
+    if not left:
+        return 0
+    # Without connections that stay: a run's link that shares one would end with it.
+    looks = look_at(settings.ssh, left, python=settings.own_python, with_gpus=job.use_gpu, leave_open=False)
+    return len({(look.boot_id, look.hostname) for look in looks if _takes(look, job)} - set(machines))
+
+
+def _takes(look: HostProbe, job: Job) -> bool:
+    per_node = max(node_sizes(job))
+    ticket = {"cores": per_node, "gpu_count": per_node if job.use_gpu else 0}
+    return look.failure is None and has_room(ticket, look.tickets, look.offered, look.gpus)

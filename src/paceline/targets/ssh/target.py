@@ -15,18 +15,17 @@ from paceline.job.job import Job
 from paceline.job.plan import Node, node_sizes, port_count, preview_ports
 from paceline.job.sizes import range_text
 from paceline.remote.addresses import Machine, choose
+from paceline.system.detached_process import library_dir
 from paceline.system.files import read_json
-from paceline.system.library import library_dir
 from paceline.system.names import counted
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
-from paceline.targets.lookout import Lookout
 from paceline.targets.options import Option
-from paceline.targets.ssh.failures import MENDED_BY_LOGIN
+from paceline.targets.polling import Lookout
+from paceline.targets.ssh.command import MENDED_BY_LOGIN
 from paceline.targets.ssh.hosts import SshHost
-from paceline.targets.ssh.probe import HostProbe, look_at
+from paceline.targets.ssh.probe import HostProbe, look_at, spare_hosts
 from paceline.targets.ssh.settings import KIND, OPTIONS, SshSettings, read_settings
-from paceline.targets.ssh.spare import spare_hosts
 from paceline.targets.status import NodeStatus, Status, Unreachable, leased
 
 log = logging.getLogger(__name__)

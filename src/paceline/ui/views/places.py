@@ -18,7 +18,7 @@ from paceline.runs.visible import visible
 from paceline.services import read as services_read
 from paceline.services import store as services_store
 from paceline.targets import configured
-from paceline.targets.looks import look_at_all
+from paceline.targets.status_of_all import look_at_all
 from paceline.ui import render
 from paceline.ui.index import Index, IndexEntry
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of

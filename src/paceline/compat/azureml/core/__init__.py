@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paceline.system.lazy import face
+from paceline.system.lazy_import import face
 
 if TYPE_CHECKING:
     from paceline.compat.azureml.core.compute import ComputeTarget

@@ -13,7 +13,7 @@ from paceline.collectives.errors import CollectivesError
 from paceline.compat.horovod.common import basics, objects
 from paceline.compat.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from paceline.compat.horovod.common.kept_commits import KeptCommits, base_of
-from paceline.system import elastic
+from paceline.system import run_variables
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class State(Kept):
         Raises:
             HostsUpdatedInterrupt: they have; on every rank.
         """
-        if elastic.is_resize_requested():
+        if run_variables.is_resize_requested():
             self.on_hosts_updated(time.time(), MIXED)
         last, seen = self._last_update, NO_UPDATE
         while self._updates:
@@ -270,7 +270,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
                     state.restore()
                     skip_sync, last = False, error
                 except HostsUpdatedInterrupt as change:
-                    if elastic.REQUEST_VARIABLE in os.environ:
+                    if run_variables.REQUEST_VARIABLE in os.environ:
                         _leave(state)
                     skip_sync, last = change.skip_sync, change
                 is_new = False
@@ -304,7 +304,7 @@ def _leave(state: State) -> None:
     state._keep()
     # No rank leaves before all have written: the first one that leaves ends the others.
     objects.allgather_object(None, name="elastic_kept")
-    raise SystemExit(elastic.EXIT_RESIZE)
+    raise SystemExit(run_variables.EXIT_RESIZE)
 
 
 def _restart() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from paceline.compat.horovod.common import basics
 from paceline.errors import CheckpointError, UserError
-from paceline.system import elastic
+from paceline.system import run_variables
 
 #: Where `horovodrun` has commits written: the beginning of a path.
 VARIABLE = "HOROVODRUN_COMMITS"
@@ -35,7 +35,7 @@ def base_of(environment: Mapping[str, str] = os.environ) -> str | None:
         return told
     folder = environment.get("PACELINE_CHECKPOINT_DIR")
     restarts = environment.get("PACELINE_MAX_RESTARTS") or environment.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    if folder and (elastic.MIN_NODES_VARIABLE in environment or restarts not in ("", "0")):
+    if folder and (run_variables.MIN_NODES_VARIABLE in environment or restarts not in ("", "0")):
         return os.path.join(folder, "horovod_commit")
     return None
 

@@ -25,7 +25,7 @@ from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankOutcome, why
 from paceline.compat.horovod.runner.start import RanksJob
 from paceline.errors import RunFailedError
-from paceline.system.elastic import EXIT_RESIZE
+from paceline.system.run_variables import EXIT_RESIZE
 
 _TICK_S = 0.1
 #: So many attempts may fail in a row without a commit in between, where nothing else says how many. A guess.

@@ -13,7 +13,7 @@ if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpat
     del sys.path[0]
 
 from paceline.collectives import store_address
-from paceline.system.when_loaded import load_triton_before_tensorflow
+from paceline.system.lazy_import import load_triton_before_tensorflow
 from paceline.torch_mpi import backend
 from paceline.worker import report, script
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.system.lazy import face
+from paceline.system.lazy_import import face
 
 if TYPE_CHECKING:
     from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep, StepSequence

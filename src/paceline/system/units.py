@@ -1,0 +1,123 @@
+"""Durations as people write them: `90s`, `1h30m`, `1:00:00`, and Slurm's `2-00:00:00`."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import re
+from typing import Any
+
+_FORMS = "a number of {unit} (90), units (90s, 5m, 1h30m, 2d) or hours:minutes:seconds (1:00:00, 2-00:00:00 with days)"
+_WORDS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+
+_UNITS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
+#: Other spellings of the units, as they are said and as other tools print them.
+_NAMES = {
+    **dict.fromkeys(("week", "weeks"), "w"),
+    **dict.fromkeys(("day", "days"), "d"),
+    **dict.fromkeys(("hr", "hrs", "hour", "hours"), "h"),
+    **dict.fromkeys(("min", "mins", "minute", "minutes"), "m"),
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), "s"),
+}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
+_CLOCK = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?(\.[0-9]+)?")
+
+_SIZE_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("KMGT", 1)
+    for suffix, base in (("", 1000), ("B", 1000), ("I", 1024), ("IB", 1024))
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+
+
+def seconds(given: str | float | dt.timedelta, *, unit: str = "s") -> float:
+    """A duration in seconds, 0 or more.
+
+    given: a number, a timedelta, or a text: a number; numbers with units from the largest to the smallest (`1h30m`, `2 d`);
+        or a time as sbatch's --time takes it (https://slurm.schedmd.com/sbatch.html#OPT_time): `minutes:seconds`,
+        `hours:minutes:seconds`, `days-hours`, `days-hours:minutes`, `days-hours:minutes:seconds`.
+    unit: of a number that has none, one of w, d, h, m, s. Slurm's own would be minutes.
+
+    Raises:
+        ValueError: it is none of these; the message names it and how durations are written.
+    """
+    if isinstance(given, dt.timedelta):
+        found: float | None = given.total_seconds()
+    elif isinstance(given, (int, float)) and not isinstance(given, bool):
+        found = given * _UNITS[unit]
+    else:
+        found = _of_text(given.strip().lower(), unit) if isinstance(given, str) else None
+    if found is None or not math.isfinite(found) or found < 0:
+        raise ValueError(f"{str(given)!r} is no duration. Write {forms(unit)}.")
+    return found
+
+
+def forms(unit: str = "s") -> str:
+    """The forms in which a duration may be written, for messages and help. unit: of a number that has none, as in `seconds`."""
+    return _FORMS.format(unit=_WORDS[unit])
+
+
+def _of_text(text: str, unit: str) -> float | None:
+    if _NUMBER.fullmatch(text):
+        return float(text) * _UNITS[unit]
+    return _of_clock(text) if ":" in text or "-" in text else _of_units(text)
+
+
+def _of_units(text: str) -> float | None:
+    total, at, smallest = 0.0, 0, math.inf
+    while at < len(text):
+        part = _PART.match(text, at)
+        size = _UNITS.get(_NAMES.get(part[2], part[2])) if part else None
+        if part is None or size is None or size >= smallest:
+            return None
+        total, at, smallest = total + float(part[1]) * size, part.end(), size
+    return total if at else None
+
+
+def _of_clock(text: str) -> float | None:
+    match = _CLOCK.fullmatch(text)
+    if match is None:
+        return None
+    days, *rest, fraction = match.groups()
+    fields = [int(field) for field in rest if field is not None]
+    # After days come hours; without them the last field is seconds.
+    sizes = (3600, 60, 1) if days is not None else (3600, 60, 1)[3 - len(fields) :]
+    if any(field > 59 for field in fields[1:]) or (days is not None and fields[0] > 23):
+        return None
+    if fraction and sizes[len(fields) - 1] != 1:
+        return None
+    whole = sum(field * size for field, size in zip(fields, sizes, strict=False))
+    return int(days or 0) * 86400 + whole + float(fraction or 0)
+
+
+def value_text(value: Any) -> str:
+    """Six digits of a number, a dash for none, lists and mappings as JSON."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value) if isinstance(value, (list, tuple, dict)) else str(value)
+
+
+def size_bytes(given: str) -> int:
+    """Bytes of "500MB", "1.5 GB" (powers of 1,000), "1GiB" (of 1,024) or a plain number.
+
+    Raises:
+        ValueError: it is none of these; the message says what is.
+    """
+    found = _SIZE.fullmatch(given)
+    unit = _SIZE_UNITS.get(found[2].upper()) if found else None
+    if found is None or unit is None:
+        raise ValueError(f"{given!r} is no size. Write it as 500MB, 2GB or 1GiB.")
+    return int(float(found[1]) * unit)
+
+
+def size_text(size: float) -> str:
+    """Bytes as people say them: "3.2 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

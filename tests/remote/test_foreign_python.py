@@ -1,0 +1,141 @@
+"""Programs that a bare Python is given as text."""
+
+import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+import zipfile
+
+import pytest
+
+from paceline.remote import foreign_python
+from paceline.remote.agent import boot
+from paceline.remote.foreign_python import library_digest, library_files, packed_library
+
+PROGRAM = """
+from __future__ import annotations
+import atexit
+import os
+
+atexit.register(lambda: os.write(2, b"at the end"))
+
+def add(first, second):
+    print('PACELINE-ANSWERS {"sum": "not this one"}')
+    return {"sum": first + second}
+
+def nothing():
+    return None
+
+def other():
+    import lying_here
+"""
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return str(tmp_path / "program.py")
+
+
+def run(words, program, **options):
+    return subprocess.run(words, input=program, capture_output=True, timeout=120, check=False, **options)
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_the_answer_is_found_among_what_else_is_printed(source, installed):
+    words = foreign_python.words(sys.executable, "add", installed=installed)
+    done = run(words, foreign_python.program(source, "add", "it's \u00e4 \\ ", 'a "$HOME"\n'))
+    answer = foreign_python.answer_in(b"welcome!\n" + done.stdout + b"bye\n")
+    assert answer == {"sum": "it's \u00e4 \\ " + 'a "$HOME"\n'}
+    assert done.stderr == b""
+
+
+def test_a_program_may_end_as_its_libraries_want_and_may_have_no_answer(source):
+    done = run(
+        foreign_python.words(sys.executable, "nothing"), foreign_python.program(source, "nothing", ends_at_once=False)
+    )
+    assert (done.returncode, done.stderr, foreign_python.answer_in(done.stdout)) == (0, b"at the end", None)
+
+
+def test_what_lies_where_a_program_starts_is_not_imported(source, tmp_path):
+    (tmp_path / "lying_here.py").write_text("")
+    done = run(
+        foreign_python.words(sys.executable, "other", installed=True),
+        foreign_python.program(source, "other"),
+        cwd=tmp_path,
+    )
+    assert b"No module named 'lying_here'" in done.stderr
+
+
+@pytest.mark.parametrize("output", [b"", b"hello\n", b" PACELINE-ANSWERS {}\n"])
+def test_no_marked_line_is_no_answer(output):
+    assert foreign_python.answer_in(output) is None
+
+
+def test_a_stream_goes_on_behind_its_program_through_any_shell(source, tmp_path):
+    (tmp_path / "second.py").write_text("def twice(text):\n    return text * 2\n")
+    last = "import sys; print(json.dumps(add('\u00e4', twice(sys.stdin.readline()))))"
+    (tmp_path / "first.py").write_text("import json\n")
+    program = foreign_python.stream_program(source, str(tmp_path / "first.py"), str(tmp_path / "second.py"), last=last)
+    done = run(["sh", "-c", shlex.join(foreign_python.bootstrap_words(sys.executable))], program + b"more\n")
+    assert done.stderr == b"at the end"
+    assert json.loads(done.stdout.splitlines()[-1]) == {"sum": "\u00e4more\nmore\n"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    package = tmp_path / "lib" / "paceline"
+    (package / "system").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "system" / "files.py").write_text("x = 1\n")
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "files.pyc").write_bytes(b"\0")
+    return package.parent
+
+
+def test_what_is_sent_is_what_is_hashed_and_unpacked(folder, tmp_path):
+    assert list(library_files(folder)) == ["paceline/__init__.py", "paceline/system/files.py"]
+    data = packed_library(folder)
+    assert zipfile.ZipFile(io.BytesIO(data)).namelist() == list(library_files(folder))
+    boot.unpack(data, str(tmp_path / "there"), library_digest(folder))
+    assert boot.digest(str(tmp_path / "there" / "paceline")) == library_digest(folder)
+
+
+def test_the_same_files_give_the_same_bytes(folder, tmp_path):
+    first = packed_library(folder)
+    foreign_python._packed.cache_clear()
+    (folder / "paceline" / "__init__.py").touch()
+    assert packed_library(folder) == first
+
+
+def test_the_hash_is_that_of_when_it_was_first_asked(folder):
+    first = library_digest(folder)
+    (folder / "paceline" / "__init__.py").write_text("another version")
+    assert library_digest(folder) == first
+
+
+def test_what_is_kept_of_a_hash_holds_until_a_file_is_another_one(folder, monkeypatch):
+    monkeypatch.setattr(boot, "_STEADY_S", -60.0)  # these files are new
+    file = folder / "paceline" / "system" / "files.py"
+    first, about = boot.known_digest(str(folder)), file.stat()
+    monkeypatch.setattr(boot, "digest", lambda package: "made again")
+    assert boot.known_digest(str(folder)) == first
+
+    time.sleep(0.05)  # the kernel's clock for files goes on every few milliseconds
+    file.write_text("x = 2\n")
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert boot.known_digest(str(folder)) == "made again"
+
+
+def test_of_files_that_may_change_yet_without_a_trace_no_hash_is_kept(folder):
+    boot.known_digest(str(folder))
+    assert [path.name for path in folder.iterdir()] == ["paceline"]
+
+
+def test_nothing_is_written_into_an_installation(folder, monkeypatch):
+    monkeypatch.setattr(boot, "_STEADY_S", -60.0)
+    library_digest(folder)
+    assert [path.name for path in folder.iterdir()] == ["paceline"]

@@ -1,0 +1,76 @@
+"""A module of Python's own that is loaded when something of it is first asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import run_python
+
+HEAD = """
+import sys
+from paceline.system import lazy_import
+lazy_import.later("inspect")
+stand_in = sys.modules["inspect"]
+"""
+
+SOURCE = Path(__file__).parents[2] / "src"
+HOOK = "from paceline.system.lazy_import import load_triton_before_tensorflow as hook\nhook()\nhook()\n"
+
+
+def test_what_imports_it_loads_nothing_and_finds_each_name_when_it_asks():
+    code = """
+import dataclasses
+@dataclasses.dataclass
+class A:
+    "With a docstring."
+    a: int
+print("ast" in sys.modules)
+import inspect
+print(inspect is stand_in, inspect.signature(A), "ast" in sys.modules)
+import inspect as again
+print(again is stand_in, inspect.signature is again.signature)
+from inspect import Parameter
+print(Parameter.__module__)
+"""
+    # What dataclasses loads of it beside differs from one release of Python to the next.
+    told = run_python(HEAD + code).splitlines()
+    assert told[1:] == ["True (a: int) -> None True", "False True", "inspect"]
+
+
+@pytest.mark.parametrize("statement", ["import inspect", "import dataclasses, inspect"])
+def test_what_is_loaded_already_stays(statement):
+    code = f"{statement}\nfrom paceline.system import lazy_import\nlazy_import.later('inspect')\nimport sys\n"
+    assert run_python(code + "print(sys.modules['inspect'] is inspect, 'signature' in vars(inspect))") == "True True\n"
+
+
+def imported(folder: Path, triton: str | None, script: str) -> list[str]:
+    """Return what the stand-ins print while this script runs. triton: the stand-in's source; None where it is not installed."""
+    (folder / "tensorflow.py").write_text("print('tensorflow')")
+    (folder / "other.py").write_text("print('other')")
+    if triton is not None:
+        (folder / "triton.py").write_text(triton)
+    # Without site-packages, where the real ones may be.
+    command = [sys.executable, "-I", "-S", "-c", f"import sys\nsys.path[:0] = {[str(SOURCE), str(folder)]!r}\n{script}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("triton", "printed"),
+    [
+        ("print('triton')", ["other", "triton", "tensorflow"]),
+        ("raise OSError('no driver')", ["other", "tensorflow"]),
+        (None, ["other", "tensorflow"]),
+    ],
+    ids=["installed", "broken", "absent"],
+)
+def test_triton_is_imported_before_tensorflow(tmp_path: Path, triton: str | None, printed: list[str]) -> None:
+    assert imported(tmp_path, triton, f"{HOOK}import other\nimport tensorflow\nimport tensorflow") == printed
+
+
+def test_triton_is_not_imported_where_tensorflow_came_first_or_never_comes(tmp_path: Path) -> None:
+    assert imported(tmp_path, "print('triton')", f"import tensorflow\n{HOOK}import other") == ["tensorflow", "other"]
+    assert imported(tmp_path, "print('triton')", f"{HOOK}import other") == ["other"]

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.system.serialization import known_fields, plain_fields
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int
+
+    def to_json(self) -> dict[str, object]:
+        return {"size_mib": self.size}
+
+
+@dataclass(frozen=True)
+class Outer:
+    where: Path
+    inner: Inner | None = None
+    several: tuple[Inner, ...] = ()
+    words: tuple[tuple[str, int], ...] = ()
+    values: Mapping[str, object] = field(default_factory=dict)
+
+
+def test_a_record_becomes_what_json_gives_back():
+    record = Outer(Path("/a"), Inner(1), (Inner(2), Inner(3)), (("x", 1),), {"one": (1, 2), "two": {"inner": Inner(4)}})
+
+    found = plain_fields(record)
+
+    assert found == {
+        "where": "/a",
+        "inner": {"size_mib": 1},
+        "several": [{"size_mib": 2}, {"size_mib": 3}],
+        "words": [["x", 1]],
+        "values": {"one": [1, 2], "two": {"inner": {"size_mib": 4}}},
+    }
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_what_a_newer_version_has_added_is_left_out():
+    assert known_fields(Outer, {"where": "/a", "added": 1, "inner": None}) == {"where": "/a", "inner": None}

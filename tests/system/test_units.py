@@ -1,0 +1,73 @@
+"""Durations: what people, sbatch and other tools write."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+
+from paceline.system.units import seconds, value_text
+
+HOUR, DAY = 3600.0, 86400.0
+
+TAKEN = {
+    "90": 90.0,
+    "0": 0.0,
+    ".5": 0.5,
+    "1.5": 1.5,
+    "90s": 90.0,
+    "5m": 300.0,
+    "1h": HOUR,
+    "1.5h": 1.5 * HOUR,
+    "1h30m": 1.5 * HOUR,
+    " 1h 30min ": 1.5 * HOUR,
+    "2 H": 2 * HOUR,
+    "2 days": 2 * DAY,
+    "1w2d3h4m5.5s": 7 * DAY + 2 * DAY + 3 * HOUR + 245.5,
+    # As sbatch's manual has them.
+    "1:30": 90.0,
+    "90:00": 1.5 * HOUR,
+    "1:00:00": HOUR,
+    "100:00:00": 100 * HOUR,
+    "0:00:01.5": 1.5,
+    "2-0": 2 * DAY,
+    "2-12": 2.5 * DAY,
+    "2-12:30": 2.5 * DAY + 1800,
+    "2-00:00:00": 2 * DAY,
+}
+
+REFUSED = [
+    *("", " ", "nan", "inf", "-1", "-1h", "1e3", "h", "1x", "1h30", "30 1h", "1m1h", "1h1h", "1,5h", "١h"),
+    *("1:60", "1:00:60", "1:2:3:4", ":30", "1:", "1-24", "1-", "1-2:60", "2-12.5", "1h:30", "½h", "1:00:00:00"),
+]
+
+
+@pytest.mark.parametrize("text", TAKEN)
+def test_a_duration_is_read_as_people_mean_it(text: str) -> None:
+    assert seconds(text) == TAKEN[text]
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_is_no_duration_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no duration\. Write a number of seconds") as refused:
+        seconds(text)
+
+    assert repr(text) in str(refused.value)
+
+
+def test_a_number_alone_has_the_unit_of_its_place() -> None:
+    assert (seconds("2", unit="d"), seconds("2h", unit="d"), seconds(0.5, unit="d")) == (2 * DAY, 2 * HOUR, DAY / 2)
+
+
+def test_timedeltas_and_numbers_are_taken_and_other_things_are_not() -> None:
+    assert (seconds(dt.timedelta(hours=1)), seconds(3)) == (HOUR, 3.0)
+    for wrong in (dt.timedelta(seconds=-1), float("nan"), True, None, ["1h"]):
+        with pytest.raises(ValueError, match="is no duration"):
+            seconds(wrong)  # type: ignore[arg-type]
+
+
+def test_values_are_texts_of_a_table():
+    given = [None, 0.123456789, 1e-9, 3, True, "lr", [1, 0.5], {"a": None}]
+    assert [value_text(value) for value in given] == [
+        *("-", "0.123457", "1e-09", "3", "True", "lr", "[1, 0.5]", '{"a": null}'),
+    ]

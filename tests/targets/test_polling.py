@@ -1,0 +1,43 @@
+"""Calls that may never return."""
+
+from __future__ import annotations
+
+import threading
+
+from paceline.errors import EngineError, TargetError
+from paceline.targets.polling import Lookout, all_within, said, within
+from tests.helpers import wait_until
+
+
+def test_one_that_hangs_does_not_hold_up_the_others():
+    never = threading.Event()
+    answers = all_within({"quick": lambda: 1, "slow": lambda: never.wait(20), "wrong": lambda: 1 // 0}, 0.2)
+    never.set()
+    assert answers["quick"] == 1
+    assert isinstance(answers["slow"], TimeoutError)
+    assert str(answers["slow"]) == "no answer in 0.2 s"
+    assert isinstance(answers["wrong"], ZeroDivisionError)
+
+
+def test_what_is_said_of_an_error_has_its_name_unless_it_is_one_of_ours():
+    assert said(TargetError("the host is down.")) == "the host is down."
+    assert said(KeyError("x")) == "KeyError: 'x'"
+    assert isinstance(within(lambda: {}[0], 5), KeyError)
+
+
+def test_nobody_waits_for_an_engine_and_one_that_fails_changes_nothing() -> None:
+    answers, gate = iter([3, EngineError("away"), 5]), threading.Event()
+
+    def look() -> int:
+        gate.wait(60)
+        answer = next(answers, 5)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    lookout = Lookout(look, 0.0)
+    assert lookout.found() == 0, "at once, though the engine does not answer"
+    gate.set()
+    found = []
+    wait_until(lambda: found.append(lookout.found()) or found[-1] == 5, "the third answer")
+    assert set(found) <= {0, 3, 5}
