@@ -6,16 +6,50 @@ from tests.sources import SOURCE, read
 
 #: One for torch and one for TensorFlow each, by names that Horovod, or the Keras side that takes either, goes by.
 OF_BOTH = {"Accumulator", "Compression", "FP16Compressor"}
-#: Here each name is the Azure SDK's, whatever Paceline calls by it; within it, too, it has one meaning.
+#: Here a name is the Azure SDK's, and is Paceline's own too where Paceline took it from there.
 OF_THE_SDK = SOURCE / "compat" / "azureml"
+TAKEN_FROM_THE_SDK = {
+    *(
+        "DataReference",
+        "Dataset",
+        "Datastore",
+        "Environment",
+        "Estimator",
+        "Experiment",
+        "FileDataset",
+        "Model",
+        "OfflineRun",
+    ),
+    *(
+        "Pipeline",
+        "PipelineData",
+        "PipelineParameter",
+        "PipelineRun",
+        "PyTorch",
+        "Run",
+        "SKLearn",
+        "TabularDataset",
+        "TensorFlow",
+    ),
+    "Workspace",
+}
+
+
+def public_classes() -> dict[tuple[str, bool], list[str]]:
+    """Return the files of each public class, by its name and whether it is below `OF_THE_SDK`."""
+    files: dict[tuple[str, bool], list[str]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for head in read(path.read_bytes()).classes:
+            if head.is_outer and not head.name.startswith("_"):
+                files.setdefault((head.name, path.is_relative_to(OF_THE_SDK)), []).append(str(path))
+    return files
 
 
 def test_no_two_classes_have_one_name() -> None:
-    found: dict[tuple[str, bool], list[str]] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        of_the_sdk = path.is_relative_to(OF_THE_SDK)
-        for head in read(path.read_bytes()).classes:
-            if head.is_outer and not head.name.startswith("_"):
-                found.setdefault((head.name, of_the_sdk), []).append(str(path))
-    twice = {name: places for name, places in found.items() if len(places) > 1}
+    twice = {name: places for name, places in public_classes().items() if len(places) > 1}
     assert {name for name, _ in twice} == OF_BOTH, twice
+
+
+def test_only_names_taken_from_the_sdk_stand_on_both_sides() -> None:
+    classes = public_classes()
+    assert {name for name, is_sdk in classes if is_sdk and (name, False) in classes} == TAKEN_FROM_THE_SDK

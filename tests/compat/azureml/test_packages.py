@@ -10,7 +10,7 @@ from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
 from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.packages import spec_of
-from paceline.compat.azureml.policy import Notes
+from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.compat.azureml.train.dnn import TensorFlow
 
 
@@ -20,7 +20,7 @@ def notes(monkeypatch):
     # What is installed on the machine of the test must not decide.
     there = {"numpy": "2.1.0", "tensorflow": "2.19.0", "torch": "2.13.0", "scikit-learn": "1.5.0"}
     monkeypatch.setattr(packages, "version_of", there.get)
-    return Notes()
+    return SubmissionNotes()
 
 
 def made(*, conda=(), pip=(), **options):
@@ -68,7 +68,7 @@ def test_what_no_pip_has_is_conda_s_where_that_can_be_made(notes, monkeypatch):
     assert spec.conda_packages[1:] == ("ffmpeg=7",)
     assert any("cudatoolkit" in text for text in notes.all())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    spec = spec_of(environment, again := Notes())
+    spec = spec_of(environment, again := SubmissionNotes())
     assert spec.conda_packages == ()
     assert any("ffmpeg=7 are left out" in text for text in again.all())
 
@@ -80,13 +80,13 @@ def test_another_python_is_said(notes):
 
 def test_strict_replaces_nothing(notes, monkeypatch):
     monkeypatch.setenv("PACELINE_AZUREML", "strict")
-    spec = spec_of(made(conda=["numpy"], pip=["einops"]), Notes())
+    spec = spec_of(made(conda=["numpy"], pip=["einops"]), SubmissionNotes())
     assert "numpy" in spec.conda_packages
     with pytest.raises(UserErrorException, match="strict"):
-        spec_of(made(pip=["tensorflow==1.10"]), Notes())
+        spec_of(made(pip=["tensorflow==1.10"]), SubmissionNotes())
     monkeypatch.setenv("PACELINE_AZUREML", "loose")
     with pytest.raises(UserErrorException, match="'loose'"):
-        spec_of(made(conda=["numpy"]), Notes())
+        spec_of(made(conda=["numpy"]), SubmissionNotes())
 
 
 def test_an_interpreter_of_the_user_s_own(notes):

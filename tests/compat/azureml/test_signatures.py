@@ -329,7 +329,7 @@ MEMBERS = {
     "core.webservice.LocalWebservice": "port reload run state update delete get_logs",
     "core.image.Image": "wait_for_creation delete",
     "core.keyvault.Keyvault": "set_secret set_secrets get_secret get_secrets delete_secret list_secrets",
-    "data.data_reference.Reference": "path as_mount as_download as_upload to_config",
+    "data.data_reference.SdkDataReference": "path as_mount as_download as_upload to_config",
     "data.OutputFileDatasetConfig": "as_upload as_mount register_on_complete",
     "tensorboard.Tensorboard": "start stop",
     "widgets.RunDetails": "show get_widget_data",

@@ -7,8 +7,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Named(dict[str, T]):
+class NamedObjects(dict[str, T]):
     """Name -> object; called, it gives itself."""
 
-    def __call__(self) -> Named[T]:
+    def __call__(self) -> NamedObjects[T]:
         return self

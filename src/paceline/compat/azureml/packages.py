@@ -15,7 +15,7 @@ from paceline.compat.azureml.core.conda_dependencies import CondaDependencies, p
 from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.curated import is_curated, module_of
 from paceline.compat.azureml.exceptions import UserErrorException
-from paceline.compat.azureml.policy import Notes, is_strict
+from paceline.compat.azureml.policy import SubmissionNotes, is_strict
 from paceline.environments import sdk_packages
 from paceline.errors import PacelineError
 from paceline.job.environment import EnvironmentSpec
@@ -52,7 +52,9 @@ _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _PARTS = re.compile(r"^(?:[\w.-]+::)?([A-Za-z0-9][\w.-]*)(\[[^]]*\])?\s*(.*)$")
 
 
-def spec_of(environment: Environment | None, notes: Notes, *, use_docker: bool | None = None) -> EnvironmentSpec:
+def spec_of(
+    environment: Environment | None, notes: SubmissionNotes, *, use_docker: bool | None = None
+) -> EnvironmentSpec:
     """The environment to be built for a run. use_docker: as DockerConfiguration says, above the environment's own word.
 
     Raises:
@@ -71,7 +73,7 @@ def spec_of(environment: Environment | None, notes: Notes, *, use_docker: bool |
     return dataclasses.replace(spec, name=name, environment_variables=variables)
 
 
-def _spec(environment: Environment, notes: Notes, *, use_docker: bool | None) -> EnvironmentSpec:
+def _spec(environment: Environment, notes: SubmissionNotes, *, use_docker: bool | None) -> EnvironmentSpec:
     image = _image(environment, notes, use_docker=environment.docker.enabled if use_docker is None else use_docker)
     python = environment.python
     if is_curated(environment.name):
@@ -109,7 +111,7 @@ def _spec(environment: Environment, notes: Notes, *, use_docker: bool | None) ->
     )
 
 
-def with_notebooks(spec: EnvironmentSpec, notes: Notes) -> EnvironmentSpec:
+def with_notebooks(spec: EnvironmentSpec, notes: SubmissionNotes) -> EnvironmentSpec:
     """The environment with what runs a notebook, where that is not installed here and can be added."""
     missing = [name for name in ("nbconvert", "ipykernel") if importlib.util.find_spec(name) is None]
     if not missing or spec.docker_image or spec.python or spec.uses_conda:
@@ -118,7 +120,7 @@ def with_notebooks(spec: EnvironmentSpec, notes: Notes) -> EnvironmentSpec:
     return dataclasses.replace(spec, layered=True, pip_packages=(*spec.pip_packages, *missing))
 
 
-def _image(environment: Environment, notes: Notes, *, use_docker: bool) -> str | None:
+def _image(environment: Environment, notes: SubmissionNotes, *, use_docker: bool) -> str | None:
     docker = environment.docker
     image = docker.base_image
     if docker.base_dockerfile is not None:
@@ -138,7 +140,7 @@ def _image(environment: Environment, notes: Notes, *, use_docker: bool) -> str |
     return image
 
 
-def _with_framework(packages: list[str], module: str, whose: str, notes: Notes) -> list[str]:
+def _with_framework(packages: list[str], module: str, whose: str, notes: SubmissionNotes) -> list[str]:
     """The packages, and with them the framework that the environment was made for, where that is not installed here."""
     name = _SAME.get(module, module)
     if not module or importlib.util.find_spec(module) is not None or name in map(package_name, packages):
@@ -159,7 +161,7 @@ def _interpreter(python: Any) -> str | None:
     return found
 
 
-def _packages(dependencies: CondaDependencies, notes: Notes) -> tuple[list[str], list[str]]:
+def _packages(dependencies: CondaDependencies, notes: SubmissionNotes) -> tuple[list[str], list[str]]:
     """What pip installs, and what conda has to."""
     pip: list[str] = []
     conda: list[str] = []
@@ -202,7 +204,7 @@ def _packages(dependencies: CondaDependencies, notes: Notes) -> tuple[list[str],
     return [_without_old_pin(line, notes) for line in dict.fromkeys(pip)], conda
 
 
-def _without_old_pin(line: str, notes: Notes) -> str:
+def _without_old_pin(line: str, notes: SubmissionNotes) -> str:
     match = _PARTS.match(line)
     if match is None or line.startswith(("-", ".", "/")) or "://" in line or sdk_packages.is_one(line):
         return line

@@ -14,7 +14,7 @@ from paceline.compat.azureml.exceptions import UserErrorException
 _log = logging.getLogger("paceline.azureml")
 
 
-class Notes:
+class SubmissionNotes:
     """The sentences of one submission."""
 
     def __init__(self) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 from paceline.compat.azureml.core.runconfig import DataReferenceConfiguration, RunConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig, argument_list
-from paceline.compat.azureml.data.data_reference import Reference
+from paceline.compat.azureml.data.data_reference import SdkDataReference
 from paceline.compat.azureml.exceptions import RunConfigurationException, UserErrorException
 from paceline.compat.azureml.packages import spec_of, with_notebooks
-from paceline.compat.azureml.policy import Notes
+from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.compat.azureml.stores import place_in
 from paceline.compat.azureml.targets import resolve
 from paceline.job.data_reference import MODEL_LOCATION, DataReference, Source
@@ -45,7 +45,7 @@ def prepared(config: ScriptRunConfig, workspace: Any, *, run_id: str = "") -> Pr
     Raises:
         AzureMLException: a value is wrong.
     """
-    notes = Notes()
+    notes = SubmissionNotes()
     run = config.settled().run_config
     directory = Path(config.source_directory or ".")
     words, references = words_of(argument_list(run.arguments), workspace, run_id)
@@ -118,7 +118,7 @@ def words_of(arguments: list[Any], workspace: Any, run_id: str) -> tuple[list[st
 
 def _plain_reference(reference: DataReference) -> DataReference:
     """One of the SDK's is equal to no other class's, though it says the same."""
-    if not isinstance(reference, Reference):
+    if not isinstance(reference, SdkDataReference):
         return reference
     return DataReference(**{field.name: getattr(reference, field.name) for field in dataclasses.fields(reference)})
 
@@ -132,7 +132,7 @@ def _names_of(workspace: Any) -> dict[str, str]:
     return {**others, AZURE_VARIABLE: workspace.name}
 
 
-def _note_places(values: list[Any], notes: Notes) -> None:
+def _note_places(values: list[Any], notes: SubmissionNotes) -> None:
     """Say which paths of Azure's containers data does not appear at."""
     for value in values:
         place = getattr(value, "path_on_compute", None)
@@ -202,7 +202,7 @@ def distribution(run: RunConfiguration) -> dict[str, Any]:
     return {"node_count": nodes, "process_count_per_node": per_node, "distributed_backend": backend}
 
 
-def _has_gpus(target: str, shape: Mapping[str, Any], notes: Notes) -> bool:
+def _has_gpus(target: str, shape: Mapping[str, Any], notes: SubmissionNotes) -> bool:
     """Whether each worker can have a GPU; of other machines only they know, and refuse what they have not got."""
     if target != "local":
         return True

@@ -6,13 +6,13 @@ from typing import Any
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.exceptions import ComputeTargetException
-from paceline.compat.azureml.policy import Notes
+from paceline.compat.azureml.policy import SubmissionNotes
 
 #: Of clusters that Azure would have made by themselves.
 _LOCAL = ("local", "amlcompute", "containerinstance", "")
 
 
-def resolve(name: Any, workspace: Any, notes: Notes) -> str:
+def resolve(name: Any, workspace: Any, notes: SubmissionNotes) -> str:
     """Return the target's name here: one that was added to Paceline, else "local", which is noted.
 
     A driver may name a cluster that somebody made in the portal.

@@ -5,13 +5,13 @@ import pytest
 from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.packages import spec_of
-from paceline.compat.azureml.policy import Notes
+from paceline.compat.azureml.policy import SubmissionNotes
 
 
 def test_a_clone_of_a_curated_environment_takes_packages(ws):
     mine = Environment.get(ws, "AzureML-Minimal").clone("mine")
     mine.python.conda_dependencies.add_pip_package("tqdm")
-    found = spec_of(mine, Notes())
+    found = spec_of(mine, SubmissionNotes())
     # Beside what is here, as the curated one would have been.
     assert (found.pip_packages, found.layered) == (("tqdm",), True)
 

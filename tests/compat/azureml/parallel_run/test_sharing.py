@@ -7,15 +7,17 @@ import dataclasses
 import pytest
 
 from paceline.compat.azureml.parallel_run.batches import Batch
-from paceline.compat.azureml.parallel_run.settings import Settings
+from paceline.compat.azureml.parallel_run.settings import ParallelRunSettings
 from paceline.compat.azureml.parallel_run.sharing import Sharing
 
-SETTINGS = Settings(entry="score.py", files=("f",), batch_size=2, timeout_s=9, tries=2, error_threshold=-1, file="rows")
+SETTINGS = ParallelRunSettings(
+    entry="score.py", files=("f",), batch_size=2, timeout_s=9, tries=2, error_threshold=-1, file="rows"
+)
 
 
 def sharing(output=None, **changes):
     batches = [Batch(number, "f", (f"{number}a", f"{number}b")) for number in range(3)]
-    return Sharing(batches, Settings.of_text(dataclasses.replace(SETTINGS, **changes).text()), output)
+    return Sharing(batches, ParallelRunSettings.of_text(dataclasses.replace(SETTINGS, **changes).text()), output)
 
 
 def test_rows_are_in_the_order_of_the_mini_batches_and_each_is_tried_as_often_as_asked(tmp_path):

@@ -21,7 +21,7 @@ _OURS = "paceline.compat.azureml"
 
 
 @dataclass(frozen=True)
-class Finding:
+class DriverFinding:
     """A use of a name. file, line: where. name: such as "azureml.core.Workspace.from_config". becomes: WORKS, REPLACED or
     MISSING; text: what is done instead, or what to write.
     """
@@ -33,9 +33,9 @@ class Finding:
     text: str = ""
 
 
-def of_folder(top: Path) -> list[Finding]:
+def of_folder(top: Path) -> list[DriverFinding]:
     """The uses in all Python files and notebooks below a folder, or in one of these, by file and line."""
-    found: list[Finding] = []
+    found: list[DriverFinding] = []
     for file in [top] if top.is_file() else sorted(_written(top)):
         found += _of_file(str(file if top.is_file() else file.relative_to(top)), cells.programs(file))
     return found
@@ -50,7 +50,7 @@ def _written(top: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in files if name.endswith((".py", ".ipynb")))
 
 
-def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[Finding]:
+def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[DriverFinding]:
     visitor = _Visitor(file)
     for before, text in parts:
         try:
@@ -60,7 +60,7 @@ def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[Finding]:
             line = before + (getattr(error, "lineno", None) or 1)
             what = "(the cell)" if file.endswith(".ipynb") else "(the file)"
             visitor.found.append(
-                Finding(file, line, what, MISSING, f"it is no Python 3: {getattr(error, 'msg', error)}.")
+                DriverFinding(file, line, what, MISSING, f"it is no Python 3: {getattr(error, 'msg', error)}.")
             )
             continue
         ast.increment_lineno(tree, before)
@@ -79,7 +79,7 @@ def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[Finding]:
 class _Visitor(ast.NodeVisitor):
     def __init__(self, file: str) -> None:
         self.file = file
-        self.found: list[Finding] = []
+        self.found: list[DriverFinding] = []
         #: Name in the program -> what it is: "azureml.core.Workspace".
         self._names: dict[str, str] = {}
         #: Variable -> the SDK's classes of which it may hold an object.
@@ -157,7 +157,7 @@ class _Visitor(ast.NodeVisitor):
                 self._use(node, alias.name)
                 self._names[alias.asname or alias.name.split(".")[0]] = alias.name if alias.asname else "azureml"
             elif (old := of_old_library(alias.name)) is not None:
-                self.found.append(Finding(self.file, node.lineno, alias.name, MISSING, old))
+                self.found.append(DriverFinding(self.file, node.lineno, alias.name, MISSING, old))
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = node.module or ""
@@ -170,7 +170,7 @@ class _Visitor(ast.NodeVisitor):
                 else:
                     self._names[alias.asname or alias.name] = name
         elif node.level == 0 and (old := of_old_library(module)) is not None:
-            self.found.append(Finding(self.file, node.lineno, module, MISSING, old))
+            self.found.append(DriverFinding(self.file, node.lineno, module, MISSING, old))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         dotted = _dotted(node)
@@ -181,12 +181,12 @@ class _Visitor(ast.NodeVisitor):
                 self._use(node, f"{self._names[first]}.{rest}")
                 return
             if (old := of_old_library(dotted)) is not None:
-                self.found.append(Finding(self.file, node.lineno, dotted, MISSING, old))
+                self.found.append(DriverFinding(self.file, node.lineno, dotted, MISSING, old))
         classes = self._made(node.value)
         if classes and isinstance(node.ctx, ast.Load):
             name = f"{instances.sdk_name(classes[0])}.{node.attr}"
             if (why := instances.missing(classes, node.attr)) is not None:
-                self.found.append(Finding(self.file, node.lineno, name, MISSING, why))
+                self.found.append(DriverFinding(self.file, node.lineno, name, MISSING, why))
         self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
@@ -195,11 +195,11 @@ class _Visitor(ast.NodeVisitor):
             owner = value.value.id if isinstance(value.value, ast.Name) else ""
             if "loss" in owner and node.slice.value == 0:
                 text = f"since PyTorch 0.5 a loss is a number: write {owner}.item()."
-                self.found.append(Finding(self.file, node.lineno, f"{owner}.data[0]", MISSING, text))
+                self.found.append(DriverFinding(self.file, node.lineno, f"{owner}.data[0]", MISSING, text))
         place = value if isinstance(value, ast.Attribute) and value.attr == "compute_targets" else None
         if place is not None and isinstance(node.slice, ast.Constant) and (owners := self._made(place.value)):
             name = f"{instances.sdk_name(owners[0])}.compute_targets"
-            self.found.append(Finding(self.file, node.lineno, name, REPLACED, f"{node.slice.value!r} {CLUSTER}"))
+            self.found.append(DriverFinding(self.file, node.lineno, name, REPLACED, f"{node.slice.value!r} {CLUSTER}"))
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
@@ -212,12 +212,12 @@ class _Visitor(ast.NodeVisitor):
             if keyword.arg and isinstance(keyword.value, ast.Constant)
         }
         for text in of_call(name, values, [arg.value for arg in node.args if isinstance(arg, ast.Constant)]):
-            self.found.append(Finding(self.file, node.lineno, name, REPLACED, text))
+            self.found.append(DriverFinding(self.file, node.lineno, name, REPLACED, text))
         made = self._classes(node.func)
         if made and instances.is_target(made[0]) and not self._tries and missing(name) is None:
             words = [arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant)]
             self.found.append(
-                Finding(
+                DriverFinding(
                     self.file,
                     node.lineno,
                     name,
@@ -230,7 +230,7 @@ class _Visitor(ast.NodeVisitor):
     def _use(self, node: ast.AST, name: str) -> None:
         why = missing(name)
         line = getattr(node, "lineno", 1)
-        self.found.append(Finding(self.file, line, name, WORKS if why is None else MISSING, why or ""))
+        self.found.append(DriverFinding(self.file, line, name, WORKS if why is None else MISSING, why or ""))
 
 
 def missing(name: str) -> str | None:

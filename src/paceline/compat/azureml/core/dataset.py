@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.compat.azureml.core.datastore import Datastore
-from paceline.compat.azureml.data.data_reference import Reference
+from paceline.compat.azureml.data.data_reference import SdkDataReference
 from paceline.compat.azureml.data.datapath import DataPath
 from paceline.compat.azureml.data.tabular_dataset import of_native
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
 from paceline.compat.azureml.late import late
-from paceline.compat.azureml.named import Named
+from paceline.compat.azureml.named import NamedObjects
 from paceline.compat.azureml.stores import ARTIFACTS
 from paceline.data.datasets import dataset
 from paceline.job.data_reference import PATH_VARIABLES
@@ -187,7 +187,7 @@ class Dataset:
     @staticmethod
     def get_all(workspace: Any) -> Any:
         """Name -> dataset."""
-        return Named({name: of_native(one) for name, one in dataset.Dataset.get_all(workspace).items()})
+        return NamedObjects({name: of_native(one) for name, one in dataset.Dataset.get_all(workspace).items()})
 
     @staticmethod
     def get(workspace: Any, name: str | None = None, id: str | None = None) -> Any:
@@ -204,9 +204,9 @@ def _place(path: Any) -> Any:
         if isinstance(path[0], Datastore) and path[0].name == ARTIFACTS:
             return _place(path[0].path(path[1]))
         return (_store(path[0]), path[1])
-    if isinstance(path, Reference) and path.sources[0].datastore is None:
+    if isinstance(path, SdkDataReference) and path.sources[0].datastore is None:
         return path.sources[0].path  # a run's files
-    if isinstance(path, Reference) and path.store is not None:
+    if isinstance(path, SdkDataReference) and path.store is not None:
         # Its name alone would not say whose store it is.
         return (path.store, path.path_on_datastore)
     return _store(path)
@@ -219,7 +219,7 @@ def _store(store: Any) -> Any:
 
 def _target(target: Any) -> Any:
     place = _place(target)
-    if isinstance(place, Reference):
+    if isinstance(place, SdkDataReference):
         raise UserErrorException(f"target={target!r} lies in no datastore.")
     return place if isinstance(place, tuple) else (place, "")
 

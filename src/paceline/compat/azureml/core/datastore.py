@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.compat.azureml.data.data_reference import of_plain
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
-from paceline.compat.azureml.named import Named
+from paceline.compat.azureml.named import NamedObjects
 from paceline.compat.azureml.stores import DEFAULT_NAMES, place_in, real_name
 from paceline.data.stores import datastore
 from paceline.job.data_reference import DataReference
@@ -94,10 +94,10 @@ class Datastore(datastore.Datastore):
         return Datastore(workspace, "workspaceblobstore")
 
     @staticmethod
-    def list(workspace: Any) -> Named[Datastore]:  # type: ignore[override]
+    def list(workspace: Any) -> NamedObjects[Datastore]:  # type: ignore[override]
         """Name -> store; the old names of the default store as well."""
         names = [*datastore.Datastore.list(workspace), *DEFAULT_NAMES]
-        return Named({name: Datastore(workspace, name) for name in names})
+        return NamedObjects({name: Datastore(workspace, name) for name in names})
 
     @staticmethod
     def register_azure_blob_container(

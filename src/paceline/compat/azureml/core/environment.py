@@ -18,7 +18,7 @@ from paceline.compat.azureml.core.conda_dependencies import CondaDependencies
 from paceline.compat.azureml.core.container_registry import ContainerRegistry
 from paceline.compat.azureml.curated import CURATED, is_curated
 from paceline.compat.azureml.exceptions import UserErrorException
-from paceline.compat.azureml.named import Named
+from paceline.compat.azureml.named import NamedObjects
 from paceline.compat.azureml.refused import Refused
 from paceline.compat.azureml.strict import Strict
 
@@ -284,10 +284,10 @@ class Environment(Strict):
         )
 
     @staticmethod
-    def list(workspace: Any) -> Named[Environment]:
+    def list(workspace: Any) -> NamedObjects[Environment]:
         """Name -> environment, in its latest version; the curated ones as well."""
         names = [*records.names(workspace, "environments"), *CURATED]
-        return Named({name: Environment.get(workspace, name) for name in names})
+        return NamedObjects({name: Environment.get(workspace, name) for name in names})
 
     @staticmethod
     def label(workspace: Any, name: str, version: str, labels: Sequence[str]) -> None:

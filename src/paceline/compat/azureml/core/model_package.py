@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.compat.azureml.core.webservice.webservice import script_of
 from paceline.compat.azureml.exceptions import WebserviceException
-from paceline.compat.azureml.policy import Notes
+from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.errors import PacelineError
 
 __all__ = ["ModelPackage"]
@@ -85,7 +85,7 @@ def package(workspace: Any, models: Sequence[Any], inference_config: Any, *, ima
     Raises:
         WebserviceException: no such model or script, or an environment that can't be had elsewhere.
     """
-    notes, named = Notes(), [getattr(one, "id", one) for one in models]
+    notes, named = SubmissionNotes(), [getattr(one, "id", one) for one in models]
     given = script_of(inference_config, notes)
     name = (image_name or str(named[0]).partition(":")[0]).lower()
     folder = Path(workspace.path) / "azureml" / "packages" / f"{name.replace('/', '-')}-{uuid.uuid4().hex[:8]}"

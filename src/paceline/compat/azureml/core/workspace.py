@@ -14,12 +14,12 @@ from urllib.parse import quote
 
 from paceline import workspace
 from paceline.compat.azureml import records
-from paceline.compat.azureml.core.compute.targets import ComputeTargets
+from paceline.compat.azureml.core.compute.targets import WorkspaceTargets
 from paceline.compat.azureml.core.datastore import Datastore
 from paceline.compat.azureml.core.environment import Environment
 from paceline.compat.azureml.core.keyvault import Keyvault
 from paceline.compat.azureml.exceptions import UserErrorException, WorkspaceException, sdk_class
-from paceline.compat.azureml.named import Named
+from paceline.compat.azureml.named import NamedObjects
 from paceline.runs import read
 from paceline.workspace_dir import WORKSPACE_VARIABLE, configured, nearest_sdk_config, project_of
 
@@ -252,61 +252,61 @@ class Workspace(workspace.Workspace):
     # --- what is in it
 
     @property
-    def compute_targets(self) -> ComputeTargets:
+    def compute_targets(self) -> WorkspaceTargets:
         """Name -> compute target; may be called, as in 2018."""
-        return ComputeTargets(self)
+        return WorkspaceTargets(self)
 
     @property
-    def datastores(self) -> Named[Datastore]:  # type: ignore[override]
+    def datastores(self) -> NamedObjects[Datastore]:  # type: ignore[override]
         """Name -> datastore."""
         return Datastore.list(self)
 
     @property
-    def datasets(self) -> Named[Any]:
+    def datasets(self) -> NamedObjects[Any]:
         """Name -> registered dataset, in its latest version."""
         from paceline.compat.azureml.core.dataset import Dataset
 
-        found: Named[Any] = Dataset.get_all(self)
+        found: NamedObjects[Any] = Dataset.get_all(self)
         return found
 
     @property
-    def environments(self) -> Named[Environment]:  # type: ignore[override]
+    def environments(self) -> NamedObjects[Environment]:  # type: ignore[override]
         """Name -> environment, the curated ones as well."""
         return Environment.list(self)
 
     @property
-    def experiments(self) -> Named[Any]:
+    def experiments(self) -> NamedObjects[Any]:
         """Name -> experiment."""
         from paceline.compat.azureml.core.experiment import Experiment
 
         found = sorted({record.experiment for record in read.all_records(self.runs_dir)})
-        return Named({name: Experiment(self, name) for name in found})
+        return NamedObjects({name: Experiment(self, name) for name in found})
 
     @property
-    def models(self) -> Named[Any]:
+    def models(self) -> NamedObjects[Any]:
         """Name -> registered model, in its latest version."""
         from paceline.compat.azureml.core.model import Model
 
-        return Named({one.name: one for one in Model.list(self, latest=True)})
+        return NamedObjects({one.name: one for one in Model.list(self, latest=True)})
 
     @property
-    def webservices(self) -> Named[Any]:
+    def webservices(self) -> NamedObjects[Any]:
         """Name -> web service."""
         from paceline.compat.azureml.core.webservice import Webservice
 
-        return Named({one.name: one for one in Webservice.list(self)})
+        return NamedObjects({one.name: one for one in Webservice.list(self)})
 
     @property
-    def images(self) -> Named[Any]:
+    def images(self) -> NamedObjects[Any]:
         """Name -> image of 2018, in its latest version."""
         from paceline.compat.azureml.core.image import Image
 
-        return Named({one.name: one for one in Image.list(self)})
+        return NamedObjects({one.name: one for one in Image.list(self)})
 
     @property
-    def linked_services(self) -> Named[Any]:
+    def linked_services(self) -> NamedObjects[Any]:
         """Empty."""
-        return Named()
+        return NamedObjects()
 
     def get_default_datastore(self) -> Datastore:
         """The default store, by the name that it has in Azure."""

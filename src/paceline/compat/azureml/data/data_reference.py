@@ -15,7 +15,7 @@ from paceline.job import data_reference
 __all__ = ["DataReference"]
 
 
-class Reference(data_reference.DataReference):
+class SdkDataReference(data_reference.DataReference):
     """`paceline.DataReference` with the SDK's other calls."""
 
     @property
@@ -31,7 +31,7 @@ class Reference(data_reference.DataReference):
     def path_on_datastore(self) -> str:
         return self.sources[0].path
 
-    def path(self, path: str | None = None, data_reference_name: str | None = None) -> Reference:
+    def path(self, path: str | None = None, data_reference_name: str | None = None) -> SdkDataReference:
         """A place below this one."""
         source = self.sources[0]
         inside = "/".join(part.strip("/") for part in (source.path, path or "") if part.strip("/"))
@@ -39,12 +39,12 @@ class Reference(data_reference.DataReference):
             self, name=data_reference_name or self.name, sources=(dataclasses.replace(source, path=inside),)
         )
 
-    def as_upload(self, path_on_compute: str | None = None, overwrite: bool | None = None) -> Reference:
+    def as_upload(self, path_on_compute: str | None = None, overwrite: bool | None = None) -> SdkDataReference:
         """As `paceline.DataReference.as_upload`."""
         made = super().as_upload(overwrite=overwrite)
         return of_plain(dataclasses.replace(made, path_on_compute=inside(path_on_compute)))
 
-    def as_download(self, path_on_compute: str | None = None, overwrite: bool = False) -> Reference:
+    def as_download(self, path_on_compute: str | None = None, overwrite: bool = False) -> SdkDataReference:
         """As `paceline.DataReference.as_download`."""
         return of_plain(dataclasses.replace(super().as_download(), path_on_compute=inside(path_on_compute)))
 
@@ -69,16 +69,16 @@ class DataReference:
         mode: str = "mount",
         path_on_compute: str | None = None,
         overwrite: bool = False,
-    ) -> Reference:
+    ) -> SdkDataReference:
         if not hasattr(datastore, "path"):
             raise UserErrorException(f"datastore={datastore!r} is no datastore. Give Datastore.get(ws, 'name').")
-        made: Reference = of_plain(datastore.path(path_on_datastore, data_reference_name))
+        made: SdkDataReference = of_plain(datastore.path(path_on_datastore, data_reference_name))
         return dataclasses.replace(made, mode=mode, path_on_compute=inside(path_on_compute), overwrite=bool(overwrite))
 
 
-def of_plain(reference: data_reference.DataReference, store: Any = None) -> Reference:
+def of_plain(reference: data_reference.DataReference, store: Any = None) -> SdkDataReference:
     """The same with the SDK's calls. store: the datastore that it lies in."""
-    made = Reference(**{field.name: getattr(reference, field.name) for field in dataclasses.fields(reference)})
+    made = SdkDataReference(**{field.name: getattr(reference, field.name) for field in dataclasses.fields(reference)})
     # Beside the fields, for those go into the job.
     object.__setattr__(made, "_store", store or getattr(reference, "_store", None))
     return made

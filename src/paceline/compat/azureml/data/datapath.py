@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.compat.azureml.data.data_reference import DataReference, Reference
+from paceline.compat.azureml.data.data_reference import DataReference, SdkDataReference
 
 __all__ = ["DataPath", "DataPathComputeBinding"]
 
@@ -30,7 +30,7 @@ class DataPath:
         self,
         data_reference_name: str | None = None,
         datapath_compute_binding: DataPathComputeBinding | None = None,
-    ) -> Reference:
+    ) -> SdkDataReference:
         """The same for a run."""
         binding = datapath_compute_binding or DataPathComputeBinding()
         return DataReference(

@@ -101,9 +101,9 @@ class TabularDataset(AbstractDataset, table.TabularDataset):
             raise UserErrorException(f"filter({expression!r}): give a condition such as dataset['age'] > 30.")
         return self._with(("filter", expression.plain))
 
-    def __getitem__(self, key: str) -> Column:
+    def __getitem__(self, key: str) -> ColumnExpression:
         """A column, to be compared."""
-        return Column(key)
+        return ColumnExpression(key)
 
     # --- moments
 
@@ -152,7 +152,7 @@ class TabularDataset(AbstractDataset, table.TabularDataset):
         column = self.reading.get("timestamp")
         if column is None:
             raise UserErrorException("the dataset has no timestamp column. Name it: with_timestamp_columns('time').")
-        return Column(column)._compared(verb, moment)
+        return ColumnExpression(column)._compared(verb, moment)
 
 
 def _as_name(column: Any) -> str:
@@ -183,7 +183,7 @@ class Condition:
         )
 
 
-class Column:
+class ColumnExpression:
     """A column of a dataset; compared, it is a condition."""
 
     def __init__(self, name: str) -> None:

@@ -10,12 +10,12 @@ from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.parallel_run import asking, batches
 from paceline.compat.azureml.parallel_run.batches import Batch
 from paceline.compat.azureml.parallel_run.scoring import Scorer
-from paceline.compat.azureml.parallel_run.settings import Settings
+from paceline.compat.azureml.parallel_run.settings import ParallelRunSettings
 from paceline.compat.azureml.parallel_run.sharing import Sharing
 
 
 def main(argv: Sequence[str]) -> None:
-    settings, arguments = Settings.of_text(argv[0]), argv[1:]
+    settings, arguments = ParallelRunSettings.of_text(argv[0]), argv[1:]
     if os.environ["PACELINE_RANK"] != "0":
         work(asking.of_first_rank(), settings, arguments)
         return
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
         raise UserErrorException(sharing.failure)
 
 
-def work(ask: asking.Ask, settings: Settings, arguments: Sequence[str]) -> None:
+def work(ask: asking.Ask, settings: ParallelRunSettings, arguments: Sequence[str]) -> None:
     """Run mini-batches until there are none left.
 
     Raises:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.compat.azureml.data.file_dataset import key_values
-from paceline.compat.azureml.parallel_run.settings import Settings
+from paceline.compat.azureml.parallel_run.settings import ParallelRunSettings
 from paceline.errors import DataError
 
 
@@ -29,7 +29,7 @@ class Batch:
         return len(self.files) or self.last - self.first
 
 
-def all_of(settings: Settings) -> list[Batch]:
+def all_of(settings: ParallelRunSettings) -> list[Batch]:
     """All mini-batches, input by input.
 
     Raises:
@@ -58,7 +58,7 @@ def all_of(settings: Settings) -> list[Batch]:
     return found
 
 
-def content(batch: Batch, settings: Settings, tables: dict[str, Any]) -> Any:
+def content(batch: Batch, settings: ParallelRunSettings, tables: dict[str, Any]) -> Any:
     """What `run` is given: a list of paths, or a frame. tables: those that were read before, and their rows' groups."""
     if batch.files:
         top = folder_of(batch.input)
@@ -71,7 +71,7 @@ def content(batch: Batch, settings: Settings, tables: dict[str, Any]) -> Any:
     return rows.reset_index(drop=True)
 
 
-def values_of(batch: Batch, settings: Settings, given: Any) -> dict[str, Any]:
+def values_of(batch: Batch, settings: ParallelRunSettings, given: Any) -> dict[str, Any]:
     """Key -> value of a mini-batch. given: what `run` is given."""
     if not settings.keys:
         return {}
@@ -86,14 +86,14 @@ def _plain(column: Any) -> Any:
     return None if column.isna().iloc[0] else value.item() if hasattr(value, "item") else value
 
 
-def _parts(settings: Settings, name: str, files: list[str]) -> list[tuple[str, ...]]:
+def _parts(settings: ParallelRunSettings, name: str, files: list[str]) -> list[tuple[str, ...]]:
     parts: dict[tuple[Any, ...], list[str]] = {}
     for file in files:
         parts.setdefault(tuple(_values(settings, name, file).values()), []).append(file)
     return [tuple(part) for part in parts.values()]
 
 
-def _values(settings: Settings, name: str, file: str) -> dict[str, Any]:
+def _values(settings: ParallelRunSettings, name: str, file: str) -> dict[str, Any]:
     top = folder_of(name)
     found = key_values(settings.formats[name], file or top.name, top / file)
     return {key: found[key] for key in settings.keys}

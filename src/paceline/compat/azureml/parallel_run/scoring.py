@@ -23,7 +23,7 @@ from typing import Any
 
 from paceline.compat.azureml.exceptions import UserErrorException
 from paceline.compat.azureml.parallel_run.batches import Batch, content, folder_of, values_of
-from paceline.compat.azureml.parallel_run.settings import Settings
+from paceline.compat.azureml.parallel_run.settings import ParallelRunSettings
 
 
 class Scorer:
@@ -33,7 +33,7 @@ class Scorer:
         UserErrorException: the script can't be loaded, or its init() has failed.
     """
 
-    def __init__(self, settings: Settings, arguments: Sequence[str]) -> None:
+    def __init__(self, settings: ParallelRunSettings, arguments: Sequence[str]) -> None:
         self._settings = settings
         own, other = socket.socketpair()
         with other:
@@ -88,7 +88,7 @@ class Scorer:
 
 
 def main(argv: Sequence[str]) -> None:
-    link, settings = Connection(int(argv[0])), Settings.of_text(argv[1])
+    link, settings = Connection(int(argv[0])), ParallelRunSettings.of_text(argv[1])
 
     def tell(**values: Any) -> None:
         link.send_bytes(json.dumps(values).encode())
@@ -125,7 +125,7 @@ def main(argv: Sequence[str]) -> None:
     getattr(script, "shutdown", lambda: None)()
 
 
-def _loaded(settings: Settings, arguments: list[str]) -> ModuleType:
+def _loaded(settings: ParallelRunSettings, arguments: list[str]) -> ModuleType:
     path = os.path.abspath(settings.entry)
     sys.argv = [settings.entry, *arguments]
     sys.path.insert(0, os.path.dirname(path))
@@ -143,7 +143,7 @@ def _loaded(settings: Settings, arguments: list[str]) -> ModuleType:
 class MiniBatchContext:
     """What `run(mini_batch, mini_batch_context)` is told. partition_key_value: key -> value; minibatch_index: from 0."""
 
-    def __init__(self, batch: Batch, settings: Settings, given: Any) -> None:
+    def __init__(self, batch: Batch, settings: ParallelRunSettings, given: Any) -> None:
         self.partition_key_value = values_of(batch, settings, given)
         self.minibatch_index = batch.number
         self._batch, self._given = batch, given
@@ -193,7 +193,7 @@ def _told(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
-def _offer_entry_script(settings: Settings) -> None:
+def _offer_entry_script(settings: ParallelRunSettings) -> None:
     """Let `from azureml_user.parallel_run import EntryScript` find what scripts ask for: a logger and folders."""
 
     class EntryScript:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ParallelRunSettings:
     """entry: the user's script, relative to the working directory. files, tables: names of the inputs.
 
     batch_size: files of a mini-batch, or about so many bytes of a table. timeout_s: the longest call of run(). tries: of each
@@ -39,7 +39,7 @@ class Settings:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def of_text(cls, text: str) -> Settings:
+    def of_text(cls, text: str) -> ParallelRunSettings:
         """Those that `text` wrote."""
         values: dict[str, Any] = json.loads(text)
         return cls(**{**values, **{name: tuple(values[name]) for name in ("files", "tables", "keys")}})

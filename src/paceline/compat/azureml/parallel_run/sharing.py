@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.compat.azureml.parallel_run.batches import Batch
-from paceline.compat.azureml.parallel_run.settings import Settings
+from paceline.compat.azureml.parallel_run.settings import ParallelRunSettings
 
 
 class Sharing:
     """Shares mini-batches out; may be asked by several threads. Rows are written in the order of the mini-batches."""
 
-    def __init__(self, batches: list[Batch], settings: Settings, output: Path | None) -> None:
+    def __init__(self, batches: list[Batch], settings: ParallelRunSettings, output: Path | None) -> None:
         self._settings = settings
         self._count = len(batches)
         self._waiting = deque(batches)

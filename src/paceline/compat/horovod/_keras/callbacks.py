@@ -19,7 +19,7 @@ def callbacks_for(keras: Any) -> dict[str, type]:
     return {
         "BestModelCheckpoint": _made(_BestModel, keras.callbacks.ModelCheckpoint, "BestModelCheckpoint"),
         "BroadcastGlobalVariablesCallback": _made(_Broadcast, base, "BroadcastGlobalVariablesCallback"),
-        "LearningRateScheduleCallback": _made(learning_rate.Schedule, base, "LearningRateScheduleCallback"),
+        "LearningRateScheduleCallback": _made(learning_rate.LearningRateSchedule, base, "LearningRateScheduleCallback"),
         "LearningRateWarmupCallback": _made(learning_rate.Warmup, base, "LearningRateWarmupCallback"),
         "MetricAverageCallback": _made(_MetricAverage, base, "MetricAverageCallback"),
     }

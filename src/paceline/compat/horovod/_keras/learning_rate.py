@@ -14,7 +14,7 @@ from paceline.compat.horovod._keras.state import learning_rate_of, set_learning_
 from paceline.compat.horovod.common import basics
 
 
-class Schedule:
+class LearningRateSchedule:
     """Sets the learning rate to `initial_lr` times `multiplier`, from `start_epoch` until before `end_epoch`.
 
     multiplier: a number, or a function of the epoch. staircase: it is asked at each epoch's first batch; otherwise at
@@ -86,7 +86,7 @@ class Schedule:
                 velocity.assign(velocity * (after / before))
 
 
-class Warmup(Schedule):
+class Warmup(LearningRateSchedule):
     """Raises the learning rate in equal steps from `initial_lr`/size to `initial_lr`, batch by batch.
 
     initial_lr: the learning rate after the warmup, scaled by the number of ranks already. warmup_epochs: how long it takes.

@@ -10,7 +10,7 @@ from paceline.compat.azureml.core.compute import (
     RemoteCompute,
 )
 from paceline.compat.azureml.core.compute_target import ComputeTargetException
-from paceline.compat.azureml.policy import Notes
+from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.compat.azureml.targets import resolve
 from paceline.targets import configured
 
@@ -50,7 +50,7 @@ def test_a_cluster_of_2018(ws):
 
 def test_a_created_cluster_means_this_machine_and_that_is_said(ws):
     ComputeTarget.create(ws, "cluster", AmlCompute.provisioning_configuration(vm_size="STANDARD_NC6"))
-    notes = Notes()
+    notes = SubmissionNotes()
     assert resolve("cluster", ws, notes) == "local"
     assert "cluster (STANDARD_NC6) is this machine" in notes.all()[0]
 
@@ -59,7 +59,7 @@ def test_a_target_that_was_added_under_the_name_is_the_one_that_is_meant(ws):
     configured.add(ws.path, configured.Configured(name="lab", kind="ssh", settings={"hosts": ["me@lab0"]}))
     assert ComputeTarget(ws, "lab").type == "VirtualMachine"
     made = ComputeTarget.create(ws, "lab", AmlCompute.provisioning_configuration())
-    notes = Notes()
+    notes = SubmissionNotes()
     assert resolve(made, ws, notes) == "lab"
     assert notes.all() == ()
 
@@ -87,7 +87,7 @@ def test_services_of_azure_are_refused_with_what_to_use():
 
 
 def test_cluster_that_a_driver_only_names_is_this_machine(ws):
-    notes = Notes()
+    notes = SubmissionNotes()
     assert resolve("cpus", ws, notes) == "local"
     (said,) = notes.all()
     assert said.startswith("The compute target cpus is this machine. To train elsewhere: paceline compute add cpus")

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.compat.azureml import records
 from paceline.compat.azureml.exceptions import ComputeTargetException, sdk_class
-from paceline.compat.azureml.named import Named
+from paceline.compat.azureml.named import NamedObjects
 from paceline.compat.azureml.strict import Strict, camel_case
 from paceline.compat.azureml.targets import workspace_targets
 
@@ -203,7 +203,7 @@ class ComputeTarget:
         return f"{type(self).__name__}(workspace={self.workspace!r}, name={self.name!r}, type={self.type!r})"
 
 
-class ComputeTargets(Named[Any]):
+class WorkspaceTargets(NamedObjects[Any]):
     """Name -> target. `ws.compute_targets[name]` has a target for any name; `in` and `get` know those that are there."""
 
     def __init__(self, workspace: Any) -> None:

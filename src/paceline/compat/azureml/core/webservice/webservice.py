@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from paceline.compat.azureml.exceptions import WebserviceException
 from paceline.compat.azureml.packages import spec_of
-from paceline.compat.azureml.policy import Notes
+from paceline.compat.azureml.policy import SubmissionNotes
 from paceline.compat.azureml.strict import Strict
 from paceline.environments import sdk_packages
 from paceline.errors import PacelineError
@@ -192,7 +192,7 @@ class Webservice:
 
     def update(self, *arguments: Any, **named: Any) -> None:
         """Serve other models, or by another script: models=, inference_config=; image=. All else stays, with a line."""
-        notes = Notes()
+        notes = SubmissionNotes()
         if (image := named.get("image")) is not None:
             named = {"models": image.models, "inference_config": image.image_config.inference_config(), **named}
         known = ("models", "inference_config", "image", "enable_app_insights", "collect_model_data")
@@ -382,7 +382,7 @@ def deploy(
     """
     from paceline.services.service import Service
 
-    notes = Notes()
+    notes = SubmissionNotes()
     config = deployment_config or AciWebservice.deploy_configuration()
     if not isinstance(config, DeploymentConfiguration):
         raise WebserviceException(
@@ -409,7 +409,7 @@ def deploy(
     return Webservice(workspace, name)
 
 
-def script_of(config: Any, notes: Notes) -> dict[str, Any]:
+def script_of(config: Any, notes: SubmissionNotes) -> dict[str, Any]:
     """What an InferenceConfig says, in the words of Paceline's services; nothing where there is none."""
     if config is None:
         return {}

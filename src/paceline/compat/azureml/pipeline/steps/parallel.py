@@ -17,7 +17,7 @@ from paceline.compat.azureml.core.runconfig import RunConfiguration
 from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
 from paceline.compat.azureml.data.output_dataset_config import OutputFileDatasetConfig
 from paceline.compat.azureml.exceptions import UserErrorException, sdk_class
-from paceline.compat.azureml.parallel_run.settings import Settings
+from paceline.compat.azureml.parallel_run.settings import ParallelRunSettings
 from paceline.compat.azureml.pipeline.core.builder import PipelineData, PipelineStep
 from paceline.compat.azureml.pipeline.filling import Filling
 from paceline.job.data_reference import DataReference
@@ -149,7 +149,7 @@ class ParallelRunStep(PipelineStep):
         job = dataclasses.replace(found.job, entry_script="", entry_module=_MODULE)
         return dataclasses.replace(found, job=job)
 
-    def _settings(self, filling: Filling, inputs: list[DataReference]) -> Settings:
+    def _settings(self, filling: Filling, inputs: list[DataReference]) -> ParallelRunSettings:
         config = self._config
         files = tuple(one.name for one in inputs if one.mode != "direct")
         tables = tuple(one.name for one in inputs if one.mode == "direct")
@@ -166,7 +166,7 @@ class ParallelRunStep(PipelineStep):
         size = filling.value(config.mini_batch_size)
         count, percent = config.allowed_failed_count, config.allowed_failed_percent
         file = config.append_row_file_name or "parallel_run_step.txt"
-        return Settings(
+        return ParallelRunSettings(
             entry=config.entry_script,
             files=files,
             tables=tables,
