@@ -24,6 +24,7 @@ PAGES = {
     "README.ru.md": "index.ru.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
     "SECURITY.md": "reporting.md",
     "LICENSE": "license.md",
     "benchmarks/README.md": "benchmarks.md",
@@ -43,9 +44,10 @@ def on_config(config: Any) -> Any:
             for entry in section["Reference"]:
                 if isinstance(entry, dict) and "Python" in entry:
                     entry["Python"] = [{name: f"python/{name}.md"} for name in modules()]
-        if "Decisions" in section:
-            pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-            section["Decisions"] = [f"decisions/{page.name}" for page in pages]
+        for entry in section.get("Contributing", ()):
+            if isinstance(entry, dict) and "Decisions" in entry:
+                pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+                entry["Decisions"] = [f"decisions/{page.name}" for page in pages]
     return config
 
 

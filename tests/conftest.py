@@ -65,6 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what each unit of tests took to tests/durations.json, by which the longest is handed out first",
     )
+    parser.addoption("--quick", action="store_true", help="run the tests alone that start no process (`make check`)")
 
 
 #: What pytest's processes share, in the first of them.
@@ -90,6 +91,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     from paceline.system.lazy_import import load_triton_before_tensorflow
+
+    if config.getoption("--quick"):
+        from tests.quick import NoProcesses
+
+        config.pluginmanager.register(NoProcesses())
 
     # A test may load TensorFlow into this process, and a later one torch._dynamo.
     load_triton_before_tensorflow()

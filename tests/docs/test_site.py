@@ -73,11 +73,11 @@ def test_the_site_asks_no_other_host() -> None:
 
 
 def test_the_pictures_are_those_that_their_script_draws() -> None:
-    script = runpy.run_path(str(DOCS / "pictures" / "concepts.py"))
+    script = runpy.run_path(str(DOCS / "pictures" / "draw.py"))
     drawn = script["draw"]()
     assert {path.name for path in (DOCS / "pictures").glob("*.svg")} == set(drawn)
     for name, text in drawn.items():
-        assert (DOCS / "pictures" / name).read_text() == text, f"run python docs/pictures/concepts.py: {name}"
+        assert (DOCS / "pictures" / name).read_text() == text, f"run python docs/pictures/draw.py: {name}"
         ElementTree.fromstring(text)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from paceline.parallel.errors import ParallelError
+from paceline.system.deprecation import experimental
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 PLACEMENTS = ("colwise", "rowwise", "vocab", "replicate")
@@ -110,6 +111,7 @@ class TensorParallel(_Part):
             object.__setattr__(self, "plan", dict(self.plan))
 
 
+@experimental("0.1")
 @dataclass(frozen=True)
 class ContextParallel(_Part):
     """Every worker has the whole model and a part of each sequence; attention gets the keys and values of all of them.
@@ -130,6 +132,7 @@ class ContextParallel(_Part):
             raise ParallelError(f"ContextParallel(dim={self.dim!r}): the number of a dimension, 0 or more.")
 
 
+@experimental("0.1")
 @dataclass(frozen=True)
 class ExpertParallel(_Part):
     """Every worker has some of the experts of each mixture of experts, and the whole of all else.

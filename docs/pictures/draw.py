@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/concepts.md as SVG, in each of the page's languages: `python docs/pictures/concepts.py`.
+"""Draw the pictures of the docs as SVG, those of docs/concepts.md in each of its languages: `python docs/pictures/draw.py`.
 
 A test draws them again and compares. Standard library only; colours are read on white and on black.
 """
@@ -191,7 +191,39 @@ def tensor_parallel(say: dict[str, str]) -> str:
     return picture(560, 158, say["tensor"], parts)
 
 
-#: Name of the file -> what draws it.
+def architecture() -> str:
+    """The processes of a run, from left to right, and the files and links between them."""
+    title = "The processes of a run (your command, the supervisor, an agent, the workers), and the folder that all of them share"
+    columns = (
+        (BLUE, "your command", "copies the source,", "writes the job, starts", "the supervisor, ends"),
+        (ORANGE, "supervisor", "one for each run: gets", "nodes, prepares them,", "starts and watches"),
+        (GREEN, "agent", "one on each machine", "elsewhere: runs command", "lines, sends files back"),
+        (RED, "workers", "one for each rank: set", "the rank's variables,", "run your script"),
+    )
+    parts = []
+    for at, (colour, name, *lines) in enumerate(columns):
+        x = 20 + 240 * at
+        parts += [box(x, 30, 200, 120, colour, hollow=True), box(x, 30, 200, 30, colour, name)]
+        parts += [label(x + 100, 84 + 22 * row, text) for row, text in enumerate(lines)]
+    parts += [arrow(222, 90, 258, 90), arrow(462, 90, 498, 90, both=True), arrow(702, 90, 738, 90)]
+    parts += [
+        label(240, 172, "command line"),
+        label(480, 172, "pipe of ssh, srun or Ray"),
+        label(720, 172, "command line"),
+    ]
+    files = ("job.json, state.json", "logs and metrics by rank", "outputs, checkpoints", "copy of the source")
+    parts += [box(20, 230, 920, 80, GREY, hollow=True), label(480, 256, "the run's folder: <workspace>/runs/<run id>/")]
+    parts += [label(140 + 226 * at, 290, text) for at, text in enumerate(files)]
+    parts += [arrow(x, 184, x, 226) for x in (120, 360, 840)]
+    parts += [label(600, 212, "the agent mirrors files that have grown")]
+    parts += [
+        arrow(480, 346, 480, 314),
+        label(480, 366, "read by paceline logs, show and list, by the page, by sweeps and pipelines"),
+    ]
+    return picture(960, 384, title, parts)
+
+
+#: Name of the file -> the function that draws it.
 PICTURES: dict[str, Callable[[dict[str, str]], str]] = {
     "data-parallel": data_parallel,
     "fully-sharded": fully_sharded,
@@ -202,11 +234,12 @@ PICTURES: dict[str, Callable[[dict[str, str]], str]] = {
 
 def draw() -> dict[str, str]:
     """Name of each file, in each language -> its text. English has no language in its name."""
-    return {
+    by_language = {
         f"{name}.svg" if language == "en" else f"{name}.{language}.svg": paint(words)
         for language, words in LANGUAGES.items()
         for name, paint in PICTURES.items()
     }
+    return {**by_language, "architecture.svg": architecture()}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,51 @@
+"""Decorators for what docs/stability.md promises: names that go away, and names that are experimental."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+_Class = TypeVar("_Class", bound=type[object])
+
+
+def deprecated(
+    since: str, *, removed_in: str, instead: str
+) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
+    """Warn on each call that a public function or method goes away.
+
+    Args:
+        since: The version that deprecates it, such as "0.2".
+        removed_in: The version that no longer has it.
+        instead: What to call in its place, as the user writes it.
+    """
+
+    def decorate(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+        text = f"{function.__qualname__} is deprecated since Paceline {since} and goes away in {removed_in}. Use {instead}."
+
+        @functools.wraps(function)
+        def wrapper(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            return function(*args, **kwargs)
+
+        wrapper.__doc__ = f"{function.__doc__ or ''}\n\nDeprecated: {text}".lstrip()
+        return wrapper
+
+    return decorate
+
+
+def experimental(since: str) -> Callable[[_Class], _Class]:
+    """Say in a public class's documentation that any version may change it.
+
+    Args:
+        since: The version that has it first, such as "0.1".
+    """
+
+    def decorate(kind: _Class) -> _Class:
+        kind.__doc__ = f"{kind.__doc__ or ''}\n\nExperimental since Paceline {since}: any version may change it."
+        return kind
+
+    return decorate
