@@ -17,11 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
-import typer.core
-import typer.main
+import click
 
-from paceline.cli.verb_group import app
+from paceline.cli.parser import app
 from paceline.cli.verbs import VERBS
 
 SHARE = Path(__file__).resolve().parents[1] / "share"
@@ -61,7 +59,7 @@ def files() -> Iterator[tuple[str, str]]:
     yield "man/man1/paceline.1", page()
     program = Path(sys.executable).with_name("paceline")
     for shell, path in COMPLETIONS.items():
-        environment = {**os.environ, "_PACELINE_COMPLETE": f"source_{shell}"}
+        environment = {**os.environ, "_PACELINE_COMPLETE": f"{shell}_source"}
         done = subprocess.run([program], env=environment, capture_output=True, text=True, check=True)
         # The program by its name: the one that the shell finds, and not the one of whoever made the file.
         yield path, done.stdout.replace(str(program), "paceline").strip() + "\n"
@@ -69,16 +67,15 @@ def files() -> Iterator[tuple[str, str]]:
 
 def page() -> str:
     """The manual's page, in the macros of man(7)."""
-    group: Any = typer.main.get_command(app)
     lines = [
         # Without a date, which would make each day's page another one.
         '.TH PACELINE 1 "" "Paceline" "User Commands"',
-        *(".SH NAME", f"paceline \\- {_text(group.help).rstrip('.').lower()}"),
+        *(".SH NAME", f"paceline \\- {_text(app.help).rstrip('.').lower()}"),
         *(".SH SYNOPSIS", ".B paceline", ".I verb", "[options] ..."),
         *(".SH VERBS", "Each verb tells its options with", ".BR \\-\\-help ."),
     ]
     for name in VERBS:
-        lines += _verb(group.load(name), f"paceline {name}")
+        lines += _verb(app.load(name), f"paceline {name}")
     lines.append(".SH EXIT STATUS")
     for code, meaning in EXITS:
         lines += [".TP", f".B {_text(code)}", _text(meaning)]
@@ -87,7 +84,7 @@ def page() -> str:
 
 
 def _verb(command: Any, path: str) -> Iterator[str]:
-    context = typer.Context(command, info_name=path)
+    context = click.Context(command, info_name=path)
     usage = " ".join(command.collect_usage_pieces(context))
     yield f".SS {_text(path)} {_text(usage)}"
     for paragraph in re.split(r"\n\s*\n", (command.help or "").replace("\b", "").strip()):

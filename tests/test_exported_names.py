@@ -89,11 +89,9 @@ def test_no_process_of_paceline_itself_loads_a_framework():
     statement = """
 import paceline.cli.main, paceline.ui.app, paceline.remote.agent.agent, paceline.supervisor.supervise
 import paceline.sweeps.controller, paceline.pipelines.controller, paceline.services.supervise, paceline.serving.front.process
-from paceline.cli.verb_group import app
+from paceline.cli.parser import app
 from paceline.cli.verbs import VERBS
-import typer.main
-group = typer.main.get_command(app)
-for name in VERBS: group.load(name)
+for name in VERBS: app.load(name)
 import optuna, optuna.importance, matplotlib.pyplot
 from optuna.samplers import CmaEsSampler, TPESampler
 for sampler in (TPESampler(), CmaEsSampler(warn_independent_sampling=False)):

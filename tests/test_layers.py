@@ -84,7 +84,6 @@ MAY_IMPORT = {
 # third-party module -> the layers that may import it
 THIRD_PARTY = {
     "pathspec": "snapshot",
-    "typer": "cli",
     "click": "cli",
     "rich": "cli sweeps",
     "tomli": "workspace_dir environments",

@@ -13,8 +13,9 @@ from tests.cli.conftest import PROGRAM, Cli, Gallery
 
 def completed(cli: Cli, words: str, position: int) -> list[str]:
     """What bash is offered for these words, of which it completes the one at `position`."""
-    variables = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
-    return cli(env=variables).stdout.split()
+    variables = {"_PACELINE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+    lines = cli(env=variables).stdout.splitlines()
+    return [word for kind, _, word in (line.partition(",") for line in lines) if kind == "plain"]
 
 
 @pytest.mark.parametrize("verb", ["logs", "status", "show", "cancel", "rerun"])
@@ -31,7 +32,7 @@ def test_verbs_and_options_are_offered(gallery: Gallery) -> None:
 
 
 def test_completion_makes_no_workspace_and_no_noise(cli: Cli) -> None:
-    variables = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": "paceline logs ", "COMP_CWORD": "2"}
+    variables = {"_PACELINE_COMPLETE": "bash_complete", "COMP_WORDS": "paceline logs ", "COMP_CWORD": "2"}
     (cli.folder / "paceline.toml").write_text("not [ toml")
     done = cli(env=variables)
 
@@ -42,7 +43,7 @@ def test_bash_itself_completes_with_the_script_that_is_printed(gallery: Gallery)
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("needs bash")
-    script = gallery(env={"_PACELINE_COMPLETE": "source_bash"}).stdout
+    script = gallery(env={"_PACELINE_COMPLETE": "bash_source"}).stdout
     ask = f"""
         {script}
         COMP_WORDS=(paceline logs go) COMP_CWORD=2
@@ -59,7 +60,7 @@ def test_bash_itself_completes_with_the_script_that_is_printed(gallery: Gallery)
     )
 
     assert done.stdout == f"{gallery.good}\n"
-    assert "complete -o default -F _paceline_completion paceline" in script
+    assert "-F _paceline_completion paceline" in script
 
 
 def test_values_of_options_are_offered(gallery: Gallery) -> None:
@@ -92,10 +93,25 @@ def test_completion_loads_no_library_beyond_the_command_lines(cli: Cli) -> None:
         import sys, paceline.cli.run
         before = set(sys.modules)
         from paceline.cli import completing as c
-        for offer in (c.run_ids, c.experiments, c.targets, c.backends, c.tags, c.environments, c.datastores, c.run_states):
-            offer("")
+        for name in c._OFFERS:
+            c.offer(name, "", {})
         loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
         print(*sorted(loaded - {"paceline", *sys.stdlib_module_names}))
     """
     done = subprocess.run([sys.executable, "-c", code], cwd=cli.folder, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_set_up_once_for_a_shell(cli: Cli, shell: str) -> None:
+    variables = {"SHELL": f"/usr/bin/{shell}"}
+    assert cli("--install-completion", env=variables).stdout.startswith(f"Completion for {shell} is set up in ")
+    start_file = cli.folder / f".{shell}rc"
+    before = start_file.read_text() if shell != "fish" else ""
+    cli("--install-completion", env=variables)
+    if shell != "fish":
+        assert start_file.read_text() == before
+        assert before.count("source '") == 1
+    assert "_PACELINE_COMPLETE" in cli("--show-completion", env=variables).stdout
+    refused = cli("--show-completion", env={"SHELL": "/bin/tcsh"}, code=2).stderr
+    assert "there is no completion for the shell 'tcsh'. Set SHELL to bash, zsh or fish." in refused

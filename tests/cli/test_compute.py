@@ -222,8 +222,8 @@ def test_a_terminal_gets_a_table_and_what_to_do_below(compute, cli):
 def test_names_of_targets_are_completed(compute, cli):
     compute("add", "lab", "--kind", "toy", "--label", "x", "--no-check")
     words = "paceline compute show "
-    variables = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "3"}
-    assert cli(env=variables).stdout.split() == ["local", "lab"]
+    variables = {"_PACELINE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "3"}
+    assert cli(env=variables).stdout.split() == ["plain,local", "plain,lab"]
 
 
 def test_the_documentation_names_every_verb(compute):

@@ -62,7 +62,7 @@ def test_a_file_that_is_removed_while_it_is_copied_is_not_listed(gallery, tmp_pa
     monkeypatch.setenv("PACELINE_WORKSPACE", str(gallery.folder / ".paceline"))
     monkeypatch.setattr(downloads, "files", lambda folder, patterns: [gone, *chosen])
     for count in (3, 3):  # the second time they are there already
-        files.download(gallery.good, to=tmp_path / "to", as_json=True)
+        files.download(run_id=gallery.good, names=[], to=tmp_path / "to", overwrite=False, as_json=True)
         listed = json.loads(capsys.readouterr().out)
         assert [one["name"] for one in listed] == [file.name for file in chosen]
         assert sum(Path(one["path"]).is_file() for one in listed) == count

@@ -1,105 +1,119 @@
-"""A command line is read by the table of options as the parser reads it, or left to the parser."""
+"""Tables of options: what the parser makes of them, and what verbs take."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-import typer
-import typer.main
 
-from paceline.cli import options, run_options
+from paceline.cli import run_options
+from paceline.cli.options import JSON, OPTIONS_OF, Duration, VerbOption, takes
+from paceline.cli.parser import VerbCommand, VerbGroup, app
+from paceline.cli.verbs import VERBS
+from paceline.errors import UserError
 from paceline.job.job import BACKENDS, GPU_VISIBILITIES
 
-#: click's own, which some versions of typer carry within.
-_UsageError: Any = typer.BadParameter.__base__
+SOME = (
+    VerbOption("script", "What runs.", type=Path),
+    VerbOption("rest", "Its arguments.", type=list),
+    VerbOption("-j --nodes", "How many.", "N", int, least=1),
+    VerbOption("--gpu/--no-gpu", "With GPUs.", type=bool),
+    VerbOption("--tag", "A tag.", "TAG", list),
+    VerbOption("--wait", "How long.", type=Duration(unit="m", least=2.0), name="wait_s", default=60.0),
+    VerbOption("--name", "A name."),
+    VerbOption("--sample", "A sample.", may_be_empty=True),
+    JSON,
+)
 
 
-@pytest.fixture(scope="module")
-def parser() -> Callable[[list[str]], dict[str, Any] | None]:
-    """What a verb with the options of `run` is given by the parser; None where it refuses the words."""
-    taken: list[dict[str, Any]] = []
-    app = typer.Typer(rich_markup_mode=None)
+def read(*words: str) -> dict[str, Any]:
+    """Return what a verb with the options `SOME` gets for these words."""
+    taken: dict[str, Any] = {}
 
-    def verb(**given: Any) -> int:
-        taken.append(given)
-        return 0
+    @takes(*SOME)
+    def verb(**given: Any) -> None:
+        taken.update(given)
 
-    app.command()(options.takes(*run_options.RUN)(verb))
-    options.declare(verb)
-    command: Any = typer.main.get_command(app)
-
-    def parse(words: list[str]) -> dict[str, Any] | None:
-        try:
-            command(words, standalone_mode=False, prog_name="paceline")
-        except _UsageError:
-            return None
-        return taken.pop()
-
-    return parse
+    VerbCommand("verb", verb).main([*words], standalone_mode=False)
+    return taken
 
 
-def plain(given: dict[str, Any]) -> dict[str, Any]:
-    """A list of nothing is as good as nothing."""
-    return {name: None if value == [] else value for name, value in given.items()}
-
-
-def some_words(rng: random.Random) -> list[str]:
-    words: list[str] = []
-    values = ["x", "3", "2x4", "90s", "a=b", "train.py", "-", "-1", "", "a b", "--gpu", "1_0", "nan", "="]
-    for _ in range(rng.randrange(6)):
-        option = rng.choice(run_options.RUN)
-        spelled = [word for word, _ in options._spelled(option)] or [rng.choice(values)]
-        word = rng.choice([*spelled, *spelled, *spelled, "--", "-qd", "--no", "-qj2", *spelled])
-        words += rng.choice([[word, rng.choice(values)], [word], [f"{word}={rng.choice(values)}"]])
-    return words
-
-
-def test_what_is_read_at_once_is_what_the_parser_reads(parser: Any) -> None:
-    rng, read = random.Random(0), 0
-    for _ in range(4000):
-        words = some_words(rng)
-        given = options.read(run_options.RUN, words)
-        if given is not None:
-            read += 1
-            expected = parser(words)
-            assert expected is not None, words
-            assert plain(given) == plain(expected), words
-    assert read > 500
-
-
-def test_usual_command_lines_need_no_parser(parser: Any) -> None:
-    for line in (
+def test_verb_gets_each_option_by_name() -> None:
+    nothing = {"script": None, "rest": [], "nodes": None, "gpu": None, "tag": [], "wait_s": 60.0, "name": None}
+    assert read() == nothing | {"sample": None, "as_json": False}
+    words = [
+        "-j2",
+        "--no-gpu",
+        "--tag",
+        "a",
+        "--tag=b",
+        "--wait",
+        "3",
+        "--json",
         "train.py",
-        "train.py -- --epochs 5 -x",
-        "-j 2x4 --backend gloo --gpu --no-gpu train.py a b",
-        "-m pkg.train --env A=1 --env=B -q --tag t",
-        "--max-duration=1h30m --grace 5 --max-restarts 3 --restart-on-exception train.py --json",
-        "train.py -r a.txt --requirements b.txt --isolated --input d=/data --output o=lab:x",
-    ):
-        given = options.read(run_options.RUN, line.split())
-        expected = parser(line.split())
-        assert given is not None, line
-        assert expected is not None, line
-        assert plain(given) == plain(expected), line
+        "--name",
+        "x",
+        "--",
+        "--epochs",
+        "5",
+    ]
+    assert read(*words) == {
+        **{"script": Path("train.py"), "rest": ["--epochs", "5"], "nodes": 2, "gpu": False, "tag": ["a", "b"]},
+        **{"wait_s": 180.0, "name": "x", "sample": None, "as_json": True},
+    }
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["--help", "-h", "train.py --epochs 5", "-qd", "-j", "-j2", "-j=2", "--max-restarts x", "--grace soon", "--gpu=1"],
+    ("words", "message"),
+    [
+        (["-j", "0"], "0 is not in the range x>=1"),
+        (["--wait", "soon"], "'soon' is no duration"),
+        (["--wait", "1s"], "'1s' is too short; it has to be 2 s or more"),
+        (["--nmae", "x"], "No such option.*--nmae"),
+    ],
 )
-def test_what_is_not_plainly_right_is_the_parsers(line: str) -> None:
-    assert options.read(run_options.RUN, line.split()) is None
+def test_wrong_value_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(click.UsageError, match=message):
+        read(*words)
 
 
-def test_what_is_needed_is_missed() -> None:
-    assert options.read(run_options.RERUN, ["-q"]) is None
-    given = options.read(run_options.RERUN, ["r_1", "-q"])
-    assert given is not None
-    assert (given["run_id"], given["quiet"], given["detach"]) == ("r_1", True, False)
-    assert options.read(run_options.RERUN, ["r_1", "r_2"]) is None
+def test_empty_text_is_refused_unless_the_option_takes_it() -> None:
+    with pytest.raises(UserError, match=r"--tag ' ' is empty\. Give a value"):
+        read("--tag", "a", "--tag", " ")
+    assert read("--sample", "")["sample"] == ""
+
+
+def verbs() -> Iterator[tuple[str, Any]]:
+    for name in VERBS:
+        command = app.load(name)
+        below = command.commands if isinstance(command, VerbGroup) else {"": command}
+        yield from ((f"{name} {word}".strip(), each.callback) for word, each in below.items())
+
+
+def test_signatures_agree_with_the_tables() -> None:
+    texts = {str: "str", list: "list[str]", int: "int", float: "float", bool: "bool", Path: "Path"}
+    for name, verb in verbs():
+        parameters = inspect.signature(verb).parameters
+        if [*parameters] == ["given"]:
+            continue
+        assert [*parameters] == [option.name for option in OPTIONS_OF.get(verb, ())], name
+        for option in OPTIONS_OF.get(verb, ()):
+            expected = texts.get(option.type) if isinstance(option.type, type) else None
+            annotation = parameters[option.name].annotation
+            if expected:
+                may_be_none = option.default is None and not option.needed and option.type is not list
+                assert annotation == (f"{expected} | None" if may_be_none else expected), (name, option.name)
+
+
+def test_each_completion_is_known() -> None:
+    from paceline.cli.completing import _OFFERS
+
+    offered = {option.complete for _, verb in verbs() for option in OPTIONS_OF.get(verb, ()) if option.complete}
+    assert offered == {*_OFFERS}
 
 
 def test_the_table_names_what_a_job_takes() -> None:

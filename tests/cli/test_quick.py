@@ -1,21 +1,22 @@
-"""`paceline run` of what is plainly right loads no parser, and loads the supervisor beside what it loads itself."""
+"""`paceline run` loads the supervisor while it imports what a submission needs."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import sys
 from pathlib import Path
 
+import click
 import pytest
 
-from paceline.cli import quick
+from paceline.cli.parser import app
 from paceline.system.detached_process import library_dir
 from paceline.targets import supervisors
 from paceline.workspace import Workspace
 from tests.cli.conftest import Cli
 from tests.cli.test_verbs import modules_after
 
-SLOW = {"typer", "click", "rich", "yaml", "asyncio", "importlib.metadata"}
+SLOW = {"rich", "yaml", "asyncio", "importlib.metadata"}
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders of runs whose supervisors would have been started ahead, in a working directory with a script."""
     started: list[Path] = []
     monkeypatch.setattr(supervisors, "load", lambda run_dir, library, python, modules: started.append(run_dir))
-    monkeypatch.setattr(sys, "argv", ["paceline"])
+    monkeypatch.setattr("paceline.cli.run.begin", lambda *_, **__: 0)
     monkeypatch.delenv("PACELINE_WORKSPACE", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
@@ -31,12 +32,14 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return started
 
 
-def test_a_run_needs_no_parser(cli: Cli) -> None:
+def call(words: str) -> None:
+    app.main(["run", *words.split()], standalone_mode=False)
+
+
+def test_a_run_loads_no_slow_library(cli: Cli) -> None:
     words = ("run", "-q", "-e", "e", "--env", "A=1", cli.script("print('first')"), "--", "--epochs", "5")
     assert not modules_after(cli, *words) & SLOW
-    # What the parser has to read starts the same run.
-    assert "typer" in modules_after(cli, "run", "-qe", "e", "src/train.py")
-    assert len(cli.run_ids()) == 2
+    assert len(cli.run_ids()) == 1
 
 
 def test_the_supervisor_that_was_loaded_meanwhile_is_the_run_s(cli: Cli) -> None:
@@ -64,8 +67,7 @@ def test_the_supervisor_that_was_loaded_meanwhile_is_the_run_s(cli: Cli) -> None
 def test_a_supervisor_is_loaded_for_a_run_on_this_machine(
     ahead: list[Path], words: str, experiment: str | None
 ) -> None:
-    assert quick.reading("run", words.split()) is not None
-
+    call(words)
     here = Path.cwd()
     assert [path.parent for path in ahead] == [here / ".paceline" / "runs"]
     assert ahead[0].name.rsplit("_", 2)[0] == (experiment or here.name.strip("-_"))
@@ -73,11 +75,13 @@ def test_a_supervisor_is_loaded_for_a_run_on_this_machine(
 
 
 @pytest.mark.parametrize(
-    "words", ["--compute lab train.py", "--dry-run train.py", "-e ../x train.py", "job.yaml", "--help", "-jx train.py"]
+    "words",
+    ["--compute lab train.py", "--dry-run train.py", "-e ../x train.py", "job.yaml", "--help", "--nmae train.py"],
 )
-def test_for_what_else_is_none_loaded(ahead: list[Path], words: str) -> None:
+def test_no_supervisor_is_loaded_for_another_call(ahead: list[Path], words: str) -> None:
     Path("job.yaml").touch()
-    quick.reading("run", words.split())
+    with contextlib.suppress(click.UsageError):
+        call(words)
     assert ahead == []
 
 
@@ -85,11 +89,11 @@ def test_none_is_loaded_where_there_is_no_workspace_or_a_wrong_configuration(
     ahead: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_WORKSPACE", "elsewhere")
-    assert quick.reading("run", ["train.py"]) is not None
+    call("train.py")
     assert (ahead, os.path.exists("elsewhere")) == ([], False)
     monkeypatch.delenv("PACELINE_WORKSPACE")
     Path("paceline.toml").write_text("not [ toml")
-    assert quick.reading("run", ["train.py"]) is not None
+    call("train.py")
     assert ahead == []
 
 

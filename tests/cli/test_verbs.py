@@ -6,15 +6,13 @@ import inspect
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
-import typer.main
 
 from paceline.cli.options import VerbOption
+from paceline.cli.parser import VerbGroup, app, first_sentence
 from paceline.cli.run_options import RUN
 from paceline.cli.sweep_options import SWEEP
-from paceline.cli.verb_group import VerbGroup, app, first_sentence
 from paceline.cli.verbs import SECTIONS, VERBS
 from tests.cli.conftest import Cli
 
@@ -42,22 +40,15 @@ def of_verbs(modules: set[str]) -> set[str]:
     return {f"paceline.cli.{place.partition('.')[0]}" for place, _ in VERBS.values()} & modules
 
 
-@pytest.fixture(scope="module")
-def group() -> VerbGroup:
-    found: Any = typer.main.get_command(app)
-    assert isinstance(found, VerbGroup)
-    return found
-
-
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_table_says_what_the_verb_says_of_itself(group: VerbGroup, verb: str) -> None:
-    own = inspect.cleandoc(group.load(verb).help).split("\n\n")[0]
+def test_the_table_says_what_the_verb_says_of_itself(verb: str) -> None:
+    own = inspect.cleandoc(app.load(verb).help or "").split("\n\n")[0]
     assert VERBS[verb][1] == " ".join(own.split())
 
 
 def test_the_version_needs_no_parser(cli: Cli) -> None:
     modules = modules_after(cli, "--version")
-    assert not modules & {"typer", "click", "rich", "logging", "typing", "re", "importlib.metadata"}
+    assert not modules & {"click", "rich", "logging", "typing", "re", "importlib.metadata"}
     assert of_verbs(modules) == set()
     # Beside something else the parser says the same.
     assert cli("--version", "status").stdout == cli("--version").stdout
@@ -68,7 +59,7 @@ def test_help_and_a_verb_load_no_other_verb(cli: Cli) -> None:
     modules = modules_after(cli, "list")
     assert of_verbs(modules) == {"paceline.cli.read"}
     modules = modules_after(cli, "run", "--help")
-    assert of_verbs(modules) == {"paceline.cli.run"}
+    assert of_verbs(modules) == {"paceline.cli.quick"}
     # What takes long to import, and which only other verbs use.
     assert not modules & {"rich", "yaml", "asyncio", "importlib.metadata", "paceline.environments.store"}
 
@@ -86,9 +77,11 @@ GROUPS = [name for name, (place, _) in VERBS.items() if "." not in place]
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_help_of_a_group_cuts_no_description(cli: Cli, group: VerbGroup, name: str) -> None:
+def test_help_of_a_group_cuts_no_description(cli: Cli, name: str) -> None:
     text = " ".join(cli(name, "--help").stdout.split())
-    for verb, command in group.load(name).commands.items():
+    group = app.load(name)
+    assert isinstance(group, VerbGroup)
+    for verb, command in group.commands.items():
         assert f"{verb} {first_sentence(command.help or '')}" in text
 
 

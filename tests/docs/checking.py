@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from typing import Any
 from unittest import mock
 
-import typer.core
+import click
 
-from paceline.cli.verb_group import app
+from paceline.cli.parser import app
 from tests.docs.pages import ROOT
 
 if sys.version_info >= (3, 11):
@@ -56,10 +56,9 @@ def parse_command(command: str) -> list[str]:
     if program != "paceline":
         assert program in FOREIGN, f"{command}: nobody knows how to check {program!r}; FOREIGN has {sorted(FOREIGN)}"
         return words
-    group: Any = typer.main.get_command(app)
-    with mock.patch.object(typer.core.TyperCommand, "invoke", return_value=None):
+    with mock.patch.object(click.Command, "invoke", return_value=None):
         try:
-            group.main(rest, prog_name="paceline", standalone_mode=False)
+            app.main(rest, prog_name="paceline", standalone_mode=False)
         except Exception as error:
             raise AssertionError(f"{command}: {error}") from error
     return words

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from paceline import Estimator, PyTorch, SKLearn, TensorFlow
+from paceline.cli.parser import app
 from paceline.cli.summary import details, summary
-from paceline.cli.verb_group import app
 from paceline.cli.verbs import VERBS
 from paceline.job.job import RANK_VARIABLES, Job
 from paceline.job.plan import Command, Launch, Node, NodeSetup
@@ -428,11 +427,10 @@ def test_every_verb_answers_with_the_documented_keys(finished: Path) -> None:
     ],
 )
 def test_every_option_is_documented(heading: str, verbs: tuple[str, ...]) -> None:
-    commands: Any = typer.main.get_command(app)
     real = {
         option
         for verb in verbs
-        for parameter in commands.load(verb).params
+        for parameter in app.load(verb).params
         for option in parameter.opts
         if option.startswith("-") and option not in ("-h", "--help")
     }

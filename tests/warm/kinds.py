@@ -66,10 +66,9 @@ KINDS = {
     COMMAND_LINE: Kind(
         (
             *(
-                "typer.main",
                 "paceline.cli.main",
                 "paceline.system.detached_process",
-                *(f"paceline.cli.{name}" for name in ("run", "read", "logs", "files")),
+                *(f"paceline.cli.{name}" for name in ("quick", "run", "read", "logs", "files")),
             ),
             *(
                 f"paceline.cli.{name}"

@@ -5,26 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from paceline.cli.common import print_json
-from paceline.cli.shared_options import Json
+from paceline.cli.options import JSON, VerbOption, takes
 from paceline.compat.azureml import everywhere
 from paceline.compat.azureml.check import findings
 from paceline.errors import UserError
 from paceline.runs.visible import visible_line
 
-verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-
-@verbs.command("check")
-def check(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder, a Python file or a notebook.")] = Path(),
-    show_all: Annotated[bool, typer.Option("--all", help="Also the uses that work as they are written.")] = False,
-    as_json: Json = False,
-) -> int:
+@takes(
+    VerbOption("path", "A folder, a Python file or a notebook.", "PATH", Path, default=Path()),
+    VerbOption("--all", "Also the uses that work as they are written.", type=bool, name="show_all"),
+    JSON,
+)
+def check(*, path: Path, show_all: bool, as_json: bool) -> int:
     """Read drivers and training scripts, without running them, and say of each name of the SDK's what becomes of it here.
 
     Exits with 1 where something is missing. Variables are followed where the text shows their class.
@@ -51,7 +46,6 @@ def check(
     return int(bool(counts[findings.MISSING]))
 
 
-@verbs.command("install")
 def install() -> None:
     """Let every program of this Python environment find Paceline's names as `azureml`, without a line in it.
 
@@ -61,7 +55,6 @@ def install() -> None:
     print(f"import azureml finds Paceline's names in every program of this environment: {everywhere.install()}")
 
 
-@verbs.command("uninstall")
 def uninstall() -> None:
     """Take away what `paceline azureml install` has put into this Python environment."""
     folders = everywhere.uninstall()
@@ -69,3 +62,6 @@ def uninstall() -> None:
         print(f"Removed from {folder}")
     if not folders:
         print("Nothing was installed there.")
+
+
+verbs = {"check": check, "install": install, "uninstall": uninstall}

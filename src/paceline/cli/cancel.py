@@ -10,13 +10,9 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import Annotated
 
-import typer
-
-from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json
-from paceline.cli.shared_options import Json
+from paceline.cli.options import JSON, VerbOption, takes
 from paceline.cli.summary import summary
 from paceline.errors import EngineError, TargetError
 from paceline.runs import read, remote_status, states
@@ -28,16 +24,13 @@ from paceline.system.signals import handled
 _CHUNK = 1 << 15
 
 
-def cancel(
-    run_ids: Annotated[
-        list[str], typer.Argument(help="Runs, or the beginnings of their ids.", autocompletion=completing.run_ids)
-    ],
-    wait: Annotated[bool, typer.Option("--wait", help="Return only when they have ended.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Write down as Canceled those whose engine can't be asked any more.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+@takes(
+    VerbOption("run_ids", "Runs, or the beginnings of their ids.", type=list, complete="run_ids", needed=True),
+    VerbOption("--wait", "Return only when they have ended.", type=bool),
+    VerbOption("--force", "Write down as Canceled those whose engine can't be asked any more.", type=bool),
+    JSON,
+)
+def cancel(*, run_ids: list[str], wait: bool, force: bool, as_json: bool) -> None:
     """End runs: SIGTERM to their workers, after the grace period SIGKILL. A run that has ended stays as it is."""
     folders = [folder_of(run_id) for run_id in run_ids]
     for folder in folders:
@@ -76,14 +69,13 @@ def _request(folder: RunFolder, record: RunRecord) -> None:
         raise type(error)(f"{str(error).rstrip('.')}. {hint}") from error
 
 
-def execute(
-    run_id: Annotated[str, typer.Argument(metavar="RUN", help="A run that runs.", autocompletion=completing.run_ids)],
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The command and its arguments.")],
-    rank: Annotated[int, typer.Option("--rank", min=0, help="Beside this worker.")] = 0,
-    no_terminal: Annotated[
-        bool, typer.Option("--no-terminal", help="Pipes, also where there is a terminal here.")
-    ] = False,
-) -> int:
+@takes(
+    VerbOption("run_id", "A run that runs.", "RUN", complete="run_ids", needed=True),
+    VerbOption("command", "The command and its arguments.", "-- COMMAND", list, needed=True),
+    VerbOption("--rank", "Beside this worker.", type=int, least=0, default=0),
+    VerbOption("--no-terminal", "Pipes, also where there is a terminal here.", type=bool),
+)
+def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) -> int:
     """Run a command on a worker's node, in its working folder and container, with its environment variables.
 
     It has a terminal if there is one here, and its exit code is passed on. It ends with the run, or when this is ended.

@@ -51,10 +51,10 @@ def check(**given: Any) -> int:
     one = dataclasses.replace(
         many, job=dataclasses.replace(many.job, node_count=1, process_count_per_node=1, distributed_backend=None)
     )
-    view = RunView(1, quiet=given["json"])
+    view = RunView(1, quiet=given["as_json"])
     made: list[RunFolder] = []
     try:
-        return _compared(one, many, steps, view, made, as_json=given["json"])
+        return _compared(one, many, steps, view, made, as_json=given["as_json"])
     finally:
         # The values are as large as the model, twice; what came of it stays.
         for folder in made:

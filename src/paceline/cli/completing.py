@@ -1,14 +1,17 @@
-"""Words that a shell offers for one that is not whole yet. Somebody waits for it at a key: names of files are read, little else,
-and no library is loaded for it. Whatever goes wrong, nothing is offered: a traceback in a prompt helps nobody.
+"""Words that a shell offers for an incomplete one, and the script by which a shell asks for them.
+
+Somebody waits at a key: this module reads names of files and little else, and loads no library. It never raises.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from functools import wraps
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
+from paceline.errors import UserError
 from paceline.job.job import BACKENDS, GPU_VISIBILITIES, ON_HANG
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -19,86 +22,106 @@ from paceline.workspace import Workspace
 _MOST = 100
 
 
-def _quietly(offered: Callable[[Workspace], Iterable[str]]) -> Callable[[str], list[str]]:
-    @wraps(offered)
-    def complete(incomplete: str) -> list[str]:
-        try:
-            # Never made here: a key that is pressed must not leave a folder behind.
-            words = offered(Workspace.from_config(create=False))
-            # By a dictionary: in order, and each once.
-            return list(islice((word for word in dict.fromkeys(words) if word.startswith(incomplete)), _MOST))
-        except Exception:
-            return []
+def offer(name: str, incomplete: str, given: Mapping[str, Any]) -> list[str]:
+    """Return the words of the kind `name` that begin with `incomplete`; none on any error.
 
-    # typer goes by annotations: of the function itself, not of the one that it wraps.
-    del complete.__wrapped__
-    complete.__annotations__ = {"incomplete": str, "return": list[str]}
-    return complete
+    Args:
+        given: Values of the verb's other parameters.
+    """
+    try:
+        # Never created here: a key press must not leave a folder behind.
+        words = _OFFERS[name](Workspace.from_config(create=False), incomplete, given)
+        # By a dictionary: in order, and each once.
+        return list(islice((word for word in dict.fromkeys(words) if word.startswith(incomplete)), _MOST))
+    except Exception:
+        return []
 
 
-@_quietly
-def run_ids(workspace: Workspace) -> Iterable[str]:
-    """Newest first."""
+def script(shell: str | None = None) -> str:
+    """Return the completion script of a shell; default: that of $SHELL.
+
+    Raises:
+        UserError: There is none for it.
+    """
+    from click import Command
+    from click.shell_completion import get_completion_class
+
+    shell = shell or _shell()
+    completion = get_completion_class(shell)
+    if completion is None:
+        raise UserError(f"there is no completion for the shell {shell!r}. Set SHELL to bash, zsh or fish.")
+    return completion(Command("paceline"), {}, "paceline", "_PACELINE_COMPLETE").source()
+
+
+def install() -> str:
+    """Set up completion for $SHELL, and return a line that says so."""
+    shell, home = _shell(), Path.home()
+    text = script(shell)
+    if shell == "fish":
+        path, start_file = home / ".config/fish/completions/paceline.fish", None
+    else:
+        path, start_file = home / f".local/share/paceline/completion.{shell}", home / f".{shell}rc"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    if start_file is not None:
+        line = f"source '{path}'"
+        before = start_file.read_text() if start_file.exists() else ""
+        if line not in before.splitlines():
+            start_file.write_text(f"{before}\n{line}\n")
+    return f"Completion for {shell} is set up in {path}. It works in each shell that you start from now on."
+
+
+def _shell() -> str:
+    return os.path.basename(os.environ.get("SHELL", "")) or "bash"
+
+
+def _run_ids(workspace: Workspace, *_: object) -> Iterable[str]:
+    # Newest first.
     return store.ids(workspace.runs_dir)
 
 
-@_quietly
-def experiments(workspace: Workspace) -> Iterable[str]:
-    """Offer the experiments that have a run, the latest used first: an id begins with its experiment's name."""
+def _experiments(workspace: Workspace, *_: object) -> Iterable[str]:
+    # The latest used first: an id begins with its experiment's name.
     found = (experiment_of(run_id) for run_id in store.ids(workspace.runs_dir))
     return (name for name in found if name)
 
 
-@_quietly
-def targets(workspace: Workspace) -> Iterable[str]:
+def _targets(workspace: Workspace, *_: object) -> Iterable[str]:
     return configured.names(workspace.path)
 
 
-@_quietly
-def services(workspace: Workspace) -> Iterable[str]:
+def _services(workspace: Workspace, *_: object) -> Iterable[str]:
     from paceline.services.store import all_folders
 
     return (folder.name for folder in all_folders(workspace.path))
 
 
-def _of(words: Iterable[str]) -> Callable[[str], list[str]]:
-    return _quietly(lambda workspace: words)
-
-
-backends, gpu_visibilities, on_hang = _of(BACKENDS), _of(GPU_VISIBILITIES), _of(ON_HANG)
-
-
-@_quietly
-def tags(workspace: Workspace) -> Iterable[str]:
-    """Of the latest runs: keys, and `key=value` for those that have one."""
+def _tags(workspace: Workspace, *_: object) -> Iterable[str]:
+    # Of the latest runs: keys, and `key=value` of a tag with a value.
     for run_id in store.ids(workspace.runs_dir)[:_MOST]:
         for key, value in tags_and_properties.read(RunFolder(workspace.runs_dir / run_id).notes).tags.items():
             yield key if value is None else f"{key}={value}"
 
 
-@_quietly
-def environments(workspace: Workspace) -> Iterable[str]:
+def _environments(workspace: Workspace, *_: object) -> Iterable[str]:
     return workspace.environments
 
 
-@_quietly
-def datastores(workspace: Workspace) -> Iterable[str]:
+def _datastores(workspace: Workspace, *_: object) -> Iterable[str]:
     # By the names of their files: to open a store would load `paceline.data` while somebody waits at a key.
     folder = workspace.path / "datastores"
     names = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
     return dict.fromkeys(["default", *names])
 
 
-@_quietly
-def model_names(workspace: Workspace) -> Iterable[str]:
+def _model_names(workspace: Workspace, *_: object) -> Iterable[str]:
     from paceline.models.registry import versions_of
 
     return versions_of(workspace.path).names()
 
 
-@_quietly
-def models(workspace: Workspace) -> Iterable[str]:
-    """Names, then versions, the latest first, then aliases."""
+def _models(workspace: Workspace, *_: object) -> Iterable[str]:
+    # Names, then versions, the latest first, then aliases.
     from paceline.models import aliases
     from paceline.models.registry import versions_of
 
@@ -110,13 +133,37 @@ def models(workspace: Workspace) -> Iterable[str]:
         yield from (f"{name}@{alias}" for alias in aliases.current(versions, name))
 
 
-@_quietly
-def variables(workspace: Workspace) -> Iterable[str]:
-    """Of the shell: `--env NAME` takes one's value."""
+def _variables(workspace: Workspace, *_: object) -> Iterable[str]:
+    # Of the shell: `--env NAME` takes the value from there.
     return sorted(os.environ)
 
 
-def run_states(incomplete: str) -> list[str]:
-    """In small letters for who begins so: `--status` takes any."""
-    known = [state.lower() for state in states.ALL] if incomplete[:1].islower() else states.ALL
-    return [state for state in known if state.startswith(incomplete)]
+def _run_states(workspace: Workspace, incomplete: str, *_: object) -> Iterable[str]:
+    # In small letters where the word begins so: `--status` takes any.
+    return [state.lower() for state in states.ALL] if incomplete[:1].islower() else states.ALL
+
+
+def _file_names(workspace: Workspace, incomplete: str, given: Mapping[str, Any]) -> Iterable[str]:
+    from paceline.cli.common import folder_of
+    from paceline.runs import downloads
+
+    return (file.name for file in downloads.files(folder_of(given.get("run_id"))))
+
+
+_OFFERS: dict[str, Callable[[Workspace, str, Mapping[str, Any]], Iterable[str]]] = {
+    "backends": lambda *_: BACKENDS,
+    "gpu_visibilities": lambda *_: GPU_VISIBILITIES,
+    "on_hang": lambda *_: ON_HANG,
+    "run_ids": _run_ids,
+    "experiments": _experiments,
+    "targets": _targets,
+    "services": _services,
+    "tags": _tags,
+    "environments": _environments,
+    "datastores": _datastores,
+    "model_names": _model_names,
+    "models": _models,
+    "variables": _variables,
+    "run_states": _run_states,
+    "file_names": _file_names,
+}

@@ -6,15 +6,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from paceline.cli import completing
 from paceline.cli.common import coloured, has_colour, print_fields, print_json, print_table, warn
 from paceline.cli.compute_add import add
-from paceline.cli.durations import duration_option
-from paceline.cli.shared_options import Json
+from paceline.cli.options import JSON, Duration, VerbOption, takes
 from paceline.doctor.examination import FAIL, OK, SKIPPED, WARN, Finding, worst
 from paceline.errors import TargetError
 from paceline.runs import read
@@ -29,21 +25,22 @@ _COLOURS = {OK: 32, WARN: 33, FAIL: 31, SKIPPED: 2}
 _CLEAR_LINE = "\r\x1b[K"
 
 
+@takes(
+    VerbOption("name", "The compute target; `local` is this machine.", complete="targets", needed=True),
+    VerbOption("--nodes", "Examine so many nodes.", "N", int, least=1),
+    VerbOption("--python", "Interpreter that scripts will run in.", "PATH"),
+    VerbOption("--interface", "Network interface that nodes will use.", "NAME"),
+    VerbOption(
+        "--wait",
+        "Wait so long for the nodes to be had; default: 3m.",
+        type=Duration(least=1),
+        name="wait_s",
+        default=180.0,
+    ),
+    JSON,
+)
 def doctor(
-    name: Annotated[
-        str, typer.Argument(help="The compute target; `local` is this machine.", autocompletion=completing.targets)
-    ],
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, metavar="N", help="Examine so many nodes.")] = None,
-    python: Annotated[
-        str | None, typer.Option("--python", metavar="PATH", help="Interpreter that scripts will run in.")
-    ] = None,
-    interface: Annotated[
-        str | None, typer.Option("--interface", metavar="NAME", help="Network interface that nodes will use.")
-    ] = None,
-    wait_s: Annotated[
-        float, duration_option("--wait", least=1, help="Wait so long for the nodes to be had; default: 3m.")
-    ] = 180.0,
-    as_json: Json = False,
+    *, name: str, nodes: int | None, python: str | None, interface: str | None, wait_s: float, as_json: bool
 ) -> int:
     """Examine a compute target: its nodes, their environment, the network between them, an all-reduce.
 
@@ -179,22 +176,20 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-Timeout = Annotated[float, duration_option("--timeout", least=0.1, help="Wait so long for an answer.")]
-
 #: More runs that use a target are counted, not named.
 _RUNS_SHOWN = 3
 
 
-Name = Annotated[str, typer.Argument(help="The compute target.", autocompletion=completing.targets)]
-
-verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-# The options are those of the kind, so the words are read by `add` itself, its --help included.
-_AS_THEY_ARE = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
-verbs.command("add", context_settings=_AS_THEY_ARE, add_help_option=False)(add)
+NAME = VerbOption("name", "The compute target.", complete="targets", needed=True)
 
 
-@verbs.command("list")
-def list_targets(timeout_s: Timeout = 15.0, as_json: Json = False) -> None:
+def _timeout(default_s: float) -> VerbOption:
+    kind = Duration(least=0.1)
+    return VerbOption("--timeout", "Time to wait for an answer.", type=kind, name="timeout_s", default=default_s)
+
+
+@takes(_timeout(15.0), JSON)
+def list_targets(*, timeout_s: float, as_json: bool) -> None:
     """The compute targets: nodes, free cores and GPUs, who waits. All are asked at once."""
     workspace_dir = Workspace.from_config(create=False).path
     looks = look_at_all(workspace_dir, configured.names(workspace_dir), timeout_s)
@@ -210,8 +205,8 @@ def list_targets(timeout_s: Timeout = 15.0, as_json: Json = False) -> None:
         warn(f"paceline: {message}")
 
 
-@verbs.command("show")
-def show(name: Name, timeout_s: Timeout = 30.0, as_json: Json = False) -> None:
+@takes(NAME, _timeout(30.0), JSON)
+def show(*, name: str, timeout_s: float, as_json: bool) -> None:
     """A compute target's settings, its nodes and its queue."""
     workspace_dir = Workspace.from_config(create=False).path
     found = look(workspace_dir, name, timeout_s)
@@ -246,8 +241,8 @@ def show(name: Name, timeout_s: Timeout = 30.0, as_json: Json = False) -> None:
         warn(f"paceline: {found.name}: {found.error}")
 
 
-@verbs.command("login")
-def login(name: Name) -> None:
+@takes(NAME)
+def login(*, name: str) -> None:
     """Log in where a target asks for a password or a second factor; what follows uses the connection."""
     workspace_dir = Workspace.from_config(create=False).path
     described = configured.read(workspace_dir, name)
@@ -259,11 +254,8 @@ def login(name: Name) -> None:
     target.login()
 
 
-@verbs.command("remove")
-def remove(
-    name: Name,
-    force: Annotated[bool, typer.Option("--force", help="Also while runs that have not ended use it.")] = False,
-) -> None:
+@takes(NAME, VerbOption("--force", "Also while runs that have not ended use it.", type=bool))
+def remove(*, name: str, force: bool) -> None:
     """Forget a compute target. Its runs keep their copy of the settings; nothing is stopped."""
     workspace = Workspace.from_config(create=False)
     # The first name is `local`, which is in use by most runs and is refused below for another reason.
@@ -280,9 +272,6 @@ def remove(
             )
     configured.remove(workspace.path, name)
     print(f"{name} is no longer a compute target of this workspace.")
-
-
-verbs.command("doctor")(doctor)
 
 
 def _row(found: TargetLook) -> tuple[str, ...]:
@@ -305,3 +294,8 @@ def _row(found: TargetLook) -> tuple[str, ...]:
 
 def _setting_text(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+#: Its options are those of the target's kind.
+raw = ("add",)
+verbs = {"add": add, "list": list_targets, "show": show, "login": login, "remove": remove, "doctor": doctor}

@@ -1,4 +1,4 @@
-"""compute add: the words are read here and not by typer, because which options there are, the kind says."""
+"""compute add: reads its words itself, because the target's kind decides which options there are."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from paceline.cli.common import warn
+from paceline.cli.options import VerbOption, takes
 from paceline.errors import TargetError
 from paceline.system.names import counted
 from paceline.targets import configured
@@ -30,9 +29,8 @@ _OWN = (
 )
 
 
-def add(
-    words: Annotated[list[str] | None, typer.Argument(metavar="NAME --kind KIND [OPTIONS OF THE KIND]")] = None,
-) -> int:
+@takes(VerbOption("words", "", "NAME --kind KIND [OPTIONS OF THE KIND]", list))
+def add(*, words: list[str]) -> int:
     """Add a compute target. `paceline compute add --kind KIND --help` shows the options of a kind."""
     given = ["--help" if word == "-h" else word for word in words or []]
     kind = _kind(given)

@@ -7,13 +7,10 @@ import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from paceline.cli import completing
 from paceline.cli.common import print_json, print_table, warn
-from paceline.cli.shared_options import Json
+from paceline.cli.options import JSON, VerbOption, takes
 from paceline.errors import DataError
 from paceline.runs.visible import visible
 from paceline.system.names import counted
@@ -22,24 +19,17 @@ from paceline.workspace import Workspace
 if TYPE_CHECKING:
     from paceline.data.stores.datastore import Datastore
 
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there; else they stay.")]
-Place = Annotated[
-    str,
-    typer.Argument(
-        metavar="STORE[:PATH]",
-        help="A datastore, or a folder, file or pattern of it.",
-        autocompletion=completing.datastores,
-    ),
-]
+OVERWRITE = VerbOption("--overwrite", "Replace files that are there; else they stay.", type=bool)
+PLACE = VerbOption(
+    "place", "A datastore, or a folder, file or pattern of it.", "STORE[:PATH]", complete="datastores", needed=True
+)
 
 # `lab`, `lab:mnist/train`; a further colon belongs to the path.
 _PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?::(.*))?", re.DOTALL)
 
-verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-
-@verbs.command("list")
-def list_stores(as_json: Json = False) -> None:
+@takes(JSON)
+def list_stores(*, as_json: bool) -> None:
     """The datastores and datasets of the workspace."""
     from paceline.data.stores.datastore import Datastore
 
@@ -64,25 +54,15 @@ def list_stores(as_json: Json = False) -> None:
         )
 
 
-@verbs.command("add")
-def add(
-    name: Annotated[str, typer.Argument(help="Letters, digits, '_' and '-'.")],
-    url: Annotated[str, typer.Argument(help="A folder, or s3://, abfs://, gs://, sftp://, https://.")],
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="KEY=VALUE", help="As fsspec's file system takes it; may be repeated."),
-    ] = None,
-    credential: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--credential",
-            metavar="KEY=PLACE",
-            help="env:VARIABLE, keyring:service/user or file:PATH; may be repeated.",
-        ),
-    ] = None,
-    default: Annotated[bool, typer.Option("--default", help="Make it the default store.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of this name.")] = False,
-) -> None:
+@takes(
+    VerbOption("name", "Letters, digits, '_' and '-'.", needed=True),
+    VerbOption("url", "A folder, or s3://, abfs://, gs://, sftp://, https://.", needed=True),
+    VerbOption("--option", "As fsspec's file system takes it; may be repeated.", "KEY=VALUE", list),
+    VerbOption("--credential", "env:VARIABLE, keyring:service/user or file:PATH; may be repeated.", "KEY=PLACE", list),
+    VerbOption("--default", "Make it the default store.", type=bool),
+    VerbOption("--overwrite", "Replace a store of this name.", type=bool),
+)
+def add(*, name: str, url: str, option: list[str], credential: list[str], default: bool, overwrite: bool) -> None:
     """Register a datastore. Its credentials are named by their places; no secret is taken here."""
     from paceline.data.stores.datastore import Datastore
 
@@ -98,10 +78,8 @@ def add(
     print(f"{store.name}: {visible(store.url)}")
 
 
-@verbs.command("remove")
-def remove(
-    name: Annotated[str, typer.Argument(help="The datastore.", autocompletion=completing.datastores)],
-) -> None:
+@takes(VerbOption("name", "The datastore.", complete="datastores", needed=True))
+def remove(*, name: str) -> None:
     """Forget a datastore. Its files stay where they are."""
     from paceline.data.stores.datastore import Datastore
 
@@ -109,8 +87,8 @@ def remove(
     print(f"{name} is no longer registered; its files are where they were.")
 
 
-@verbs.command("ls")
-def list_files(place: Place, as_json: Json = False) -> None:
+@takes(PLACE, JSON)
+def list_files(*, place: str, as_json: bool) -> None:
     """The files of a datastore, with their sizes."""
     from paceline.data.transfer.progress import size_text
 
@@ -125,12 +103,8 @@ def list_files(place: Place, as_json: Json = False) -> None:
     print(f"{len(infos)} files, {size_text(sum(max(info.size, 0) for info in infos))}", file=sys.stderr)
 
 
-@verbs.command("upload")
-def upload(
-    source: Annotated[Path, typer.Argument(help="A file, or a folder with all below it.")],
-    place: Place,
-    overwrite: Overwrite = False,
-) -> None:
+@takes(VerbOption("source", "A file, or a folder with all below it.", type=Path, needed=True), PLACE, OVERWRITE)
+def upload(*, source: Path, place: str, overwrite: bool) -> None:
     """Store a file or a folder."""
     store, path = _place(place)
     if not source.exists():
@@ -144,12 +118,8 @@ def upload(
     warn(f"{source} is stored in {place}{kept}.")
 
 
-@verbs.command("download")
-def download(
-    place: Place,
-    target: Annotated[Path, typer.Argument(help="The folder to copy to.")],
-    overwrite: Overwrite = False,
-) -> None:
+@takes(PLACE, VerbOption("target", "The folder to copy to.", type=Path, needed=True), OVERWRITE)
+def download(*, place: str, target: Path, overwrite: bool) -> None:
     """Copy files of a datastore to a folder, under their paths in the store. One that broke off is gone on with."""
     store, path = _place(place)
     count = store.download(target, path, overwrite=overwrite)
@@ -157,8 +127,8 @@ def download(
     print(f"{counted(count, 'file')} copied to {target}{kept}.", file=sys.stderr)
 
 
-@verbs.command("cache")
-def cache(as_json: Json = False) -> None:
+@takes(JSON)
+def cache(*, as_json: bool) -> None:
     """What this machine keeps of stores' files: where, how much, and up to which limit."""
     from paceline.data.transfer.cache import DataCache
     from paceline.data.transfer.progress import size_text
@@ -174,10 +144,8 @@ def cache(as_json: Json = False) -> None:
     print(f"Limit:   {size_text(found.limit_bytes)}")
 
 
-@verbs.command("prune")
-def prune(
-    to: Annotated[str, typer.Option("--to", metavar="SIZE", help="Leave at most so much, such as 20GB.")] = "0",
-) -> None:
+@takes(VerbOption("--to", "Leave at most so much, such as 20GB.", "SIZE", default="0"))
+def prune(*, to: str) -> None:
     """Remove the least recently used files of the cache, but none that a run is using."""
     from paceline.data.transfer.cache import DataCache, parse_size
     from paceline.data.transfer.progress import size_text
@@ -233,3 +201,15 @@ def _pair(option: str, word: str) -> tuple[str, str]:
         # What stands there may be a secret in the wrong place, so it is not repeated.
         raise DataError(f"{option} takes KEY=VALUE; what was given has no '='.")
     return key, value
+
+
+verbs = {
+    "list": list_stores,
+    "add": add,
+    "remove": remove,
+    "ls": list_files,
+    "upload": upload,
+    "download": download,
+    "cache": cache,
+    "prune": prune,
+}

@@ -6,14 +6,10 @@ import datetime as dt
 import json
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from paceline.cli import completing
 from paceline.cli.common import coloured, folder_of, has_colour, print_json, print_table
-from paceline.cli.durations import duration_option
-from paceline.cli.shared_options import Json
+from paceline.cli.options import JSON, Duration, VerbOption, takes
 from paceline.errors import UserError
 from paceline.reports import usage as usages
 from paceline.reports.bug_report import bug_report, text
@@ -30,17 +26,13 @@ _CODE_LINES = 60
 _LONGEST = 60
 
 
-def diff(
-    a: Annotated[
-        str,
-        typer.Argument(
-            help="Run: its id, the beginning of it, or its name.", metavar="A", autocompletion=completing.run_ids
-        ),
-    ],
-    b: Annotated[str, typer.Argument(help="Another run.", metavar="B", autocompletion=completing.run_ids)],
-    code: Annotated[bool, typer.Option("--code", help="All lines of the code that differ, however many.")] = False,
-    as_json: Json = False,
-) -> None:
+@takes(
+    VerbOption("a", "Run: its id, the beginning of it, or its name.", "A", complete="run_ids", needed=True),
+    VerbOption("b", "Another run.", "B", complete="run_ids", needed=True),
+    VerbOption("--code", "All lines of the code that differ, however many.", type=bool),
+    JSON,
+)
+def diff(*, a: str, b: str, code: bool, as_json: bool) -> None:
     """Compare two runs: parameters, code, environment, data, topology, and the first step at which metrics differ."""
     found = compare(folder_of(a), folder_of(b))
     if as_json:
@@ -109,18 +101,17 @@ def _text(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def usage(
-    by: Annotated[
-        str, typer.Option("--by", metavar="KEY", help=f"One of {', '.join(usages.KEYS)}.", show_default=True)
-    ] = "experiment",
-    since_s: Annotated[
-        float | None,
-        duration_option(
-            "--since", unit="d", help="Runs submitted within so long: 30d, 12h; a number alone is days. Default: all."
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
+@takes(
+    VerbOption("--by", f"One of {', '.join(usages.KEYS)}.", "KEY", default="experiment"),
+    VerbOption(
+        "--since",
+        "Runs submitted within so long: 30d, 12h; a number alone is days. Default: all.",
+        type=Duration(unit="d"),
+        name="since_s",
+    ),
+    JSON,
+)
+def usage(*, by: str, since_s: float | None, as_json: bool) -> None:
     """Sum up the core hours and GPU hours that runs used and lost."""
     if by not in usages.KEYS:
         raise UserError(f"--by {by!r}: choose one of {', '.join(usages.KEYS)}.{did_you_mean(by, usages.KEYS)}")
@@ -177,17 +168,12 @@ def _share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f}%" if whole else "-"
 
 
-def report(
-    run_id: Annotated[
-        str | None,
-        typer.Argument(help="Run: its id, the beginning of it, or its name; default: the latest that failed."),
-    ] = None,
-    messages: Annotated[
-        bool,
-        typer.Option("--messages", help="With the words of the failure, which may hold anything: read them first."),
-    ] = False,
-    as_json: Json = False,
-) -> None:
+@takes(
+    VerbOption("run_id", "Run: its id, the beginning of it, or its name; default: the latest that failed."),
+    VerbOption("--messages", "With the words of the failure, which may hold anything: read them first.", type=bool),
+    JSON,
+)
+def report(*, run_id: str | None, messages: bool, as_json: bool) -> None:
     """Print what to send with a bug report: versions, and where a run failed. No arguments, variables, logs, hosts or paths."""
     found = bug_report(folder_of(run_id) if run_id is not None else _latest_failed(), messages=messages)
     if as_json:

@@ -6,16 +6,12 @@ import datetime as dt
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from paceline.cli.common import age, print_fields, print_json, print_table
-from paceline.cli.durations import duration_option
-from paceline.cli.options import JSON, VerbOption, takes
+from paceline.cli.options import JSON, Duration, VerbOption, takes
 from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON
 from paceline.cli.service_options import environment_of
-from paceline.cli.shared_options import Json
 from paceline.containers import KeptLayer, all_layers, prune_layers
 from paceline.doctor.examination import size_text
 from paceline.environments import registry
@@ -33,11 +29,9 @@ from paceline.workspace import Workspace
 _KEY_SHOWN = 12
 _PACKAGES_SHOWN = 4
 
-verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-
-@verbs.command("list")
-def list_environments(as_json: Json = False) -> None:
+@takes(JSON)
+def list_environments(*, as_json: bool) -> None:
     """What is built, the last used first, and what is registered under a name."""
     workspace = Workspace.from_config(create=False)
     found = _store(workspace).all()
@@ -64,14 +58,13 @@ def list_environments(as_json: Json = False) -> None:
             print(f"  {name}, version {environment.version}: {visible(_wanted(environment))}")
 
 
-@verbs.command("show")
-def show(
-    key_or_name: Annotated[
-        str,
-        typer.Argument(help="Key or its beginning, or the name of a registered environment.", metavar="KEY_OR_NAME"),
-    ],
-    as_json: Json = False,
-) -> None:
+@takes(
+    VerbOption(
+        "key_or_name", "Key or its beginning, or the name of a registered environment.", "KEY_OR_NAME", needed=True
+    ),
+    JSON,
+)
+def show(*, key_or_name: str, as_json: bool) -> None:
     """What an environment was made of, and what came of it."""
     workspace = Workspace.from_config(create=False)
     store = _store(workspace)
@@ -120,14 +113,13 @@ _BUILD = (
 )
 
 
-@verbs.command("build")
 @takes(*_BUILD)
 def build(**given: Any) -> None:
     """Build an environment now, so that the next run finds it. Prints the path of its interpreter."""
     workspace = Workspace.from_config()
     registered, name = given["registered"], given["name"]
     if registered is not None:
-        if any(given[option.name] for option in _BUILD if option.name not in ("registered", "json")):
+        if any(given[option.name] for option in _BUILD if option.name not in ("registered", "as_json")):
             raise EnvironmentSpecError(
                 f"{registered!r} says what it is made of. Leave the options out, or leave the name out and give --name."
             )
@@ -147,7 +139,7 @@ def build(**given: Any) -> None:
     if name is not None:
         environment = registry.register(environment, workspace)
         _say(f"registered as {name!r}, version {environment.version}")
-    if given["json"]:
+    if given["as_json"]:
         print_json(
             {"environment": environment.to_json(), "built": built.to_json() if built is not None else None},
         )
@@ -159,17 +151,18 @@ def build(**given: Any) -> None:
         print(built.python)
 
 
-@verbs.command("prune")
-def prune(
-    unused_for_s: Annotated[
-        float,
-        duration_option(
-            "--unused-for", unit="d", help="Only those that nobody used for so long: 12h; a number alone is days."
-        ),
-    ] = 0.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    as_json: Json = False,
-) -> None:
+@takes(
+    VerbOption(
+        "--unused-for",
+        "Only those that nobody used for so long: 12h; a number alone is days.",
+        type=Duration(unit="d"),
+        name="unused_for_s",
+        default=0.0,
+    ),
+    VerbOption("--dry-run", "Only say what would go.", type=bool),
+    JSON,
+)
+def prune(*, unused_for_s: float, dry_run: bool, as_json: bool) -> None:
     """Remove environments that no run uses now. Runs that need one again build it again."""
     workspace = Workspace.from_config(create=False)
     # A run that waits in a queue holds no lock on its environment yet, so those that living runs will ask for are kept here.
@@ -240,3 +233,6 @@ def _wanted(environment: EnvironmentSpec) -> str:
     lines = [line for line in (environment.pip_requirements or "").splitlines() if line.strip()]
     text = some([*environment.conda_packages, *environment.pip_packages, *lines], _PACKAGES_SHOWN)
     return text or (f"the interpreter {environment.python}" if environment.python else "the submitting interpreter")
+
+
+verbs = {"list": list_environments, "show": show, "build": build, "prune": prune}

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from paceline.cli.common import folders_of, print_json
-from paceline.cli.shared_options import Json, Runs
+from paceline.cli.options import JSON, RUNS, VerbOption, takes
 from paceline.errors import UserError
 from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -21,23 +18,20 @@ from paceline.trackers.board import TensorBoard
 _KINDS = ("csv", "parquet", "tensorboard", "mlflow")
 
 
+@takes(
+    RUNS,
+    VerbOption("--to", f"One of {', '.join(_KINDS)}.", "KIND", default="csv"),
+    VerbOption(
+        "-o --output",
+        "File of csv (default: standard output) or parquet, folder of tensorboard, tracking URI of mlflow.",
+        "PLACE",
+    ),
+    VerbOption("-e --experiment", "With mlflow: the experiment there. Default: the run's."),
+    VerbOption("--files", "With mlflow: the runs' files too.", type=bool),
+    JSON,
+)
 def export(
-    run_ids: Runs = None,
-    to: Annotated[str, typer.Option("--to", metavar="KIND", help=f"One of {', '.join(_KINDS)}.")] = "csv",
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PLACE",
-            help="File of csv (default: standard output) or parquet, folder of tensorboard, tracking URI of mlflow.",
-        ),
-    ] = None,
-    experiment: Annotated[
-        str | None, typer.Option("-e", "--experiment", help="With mlflow: the experiment there. Default: the run's.")
-    ] = None,
-    files: Annotated[bool, typer.Option("--files", help="With mlflow: the runs' files too.")] = False,
-    as_json: Json = False,
+    *, run_ids: list[str], to: str, output: str | None, experiment: str | None, files: bool, as_json: bool
 ) -> None:
     """Write the metrics of runs for other tools: CSV, Parquet, TensorBoard's event files, or a server of MLflow's."""
     if to not in _KINDS:
@@ -77,12 +71,8 @@ def _written(to: str, folders: list[RunFolder], path: Path) -> list[str]:
     return [str(path)]
 
 
-def tensorboard(
-    run_ids: Runs = None,
-    port: Annotated[
-        int, typer.Option("--port", min=1, max=65535, help="Where it listens, on this machine alone.")
-    ] = 6006,
-) -> int:
+@takes(RUNS, VerbOption("--port", "Where it listens, on this machine alone.", type=int, least=1, default=6006))
+def tensorboard(*, run_ids: list[str], port: int) -> int:
     """Start TensorBoard on runs: it shows all their metrics and follows runs that go on. Ctrl-C ends it."""
     folders = _folders(run_ids)
     names = [tags_and_properties.read(folder.notes).name or folder.run_id for folder in folders]

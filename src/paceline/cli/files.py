@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json, warn
-from paceline.cli.shared_options import Json, LatestRun
+from paceline.cli.options import JSON, LATEST_RUN, VerbOption, takes
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
 from paceline.errors import RunNotFoundError, UserError
 from paceline.runs import downloads, read
@@ -18,31 +14,17 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
 from paceline.system.names import counted, some
 
-
-def complete_file_name(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The names of the run's files that begin so: what a shell offers behind a run's id."""
-    try:
-        found = downloads.files(folder_of(ctx.params.get("run_id")))
-        return [file.name for file in found if file.name.startswith(incomplete)][:100]
-    except Exception:
-        return []  # a shell's completion must never print a traceback
-
-
-Patterns = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Names, folders or patterns such as '*.pt'; default: all.",
-        metavar="[NAME]...",
-        autocompletion=complete_file_name,
-    ),
-]
+PATTERNS = VerbOption(
+    "names",
+    "Names, folders or patterns such as '*.pt'; default: all.",
+    "[NAME]...",
+    list,
+    complete="file_names",
+)
 
 
-def files(
-    run_id: LatestRun = None,
-    names: Patterns = None,
-    as_json: Json = False,
-) -> None:
+@takes(LATEST_RUN, PATTERNS, JSON)
+def files(*, run_id: str | None, names: list[str], as_json: bool) -> None:
     """List a run's files with their sizes: outputs, logs and uploads."""
     folder = _folder(run_id)
     found = downloads.files(folder, names or ())
@@ -55,22 +37,14 @@ def files(
     _say_left_out(folder)
 
 
-def download(
-    run_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="Run: its id, the beginning of it, or its name.", autocompletion=completing.run_ids
-        ),
-    ],
-    names: Patterns = None,
-    to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Folder to copy to; default: ./<run id>.")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace other files that have these names there.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+@takes(
+    VerbOption("run_id", "Run: its id, the beginning of it, or its name.", "RUN", complete="run_ids", needed=True),
+    PATTERNS,
+    VerbOption("--to", "Folder to copy to; default: ./<run id>.", "DIR", Path),
+    VerbOption("--overwrite", "Replace other files that have these names there.", type=bool),
+    JSON,
+)
+def download(*, run_id: str, names: list[str], to: Path | None, overwrite: bool, as_json: bool) -> None:
     """Copy files of a run to a folder, under their names. A file is there whole, or not at all."""
     folder = _folder(run_id)
     chosen = downloads.files(folder, names or ())

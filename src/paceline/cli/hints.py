@@ -6,6 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+import click
+
 from paceline.cli.run_options import RUN
 
 #: Options of other programs, with `_` for `-`, -> whose they are and what to write instead. {n} is the value given.
@@ -104,6 +106,32 @@ _VERBS = {
 _OWN_ARGUMENTS = "The script's own arguments go behind `--`: paceline run train.py -- --epochs 5."
 
 
+def usage_message(error: click.UsageError, command: str, argv: Sequence[str]) -> str:
+    """Return the parser's message, with what to write here for an option or a verb of another launcher.
+
+    Args:
+        command: The command that failed, such as "paceline run".
+        argv: The whole command line.
+    """
+    text = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        # click's own words differ from version to version.
+        text = f"No such option: {error.option_name}."
+        if error.possibilities:
+            text += f" Did you mean {' or '.join(error.possibilities)}?"
+        has_hints = command.endswith((" run", " submit", " logs"))
+        return option_message(error.option_name, text, argv) if has_hints else text
+    if command.endswith(" exec") and text.startswith("Missing argument"):
+        return "Name a run and the command to run beside its worker: paceline exec RUN -- COMMAND."
+    # In place of the parser's own suggestions.
+    if (unknown := re.match(r"No such command '(.+?)'\.", text)) and error.ctx is not None:
+        group = error.ctx.command
+        assert isinstance(group, click.Group)
+        hint = verb_hint(unknown[1], group.list_commands(error.ctx), in_group=error.ctx.parent is not None)
+        return f"{unknown[0]} {hint}".rstrip()
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
 def option_message(option: str, text: str, argv: Sequence[str]) -> str:
     """Return the message for an option that `run`, `submit` or `logs` does not have.
 
@@ -123,7 +151,7 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
     is_logs = argv[:1] == ["logs"]
     known = _LOG_OPTIONS if is_logs else _OPTIONS
     if key not in known:
-        return text if is_logs else f"{sentence(text)} {_OWN_ARGUMENTS}"
+        return text if is_logs else f"{text} {_OWN_ARGUMENTS}"
     if not value and found is not None:
         following = words[words.index(found) + 1 :]
         value = following[0] if following and not following[0].startswith("-") else ""
@@ -131,15 +159,6 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
     # These two come together as a rule, and -j takes both in one word.
     shape = _shape(words) if key in ("nproc_per_node", "nnodes") else None
     return f"No such option: {name}, which is {whose}'s. Here: {shape or meaning.replace('{n}', value or 'N')}."
-
-
-def sentence(text: str) -> str:
-    """Return a message of the parser's as whole sentences. Its suggestions have another form in each version of click."""
-    if guessed := re.fullmatch(r"No such option: (\S+) \(Possible options: (.+)\)", text):
-        first, last = guessed[2].rpartition(", ")[::2]
-        text = f"No such option: {guessed[1]}. Did you mean {first and f'{first} or '}{last}?"
-    text = re.sub(r"^(No such option: \S+[^\s.]) (?=Did you mean )", r"\1. ", text)
-    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def _shape(words: Sequence[str]) -> str | None:

@@ -11,12 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
 from paceline.cli.common import count_ranks, folder_of
-from paceline.cli.shared_options import LatestRun
+from paceline.cli.options import LATEST_RUN, VerbOption, takes
 from paceline.cli.view import RunView
 from paceline.controlling import following
 from paceline.errors import UserError
@@ -36,39 +35,34 @@ _STAMP = re.compile(rb"(\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2})Z ")
 
 def _line_count(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
-        raise typer.BadParameter(f"{text!r} is not a number of lines, 1 or more. With -f, 0 is what comes alone.")
+        raise click.BadParameter(f"{text!r} is not a number of lines, 1 or more. With -f, 0 is what comes alone.")
     return int(text)
 
 
+@takes(
+    LATEST_RUN,
+    VerbOption("-f --follow", "Go on until the run ends.", type=bool),
+    VerbOption("-n --tail", "The last N lines alone, and with -f what comes.", "N", _line_count),
+    VerbOption("--since", "What was written since: 10m or 2h ago, or a time such as 2026-05-01T12:00.", "WHEN"),
+    VerbOption("--rank", "Of this worker alone, to the byte unless followed.", type=int, least=0),
+    VerbOption("--attempt", "Of this attempt alone; default: all.", type=int, least=1),
+    VerbOption("--driver", "What the supervisor and mpirun say instead.", type=bool),
+    VerbOption("--prepare", "What was installed and fetched before, and stored after, instead.", type=bool),
+    VerbOption("--raw", "On a terminal too, let through what moves its cursor or sets its title.", type=bool),
+    VerbOption("--json", "One JSON object a line: attempt, rank, text.", type=bool, name="as_json"),
+)
 def logs(
-    run_id: LatestRun = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
-    tail: Annotated[
-        int | None,
-        typer.Option(
-            "-n", "--tail", metavar="N", parser=_line_count, help="The last N lines alone, and with -f what comes."
-        ),
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            "--since", metavar="WHEN", help="What was written since: 10m or 2h ago, or a time such as 2026-05-01T12:00."
-        ),
-    ] = None,
-    rank: Annotated[
-        int | None, typer.Option("--rank", min=0, help="Of this worker alone, to the byte unless followed.")
-    ] = None,
-    attempt: Annotated[
-        int | None, typer.Option("--attempt", min=1, help="Of this attempt alone; default: all.")
-    ] = None,
-    driver: Annotated[bool, typer.Option("--driver", help="What the supervisor and mpirun say instead.")] = False,
-    prepare: Annotated[
-        bool, typer.Option("--prepare", help="What was installed and fetched before, and stored after, instead.")
-    ] = False,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="On a terminal too, let through what moves its cursor or sets its title.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line: attempt, rank, text.")] = False,
+    *,
+    run_id: str | None,
+    follow: bool,
+    tail: int | None,
+    since: str | None,
+    rank: int | None,
+    attempt: int | None,
+    driver: bool,
+    prepare: bool,
+    raw: bool,
+    as_json: bool,
 ) -> None:
     """Print what a run's workers print, from the start; with several workers, each line has its rank in front."""
     if follow and attempt is not None:

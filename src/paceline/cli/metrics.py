@@ -8,12 +8,10 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from paceline.cli.common import count_ranks, folders_of, print_json, print_table
-from paceline.cli.shared_options import Json, Runs
+from paceline.cli.options import JSON, RUNS, VerbOption, takes
 from paceline.errors import UserError
 from paceline.runs import read, series, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -26,15 +24,14 @@ from paceline.system.units import value_text
 _LONGEST = 40
 
 
-def metrics(
-    run_ids: Runs = None,
-    name: Annotated[
-        list[str] | None, typer.Option("--name", metavar="METRIC", help="Every value of this metric; may be repeated.")
-    ] = None,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="What this worker logged; default: all.")] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    as_json: Json = False,
-) -> None:
+@takes(
+    RUNS,
+    VerbOption("--name", "Every value of this metric; may be repeated.", "METRIC", list),
+    VerbOption("--rank", "What this worker logged; default: all.", type=int, least=0),
+    VerbOption("--csv", "Print CSV.", type=bool, name="as_csv"),
+    JSON,
+)
+def metrics(*, run_ids: list[str], name: list[str], rank: int | None, as_csv: bool, as_json: bool) -> None:
     """Show metrics of runs side by side: last, least and greatest value of each; with --name, all values."""
     if as_csv and as_json:
         raise UserError("--csv and --json: choose one of them.")

@@ -5,14 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from paceline.cli import completing
 from paceline.cli.common import age, folder_of, pairs_text, print_fields, print_json, print_table, warn
-from paceline.cli.remove import Yes, confirmed
-from paceline.cli.shared_options import Json
+from paceline.cli.options import JSON, YES, VerbOption, takes
+from paceline.cli.remove import confirmed
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
 from paceline.errors import ModelChangedError, ModelError, ModelNotFoundError
 from paceline.models import check, described, mlflow_registry, on_store, registry
@@ -26,51 +23,36 @@ from paceline.workspace import Workspace
 _TENSORS = 8
 _DECLINED = _CHANGED = 1
 
-Reference = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help="NAME, NAME:VERSION or NAME@ALIAS.", autocompletion=completing.models),
-]
-References = Annotated[
-    list[str],
-    typer.Argument(metavar="MODEL...", help="NAME:VERSION or NAME@ALIAS.", autocompletion=completing.models),
-]
-Name = Annotated[str, typer.Argument(help="The model's name.", autocompletion=completing.model_names)]
-Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="KEY[=VALUE]", help="Tag; may be repeated.")]
-
-verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+REFERENCE = VerbOption("reference", "NAME, NAME:VERSION or NAME@ALIAS.", "MODEL", complete="models", needed=True)
+REFERENCES = VerbOption("references", "NAME:VERSION or NAME@ALIAS.", "MODEL...", list, complete="models", needed=True)
+NAME = VerbOption("name", "The model's name.", complete="model_names", needed=True)
+TAGS = VerbOption("--tag", "Tag; may be repeated.", "KEY[=VALUE]", list)
 
 
-@verbs.command("register")
+@takes(
+    NAME,
+    VerbOption("path", "A file or folder of this machine; with --run its name in the run; default: NAME."),
+    VerbOption("--run", "Take it from this run.", "RUN", complete="run_ids"),
+    VerbOption("--made-by", "PATH is of this machine, and this run made it.", "RUN", complete="run_ids"),
+    TAGS,
+    VerbOption("--property", "Property, which never changes; may be repeated.", "KEY=VALUE", list, name="prop"),
+    VerbOption("--description", "What it is.", "TEXT"),
+    VerbOption("--framework", "Such as sklearn; default: seen from the files and the run."),
+    VerbOption("--framework-version", "", "VERSION"),
+    JSON,
+)
 def register(
-    name: Name,
-    path: Annotated[
-        str | None,
-        typer.Argument(help="A file or folder of this machine; with --run its name in the run; default: NAME."),
-    ] = None,
-    run: Annotated[
-        str | None,
-        typer.Option("--run", metavar="RUN", help="Take it from this run.", autocompletion=completing.run_ids),
-    ] = None,
-    made_by: Annotated[
-        str | None,
-        typer.Option(
-            "--made-by",
-            metavar="RUN",
-            help="PATH is of this machine, and this run made it.",
-            autocompletion=completing.run_ids,
-        ),
-    ] = None,
-    tag: Tags = None,
-    prop: Annotated[
-        list[str] | None,
-        typer.Option("--property", metavar="KEY=VALUE", help="Property, which never changes; may be repeated."),
-    ] = None,
-    description: Annotated[str | None, typer.Option("--description", metavar="TEXT", help="What it is.")] = None,
-    framework: Annotated[
-        str | None, typer.Option("--framework", help="Such as sklearn; default: seen from the files and the run.")
-    ] = None,
-    framework_version: Annotated[str | None, typer.Option("--framework-version", metavar="VERSION")] = None,
-    as_json: Json = False,
+    *,
+    name: str,
+    path: str | None,
+    run: str | None,
+    made_by: str | None,
+    tag: list[str],
+    prop: list[str],
+    description: str | None,
+    framework: str | None,
+    framework_version: str | None,
+    as_json: bool,
 ) -> None:
     """Keep a file or a folder as the next version of a model. It is copied; the same content takes its space once."""
     if run is not None and made_by is not None:
@@ -103,21 +85,16 @@ def register(
     _warn_of_pickles(model)
 
 
-@verbs.command("list")
+@takes(
+    VerbOption("name", "This model's versions alone.", complete="model_names"),
+    VerbOption("--latest", "Of each model the latest version alone.", type=bool),
+    VerbOption("--run", "Of this run.", "RUN", complete="run_ids"),
+    TAGS,
+    VerbOption("--at", "Of this datastore.", "STORE[:PATH]", complete="datastores"),
+    JSON,
+)
 def list_models(
-    name: Annotated[
-        str | None, typer.Argument(help="This model's versions alone.", autocompletion=completing.model_names)
-    ] = None,
-    latest: Annotated[bool, typer.Option("--latest", help="Of each model the latest version alone.")] = False,
-    run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Of this run.", autocompletion=completing.run_ids)
-    ] = None,
-    tag: Tags = None,
-    at: Annotated[
-        str | None,
-        typer.Option("--at", metavar="STORE[:PATH]", help="Of this datastore.", autocompletion=completing.datastores),
-    ] = None,
-    as_json: Json = False,
+    *, name: str | None, latest: bool, run: str | None, tag: list[str], at: str | None, as_json: bool
 ) -> None:
     """The models of the workspace with their versions, newest first."""
     if at is not None:
@@ -149,12 +126,8 @@ def list_models(
     )
 
 
-@verbs.command("show")
-def show(
-    reference: Reference,
-    tensors: Annotated[bool, typer.Option("--tensors", help="All tensors of safetensors files.")] = False,
-    as_json: Json = False,
-) -> None:
+@takes(REFERENCE, VerbOption("--tensors", "All tensors of safetensors files.", type=bool), JSON)
+def show(*, reference: str, tensors: bool, as_json: bool) -> None:
     """All that is known of a version: its files, what is in them, and the run that made it."""
     model = Model(Workspace.from_config(create=False), reference)
     found = described.details(model)
@@ -195,14 +168,14 @@ def show(
     _warn_of_pickles(model)
 
 
-@verbs.command("alias")
-def alias(
-    name: Name,
-    word: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="Such as production.")] = None,
-    version: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="The version to point at.")] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Let the alias point nowhere.")] = False,
-    as_json: Json = False,
-) -> None:
+@takes(
+    NAME,
+    VerbOption("word", "Such as production.", "[ALIAS]"),
+    VerbOption("version", "The version to point at.", "[VERSION]"),
+    VerbOption("--remove", "Let the alias point nowhere.", type=bool),
+    JSON,
+)
+def alias(*, name: str, word: str | None, version: str | None, remove: bool, as_json: bool) -> None:
     """Point an alias at a version; without a version, who pointed it where, and when."""
     workspace = Workspace.from_config(create=False)
     if word is not None and remove and version is None:
@@ -230,24 +203,18 @@ def alias(
     )
 
 
-@verbs.command("download")
-def download(
-    reference: Reference,
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder to copy into.")] = Path(),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what has its name there.")] = False,
-) -> None:
+@takes(
+    REFERENCE,
+    VerbOption("--to", "Folder to copy into.", "DIR", Path, default=Path()),
+    VerbOption("--overwrite", "Replace what has its name there.", type=bool),
+)
+def download(*, reference: str, to: Path, overwrite: bool) -> None:
     """Copy a version's file or folder, under its own name; each file is checked on the way."""
     print(Model(Workspace.from_config(create=False), reference).download(to, exist_ok=overwrite))
 
 
-@verbs.command("verify")
-def verify(
-    references: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[MODEL]...", help="Versions; default: all.", autocompletion=completing.models),
-    ] = None,
-    as_json: Json = False,
-) -> int:
+@takes(VerbOption("references", "Versions; default: all.", "[MODEL]...", list, complete="models"), JSON)
+def verify(*, references: list[str], as_json: bool) -> int:
     """Read every byte of every file, and say which are not as they were registered. Exits with 1 if some are not."""
     workspace = Workspace.from_config(create=False)
     chosen = [Model(workspace, each) for each in references or ()] or Model.list(workspace)
@@ -277,8 +244,8 @@ def verify(
     return _CHANGED if any(one["changed"] for one in results) else 0
 
 
-@verbs.command("delete")
-def delete(references: References, yes: Yes = False) -> int:
+@takes(REFERENCES, YES)
+def delete(*, references: list[str], yes: bool) -> int:
     """Remove versions for good. Their numbers are never used again; a version that an alias points at stays, and one that a
     service serves.
     """
@@ -296,28 +263,18 @@ def delete(references: References, yes: Yes = False) -> int:
     return 0
 
 
-@verbs.command("push")
-def push(
-    reference: Reference,
-    to: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[STORE[:PATH]]",
-            help="A datastore, with a folder of it (default: models), or a URL such as s3://bucket/models.",
-            autocompletion=completing.datastores,
-        ),
-    ] = None,
-    mlflow: Annotated[
-        str | None,
-        typer.Option(
-            "--mlflow", metavar="URI", help="MLflow's registry, such as http://host:5000 or sqlite:///mlflow.db."
-        ),
-    ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Read all that is there already, and store again what is not as registered."),
-    ] = False,
-) -> None:
+@takes(
+    REFERENCE,
+    VerbOption(
+        "to",
+        "A datastore, with a folder of it (default: models), or a URL such as s3://bucket/models.",
+        "[STORE[:PATH]]",
+        complete="datastores",
+    ),
+    VerbOption("--mlflow", "MLflow's registry, such as http://host:5000 or sqlite:///mlflow.db.", "URI"),
+    VerbOption("--verify", "Read all that is there already, and store again what is not as registered.", type=bool),
+)
+def push(*, reference: str, to: str | None, mlflow: str | None, verify: bool) -> None:
     """Store a version in a datastore, or put it into an MLflow registry. What broke off goes on; each file is checked."""
     if (to is None) == (mlflow is None):
         raise ModelError("say where to: a datastore (STORE[:PATH], s3://bucket/models), or --mlflow URI.")
@@ -339,14 +296,11 @@ def push(
     )
 
 
-@verbs.command("pull")
-def pull(
-    place: Annotated[
-        str,
-        typer.Argument(metavar="STORE[:PATH]", help="Where it was pushed to.", autocompletion=completing.datastores),
-    ],
-    reference: Annotated[str, typer.Argument(metavar="MODEL", help="NAME:VERSION, or NAME for the latest there.")],
-) -> None:
+@takes(
+    VerbOption("place", "Where it was pushed to.", "STORE[:PATH]", complete="datastores", needed=True),
+    VerbOption("reference", "NAME:VERSION, or NAME for the latest there.", "MODEL", needed=True),
+)
+def pull(*, place: str, reference: str) -> None:
     """Fetch a version from a datastore into the workspace, under the same name and number."""
     meant, workspace, source = parse(reference), Workspace.from_config(), on_store.place(place)
     if meant.alias is not None:
@@ -437,3 +391,16 @@ def _pair(word: str) -> tuple[str, str]:
     if not equals or not key:
         raise ModelError(f"--property {word!r} is not KEY=VALUE.")
     return key, value
+
+
+verbs = {
+    "register": register,
+    "list": list_models,
+    "show": show,
+    "alias": alias,
+    "download": download,
+    "verify": verify,
+    "delete": delete,
+    "push": push,
+    "pull": pull,
+}

@@ -1,188 +1,197 @@
-"""Options and arguments of verbs as tables, and the two ways to read a command line by one.
+"""Options and arguments of verbs, declared once in tables, and the parameters of the parser that are made from them.
 
-    table ──┬── takes(table)(verb)   the parser's: help, completion, and a message for whatever is wrong (`declare`)
-            └── read(table, words)   at once, without the parser; None for all that is not plainly right
+    @takes(VerbOption("-n --limit", "Most runs to list.", "N", int, least=1, default=25), JSON)
+    def list_runs(*, limit: int, as_json: bool) -> None: ...
 
-The parser takes longer to import than a worker takes to start. So `paceline run` asks `read` first, and leaves to the parser
-what `read` does not take. A test gives both the same words and compares what they make of them.
+`paceline.cli.parser` makes a verb's help, completion and error messages from its table.
 """
 
 from __future__ import annotations
 
-# Not typing's, which takes longer to load than to read a command line by the table.
-TYPE_CHECKING = False
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    import inspect
-    from collections.abc import Callable, Sequence
-    from typing import Any
+import click
+from click.shell_completion import CompletionItem
+
+from paceline.errors import UserError
+from paceline.system import units
+
+Verb = TypeVar("Verb", bound=Callable[..., int | None])
+
+#: Verb -> its options, in the order in which `--help` lists them.
+OPTIONS_OF: dict[Callable[..., int | None], tuple[VerbOption, ...]] = {}
 
 
+def takes(*options: VerbOption) -> Callable[[Verb], Verb]:
+    """Declare the options of a verb, which gets each as a keyword argument."""
+
+    def keep(verb: Verb) -> Verb:
+        OPTIONS_OF[verb] = options
+        return verb
+
+    return keep
+
+
+@dataclass(frozen=True)
 class VerbOption:
     """An option of a verb, or one of its arguments.
 
-    words: as they are written, "-j --nodes", with "/" before the word for no, "--gpu/--no-gpu"; one word without a dash is
-        an argument, which may be left out unless it is `needed`.
-    type: of its value: str, int, Path, bool, float (a duration, in seconds), or list for texts where it may be repeated.
-    key: its name in a job file (`paceline.cli.job_file`), where its value goes there as it is.
-    complete: the function of `paceline.cli.completing` that offers values.
-    section: title in `--help` above this option and those that follow it.
+    Attributes:
+        words: As written on a command line: "-j --nodes", or "--gpu/--no-gpu". A word without a dash is an argument.
+        type: Of the value: str, int, float, bool, Path, `Duration()`, a function that parses a text, or list for texts
+            of an option that may be repeated.
+        name: Of the verb's parameter; default: the first long word.
+        key: Name in a job file (`paceline.cli.job_file`), for a value that goes there unchanged.
+        complete: Function of `paceline.cli.completing` that offers values; default: names of files.
+        needed: An argument that must be given.
+        least: Lower bound of a number.
+        most: Upper bound of a number.
+        section: Title in `--help` above this option and those that follow it.
+        may_be_empty: The option takes an empty text.
     """
 
-    # No dataclass: loading that module takes as long as all else that comes before the supervisor's start.
-    def __init__(
-        self,
-        words: str,
-        help: str,
-        metavar: str | None = None,
-        type: type = str,
-        *,
-        key: str | None = None,
-        complete: str | None = None,
-        needed: bool = False,
-        section: str | None = None,
-    ) -> None:
-        self.words, self.help, self.metavar, self.type = words, help, metavar, type
-        self.key, self.complete, self.needed, self.section = key, complete, needed, section
+    words: str
+    help: str
+    metavar: str | None = None
+    type: Any = str
+    name: str = ""
+    default: Any = None
+    key: str | None = None
+    complete: str | None = None
+    needed: bool = False
+    least: float | None = None
+    most: float | None = None
+    section: str | None = None
+    may_be_empty: bool = False
 
-    @property
-    def name(self) -> str:
-        """The name of the verb's parameter: that of the first long word."""
-        # Of `--gpu/--no-gpu` the word that switches on is the name.
-        words = self.words.split("/")[0].split()
-        return next((word[2:] for word in words if word[:2] == "--"), words[0]).replace("-", "_")
+    def __post_init__(self) -> None:
+        if not self.name:
+            # Of `--gpu/--no-gpu` the word that switches on is the name.
+            words = self.words.split("/")[0].split()
+            long = next((word[2:] for word in words if word[:2] == "--"), words[0])
+            object.__setattr__(self, "name", long.replace("-", "_"))
+        if self.type is bool and "/" not in self.words:
+            object.__setattr__(self, "default", False)
 
     @property
     def is_argument(self) -> bool:
         return not self.words.startswith("-")
 
     @property
-    def default(self) -> bool | None:
-        """The value where it is left out: False for a word that can only switch on, else None."""
-        return False if self.type is bool and "/" not in self.words else None
+    def long_word(self) -> str:
+        """The option's long form, "--nodes", or its only one."""
+        words = self.words.split("/")[0].split()
+        return next((word for word in words if word[:2] == "--"), words[0])
 
-    def parameter(self) -> inspect.Parameter:
-        """The parameter by which typer makes its own option."""
-        import inspect
-        from typing import Annotated
-
-        import typer
-
-        from paceline.cli import completing
-        from paceline.cli.durations import duration_option
-
-        value: Any = list[str] if self.type is list else self.type
-        offered: Any = getattr(completing, self.complete) if self.complete else None
-        words = self.words.split(" ")
-        if self.type is float:
-            said = duration_option(*words, help=self.help)
-        elif self.is_argument:
-            said = typer.Argument(
-                metavar=self.metavar, help=self.help, autocompletion=offered, show_default=self.type is list
-            )
-        else:
-            said = typer.Option(
-                *words, metavar=self.metavar, help=self.help, autocompletion=offered, show_default=self.default is False
-            )
-        return inspect.Parameter(
-            self.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if self.needed else self.default,
-            annotation=Annotated[value if self.needed or self.default is False else value | None, said],
+    def parameter(self) -> click.Parameter:
+        """Return the parser's parameter for this option."""
+        common: dict[str, Any] = {
+            "type": self._click_type(),
+            "metavar": self.metavar,
+            "required": self.needed,
+            "callback": self._checked,
+            "shell_complete": self._offer,
+        }
+        # With any default, None too, an argument would not be required.
+        if not self.needed and self.type is not list:
+            common["default"] = self.default
+        if self.is_argument:
+            if self.type is list:
+                common["nargs"] = -1
+            return _Argument(self, common)
+        if self.type is bool:
+            del common["type"], common["metavar"], common["shell_complete"]
+            common["is_flag"] = True
+        shown = self.default is not None and self.default is not False and not isinstance(self.type, Duration)
+        return click.Option(
+            [*self.words.split(" "), self.name],
+            help=self.help,
+            multiple=self.type is list,
+            show_default=shown,
+            **common,
         )
 
-    def value(self, text: str) -> Any:
-        """The value that this text stands for.
+    def _click_type(self) -> Any:
+        if self.type is Path:
+            return click.Path(path_type=Path)
+        if self.type is list:
+            return str
+        if self.least is None and self.most is None:
+            return self.type
+        bounds: Any = (self.least, self.most)
+        return click.IntRange(*bounds) if self.type is int else click.FloatRange(*bounds)
 
-        Raises:
-            ValueError: it stands for none.
-        """
-        if self.type is float:
-            from paceline.system import units
+    def _checked(self, context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        """Refuse an empty text, such as that of `--name "$NAME"` whose variable is not set."""
+        value = list(value) if isinstance(value, tuple) else value
+        texts = value if isinstance(value, list) else [value]
+        if self.is_argument or self.may_be_empty or all(str(text).strip() for text in texts):
+            return value
+        name = self.long_word
+        raise UserError(f"{name} {texts[-1]!r} is empty. Give a value, or leave {name} out.")
 
-            return units.seconds(text)
-        return text if self.type is list else self.type(text)
+    def _offer(self, context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        if self.complete is None:
+            return [CompletionItem(incomplete, type="file")]
+        from paceline.cli import completing
 
-
-def takes(*options: VerbOption) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Let the parser know a verb `def verb(**given)` as one with these options, once it asks (`declare`)."""
-
-    def keep(verb: Callable[..., int | None]) -> Callable[..., int | None]:
-        verb.options = options  # type: ignore[attr-defined]
-        return verb
-
-    return keep
-
-
-def declare(verb: Any) -> None:
-    """Give a verb that `takes` options the signature by which typer makes them; any other has its own."""
-    if options := getattr(verb, "options", ()):
-        import inspect
-
-        parameters = [option.parameter() for option in options]
-        # typer reads both.
-        verb.__signature__ = inspect.Signature(parameters)
-        verb.__annotations__ = {one.name: one.annotation for one in parameters}
+        return [CompletionItem(word) for word in completing.offer(self.complete, incomplete, context.params)]
 
 
-def read(options: Sequence[VerbOption], words: Sequence[str]) -> dict[str, Any] | None:
-    """Read the words as arguments of a verb with these options: name -> value.
+class _Argument(click.Argument):
+    """An argument that `--help` describes as it does options."""
 
-    Return None where the parser has to look at them: they ask for help, have a mistake, or are written in a way that is not
-    known here, such as `-qd` or a value that begins with a dash.
+    def __init__(self, option: VerbOption, settings: dict[str, Any]) -> None:
+        super().__init__([option.name], **settings)
+        # Not `help`, of which newer versions of click make a section of their own.
+        self.text = option.help
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        return self.make_metavar(ctx), self.text
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+    """A duration such as 90s or 1h30m, as seconds.
+
+    Args:
+        unit: Of a number without a unit: w, d, h, m or s.
+        least: The shortest duration that is allowed, in seconds.
     """
-    given: dict[str, Any] = {option.name: option.default for option in options}
-    known = {word: (option, on) for option in options for word, on in _spelled(option)}
-    plain: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word == "--":
-            plain += rest
-            break
-        # A dash alone is an argument: by custom, standard input.
-        if word.strip() and (word[:1] != "-" or word == "-"):
-            plain.append(word)
-            continue
-        name, equals, text = word.partition("=")
-        option, on = known.get(name, (None, None))
-        # A flag takes no value, and `-j=2` gives the parser the value "=2".
-        if option is None or (equals and (option.type is bool or name[:2] != "--")):
-            return None
-        if option.type is bool:
-            given[option.name] = on
-            continue
-        text = text if equals else next(rest, "")
-        # The parser may take the next word for a value or refuse it; which of the two is its business.
-        if not text.strip() or text[0] == "-":
-            return None
+
+    name = "duration"
+
+    def __init__(self, *, unit: str = "s", least: float = 0.0) -> None:
+        self._unit, self._least = unit, least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):  # a default, which is in seconds
+            return value
         try:
-            value = option.value(text)
-        except ValueError:
-            return None
-        given[option.name] = [*(given[option.name] or ()), value] if option.type is list else value
-    # Arguments are given out last, for options may stand between them.
-    for option in options:
-        if option.is_argument:
-            if option.type is list:
-                given[option.name], plain = plain, []
-            elif plain:
-                given[option.name] = option.value(plain.pop(0))
-            elif option.needed:
-                return None
-    return None if plain else given
+            seconds = units.seconds(value, unit=self._unit)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if seconds < self._least:
+            self.fail(f"{value!r} is too short; it has to be {self._least:g} s or more.", param, ctx)
+        return seconds
 
 
-def _spelled(option: VerbOption) -> list[tuple[str, bool]]:
-    """The option's words, each with the value that it switches to where the option has no other."""
-    on, _, off = option.words.partition("/")
-    return (
-        [] if option.is_argument else [*((word, True) for word in on.split()), *((word, False) for word in off.split())]
-    )
-
-
-#: Of several verbs.
-JSON = VerbOption("--json", "Print JSON.", type=bool)
+JSON = VerbOption("--json", "Print JSON.", type=bool, name="as_json")
 DETACH = VerbOption("-d --detach", "Return at once.", type=bool)
+YES = VerbOption("-y --yes", "Do not ask.", type=bool)
+DRY_RUN = VerbOption("--dry-run", "Only say what would be removed, and how much.", type=bool)
+RUNS = VerbOption(
+    "run_ids",
+    "Runs: their ids, the beginnings of these, or their names; default: the latest.",
+    "[RUN]...",
+    list,
+    complete="run_ids",
+)
+LATEST_RUN = VerbOption(
+    "run_id", "Run: its id, the beginning of it, or its name; default: the latest.", "[RUN]", complete="run_ids"
+)
 TLS = (
     VerbOption("--tls-cert", "Certificate (PEM), for https.", "FILE"),
     VerbOption("--tls-key", "Its key (PEM).", "FILE"),

@@ -7,16 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from paceline.cli import job_file
 from paceline.cli.common import print_fields, print_json, print_table, with_children
 from paceline.cli.description import Asked, asked, combined
 from paceline.cli.options import DETACH, JSON, VerbOption, takes
 from paceline.cli.run_options import NAME
-from paceline.cli.shared_options import Json
 from paceline.cli.summary import print_submitted, summary
 from paceline.controlling import following
 from paceline.errors import PipelineError
@@ -45,20 +42,15 @@ RUN_PIPELINE = (
     VerbOption("-q --quiet", "Only errors, and with --json the JSON.", type=bool),
 )
 
-AnyPipeline = Annotated[
-    str | None,
-    typer.Argument(metavar="[RUN]", help="Pipeline: its id, the beginning of it, or its name; default: the latest."),
-]
-Follow = Annotated[bool, typer.Option("-f", "--follow", help="Until the pipeline has ended.")]
+ANY_PIPELINE = VerbOption("run_id", "Pipeline: its id, the beginning of it, or its name; default: the latest.", "[RUN]")
+FOLLOW = VerbOption("-f --follow", "Until the pipeline has ended.", type=bool)
 
-verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 _TOP = ("steps", "parameters", "continue_on_step_failure", "description")
 _STEP = ("takes", "leaves", "after", "allow_reuse")
 _WORD = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_-]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 
 
-@verbs.command("run")
 @takes(*RUN_PIPELINE)
 def run(**given: Any) -> int:
     """Run the steps that a file describes, each as a run of its own, and follow the pipeline to its end.
@@ -68,7 +60,7 @@ def run(**given: Any) -> int:
     file = read(given["file"], dict(_pair(word) for word in given["param"] or ()))
     pipeline = file.pipeline
     if given["dry_run"]:
-        return _print_plan(pipeline.spec("dry_0_00000000", "default", {})[0], as_json=given["json"])
+        return _print_plan(pipeline.spec("dry_0_00000000", "default", {})[0], as_json=given["as_json"])
     tags = {key: value or None for key, _, value in (word.partition("=") for word in given["tag"] or ())}
     folder = pipeline.submit(
         Workspace.from_config().path,
@@ -82,12 +74,12 @@ def run(**given: Any) -> int:
     )
     if given["detach"]:
         hints = f"See it:      paceline pipeline show {folder.run_id}\nEnd it:      paceline cancel {folder.run_id}"
-        return print_submitted(folder, hints, as_json=given["json"])
-    return _follow(folder, as_json=given["json"], quiet=given["quiet"])
+        return print_submitted(folder, hints, as_json=given["as_json"])
+    return _follow(folder, as_json=given["as_json"], quiet=given["quiet"])
 
 
-@verbs.command("show")
-def show(run_id: AnyPipeline = None, follow: Follow = False, as_json: Json = False) -> int:
+@takes(ANY_PIPELINE, FOLLOW, JSON)
+def show(*, run_id: str | None, follow: bool, as_json: bool) -> int:
     """How a pipeline stands: its steps in their order."""
     folder, record = with_children(run_id, "pipeline")
     if follow and not record.is_terminal:
@@ -315,3 +307,6 @@ def _flag(path: Path, key: str, given: Any) -> bool:
     if not isinstance(given, bool):
         raise PipelineError(f"{str(path)!r}: {key}: {given!r} is neither true nor false.")
     return given
+
+
+verbs = {"run": run, "show": show}

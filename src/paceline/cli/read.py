@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from paceline.cli import completing
 from paceline.cli.common import (
     age,
     coloured,
@@ -22,7 +19,7 @@ from paceline.cli.common import (
     state_colour,
     state_named,
 )
-from paceline.cli.shared_options import Json, LatestRun
+from paceline.cli.options import JSON, LATEST_RUN, VerbOption, takes
 from paceline.cli.summary import command_text, data_texts, details, environment_text, summary
 from paceline.data.transfer.progress import size_text
 from paceline.errors import UserError
@@ -49,7 +46,8 @@ _RANKS = 16
 _METRICS, _LONGEST_CELL = 2, 48
 
 
-def status(run_id: LatestRun = None, as_json: Json = False) -> None:
+@takes(LATEST_RUN, JSON)
+def status(*, run_id: str | None, as_json: bool) -> None:
     """Show how a run stands."""
     folder = folder_of(run_id)
     found = summary(folder)
@@ -77,44 +75,26 @@ def status(run_id: LatestRun = None, as_json: Json = False) -> None:
         print(f"Warning: {visible(warning, lines=True)}")
 
 
+@takes(
+    VerbOption("-e --experiment", "Only runs of this experiment.", "NAME", complete="experiments"),
+    VerbOption("--status", "Only runs in this state, such as Running.", "STATE", complete="run_states"),
+    VerbOption("--tag", "Only runs with this tag; may be repeated.", "KEY[=VALUE]", list, complete="tags"),
+    VerbOption("-n --limit", "Most runs to list, newest first.", "N", int, least=1, default=_SHOWN),
+    VerbOption("--all", "List all runs.", type=bool, name="everything"),
+    VerbOption("--trials", "List the trials of sweeps and the steps of pipelines, too.", type=bool),
+    VerbOption("-l --long", "Show tags, and the size on disk.", type=bool),
+    JSON,
+)
 def list_runs(
-    experiment: Annotated[
-        str | None,
-        typer.Option(
-            "-e",
-            "--experiment",
-            metavar="NAME",
-            help="Only runs of this experiment.",
-            autocompletion=completing.experiments,
-        ),
-    ] = None,
-    status: Annotated[
-        str | None,
-        typer.Option(
-            "--status",
-            metavar="STATE",
-            help="Only runs in this state, such as Running.",
-            autocompletion=completing.run_states,
-        ),
-    ] = None,
-    tag: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tag",
-            metavar="KEY[=VALUE]",
-            help="Only runs with this tag; may be repeated.",
-            autocompletion=completing.tags,
-        ),
-    ] = None,
-    limit: Annotated[
-        int, typer.Option("-n", "--limit", metavar="N", min=1, help="Most runs to list, newest first.")
-    ] = _SHOWN,
-    everything: Annotated[bool, typer.Option("--all", help="List all runs.")] = False,
-    trials: Annotated[
-        bool, typer.Option("--trials", help="List the trials of sweeps and the steps of pipelines, too.")
-    ] = False,
-    long: Annotated[bool, typer.Option("-l", "--long", help="Show tags, and the size on disk.")] = False,
-    as_json: Json = False,
+    *,
+    experiment: str | None,
+    status: str | None,
+    tag: list[str],
+    limit: int,
+    everything: bool,
+    trials: bool,
+    long: bool,
+    as_json: bool,
 ) -> None:
     """List the workspace's runs, newest first."""
     if status is not None:
@@ -158,15 +138,11 @@ def list_runs(
         print(f"... and {total - limit} older ones (--all)")
 
 
-def rename(
-    run_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="Run: its id, the beginning of it, or its name.", autocompletion=completing.run_ids
-        ),
-    ],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name for people; its id stays.")],
-) -> None:
+@takes(
+    VerbOption("run_id", "Run: its id, the beginning of it, or its name.", "RUN", complete="run_ids", needed=True),
+    VerbOption("name", "Its name for people; its id stays.", "NAME", needed=True),
+)
+def rename(*, run_id: str, name: str) -> None:
     """Give a run another name for people. Its id stays."""
     if not name.strip():
         raise UserError(f"NAME {name!r} is empty. Write a name, such as brave-otter-12.")
@@ -175,7 +151,8 @@ def rename(
     print(f"{folder.run_id} ({visible(name)})")
 
 
-def show(run_id: LatestRun = None, as_json: Json = False) -> None:
+@takes(LATEST_RUN, JSON)
+def show(*, run_id: str | None, as_json: bool) -> None:
     """Show a run: its job, attempts, metrics, files, and why it failed."""
     folder = folder_of(run_id)
     found = details(folder)

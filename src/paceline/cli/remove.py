@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from paceline import workspace_dir
-from paceline.cli import completing
 from paceline.cli.common import folders_of, print_json, print_table, state_named, warn
-from paceline.cli.durations import duration_option
-from paceline.cli.shared_options import Json
+from paceline.cli.options import DRY_RUN, JSON, YES, Duration, VerbOption, takes
 from paceline.data.transfer.cache import parse_size
 from paceline.data.transfer.progress import size_text
 from paceline.errors import PacelineError, RunNotFoundError, TargetError, UserError
@@ -31,29 +27,21 @@ from paceline.workspace import Workspace
 if TYPE_CHECKING:
     from paceline.remote.link.copies import LeftBehind
 
-Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go, and how much.")]
 
 #: So many runs are named in a question.
 _NAMED = 5
 _DECLINED = 1
 
 
-def rm(
-    run_ids: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...", help="Runs, or the beginnings of their ids.", autocompletion=completing.run_ids
-        ),
-    ],
-    children: Annotated[bool, typer.Option("--children", help="With the runs below them.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also runs whose engine can't be asked any more (NotResponding).")
-    ] = False,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> int:
+@takes(
+    VerbOption("run_ids", "Runs, or the beginnings of their ids.", "RUN...", list, complete="run_ids", needed=True),
+    VerbOption("--children", "With the runs below them.", type=bool),
+    VerbOption("--force", "Also runs whose engine can't be asked any more (NotResponding).", type=bool),
+    YES,
+    DRY_RUN,
+    JSON,
+)
+def rm(*, run_ids: list[str], children: bool, force: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
     """Remove runs that have ended, for good: their records, logs, metrics and outputs. What they stored elsewhere stays."""
     removal.sweep(Workspace.from_config(create=False).runs_dir)
     folders = folders_of(run_ids)
@@ -81,49 +69,48 @@ def rm(
     return 0 if len(removed) == len(folders) else 1
 
 
+@takes(
+    VerbOption(
+        "--older-than",
+        "What ended, or was last used, so long ago: 30d, 12h; a number alone is days.",
+        type=Duration(unit="d"),
+        name="older_than_s",
+    ),
+    VerbOption("--keep-last", "Not the newest N runs of each experiment.", "N", int, least=0),
+    VerbOption("--max-size", "Of each kind the oldest, until SIZE is left, such as 20GB.", "SIZE"),
+    VerbOption("--status", "Runs in this state, such as Failed.", complete="run_states"),
+    VerbOption("-e --experiment", "Runs of this experiment.", complete="experiments"),
+    VerbOption("--runs", "Runs alone, or with the kinds named beside.", type=bool),
+    VerbOption("--snapshots", "Snapshots that no run uses.", type=bool),
+    VerbOption("--environments", "Environments, those on images too.", type=bool),
+    VerbOption("--data", "This machine's copies of stores' files.", type=bool),
+    VerbOption("--models", "Contents that no version of a model has; versions stay.", type=bool),
+    VerbOption(
+        "--compute",
+        "What ended runs left on this target's nodes; files that only those have are brought home first.",
+        "NAME",
+        complete="targets",
+    ),
+    YES,
+    DRY_RUN,
+    JSON,
+)
 def prune(
-    older_than_s: Annotated[
-        float | None,
-        duration_option(
-            "--older-than",
-            unit="d",
-            help="What ended, or was last used, so long ago: 30d, 12h; a number alone is days.",
-        ),
-    ] = None,
-    keep_last: Annotated[
-        int | None, typer.Option("--keep-last", min=0, metavar="N", help="Not the newest N runs of each experiment.")
-    ] = None,
-    max_size: Annotated[
-        str | None,
-        typer.Option("--max-size", metavar="SIZE", help="Of each kind the oldest, until SIZE is left, such as 20GB."),
-    ] = None,
-    status: Annotated[
-        str | None,
-        typer.Option("--status", help="Runs in this state, such as Failed.", autocompletion=completing.run_states),
-    ] = None,
-    experiment: Annotated[
-        str | None,
-        typer.Option("-e", "--experiment", help="Runs of this experiment.", autocompletion=completing.experiments),
-    ] = None,
-    runs: Annotated[bool, typer.Option("--runs", help="Runs alone, or with the kinds named beside.")] = False,
-    snapshots: Annotated[bool, typer.Option("--snapshots", help="Snapshots that no run uses.")] = False,
-    environments: Annotated[bool, typer.Option("--environments", help="Environments, those on images too.")] = False,
-    data: Annotated[bool, typer.Option("--data", help="This machine's copies of stores' files.")] = False,
-    models: Annotated[
-        bool, typer.Option("--models", help="Contents that no version of a model has; versions stay.")
-    ] = False,
-    compute: Annotated[
-        str | None,
-        typer.Option(
-            "--compute",
-            metavar="NAME",
-            help="What ended runs left on this target's nodes; files that only those have are brought home first.",
-            autocompletion=completing.targets,
-        ),
-    ] = None,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    *,
+    older_than_s: float | None,
+    keep_last: int | None,
+    max_size: str | None,
+    status: str | None,
+    experiment: str | None,
+    runs: bool,
+    snapshots: bool,
+    environments: bool,
+    data: bool,
+    models: bool,
+    compute: str | None,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> int:
     """Remove old runs, snapshots and environments that no run uses, and cached data. Never what a
     living run uses, nor a run with the tag `keep`, nor one that made a model.
@@ -301,11 +288,8 @@ def _total(gone: list[Removed] | tuple[Removed, ...]) -> str:
     return size_text(sum(one.size_bytes for one in gone))
 
 
-def trust(
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="[FOLDER]", help="The workspace's folder; default: ./.paceline.")
-    ] = None,
-) -> None:
+@takes(VerbOption("folder", "The workspace's folder; default: ./.paceline.", "[FOLDER]", Path))
+def trust(*, folder: Path | None) -> None:
     """Use a workspace that you have not made on this machine: a group's, an unpacked one, a copy.
 
     Whoever can write to a workspace can start programs as you: trust a folder whose writers you trust.

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.cli.common import folder_of, print_json
 from paceline.cli.description import Asked, asked, combined, read_env_files
 from paceline.cli.options import takes
-from paceline.cli.run_options import RERUN, RUN, words
+from paceline.cli.run_options import RERUN
 from paceline.cli.summary import print_submitted, summary
 from paceline.cli.view import RunView, print_end
 from paceline.errors import JobError, ModelError
@@ -28,21 +28,6 @@ from paceline.system import linked
 from paceline.workspace import Workspace
 
 
-@takes(*RUN)
-def run(**given: Any) -> int:
-    """Submit a script and follow it to its end. Exits as the script did.
-
-    Ctrl-C asks whether to detach or to cancel; a second Ctrl-C cancels.
-    """
-    return begin(*words(given), given, follow=True)
-
-
-@takes(*RUN)
-def submit(**given: Any) -> int:
-    """Submit a script and return at once with the run's id."""
-    return begin(*words(given), given, follow=False)
-
-
 def begin(
     file: Path | None,
     description: dict[str, Any],
@@ -51,7 +36,7 @@ def begin(
     follow: bool,
     run_id: str | None = None,
 ) -> int:
-    """Submit what the command line asks for, or show it (--dry-run); the exit code.
+    """Submit the run, or print it with --dry-run. Return the exit code.
 
     file, description: what `words` makes of the options that were `given`. follow: to the run's end. run_id: of a run for which
     a supervisor is being loaded already (`paceline.cli.quick`).
@@ -66,7 +51,7 @@ def begin(
     if given["dry_run"]:
         from paceline.cli.dry_run import print_file, print_plan
 
-        return print_file(wanted, description) if given["yaml"] else print_plan(wanted, as_json=given["json"])
+        return print_file(wanted, description) if given["yaml"] else print_plan(wanted, as_json=given["as_json"])
     return _tell_or_follow(_submit(wanted, run_id), given, follow=follow)
 
 
@@ -140,12 +125,12 @@ class _HashingProgress:
 
 def _tell_or_follow(folder: RunFolder, given: Mapping[str, Any], *, follow: bool) -> int:
     if follow:
-        return _follow(folder, as_json=given["json"], quiet=given["quiet"])
+        return _follow(folder, as_json=given["as_json"], quiet=given["quiet"])
     run_id = folder.run_id
     for text in _not_copied(folder, read.record(folder)) if not given["quiet"] else ():
         print(text, file=sys.stderr)
     hints = f"Follow it:  paceline logs -f {run_id}\nSee it:     paceline status {run_id}\nEnd it:     paceline cancel {run_id}"
-    return print_submitted(folder, hints, as_json=given["json"])
+    return print_submitted(folder, hints, as_json=given["as_json"])
 
 
 def _not_copied(folder: RunFolder, record: RunRecord) -> list[str]:

@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from paceline.cli.options import DETACH, JSON, VerbOption
+from paceline.cli.options import DETACH, JSON, Duration, VerbOption
 from paceline.errors import JobError
 
 # Not typing's, as in `paceline.cli.options`.
@@ -165,14 +165,14 @@ RUN = (
     VerbOption(
         "--max-duration",
         "End the run as failed after this time, such as 90s or 1h30m.",
-        type=float,
+        type=Duration(),
         key="max_run_duration_seconds",
         section="Limits, restarts and messages",
     ),
     VerbOption(
         "--grace",
         "Time between SIGTERM and SIGKILL when a run is ended; default: 30s.",
-        type=float,
+        type=Duration(),
         key="grace_period_seconds",
     ),
     VerbOption(
@@ -192,7 +192,7 @@ RUN = (
         "--hang-after",
         "Time without output, metrics or progress after which the run counts as hanging, and a report says why; 0: never. "
         "Default: 10m.",
-        type=float,
+        type=Duration(),
         key="hang_seconds",
     ),
     VerbOption(
@@ -205,7 +205,7 @@ RUN = (
     VerbOption(
         "--elastic-after",
         "With -j 2..4xM: least time between two stops at a checkpoint to go on with more nodes. Default: 5m.",
-        type=float,
+        type=Duration(),
         key="elastic_seconds",
     ),
     VerbOption(

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.cli import service_options
 from paceline.cli.common import print_json, warn
-from paceline.cli.options import JSON, TLS, VerbOption, takes
+from paceline.cli.options import JSON, TLS, Duration, VerbOption, takes
 from paceline.cli.service_options import PACKAGE
 from paceline.errors import ModelNotFoundError, ServingError
 from paceline.job.environment import EnvironmentSpec
@@ -52,7 +52,7 @@ SERVE = (
     service_options.MEMORY_LIMIT,
     VerbOption("--keys", 'File with the keys: {"primary": ..., "secondary": ...}.', "FILE"),
     *TLS,
-    VerbOption("--drain", "For requests to end in when it ends; default: 30s.", type=float),
+    VerbOption("--drain", "For requests to end in when it ends; default: 30s.", type=Duration()),
     VerbOption("--name", "Of the service, in its log and metrics; default: the model's.", "NAME"),
     VerbOption("--log-level", "debug, info, warning or error; default: info.", "LEVEL"),
     VerbOption(
@@ -60,6 +60,7 @@ SERVE = (
         "Serve nothing: load the model, let it answer this sample and say what is wrong. A file with a request's body, or the "
         "body itself; '' for none.",
         "SAMPLE",
+        may_be_empty=True,
     ),
     JSON,
 )
@@ -77,14 +78,14 @@ def serve(**given: Any) -> int:
     """
     folder = Path(tempfile.mkdtemp(prefix="paceline-serve-"))
     try:
-        if given["json"] and given["check"] is None:
+        if given["as_json"] and given["check"] is None:
             raise ServingError("--json goes with --check; a server that runs says how it is in /metrics and its log.")
         sample = _sample(given["check"] or "")
         found = _found(given["models"] or ())
         config = _config(given, [_served(model, folder / f"hashes-{at}") for at, model in enumerate(found)])
         with in_environment(config, given, found[0].environment if found else None) as config:
             if given["check"] is not None:
-                return _check(config, sample, as_json=given["json"])
+                return _check(config, sample, as_json=given["as_json"])
             path = folder / "config.json"
             # Variables in it may be secrets.
             write_json(path, config.to_json(), mode=PRIVATE)
@@ -251,7 +252,7 @@ def package(**given: Any) -> None:
         base=given["base"],
         overwrite=given["overwrite"],
     )
-    if given["json"]:
+    if given["as_json"]:
         print_json({"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())})
         return
     print(folder)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from paceline.cli import completing, service_options
+from paceline.cli import service_options
 from paceline.cli.common import age, print_fields, print_json, print_table, warn
-from paceline.cli.options import takes
+from paceline.cli.options import JSON, VerbOption, takes
 from paceline.cli.service_options import DEPLOY, UPDATE
-from paceline.cli.shared_options import Json
 from paceline.errors import ServiceError, ServiceNotFoundError
 from paceline.runs.visible import visible
 from paceline.services import keys as key_file
@@ -23,14 +20,11 @@ from paceline.services.record import ServiceRecord
 from paceline.services.service import Service
 from paceline.workspace import Workspace
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the service.", autocompletion=completing.services)]
-Data = Annotated[str, typer.Argument(metavar="DATA", help="What is sent: text, @FILE, or - for standard input.")]
-NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
-
-verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+NAME = VerbOption("name", "Name of the service.", "NAME", complete="services", needed=True)
+DATA = VerbOption("data", "What is sent: text, @FILE, or - for standard input.", "DATA", default="-")
+NO_WAIT = VerbOption("--no-wait", "Return at once.", type=bool)
 
 
-@verbs.command("deploy")
 @takes(*DEPLOY)
 def deploy(**given: Any) -> None:
     """Serve a model, and keep it served when this terminal is closed. Prints where it is called."""
@@ -55,11 +49,11 @@ def deploy(**given: Any) -> None:
     )
     if not given["no_wait"]:
         service.wait_for_deployment()
-    _print(service, as_json=given["json"])
+    _print(service, as_json=given["as_json"])
 
 
-@verbs.command("list")
-def list_services(as_json: Json = False) -> None:
+@takes(JSON)
+def list_services(*, as_json: bool) -> None:
     """The services of the workspace. Those that nobody looks after, though they should be up, are started again."""
     workspace = Workspace.from_config(create=False)
     found = list(read.all_records(workspace.path))
@@ -89,8 +83,8 @@ def list_services(as_json: Json = False) -> None:
     )
 
 
-@verbs.command("show")
-def show(name: Name, as_json: Json = False) -> None:
+@takes(NAME, JSON)
+def show(*, name: str, as_json: bool) -> None:
     """How a service stands, what it serves, and what it served before."""
     workspace = Workspace.from_config(create=False)
     folder = store.folder_of(workspace.path, name)
@@ -139,13 +133,13 @@ def show(name: Name, as_json: Json = False) -> None:
     )
 
 
-@verbs.command("logs")
-def logs(
-    name: Name,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the service ends.")] = False,
-    tail: Annotated[int, typer.Option("-n", "--tail", metavar="N", min=0, help="The last N lines.")] = 200,
-    as_json: Json = False,
-) -> None:
+@takes(
+    NAME,
+    VerbOption("-f --follow", "Go on until the service ends.", type=bool),
+    VerbOption("-n --tail", "The last N lines.", "N", int, least=0, default=200),
+    JSON,
+)
+def logs(*, name: str, follow: bool, tail: int, as_json: bool) -> None:
     """What a service's supervisor says and its servers print."""
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     text = log.last_lines(folder, tail)
@@ -168,13 +162,8 @@ def logs(
             sys.stdout.flush()
 
 
-@verbs.command("call")
-def call(
-    name: Name,
-    data: Data = "-",
-    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="For the answer.")] = 60.0,
-    as_json: Json = False,
-) -> None:
+@takes(NAME, DATA, VerbOption("--timeout", "For the answer.", "SECONDS", float, default=60.0), JSON)
+def call(*, name: str, data: str, timeout: float, as_json: bool) -> None:
     """Send one request, with the service's key; prints the answer."""
     service = Service(Workspace.from_config(create=False), name)
     answer = service.run(_body(data), timeout_s=timeout)
@@ -182,7 +171,6 @@ def call(
     print(json.dumps(answer) if as_json or not isinstance(answer, str) else visible(answer, lines=True))
 
 
-@verbs.command("update")
 @takes(*UPDATE)
 def update(**given: Any) -> None:
     """Serve another model, script or environment, without a lost request. What can't be served leaves what is."""
@@ -197,56 +185,35 @@ def update(**given: Any) -> None:
         wait=not given["no_wait"],
         **service_options.settings(given),
     )
-    _print(service, as_json=given["json"])
+    _print(service, as_json=given["as_json"])
 
 
-@verbs.command("reload")
-def reload(name: Name, no_wait: NoWait = False, as_json: Json = False) -> None:
+@takes(NAME, NO_WAIT, JSON)
+def reload(*, name: str, no_wait: bool, as_json: bool) -> None:
     """Serve the same models by the script and the files beside it as they are now."""
     service = Service(Workspace.from_config(create=False), name)
     service.reload(wait=not no_wait)
     _print(service, as_json=as_json)
 
 
-@verbs.command("scale")
-def scale(
-    name: Name,
-    workers: Annotated[int, typer.Argument(metavar="WORKERS", help="Model processes.")],
-    no_wait: NoWait = False,
-    as_json: Json = False,
-) -> None:
+@takes(NAME, VerbOption("workers", "Model processes.", "WORKERS", int, needed=True), NO_WAIT, JSON)
+def scale(*, name: str, workers: int, no_wait: bool, as_json: bool) -> None:
     """Serve by more or fewer model processes."""
     service = Service(Workspace.from_config(create=False), name)
     service.scale(workers, wait=not no_wait)
     _print(service, as_json=as_json)
 
 
-@verbs.command("rollback")
-def rollback(
-    name: Name,
-    to: Annotated[
-        int | None, typer.Option("--to", metavar="N", help="Revision; default: the last served before the present one.")
-    ] = None,
-    no_wait: NoWait = False,
-    as_json: Json = False,
-) -> None:
+@takes(NAME, VerbOption("--to", "Revision; default: the last served before the present one.", "N", int), NO_WAIT, JSON)
+def rollback(*, name: str, to: int | None, no_wait: bool, as_json: bool) -> None:
     """Serve a revision of before."""
     service = Service(Workspace.from_config(create=False), name)
     service.rollback(to, wait=not no_wait)
     _print(service, as_json=as_json)
 
 
-@verbs.command("keys")
-def keys(
-    name: Name,
-    regenerate: Annotated[
-        str | None,
-        typer.Option(
-            "--regenerate", metavar="primary|secondary", help="Replace this key; the other goes on being good."
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
+@takes(NAME, VerbOption("--regenerate", "Replace this key; the other goes on being good.", "primary|secondary"), JSON)
+def keys(*, name: str, regenerate: str | None, as_json: bool) -> None:
     """The two keys of a service, either of which a request may bring: `Authorization: Bearer KEY`."""
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     if regenerate is not None:
@@ -259,24 +226,24 @@ def keys(
         print_fields([("primary", primary), ("secondary", secondary)])
 
 
-@verbs.command("stop")
-def stop(name: Name, no_wait: NoWait = False, as_json: Json = False) -> None:
+@takes(NAME, NO_WAIT, JSON)
+def stop(*, name: str, no_wait: bool, as_json: bool) -> None:
     """End a service once the requests that it has are answered. `start` starts it again, at the same port."""
     service = Service(Workspace.from_config(create=False), name)
     service.stop(wait=not no_wait)
     _print(service, as_json=as_json)
 
 
-@verbs.command("start")
-def start(name: Name, no_wait: NoWait = False, as_json: Json = False) -> None:
+@takes(NAME, NO_WAIT, JSON)
+def start(*, name: str, no_wait: bool, as_json: bool) -> None:
     """Start a service that was stopped or has failed."""
     service = Service(Workspace.from_config(create=False), name)
     service.start(wait=not no_wait)
     _print(service, as_json=as_json)
 
 
-@verbs.command("delete")
-def delete(name: Name, as_json: Json = False) -> None:
+@takes(NAME, JSON)
+def delete(*, name: str, as_json: bool) -> None:
     """End a service and remove all of it. Registered models stay."""
     Service(Workspace.from_config(create=False), name).delete()
     if as_json:
@@ -285,8 +252,8 @@ def delete(name: Name, as_json: Json = False) -> None:
         print(f"{name} is deleted")
 
 
-@verbs.command("unit")
-def unit(name: Name, as_json: Json = False) -> None:
+@takes(NAME, JSON)
+def unit(*, name: str, as_json: bool) -> None:
     """A systemd user unit that keeps a service up after a reboot. Standard error says where to put it."""
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     text, path = unit_file.text(folder), unit_file.path(folder)
@@ -297,17 +264,15 @@ def unit(name: Name, as_json: Json = False) -> None:
     warn("\n".join(unit_file.instructions(folder)))
 
 
-@verbs.command("bench")
-def bench(
-    name: Name,
-    data: Data = "-",
-    clients: Annotated[str, typer.Option("--clients", metavar="N,N,...", help="How many at a time.")] = "1,8,32",
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="For each number of clients.")] = 5.0,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Draw it (PNG, SVG or PDF).")
-    ] = None,
-    as_json: Json = False,
-) -> None:
+@takes(
+    NAME,
+    DATA,
+    VerbOption("--clients", "How many at a time.", "N,N,...", default="1,8,32"),
+    VerbOption("--seconds", "For each number of clients.", type=float, least=0.1, default=5.0),
+    VerbOption("--picture", "Draw it (PNG, SVG or PDF).", "FILE", Path),
+    JSON,
+)
+def bench(*, name: str, data: str, clients: str, seconds: float, picture: Path | None, as_json: bool) -> None:
     """Call a service with 1, 8 and 32 clients: requests a second, and p50, p95 and p99 of the times."""
     from paceline.serving import bench as benching
 
@@ -374,3 +339,22 @@ def _models(workspace: Workspace, record: ServiceRecord) -> list[str]:
         return store.revision(folder, record.revision or store.wanted(folder).revision).model_names
     except ServiceError:
         return []
+
+
+verbs = {
+    "deploy": deploy,
+    "list": list_services,
+    "show": show,
+    "logs": logs,
+    "call": call,
+    "update": update,
+    "reload": reload,
+    "scale": scale,
+    "rollback": rollback,
+    "keys": keys,
+    "stop": stop,
+    "start": start,
+    "delete": delete,
+    "unit": unit,
+    "bench": bench,
+}

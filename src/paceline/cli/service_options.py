@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.options import JSON, TLS, VerbOption
+from paceline.cli.options import JSON, TLS, Duration, VerbOption
 from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON, one_file
 from paceline.environments.environment import Environment
 from paceline.environments.from_parameters import described
@@ -52,7 +52,7 @@ REQUESTS = (
         "ORIGIN",
         list,
     ),
-    VerbOption("--timeout", "For the model to answer, then 504; default: 60s.", type=float),
+    VerbOption("--timeout", "For the model to answer, then 504; default: 60s.", type=Duration()),
 )
 MEMORY_LIMIT = VerbOption("--memory-limit", "Of a model process, which is replaced beyond it, such as 2GB.", "SIZE")
 THREADS = VerbOption("--threads", "Of a model process; default: the cores divided by the workers.", "N", int)
@@ -72,9 +72,9 @@ _WHAT = (
     *RUNS_IN,
     WORKERS,
     *REQUESTS,
-    VerbOption("--load-timeout", "For init(); default: 10m.", type=float),
+    VerbOption("--load-timeout", "For init(); default: 10m.", type=Duration()),
     MEMORY_LIMIT,
-    VerbOption("--drain", "For requests to end in when the service ends; default: 30s.", type=float),
+    VerbOption("--drain", "For requests to end in when the service ends; default: 30s.", type=Duration()),
     THREADS,
     VerbOption("--no-wait", "Return at once.", type=bool),
     JSON,
@@ -94,7 +94,7 @@ DEPLOY = (
     *_WHAT[-2:],
 )
 
-_OF_A_REVISION = tuple(option for option in _WHAT if option.name not in ("model", "no_wait", "json"))
+_OF_A_REVISION = tuple(option for option in _WHAT if option.name not in ("model", "no_wait", "as_json"))
 PACKAGE = (
     VerbOption(
         "models", "Registered model, NAME:VERSION or NAME@ALIAS, or path of a file or folder.", "MODEL...", list

@@ -6,16 +6,13 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from paceline.cli import job_file
 from paceline.cli.common import folder_of, print_fields, print_json, print_table, with_children
 from paceline.cli.description import Asked, asked, combined
-from paceline.cli.options import takes
+from paceline.cli.options import JSON, VerbOption, takes
 from paceline.cli.run_options import words
-from paceline.cli.shared_options import Json
 from paceline.cli.summary import print_submitted, summary
 from paceline.cli.sweep_options import SWEEP, spec
 from paceline.controlling import following
@@ -44,25 +41,15 @@ from paceline.workspace import Workspace
 #: Points that --dry-run shows.
 _SHOWN = 10
 
-SweepId = Annotated[str, typer.Argument(metavar="RUN", help="Sweep: its id, the beginning of it, or its name.")]
-AnySweep = Annotated[
-    str | None,
-    typer.Argument(metavar="[RUN]", help="Sweep: its id, the beginning of it, or its name; default: the latest."),
-]
-Top = Annotated[int, typer.Option("--top", metavar="N", help="The best N trials alone; 0 for all.")]
-Follow = Annotated[bool, typer.Option("-f", "--follow", help="Until the sweep has ended.")]
-Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Draw the sweep as it is now into one HTML file.")
-]
-Png = Annotated[
-    Path | None, typer.Option("--png", metavar="FOLDER", help="Draw it as PNG files into a folder; needs matplotlib.")
-]
-Trials = Annotated[int, typer.Option("--trials", metavar="N", help="How many more.")]
-
-verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+SWEEP_ID = VerbOption("run_id", "Sweep: its id, the beginning of it, or its name.", "RUN", needed=True)
+ANY_SWEEP = VerbOption("run_id", "Sweep: its id, the beginning of it, or its name; default: the latest.", "[RUN]")
+TOP = VerbOption("--top", "The best N trials alone; 0 for all.", "N", int, default=0)
+FOLLOW = VerbOption("-f --follow", "Until the sweep has ended.", type=bool)
+HTML = VerbOption("--html", "Draw the sweep as it is now into one HTML file.", "FILE", Path)
+PNG = VerbOption("--png", "Draw it as PNG files into a folder; needs matplotlib.", "FOLDER", Path)
+TRIALS = VerbOption("--trials", "How many more.", "N", int, needed=True)
 
 
-@verbs.command("run")
 @takes(*SWEEP)
 def run(**given: Any) -> int:
     """Try a script with different hyperparameters, each time in a run of its own, and follow the sweep to its end.
@@ -79,7 +66,7 @@ def run(**given: Any) -> int:
         raise SweepError(f"{str(file)!r}: sweep takes keys and values, such as `metric: accuracy`.")
     wanted, sweep = asked(description), spec(given, section, file, _former)
     if given["dry_run"]:
-        return _print_points(wanted, sweep, as_json=given["json"])
+        return _print_points(wanted, sweep, as_json=given["as_json"])
     folder = start.submit_sweep(
         wanted.job,
         sweep,
@@ -94,19 +81,12 @@ def run(**given: Any) -> int:
     if given["detach"]:
         run_id = folder.run_id
         hints = f"See it:      paceline sweep show {run_id}\nThe best:    paceline sweep best {run_id}\n"
-        return print_submitted(folder, f"{hints}End it:      paceline sweep stop {run_id}", as_json=given["json"])
-    return _follow(folder, as_json=given["json"], quiet=given["quiet"])
+        return print_submitted(folder, f"{hints}End it:      paceline sweep stop {run_id}", as_json=given["as_json"])
+    return _follow(folder, as_json=given["as_json"], quiet=given["quiet"])
 
 
-@verbs.command("show")
-def show(
-    run_id: AnySweep = None,
-    top: Top = 0,
-    follow: Follow = False,
-    html: Html = None,
-    png: Png = None,
-    as_json: Json = False,
-) -> int:
+@takes(ANY_SWEEP, TOP, FOLLOW, HTML, PNG, JSON)
+def show(*, run_id: str | None, top: int, follow: bool, html: Path | None, png: Path | None, as_json: bool) -> int:
     """How a sweep stands: its trials, the best first."""
     if top < 0:
         raise SweepError(f"--top {top} is no number of trials. Give 1 or more, or 0 for all.")
@@ -166,8 +146,8 @@ def _draw(folder: RunFolder, sweep: SweepSpec, html: Path | None, png: Path | No
     return 0
 
 
-@verbs.command("best")
-def best(run_id: AnySweep = None, as_json: Json = False) -> None:
+@takes(ANY_SWEEP, JSON)
+def best(*, run_id: str | None, as_json: bool) -> None:
     """The best trial, with several metrics those on the Pareto front: runs, values and hyperparameters."""
     folder, _, sweep = _sweep(run_id)
     all_best = results.best_trials(children.trials(folder, sweep), sweep)
@@ -199,8 +179,8 @@ def _front(trials: Sequence[Trial], sweep: SweepSpec) -> str:
     return f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}" if numbers else "no trial yet"
 
 
-@verbs.command("stop")
-def stop(run_id: SweepId, as_json: Json = False) -> None:
+@takes(SWEEP_ID, JSON)
+def stop(*, run_id: str, as_json: bool) -> None:
     """End a sweep: its trials get SIGTERM and their grace, and keep what they have made."""
     folder, record, _ = _sweep(run_id)
     if not record.is_terminal:
@@ -208,16 +188,16 @@ def stop(run_id: SweepId, as_json: Json = False) -> None:
     _told(folder, f"is {record.status if record.is_terminal else states.CANCEL_REQUESTED}.", as_json=as_json)
 
 
-@verbs.command("more")
-def more(run_id: SweepId, trials: Trials, as_json: Json = False) -> None:
+@takes(SWEEP_ID, TRIALS, JSON)
+def more(*, run_id: str, trials: int, as_json: bool) -> None:
     """Ask for more trials of a sweep that runs, or let one that has ended go on."""
     folder, _, _ = _sweep(run_id)
     start.more(folder, trials)
     _told(folder, f"goes on. Follow it: paceline sweep show -f {folder.run_id}", as_json=as_json)
 
 
-@verbs.command("resume")
-def resume(run_id: SweepId, as_json: Json = False) -> None:
+@takes(SWEEP_ID, JSON)
+def resume(*, run_id: str, as_json: bool) -> None:
     """Let a sweep go on whose controller was killed. Whoever looks at it does the same."""
     # Whoever reads the record of a sweep without a controller starts one (`paceline.runs.read`).
     folder, record, _ = _sweep(run_id)
@@ -316,3 +296,6 @@ def _print_trials(trials: Sequence[Trial], sweep: SweepSpec) -> None:
 
 def _said(trial: Leg) -> list[str]:
     return [visible(f"{name.lstrip('-')} {value_text(value)}") for name, value in trial.values.items()]
+
+
+verbs = {"run": run, "show": show, "best": best, "stop": stop, "more": more, "resume": resume}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.options import DETACH, JSON, VerbOption
+from paceline.cli.options import DETACH, JSON, Duration, VerbOption
 from paceline.cli.run_options import RUN
 from paceline.errors import SweepError
 from paceline.sweeps.expressions import Expression, parse
@@ -19,7 +19,7 @@ from paceline.sweeps.spec import SweepSpec, listed, objectives
 from paceline.system import units
 
 # These have words of their own below, but for --yaml, which a sweep has not.
-_NOT_A_SWEEPS = ("dry_run", "yaml", "quiet", "json")
+_NOT_A_SWEEPS = ("dry_run", "yaml", "quiet", "as_json")
 
 SWEEP = (
     *(option for option in RUN if option.name not in _NOT_A_SWEEPS),
@@ -62,7 +62,7 @@ SWEEP = (
         complete="run_ids",
     ),
     VerbOption("--max-failures", "End the sweep after so many failed trials.", "N", int),
-    VerbOption("--max-sweep-duration", "End the sweep after so long, such as 90s or 1h30m.", type=float),
+    VerbOption("--max-sweep-duration", "End the sweep after so long, such as 90s or 1h30m.", type=Duration()),
     VerbOption(
         "--pass-as",
         "How the script gets the values, where its text does not tell: arguments (--lr 0.1, the default), equals (--lr=0.1), "

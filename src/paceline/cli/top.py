@@ -10,12 +10,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated, Any
-
-import typer
+from typing import IO, Any
 
 from paceline.cli.common import columns, folder_of, print_json
-from paceline.cli.shared_options import Json, LatestRun
+from paceline.cli.options import JSON, LATEST_RUN, VerbOption, takes
 from paceline.errors import RunStateError, UserError
 from paceline.runs import loads, read, states
 from paceline.runs.folder import RunFolder
@@ -39,14 +37,13 @@ _NAMES = ("NODE", "RANK")
 _PAUSE_S = 0.1
 
 
-def top(
-    run_id: LatestRun = None,
-    once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
-    interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", help="Seconds between two looks.")
-    ] = _INTERVAL_S,
-    as_json: Json = False,
-) -> int:
+@takes(
+    LATEST_RUN,
+    VerbOption("--once", "Print it once, and end.", type=bool),
+    VerbOption("--interval", "Seconds between two looks.", "SECONDS", float, default=_INTERVAL_S),
+    JSON,
+)
+def top(*, run_id: str | None, once: bool, interval: float, as_json: bool) -> int:
     """Watch the load of a run's nodes and workers, and how each rank spends its time. Ctrl-C ends it.
 
     Processors (100 % is one core), memory, GPUs, disk, network, steps, and the shares of time in which a rank computes, waits for
@@ -141,14 +138,12 @@ def _lines(folder: RunFolder, record: RunRecord) -> list[str]:
     return [visible(line) for line in lines]
 
 
-def stacks(
-    run_id: LatestRun = None,
-    native: Annotated[
-        bool,
-        typer.Option("--native", help="Frames of C and C++ too, by py-spy, which stops each process for a moment."),
-    ] = False,
-    as_json: Json = False,
-) -> None:
+@takes(
+    LATEST_RUN,
+    VerbOption("--native", "Frames of C and C++ too, by py-spy, which stops each process for a moment.", type=bool),
+    JSON,
+)
+def stacks(*, run_id: str | None, native: bool, as_json: bool) -> None:
     """Show where each worker of a run is now: the stacks of its threads, and which ranks wait for which.
 
     The workers run on. Equal stacks are shown once, with their ranks.
@@ -160,16 +155,14 @@ def stacks(
         print(visible(str(found), lines=True))
 
 
-def profile(
-    run_id: LatestRun = None,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="N", help="Sample for so long.")] = SECONDS,
-    rate: Annotated[float, typer.Option("--rate", metavar="N", help="So many samples a second.")] = RATE,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="The file of all samples; default: RUN.speedscope.json."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
+@takes(
+    LATEST_RUN,
+    VerbOption("--seconds", "Sample for so long.", "N", float, default=SECONDS),
+    VerbOption("--rate", "So many samples a second.", "N", float, default=RATE),
+    VerbOption("-o --output", "The file of all samples; default: RUN.speedscope.json.", "FILE", Path),
+    JSON,
+)
+def profile(*, run_id: str | None, seconds: float, rate: float, output: Path | None, as_json: bool) -> None:
     """Sample the stacks of a run's workers for some seconds, to see where their time goes.
 
     Prints the ten longest functions, by rank where ranks differ, and writes all samples to a file for https://www.speedscope.app.

@@ -36,7 +36,7 @@ def ui(**given: Any) -> int:
     remote = given["remote_folder"] or given["remote_program"]
     if given["ssh"] is not None:
         here = [name for name in ("host", "tls_cert", "tls_key", "proxy", "socket") if given[name]]
-        if here or given["json"]:
+        if here or given["as_json"]:
             option = f"--{here[0].replace('_', '-')}" if here else "--json"
             raise UserError(f"{option} does not go with --ssh, which is reached from this machine alone.")
         from paceline.ui.ssh import watch
@@ -56,7 +56,7 @@ def ui(**given: Any) -> int:
         proxies=tuple(given["proxy"] or ()),
         read_only=given["read_only"],
         opens=given["open"],
-        as_json=given["json"],
+        as_json=given["as_json"],
         socket=given["socket"],
     )
     sys.stdout.flush()

@@ -1,6 +1,6 @@
 """The verbs of the command line: where each lives, and its line in `paceline --help`.
 
-A verb's module is imported when the verb is called (`paceline.cli.verb_group`), so what `--help` says of it stands here:
+A verb's module is imported when the verb is called (`paceline.cli.parser`), so what `--help` says of it stands here:
 the first paragraph of the verb's own help. A test compares the two.
 """
 
@@ -28,8 +28,8 @@ SHOWING = frozenset(
 #: Verb -> its function in `paceline.cli`, or the module whose `verbs` are below it; and its help. In the order in which `--help`
 #: lists them.
 VERBS: dict[str, tuple[str, str]] = {
-    "run": ("run.run", "Submit a script and follow it to its end. Exits as the script did."),
-    "submit": ("run.submit", "Submit a script and return at once with the run's id."),
+    "run": ("quick.run", "Submit a script and follow it to its end. Exits as the script did."),
+    "submit": ("quick.submit", "Submit a script and return at once with the run's id."),
     "rerun": (
         "run.rerun",
         "Submit a run's job again, with the source and the exact versions of the packages as they were then.",

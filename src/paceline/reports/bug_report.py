@@ -41,7 +41,7 @@ PACKAGES = (
     "mlflow-skinny",
     "fsspec",
     "uv",
-    "typer",
+    "click",
     "rich",
     "starlette",
     "uvicorn",

@@ -78,9 +78,9 @@ def test_a_whole_environment_has_its_packages_and_no_others(
     assert found["env"]["VIRTUAL_ENV"] == found["prefix"]
     assert found["env"]["PATH"].split(os.pathsep)[0] == os.path.join(found["prefix"], "bin")
 
-    missing = lab.finish("import typer\n", pip_packages=[spam])
+    missing = lab.finish("import click\n", pip_packages=[spam])
     assert missing.failure is not None
-    assert missing.failure.exception == "ModuleNotFoundError: No module named 'typer'"
+    assert missing.failure.exception == "ModuleNotFoundError: No module named 'click'"
 
 
 def test_what_is_meant_for_the_script_alone_is_on_its_path(lab: Lab, spam: str, tmp_path: Path) -> None:

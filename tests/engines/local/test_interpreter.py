@@ -116,6 +116,6 @@ def test_nothing_of_the_submitting_python_is_on_the_path_of_one_without_site_pac
     run = lab.complete(script, python=str(venv / "bin" / "python"))
     assert log_text(run) == f"{run.id}\n"
 
-    run = lab.finish("import typer\n", python=str(venv / "bin" / "python"))
+    run = lab.finish("import click\n", python=str(venv / "bin" / "python"))
     assert run.failure is not None
-    assert run.failure.exception == "ModuleNotFoundError: No module named 'typer'"
+    assert run.failure.exception == "ModuleNotFoundError: No module named 'click'"

@@ -1,0 +1,195 @@
+"""The parser of the command line, made from the verbs' tables of options.
+
+It imports a verb's module when the verb is called: `paceline status` has no use for what `paceline compute add` imports.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+
+import click
+from click.shell_completion import shell_complete
+
+from paceline import workspace_dir
+from paceline.cli.options import OPTIONS_OF
+from paceline.cli.output import print_version
+from paceline.cli.verbs import SECTIONS, SHOWING, VERBS
+
+#: The widest output whose options stand above their descriptions, not beside them.
+_NARROW = 58
+
+
+class _Command(click.Command):
+    """A verb, or a group of verbs, whose errors all name it (`UsageError.ctx`)."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            # click leaves it out for an option whose value is missing.
+            error.ctx = error.ctx or ctx
+            raise
+
+
+class VerbCommand(_Command):
+    """A verb whose `--help` has its options in the sections of its table (`VerbOption.section`)."""
+
+    def __init__(self, name: str, verb: Callable[..., int | None]) -> None:
+        self.options = OPTIONS_OF.get(verb, ())
+        super().__init__(name, callback=verb, help=verb.__doc__, params=[option.parameter() for option in self.options])
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write arguments, then options section by section."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        title = "Options"
+        # The parser's own --help comes last, and has no entry in the table.
+        for parameter, option in zip(self.get_params(ctx), (*self.options, None), strict=True):
+            title = option.section if option and option.section else title
+            if row := parameter.get_help_record(ctx):
+                sections.setdefault("Arguments" if option and option.is_argument else title, []).append(row)
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    # In a narrow terminal each option has a line to itself, for two columns would be one word wide.
+                    formatter.write_dl(rows, col_max=30 if formatter.width > _NARROW else 6)
+
+
+class RawCommand(click.Command):
+    """A verb that reads its words itself, `--help` included: its options depend on them."""
+
+    def __init__(self, name: str, verb: Callable[..., int | None]) -> None:
+        words = [option.parameter() for option in OPTIONS_OF[verb]]
+        super().__init__(name, callback=verb, help=verb.__doc__, params=words, add_help_option=False)
+        self.context_settings = {
+            "ignore_unknown_options": True,
+            "allow_interspersed_args": False,
+            "help_option_names": [],
+        }
+
+
+class VerbGroup(_Command, click.Group):
+    """Verbs below a verb. Its `--help` has the whole first sentence of each."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order of their table."""
+        return [*self.commands]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, first_sentence(command.help or "")) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class TopLevel(VerbGroup):
+    """The verbs of `VERBS`.
+
+    Each is a stand-in with its name and its help until it is called, or until its own words are completed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "paceline",
+            commands={name: click.Command(name, help=text) for name, (_, text) in VERBS.items()},
+            help="Run training scripts, on one process or many, on machines you already have.",
+            context_settings={"help_option_names": ["-h", "--help"]},
+            params=[
+                _early("--version", "Print the version.", print_version),
+                _early("--install-completion", "Set up completion for your shell.", _install_completion),
+                _early("--show-completion", "Print the completion script of your shell.", _show_completion),
+            ],
+        )
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs in sections."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        title = ""
+        width = max(map(len, VERBS))
+        for name, (_, text) in VERBS.items():
+            title = SECTIONS.get(name, title)
+            sections.setdefault(title, []).append((name.ljust(width), first_sentence(text)))
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+    def load(self, name: str) -> click.Command:
+        """Import the verb of this name, put it in its stand-in's place, and return it."""
+        place, text = VERBS[name]
+        module, _, function = place.partition(".")
+        found = import_module(f"paceline.cli.{module}")
+        if function:
+            self.commands[name] = VerbCommand(name, getattr(found, function))
+        else:
+            self.commands[name] = VerbGroup(name, help=text, commands=_commands(found.verbs, getattr(found, "raw", ())))
+        return self.commands[name]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        workspace_dir.only_shows = name in SHOWING or " ".join((str(name), *rest[:1])) in SHOWING
+        return name, self.load(name) if command is not None and name in VERBS else command, rest
+
+
+def call() -> int | None:
+    """Parse the command line, call its verb, and return the verb's exit code."""
+    # A shell sets this variable where it wants words to offer.
+    if instruction := os.environ.get("_PACELINE_COMPLETE"):
+        return shell_complete(app, {}, "paceline", "_PACELINE_COMPLETE", instruction)
+    columns = shutil.get_terminal_size().columns
+    # The parser's own least width is 50.
+    width = max(30, columns - 2) if columns <= _NARROW else None
+    # Not `app.main`, which writes a line of its own for Ctrl-C.
+    try:
+        with app.make_context("paceline", sys.argv[1:], terminal_width=width) as context:
+            code: int | None = app.invoke(context)
+            return code
+    except click.exceptions.Exit as exit:
+        return exit.exit_code
+
+
+def options_of(words: Sequence[str]) -> dict[str, str]:
+    """Return parameter -> option, "--dry-run", for each option of the verb that the words call."""
+    command = app.load(words[0]) if words and words[0] in VERBS else None
+    if isinstance(command, VerbGroup):
+        command = command.commands.get(words[1]) if len(words) > 1 else None
+    options = command.options if isinstance(command, VerbCommand) else ()
+    return {option.name: option.long_word for option in options if not option.is_argument}
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a verb's help."""
+    return " ".join(text.split("\n\n", maxsplit=1)[0].split()).partition(". ")[0].removesuffix(".") + "."
+
+
+def _commands(verbs: Mapping[str, Callable[..., int | None]], raw: Iterable[str]) -> dict[str, click.Command]:
+    return {name: (RawCommand if name in raw else VerbCommand)(name, verb) for name, verb in verbs.items()}
+
+
+def _early(word: str, help: str, act: Callable[[], None]) -> click.Option:
+    """Return an option that acts in place of a verb."""
+
+    def callback(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        if value and not context.resilient_parsing:
+            act()
+            context.exit()
+
+    return click.Option([word], is_flag=True, is_eager=True, expose_value=False, help=help, callback=callback)
+
+
+def _install_completion() -> None:
+    from paceline.cli import completing
+
+    print(completing.install())
+
+
+def _show_completion() -> None:
+    from paceline.cli import completing
+
+    print(completing.script())
+
+
+app = TopLevel()
