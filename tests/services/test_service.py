@@ -16,8 +16,9 @@ import pytest
 from paceline.environments.environment import Environment
 from paceline.errors import ModelError, ServiceError, ServiceFailedError, ServiceNotFoundError
 from paceline.models.model import Model
-from paceline.services import states, store
+from paceline.services import store
 from paceline.services.folder import MARK
+from paceline.services.record import FAILED, HEALTHY, STOPPED
 from paceline.services.service import Service
 from paceline.system import processes
 from paceline.workspace import Workspace
@@ -30,7 +31,7 @@ BROKEN = "def init():\n    raise RuntimeError('no weights')\n\ndef run(data):\n 
 
 def test_a_service_from_its_deployment_to_its_end(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source, workers=2, tags={"team": "blue"}, timeout_s=20)
-    assert service.state == states.HEALTHY
+    assert service.state == HEALTHY
     assert service.run({"x": [1, 2]})["y"] == [2, 4]
     # Text goes as it is, as the SDK sends it.
     assert service.run('{"x": [5]}')["y"] == [10]
@@ -53,7 +54,7 @@ def test_a_service_from_its_deployment_to_its_end(workspace: Workspace, source: 
 
     folder = service._folder
     service.stop()
-    assert service.state == states.STOPPED
+    assert service.state == STOPPED
     with pytest.raises(ServiceError, match="paceline service start digits"):
         service.run({})
     with socket.socket() as free:
@@ -116,7 +117,7 @@ def test_an_update_a_rollback_and_a_scaling_lose_no_request(workspace: Workspace
     assert failures == []
     assert {status for status, _ in answers} == {200}
     assert {tuple(y) for _, y in answers} == {(2.0,), (3.0,)}
-    assert (service.state, service.record().restarts) == (states.HEALTHY, 0)
+    assert (service.state, service.record().restarts) == (HEALTHY, 0)
     # What could not be served is not asked for again by what comes after it.
     assert service.scale(1).revision == 1
 
@@ -126,12 +127,12 @@ def test_a_service_that_cannot_start_says_why_and_an_update_mends_it(workspace: 
     service = Service.deploy(workspace, "digits", source / "two.txt", entry_script=source / "bad.py")
     with pytest.raises(ServiceFailedError, match=r"no weights.*bad\.py, line 2, in init.*paceline service logs digits"):
         service.wait_for_deployment(timeout_sec=120)
-    assert service.state == states.FAILED
+    assert service.state == FAILED
     assert "no weights" in str(service.error)
     wait_until(lambda: not processes.with_variable(MARK, str(service._folder.path)), "its processes end")
     # Nobody tries again by looking.
-    assert service.state == states.FAILED
-    assert service.update(entry_script=source / "score.py").state == states.HEALTHY
+    assert service.state == FAILED
+    assert service.update(entry_script=source / "score.py").state == HEALTHY
     assert service.run({"x": [1]})["y"] == [2]
 
 

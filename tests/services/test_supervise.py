@@ -15,8 +15,9 @@ import pytest
 
 from paceline.environments.environment import Environment
 from paceline.errors import ServiceFailedError
-from paceline.services import states, store
+from paceline.services import store
 from paceline.services.folder import MARK
+from paceline.services.record import HEALTHY, STOPPED, UNHEALTHY
 from paceline.services.service import Service
 from paceline.system import processes
 from paceline.workspace import Workspace
@@ -30,7 +31,7 @@ def test_a_killed_server_is_started_again_and_says_why_it_died(workspace: Worksp
     before = service.record()
     os.kill(before.server_pid or 0, signal.SIGKILL)
     wait_until(lambda: service.record().restarts == 1, "its death is seen")
-    wait_until(lambda: service.state == states.HEALTHY, "it is served again")
+    wait_until(lambda: service.state == HEALTHY, "it is served again")
     after = service.record()
     assert after.server_pid != before.server_pid
     assert "killed by SIGKILL" in str(after.last_end)
@@ -41,10 +42,10 @@ def test_a_killed_server_is_started_again_and_says_why_it_died(workspace: Worksp
 #: A guardian with less patience than it has.
 IMPATIENT = """
 import sys
-from paceline.services import heartbeat
+from paceline.services import server
 from paceline.services.__main__ import main
 
-heartbeat.SILENT_S = 3.0
+server.SILENT_S = 3.0
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -142,7 +143,7 @@ def test_whoever_looks_next_starts_a_service_whose_processes_were_all_killed(
         os.kill(pid, signal.SIGKILL)
     # The server ends with them: nothing is left that nobody looks after.
     wait_until(lambda: not processes.with_variable(MARK, str(folder.path)), "the server ends")
-    assert store.stored(folder).state == states.HEALTHY
+    assert store.stored(folder).state == HEALTHY
     service.state  # noqa: B018 - a look
     wait_until(lambda: _answers(service), "it is served again")
     assert service.record().port == port
@@ -158,9 +159,9 @@ def test_a_server_that_dies_again_and_again_is_started_ever_later_until_an_updat
     os.kill(service.record().server_pid or 0, signal.SIGKILL)
     wait_until(lambda: service.record().restarts > 1, "it is tried more than once")
     record = service.record()
-    assert record.state == states.UNHEALTHY
+    assert record.state == UNHEALTHY
     assert record.failure
-    assert service.update(source / "three.txt").state == states.HEALTHY
+    assert service.update(source / "three.txt").state == HEALTHY
     assert service.run({"x": [1]})["y"] == [3]
     assert service.error is None
 
@@ -184,7 +185,7 @@ def test_a_build_is_cut_short_by_a_newer_wish_and_by_the_end(
     service.update(environment=environment, wait=False)
     wait_until((slow / "started").exists, "the build is on its way again", 120)
     service.stop()
-    assert service.state == states.STOPPED
+    assert service.state == STOPPED
     wait_until(lambda: not _mentions(str(slow)), "the build has ended")
 
 
@@ -208,8 +209,8 @@ def test_a_taken_port_is_named_and_waited_for(workspace: Workspace, source: Path
         taken.listen()
         service.start(wait=False)
         wait_until(lambda: "is taken by another program" in str(service.error), "the port is named")
-        assert service.state == states.UNHEALTHY
-    wait_until(lambda: service.state == states.HEALTHY, "it has the port")
+        assert service.state == UNHEALTHY
+    wait_until(lambda: service.state == HEALTHY, "it has the port")
     assert service.run({"x": [1]})["y"] == [2]
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ServiceError
-from paceline.services import states, store, unit_file
+from paceline.services import store, unit_file
 from paceline.services.folder import ServiceFolder
+from paceline.services.record import HEALTHY, UNHEALTHY
 from paceline.workspace import Workspace
 from tests.helpers import wait_until
 from tests.services.conftest import deployed, looking_after
@@ -46,13 +47,13 @@ def test_what_the_unit_starts_takes_over_when_nobody_else_looks_after_the_servic
         for pid in first:
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: store.stored(folder).owner["pid"] not in first, "the unit's process takes over")
-        wait_until(lambda: store.stored(folder).state == states.HEALTHY, "it is served again")
+        wait_until(lambda: store.stored(folder).state == HEALTHY, "it is served again")
         assert service.run({"x": [1]})["y"] == [2]
         # systemd's own stop.
         unit.send_signal(signal.SIGTERM)
         assert unit.wait(timeout=120) == 0
         # A stop of ours ends it with 0, by which systemd lets it be.
-        assert service.state in (states.HEALTHY, states.UNHEALTHY)
+        assert service.state in (HEALTHY, UNHEALTHY)
         service.stop()
     finally:
         unit.kill()

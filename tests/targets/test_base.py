@@ -8,7 +8,7 @@ import pytest
 
 from paceline.targets.base import PARTS, Alike, Controlling, EarlyStart, Elastic, Examined, Queued
 from paceline.targets.configured import OWN, kind_class
-from paceline.testing.failing import missing_members
+from paceline.testing.ending import missing_members
 from tests.targets.toy import ToyTarget
 
 #: kind -> its parts.

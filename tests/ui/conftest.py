@@ -18,7 +18,7 @@ from paceline.runs.metrics import MetricLog
 from paceline.runs.record import Attempt, utc_now
 from paceline.ui.app import make_app
 from paceline.ui.config import UiConfig
-from paceline.ui.token import Token
+from paceline.ui.guard import Token
 from tests.cli.conftest import cli  # noqa: F401 - a fixture
 from tests.helpers import make_job, make_run
 

@@ -10,8 +10,8 @@ import pytest
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
-from paceline.ui.token import Token
-from paceline.ui.views import actions
+from paceline.ui.guard import Token
+from paceline.ui.views import run
 from tests.ui.conftest import Place
 
 
@@ -65,7 +65,7 @@ def test_a_run_that_hangs_has_a_banner_with_the_reason_its_ranks_and_a_button_fo
     ):
         assert words in text
     assert "hangs since 2026-11-23" in client.get("/").text
-    monkeypatch.setattr(actions, "take", lambda folder: "rank 1: train.py, line 8\x1b[2J")
+    monkeypatch.setattr(run, "take", lambda folder: "rank 1: train.py, line 8\x1b[2J")
     form = {"form_key": key_of(place, folder)}
     answer = client.post(f"/runs/{folder.run_id}/stacks", data=form)
     assert (answer.status_code, answer.text) == (200, "rank 1: train.py, line 8\\x1b[2J")

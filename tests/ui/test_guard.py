@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.runs import states
-from paceline.ui.token import Token
+from paceline.ui.guard import Token
 from tests.ui.conftest import Place
 
 PAGE = {"accept": "text/html"}

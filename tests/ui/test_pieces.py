@@ -11,13 +11,13 @@ import pytest
 from paceline.errors import RunNotFoundError
 from paceline.models.model import Model
 from paceline.runs import states, tags_and_properties
-from paceline.services import states as services_states
+from paceline.services import record as services_states
 from paceline.services import store as services_store
 from paceline.services.folder import ServiceFolder
 from paceline.services.record import ServiceRecord
 from paceline.ui import pieces
+from paceline.ui.guard import Token
 from paceline.ui.pieces import PagePiece, PiecesSeen, PieceStreams
-from paceline.ui.token import Token
 from paceline.ui.views import places, sweep
 from paceline.workspace import Workspace
 from tests.sweeps.made import add_trial, make_sweep

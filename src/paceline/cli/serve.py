@@ -19,13 +19,10 @@ from paceline.errors import ModelNotFoundError, ServingError
 from paceline.job.environment import EnvironmentSpec
 from paceline.launchers.environment import of_interpreter
 from paceline.runs.visible import visible
-from paceline.services import model_files
-from paceline.services.asked import asked, check_environment
-from paceline.services.model_files import FoundModel
 from paceline.services.package.write import package as write_package
+from paceline.services.revision_spec import FoundModel, check_environment, find_model, make_spec
 from paceline.serving.check import check
-from paceline.serving.config import ServedModel, ServerConfig
-from paceline.serving.front.reading import absolute
+from paceline.serving.config import ServedModel, ServerConfig, absolute
 from paceline.system.detached_process import library_dir
 from paceline.system.files import PRIVATE, remove_tree, write_json
 from paceline.workspace import Workspace
@@ -138,12 +135,12 @@ def _found(references: Sequence[str]) -> list[FoundModel]:
     found = []
     for reference in references:
         try:
-            found.append(model_files.find(workspace_dir, reference))
+            found.append(find_model(workspace_dir, reference))
         except ModelNotFoundError:
             # A path without a slash, then.
             if not Path(reference).exists():
                 raise
-            found.append(model_files.find(workspace_dir, Path(reference)))
+            found.append(find_model(workspace_dir, Path(reference)))
     return found
 
 
@@ -202,8 +199,8 @@ def in_environment(
         UserError: the environment is unknown, can't be built, or its interpreter is not there.
     """
     # Where the service's options look for requirements and the like.
-    asked = service_options.environment({**given, "source": config.source_dir})
-    spec = asked or own or EnvironmentSpec()
+    wanted = service_options.environment({**given, "source": config.source_dir})
+    spec = wanted or own or EnvironmentSpec()
     variables = {**spec.environment_variables, **service_options.variables(given["env"])}
     check_environment(spec)
     if not spec.needs_build:
@@ -235,7 +232,7 @@ def _interpreter(python: str | None) -> str | None:
 @takes(*PACKAGE)
 def package(**given: Any) -> None:
     """Write a folder that serves a model away from here: Dockerfile, exact versions, model, script and server."""
-    spec = asked(
+    spec = make_spec(
         given["models"],
         entry_script=given["entry"],
         source_directory=given["source"],

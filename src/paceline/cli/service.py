@@ -14,9 +14,9 @@ from paceline.cli.service_options import DEPLOY, UPDATE
 from paceline.errors import ServiceError, ServiceNotFoundError
 from paceline.runs.visible import visible
 from paceline.services import keys as key_file
-from paceline.services import log, read, states, store, unit_file
+from paceline.services import log, store, unit_file
 from paceline.services.folder import ServiceFolder
-from paceline.services.record import ServiceRecord
+from paceline.services.record import AT_REST, HEALTHY, STOPPED, ServiceRecord
 from paceline.services.service import Service
 from paceline.workspace import Workspace
 
@@ -56,7 +56,7 @@ def deploy(**given: Any) -> None:
 def list_services(*, as_json: bool) -> None:
     """The services of the workspace. Those that nobody looks after, though they should be up, are started again."""
     workspace = Workspace.from_config(create=False)
-    found = list(read.all_records(workspace.path))
+    found = list(store.all_records(workspace.path))
     if as_json:
         print_json([_shown(workspace, record) for record in found])
         return
@@ -88,7 +88,7 @@ def show(*, name: str, as_json: bool) -> None:
     """How a service stands, what it serves, and what it served before."""
     workspace = Workspace.from_config(create=False)
     folder = store.folder_of(workspace.path, name)
-    record = read.record(folder)
+    record = store.record(folder)
     revisions = store.revisions(folder)
     if as_json:
         # Values of variables may be secrets.
@@ -151,7 +151,7 @@ def logs(*, name: str, follow: bool, tail: int, as_json: bool) -> None:
 
     def is_over() -> bool:
         try:
-            return read.record(folder).state in states.AT_REST
+            return store.record(folder).state in AT_REST
         except ServiceNotFoundError:
             return True
 
@@ -217,7 +217,7 @@ def keys(*, name: str, regenerate: str | None, as_json: bool) -> None:
     """The two keys of a service, either of which a request may bring: `Authorization: Bearer KEY`."""
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     if regenerate is not None:
-        with store.asking(folder):
+        with store.editing(folder):
             key_file.change(folder, regenerate)
     primary, secondary = key_file.read(folder)
     if as_json:
@@ -277,8 +277,8 @@ def bench(*, name: str, data: str, clients: str, seconds: float, picture: Path |
     from paceline.serving import bench as benching
 
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
-    record = read.record(folder)
-    if record.state != states.HEALTHY or record.scoring_uri is None:
+    record = store.record(folder)
+    if record.state != HEALTHY or record.scoring_uri is None:
         raise ServiceError(f"service {name!r} is {record.state}: there is nothing to measure.")
     try:
         counts = [int(each) for each in clients.split(",")]
@@ -319,7 +319,7 @@ def _print(service: Service, *, as_json: bool) -> None:
     if as_json:
         print_json(_shown(service.workspace, record))
         return
-    if record.state == states.STOPPED:
+    if record.state == STOPPED:
         print(f"{record.name} is stopped")
         return
     print(record.scoring_uri or record.state)
@@ -336,7 +336,7 @@ def _shown(workspace: Workspace, record: ServiceRecord) -> dict[str, Any]:
 def _models(workspace: Workspace, record: ServiceRecord) -> list[str]:
     folder = ServiceFolder(store.services_dir(workspace.path) / record.name)
     try:
-        return store.revision(folder, record.revision or store.wanted(folder).revision).model_names
+        return store.revision(folder, record.revision or store.desired(folder).revision).model_names
     except ServiceError:
         return []
 

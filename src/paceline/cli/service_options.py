@@ -134,7 +134,7 @@ def variables(words: Sequence[str] | None) -> dict[str, str]:
     Raises:
         ServiceError: the shell has none of such a name, or it can be none.
     """
-    from paceline.services.asked import as_variables
+    from paceline.services.revision_spec import as_variables
 
     found = {}
     for word in words or ():

@@ -23,10 +23,10 @@ from pathlib import Path
 from paceline.errors import PacelineError, ServiceError, ServiceNotFoundError
 from paceline.runs.driver_log import say
 from paceline.runs.failure import signal_name
-from paceline.services import states, store
+from paceline.services import store
 from paceline.services.folder import MARK, ServiceFolder
 from paceline.services.listener import open_listener
-from paceline.services.record import UP
+from paceline.services.record import FAILED, UNHEALTHY, UP
 from paceline.services.supervise import run
 from paceline.system import locks, processes
 
@@ -109,10 +109,8 @@ class Guardian:
         record = store.stored(self.folder)
         if record.served:
             return False
-        serial = store.wanted(self.folder).serial
-        store.change(
-            self.folder, record, state=states.FAILED, settled=serial, failure=f"its supervisor {how}", updating=None
-        )
+        serial = store.desired(self.folder).serial
+        store.change(self.folder, record, state=FAILED, settled=serial, failure=f"its supervisor {how}", updating=None)
         return True
 
     def _listener(self) -> socket.socket | None:
@@ -120,19 +118,19 @@ class Guardian:
         told = False
         while True:
             record = store.stored(self.folder)
-            wanted = store.wanted(self.folder)
+            target = store.desired(self.folder)
             try:
                 return open_listener(record.host, record.port)
             except ServiceError as error:
                 if not told:
                     say(str(error))
                     told = True
-                changes = {"failure": str(error), "settled": wanted.serial}
+                changes = {"failure": str(error), "settled": target.serial}
                 if not record.served:
-                    store.change(self.folder, record, state=states.FAILED, **changes)
+                    store.change(self.folder, record, state=FAILED, **changes)
                     return None
-                store.change(self.folder, record, state=states.UNHEALTHY, failure=str(error))
-            if wanted.state != UP or self.is_ended:
+                store.change(self.folder, record, state=UNHEALTHY, failure=str(error))
+            if target.state != UP or self.is_ended:
                 # Whoever looks next ends what is wanted to be ended.
                 return None
             time.sleep(_PAUSE_S)

@@ -1,4 +1,4 @@
-"""A service made, and what is asked of one that is there."""
+"""A service made, and what is spec of one that is there."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 from paceline.errors import ServiceError, ServiceFailedError, ServiceNotFoundError
 from paceline.runs import store as runs_store
 from paceline.runs.record import user_name, utc_now
-from paceline.services import keys, read, revise, states, store
-from paceline.services.asked import RevisionSpec, check_workers
+from paceline.services import keys, revise, store
 from paceline.services.folder import ServiceFolder
 from paceline.services.listener import check_free
-from paceline.services.record import UP, Revision, ServiceRecord, Wanted
+from paceline.services.record import HEALTHY, NOT_RESPONDING, UP, DesiredState, Revision, ServiceRecord
+from paceline.services.revision_spec import RevisionSpec, check_workers
 from paceline.system import locks
 from paceline.system.files import write_json
 from paceline.system.listening import is_loopback
@@ -32,7 +32,7 @@ _KINDS = ("ssh", "slurm")
 def deploy(
     workspace_dir: Path,
     name: str,
-    asked: RevisionSpec,
+    spec: RevisionSpec,
     *,
     workers: int = 1,
     host: str = "127.0.0.1",
@@ -47,7 +47,7 @@ def deploy(
     """Make a service and start it; returns at once.
 
     port: None or 0 for a free one, which it keeps. auth: ask for a key; default: where other machines can reach the host.
-    tls: files of certificate and key. overwrite: one of this name becomes this one: what it is asked keeps its address.
+    tls: files of certificate and key. overwrite: one of this name becomes this one: what it is spec keeps its address.
 
     Raises:
         UserError: anything that can be known to be wrong before a process starts.
@@ -70,7 +70,7 @@ def deploy(
                 f"there is a service {name!r} already. Change it by `paceline service update {name}`, delete it by `paceline "
                 f"service delete {name}`, or deploy with overwrite=True (`--overwrite`)."
             )
-        return _overwrite(folder, asked, workers=workers, port=port, auth=auth)
+        return _overwrite(folder, spec, workers=workers, port=port, auth=auth)
     _check_server()
     check_free(host, port)
     record = ServiceRecord(
@@ -89,33 +89,33 @@ def deploy(
         description=description,
         owner=runs_store.owner(),
     )
-    _make(folder, record, asked, workers)
+    _make(folder, record, spec, workers)
     return folder
 
 
 def update(
     folder: ServiceFolder,
-    asked: RevisionSpec,
+    spec: RevisionSpec,
     *,
     workers: int | None = None,
     why: str,
     source_of: Revision | None = None,
-) -> Wanted:
+) -> DesiredState:
     """Ask for a new revision. The one that is served goes on until the new one is ready, and for good if that fails.
 
     source_of: the source of this revision is taken again; by default it is copied as it is now.
     """
     if workers is not None:
         check_workers(workers)
-    with store.asking(folder):
-        made = revise.write(folder, asked, why=why, source_of=source_of)
+    with store.editing(folder):
+        made = revise.write(folder, spec, why=why, source_of=source_of)
         more = {} if workers is None else {"workers": workers}
-        wanted = store.want(folder, state=UP, revision=made.number, why=why, **more)
-    read.record(folder)
-    return wanted
+        target = store.set_desired(folder, state=UP, revision=made.number, why=why, **more)
+    store.record(folder)
+    return target
 
 
-def rollback(folder: ServiceFolder, number: int | None = None) -> Wanted:
+def rollback(folder: ServiceFolder, number: int | None = None) -> DesiredState:
     """Ask for a revision of before; by default the last one before the present that has been served.
 
     Raises:
@@ -131,20 +131,20 @@ def rollback(folder: ServiceFolder, number: int | None = None) -> Wanted:
             )
         number = before[-1]
     store.revision(folder, number)
-    return want(folder, state=UP, revision=number, why=f"rollback to revision {number}")
+    return request(folder, state=UP, revision=number, why=f"rollback to revision {number}")
 
 
-def want(folder: ServiceFolder, **changes: Any) -> Wanted:
+def request(folder: ServiceFolder, **changes: Any) -> DesiredState:
     """Ask for another state, another number of workers or a revision that is there."""
-    with store.asking(folder):
-        found, last = store.stored(folder), store.wanted(folder)
-        # A revision that could not be served is not asked for again, unless by its number.
+    with store.editing(folder):
+        found, last = store.stored(folder), store.desired(folder)
+        # A revision that could not be served is not spec for again, unless by its number.
         if found.settled == last.serial and found.revision is not None:
             changes = {"revision": found.revision, "workers": found.workers or 1, **changes}
-        wanted = store.want(folder, **changes)
+        target = store.set_desired(folder, **changes)
     with contextlib.suppress(ServiceNotFoundError):
-        read.record(folder)
-    return wanted
+        store.record(folder)
+    return target
 
 
 def wait(
@@ -162,14 +162,14 @@ def wait(
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
-        record = read.record(folder)
+        record = store.record(folder)
         if on_look is not None:
             on_look(record)
         if record.settled >= serial:
             if record.failure is not None and record.settled == serial:
                 raise ServiceFailedError(_failure_text(folder, record))
             return record
-        if record.state == states.NOT_RESPONDING:
+        if record.state == NOT_RESPONDING:
             raise ServiceFailedError(f"service {folder.name!r}: {record.failure}.")
         if deadline is not None and time.monotonic() > deadline:
             raise ServiceFailedError(
@@ -184,7 +184,7 @@ def end(folder: ServiceFolder, state: str) -> None:
     # The open file outlives the folder, and is held until the last process that looks after the service has ended.
     fd = os.open(folder.lock, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        serial = want(folder, state=state).serial
+        serial = request(folder, state=state).serial
         with contextlib.suppress(ServiceNotFoundError):
             wait(folder, serial)
         while True:
@@ -198,7 +198,7 @@ def end(folder: ServiceFolder, state: str) -> None:
 
 
 def _failure_text(folder: ServiceFolder, record: ServiceRecord) -> str:
-    if record.revision is not None and record.state == states.HEALTHY:
+    if record.revision is not None and record.state == HEALTHY:
         before = f" Revision {record.revision} goes on being served."
     else:
         before = ""
@@ -209,18 +209,18 @@ def _failure_text(folder: ServiceFolder, record: ServiceRecord) -> str:
     )
 
 
-def _make(folder: ServiceFolder, record: ServiceRecord, asked: RevisionSpec, workers: int) -> None:
+def _make(folder: ServiceFolder, record: ServiceRecord, spec: RevisionSpec, workers: int) -> None:
     """Write the folder under a hidden name, and start the supervisor once it has its own."""
     hidden = ServiceFolder(folder.path.with_name(f".new-{folder.name}-{os.urandom(4).hex()}"), folder.name)
     try:
         hidden.logs.mkdir(parents=True)
         hidden.revisions.mkdir()
-        revise.write(hidden, asked, why="deployed")
+        revise.write(hidden, spec, why="deployed")
         if record.has_keys:
             keys.make(hidden)
         write_json(
             hidden.wanted,
-            Wanted(workers=workers, by=record.deployed_by, time_utc=record.created_utc, why="deployed").to_json(),
+            DesiredState(workers=workers, by=record.deployed_by, time_utc=record.created_utc, why="deployed").to_json(),
         )
         write_json(hidden.record, record.to_json())
         lock_fd = locks.take(hidden.lock)
@@ -228,7 +228,7 @@ def _make(folder: ServiceFolder, record: ServiceRecord, asked: RevisionSpec, wor
         try:
             # It fails where there is a folder of this name with something in it: of two at once the second stops here.
             os.rename(hidden.path, folder.path)
-            read.start(folder, lock_fd)
+            store.start_supervisor(folder, lock_fd)
         finally:
             os.close(lock_fd)
     except OSError as error:
@@ -240,7 +240,7 @@ def _make(folder: ServiceFolder, record: ServiceRecord, asked: RevisionSpec, wor
 
 
 def _overwrite(
-    folder: ServiceFolder, asked: RevisionSpec, *, workers: int, port: int, auth: bool | None
+    folder: ServiceFolder, spec: RevisionSpec, *, workers: int, port: int, auth: bool | None
 ) -> ServiceFolder:
     found = store.stored(folder)
     if port and port != found.port:
@@ -253,7 +253,7 @@ def _overwrite(
             f"service {folder.name!r} asks for {'a' if found.has_keys else 'no'} key, and keeps to it. To change that, delete it "
             f"first: `paceline service delete {folder.name}`."
         )
-    update(folder, asked, workers=workers, why="deployed again")
+    update(folder, spec, workers=workers, why="deployed again")
     return folder
 
 

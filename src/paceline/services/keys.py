@@ -47,7 +47,7 @@ def changed_ns(folder: ServiceFolder) -> int:
 
 
 def change(folder: ServiceFolder, which: str, value: str | None = None) -> str:
-    """Replace one key, by a new one unless it is given; the key. Within `store.asking`.
+    """Replace one key, by a new one unless it is given; the key. Within `store.editing`.
 
     Raises:
         ServiceError: there are none, or `which` is neither "primary" nor "secondary".

@@ -4,18 +4,27 @@ none.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import socket
-import sys
+import threading
+from typing import TypeAlias
 
 from paceline.errors import ServiceError
 from paceline.system.listening import listen_at
 
 #: Connections that wait to be taken; the kernel's own limit (net.core.somaxconn) may be lower.
 _BACKLOG = 4096
-_SO_DETACH_FILTER = 27
+
+#: The path of a socket, or (host, port).
+Place: TypeAlias = "str | tuple[str, int]"
+
+_CHUNK = 1 << 16
+#: How long a client waits for a server that is being started.
+_PATIENCE_S = 300.0
+_PAUSE_S = 0.05
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -30,15 +39,6 @@ def open_listener(host: str, port: int) -> socket.socket:
         raise ServiceError(f"host={host!r}: {error.strerror or error}. Name an address of this machine.") from error
     except OSError as error:
         raise ServiceError(_reason(error, host, port)) from error
-
-
-def let_in(listener: socket.socket) -> None:
-    """Let connections come to the socket again, after a server that shared it has ended: it has kept them away, so that none was
-    lost with it (`paceline.serving.front.listening`). A client that came meanwhile asks again by itself, after a second.
-    """
-    if sys.platform.startswith("linux"):
-        with contextlib.suppress(OSError):  # it was not kept away
-            listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
 
 def check_free(host: str, port: int) -> None:
@@ -56,3 +56,79 @@ def _reason(error: OSError, host: str, port: int) -> str:
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"port={port} of {host} is not for user {os.geteuid()}. Name one from 1024 on, or 0 for a free one."
     return f"{host}, port {port}: {error.strerror or error}. Name an address of this machine."
+
+
+class ConnectionRelay:
+    """place: where connections go; None lets them wait."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.place: Place | None = None
+        self._listener = listener.dup()
+        self._loop = asyncio.new_event_loop()
+        #: asyncio itself has no hold on a task: one that waits would be collected.
+        self._tasks: set[asyncio.Task[None] | None] = set()
+        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+        self._thread.start()
+
+    @property
+    def open(self) -> int:
+        """Connections that are led on now."""
+        return len(self._tasks)
+
+    def close(self) -> None:
+        """End all connections, and take no more."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._listener.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._lead, sock=self._listener))
+        try:
+            self._loop.run_forever()
+        finally:
+            server.close()
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.close()
+
+    async def _lead(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._tasks.add(task)
+        try:
+            found = await self._connected()
+            if found is not None:
+                reader, writer = found
+                try:
+                    await asyncio.gather(_pump(from_client, writer), _pump(reader, to_client))
+                finally:
+                    writer.close()
+        finally:
+            self._tasks.discard(task)
+            to_client.close()
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        end_s = self._loop.time() + _PATIENCE_S
+        while self._loop.time() < end_s:
+            place = self.place
+            with contextlib.suppress(OSError):
+                if isinstance(place, str):
+                    return await asyncio.open_unix_connection(place)
+                if place is not None:
+                    return await asyncio.open_connection(*place)
+            await asyncio.sleep(_PAUSE_S)
+        return None
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(_CHUNK):
+            writer.write(data)
+            await writer.drain()
+        # The other direction may have something to say still.
+        if writer.can_write_eof():
+            writer.write_eof()
+    except OSError:
+        writer.close()

@@ -6,20 +6,26 @@ standard output what it does; leaves `prepared.json` in the revision's folder.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import PacelineError
+from paceline.environments.built import Built
+from paceline.environments.store import EnvironmentStore
+from paceline.errors import EnvironmentBuildError, PacelineError
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.plan import NodeSetup
 from paceline.runs.driver_log import say
 from paceline.services import store
-from paceline.services.folder import ServiceFolder
-from paceline.system.files import write_json
+from paceline.services.folder import MARK, ServiceFolder
+from paceline.services.record import Revision
+from paceline.system import processes
+from paceline.system.files import read_json, write_json
 
 if TYPE_CHECKING:
     from paceline.environments.built import Built
@@ -62,3 +68,70 @@ def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[st
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+class Preparation:
+    """A build that goes on; `poll` until `setup` or `failure` is there. held: keeps `env prune` from what was built."""
+
+    def __init__(self, folder: ServiceFolder, revision: Revision, *, is_here: bool = True) -> None:
+        self._folder, self._number = folder, revision.number
+        self._process: subprocess.Popen[bytes] | None = None
+        self.setup: NodeSetup | None = None
+        self.failure: str | None = None
+        self.held = contextlib.ExitStack()
+        environment = EnvironmentSpec.from_json(dict(revision.environment))
+        if not is_here:
+            # Its node builds it, as for any run.
+            self.setup = NodeSetup(python="")
+        elif environment.needs_build:
+            self._start()
+        elif environment.python is not None and not Path(environment.python).exists():
+            self.failure = f"the interpreter {environment.python!r} of the environment is not there."
+        else:
+            self.setup = NodeSetup(python=environment.python or sys.executable)
+
+    def poll(self) -> bool:
+        """True once it has ended."""
+        if self._process is None or self._process.poll() is None:
+            return self._process is None
+        process, self._process = self._process, None
+        found = read_json(self._folder.revision(self._number).prepared)
+        if not isinstance(found, dict):
+            self.failure = f"the build of the environment ended with exit code {process.returncode}."
+        elif "failure" in found:
+            self.failure = found["failure"]
+        else:
+            try:
+                store = EnvironmentStore(self._folder.workspace_dir / "environments")
+                self.held.enter_context(store.hold(Built.from_json(found["built"])))
+                self.setup = NodeSetup.from_json(found["setup"])
+            except EnvironmentBuildError:
+                # Pruned between the build's end and this lock.
+                self._start()
+                return False
+        return True
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def stop(self) -> None:
+        """End it, and let go of what it has built."""
+        if self._process is not None:
+            # The builders of packages first: they hold the environment's lock, and are nobody's once their parents are gone.
+            processes.kill_descendants(self._process.pid)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self.held.close()
+
+    def _start(self) -> None:
+        self._folder.revision(self._number).prepared.unlink(missing_ok=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "paceline.services.prepare", str(self._folder.path), str(self._number)],
+            # Without the mark of supervisors, by which these are spared where a build is cut short.
+            env={name: text for name, text in os.environ.items() if name != processes.SUPERVISOR_VARIABLE}
+            | {MARK: str(self._folder.path)},
+            stdin=subprocess.DEVNULL,
+            preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509 - no lock is taken between fork and exec
+        )

@@ -6,12 +6,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from paceline.services import states
 from paceline.system.serialization import known_fields
+
+#: Its first server is being made ready.
+TRANSITIONING = "Transitioning"
+#: A server of it answers.
+HEALTHY = "Healthy"
+#: It has answered before, and its server is being started again.
+UNHEALTHY = "Unhealthy"
+#: Nothing of it can be started; an update may help.
+FAILED = "Failed"
+#: Somebody has stopped it.
+STOPPED = "Stopped"
+NOT_RESPONDING = "NotResponding"
+
+#: Nobody looks after a service in one of these, and nobody has to.
+AT_REST = frozenset({FAILED, STOPPED})
+
 
 RECORD_VERSION = 1
 
-#: What `Wanted.state` may be.
+#: What `DesiredState.state` may be.
 UP, DOWN, GONE = "up", "stopped", "deleted"
 
 T = TypeVar("T", bound="_Data")
@@ -81,7 +96,7 @@ class Revision(_Data):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted(_Data):
+class DesiredState(_Data):
     """What a service should be. serial: one more with each wish; the supervisor's record says which it has settled.
 
     state: UP, DOWN or GONE. workers: model processes.
@@ -102,7 +117,7 @@ class ServiceRecord(_Data):
 
     target: where it runs. host, port: where it listens; port 0 until the first time. has_keys: whether requests need a key.
     scheme: "http" or "https". tls_cert, tls_key: its files.
-    state: of `paceline.services.states`. since_utc: of the last change of state.
+    state: of `paceline.services.record`. since_utc: of the last change of state.
     revision, workers: what is being served; None before anything was. served: revisions that have been, oldest first.
     settled: the serial of the wish that was last brought to its end. failure: why that one, or the service, failed.
     updating: the revision that is being made ready.
@@ -121,7 +136,7 @@ class ServiceRecord(_Data):
     tls_cert: str | None = None
     tls_key: str | None = None
     has_keys: bool = False
-    state: str = states.TRANSITIONING
+    state: str = TRANSITIONING
     since_utc: str = ""
     revision: int | None = None
     workers: int | None = None

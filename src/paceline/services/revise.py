@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,22 @@ from paceline import snapshot
 from paceline.errors import ServiceError, ServingError
 from paceline.job.environment import EnvironmentSpec
 from paceline.runs.record import user_name, utc_now
-from paceline.services import model_files, store
-from paceline.services.asked import RevisionSpec
+from paceline.services import store
 from paceline.services.folder import RevisionFolder, ServiceFolder
-from paceline.services.model_files import FoundModel
 from paceline.services.record import Revision, ServiceSettings
+from paceline.services.revision_spec import FoundModel, RevisionSpec, find_model
+from paceline.serving.config import ServedModel, ServerConfig
 from paceline.system.files import PRIVATE, remove_tree, write_json
 
 
 def write(
     folder: ServiceFolder,
-    asked: RevisionSpec,
+    spec: RevisionSpec,
     *,
     why: str,
     source_of: Revision | None = None,
 ) -> Revision:
-    """Write the next revision. Within `store.asking`.
+    """Write the next revision. Within `store.editing`.
 
     source_of: the source of this revision is taken again; by default it is copied as it is now.
 
@@ -39,7 +40,7 @@ def write(
     try:
         place.path.mkdir(parents=True)
         try:
-            made = _fill(folder, place, asked, why=why, source_of=source_of)
+            made = _fill(folder, place, spec, why=why, source_of=source_of)
             check_served(folder, made)
             # Last: a revision is there once its description is. Its variables may be secrets.
             write_json(place.description, made.to_json(), mode=PRIVATE)
@@ -61,37 +62,37 @@ def not_written(path: Path, error: OSError) -> ServiceError:
 def _fill(
     folder: ServiceFolder,
     place: RevisionFolder,
-    asked: RevisionSpec,
+    spec: RevisionSpec,
     *,
     why: str,
     source_of: Revision | None,
 ) -> Revision:
-    found = [model_files.find(folder.workspace_dir, each) for each in asked.models]
-    environment = asked.environment or found[0].environment or EnvironmentSpec()
+    found = [find_model(folder.workspace_dir, each) for each in spec.models]
+    environment = spec.environment or found[0].environment or EnvironmentSpec()
     taken = None
-    if asked.source_directory is not None and source_of is not None:
+    if spec.source_directory is not None and source_of is not None:
         shutil.copytree(folder.revision(source_of.number).source, place.source, symlinks=True)
         taken = source_of.snapshot_id
-    elif asked.source_directory is not None:
-        taken = _copy_source(folder, place, asked)
+    elif spec.source_directory is not None:
+        taken = _copy_source(folder, place, spec)
     models = [_model(place, index, each) for index, each in enumerate(found)]
     return Revision(
         number=place.number,
         models=tuple(models),
-        entry_script=asked.entry_script,
-        source_directory=asked.source_directory,
+        entry_script=spec.entry_script,
+        source_directory=spec.source_directory,
         snapshot_id=taken,
         environment=environment.to_json(),
-        variables={**environment.environment_variables, **asked.variables},
-        settings=asked.settings.given(),
+        variables={**environment.environment_variables, **spec.variables},
+        settings=spec.settings.given(),
         created_utc=utc_now(),
         created_by=user_name(),
         why=why,
     )
 
 
-def as_asked(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
-    """What was asked for by a revision that is there, for one that differs in something."""
+def spec_of(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
+    """What was spec for by a revision that is there, for one that differs in something."""
     return RevisionSpec(
         models=tuple(
             model["id"] or folder.revision(revision.number).model(index) / model["file"]
@@ -111,8 +112,6 @@ def check_served(folder: ServiceFolder, revision: Revision) -> None:
     Raises:
         ServiceError: it would refuse that.
     """
-    from paceline.services.server_config import config_of
-
     try:
         config_of(folder, revision, workers=1, python=None, environment={})
     except ServingError as error:
@@ -131,15 +130,62 @@ def _model(place: RevisionFolder, index: int, found: FoundModel) -> dict[str, An
     return said
 
 
-def _copy_source(folder: ServiceFolder, place: RevisionFolder, asked: RevisionSpec) -> str:
-    assert asked.source_directory is not None
+def _copy_source(folder: ServiceFolder, place: RevisionFolder, spec: RevisionSpec) -> str:
+    assert spec.source_directory is not None
     snapshots = folder.workspace_dir / "snapshots"
-    taken = snapshot.take(Path(asked.source_directory), snapshots, folder.workspace_dir)
-    if asked.entry_script not in taken.files:
+    taken = snapshot.take(Path(spec.source_directory), snapshots, folder.workspace_dir)
+    if spec.entry_script not in taken.files:
         raise ServiceError(
-            f"entry_script {asked.entry_script!r} is left out of the copy of {asked.source_directory!r} by .amlignore or "
+            f"entry_script {spec.entry_script!r} is left out of the copy of {spec.source_directory!r} by .amlignore or "
             ".gitignore. Let the script in."
         )
     # A copy of the service's own: scripts write beside themselves, and a snapshot goes when no run uses it.
     shutil.copytree(taken.path, place.source, symlinks=True)
     return taken.id
+
+
+def config_of(
+    folder: ServiceFolder,
+    revision: Revision,
+    /,
+    *,
+    workers: int,
+    python: str | None,
+    environment: Mapping[str, str],
+    **where: Any,
+) -> ServerConfig:
+    """The configuration by which a server serves this revision.
+
+    python, environment: of the model's processes. where: host, port, listen_fd, beat_fd, keys_file, tls_cert,
+    tls_key and revision.
+
+    Raises:
+        ServingError: the server would refuse it.
+        ModelError: a model is not in the registry any more.
+    """
+    place = folder.revision(revision.number)
+    models = []
+    for index, model in enumerate(revision.models):
+        # Looked up each time: the workspace may have been moved, and the model be gone.
+        is_registered = model["id"] is not None
+        path = find_model(folder.workspace_dir, model["id"]).path if is_registered else place.model(index)
+        models.append(
+            ServedModel(
+                name=model["name"],
+                version=model["version"],
+                path=str(path),
+                hashes=str(place.hashes(index)) if is_registered else None,
+                framework=model["framework"],
+            )
+        )
+    return ServerConfig(
+        name=folder.name,
+        models=tuple(models),
+        entry_script=revision.entry_script,
+        source_dir=None if revision.entry_script is None else str(place.source),
+        python=python,
+        environment={**environment, **revision.variables},
+        workers=workers,
+        **revision.settings,
+        **where,
+    )

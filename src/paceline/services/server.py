@@ -4,6 +4,7 @@ for each change.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -15,12 +16,9 @@ from typing import Any
 from paceline.job.plan import NodeSetup
 from paceline.launchers.environment import inherited, of_interpreter
 from paceline.runs.failure import signal_name
-from paceline.services import heartbeat
 from paceline.services.folder import MARK, ServiceFolder
-from paceline.services.heartbeat import Heartbeat
-from paceline.services.listener import let_in
 from paceline.services.record import Revision, ServiceRecord
-from paceline.services.server_config import config_of
+from paceline.services.revise import config_of
 from paceline.serving.state import READY, read_state
 from paceline.system import processes
 from paceline.system.detached_process import library_dir
@@ -30,6 +28,9 @@ from paceline.system.files import PRIVATE, remove_tree, write_json
 _STOP_S = 10.0
 #: What is shown of a server's last words.
 _LINES = 12
+
+#: Silence after which a server is taken to hang. A guess: far above what a busy machine makes a process wait.
+SILENT_S = 60.0
 
 
 class Server:
@@ -76,7 +77,6 @@ class Server:
         self._heartbeat = Heartbeat()
         self.keep(tag, record, revision, workers, setup)
         self._log_start = folder.log.stat().st_size if folder.log.exists() else 0
-        let_in(self._listener)
         variables = {name: text for name, text in os.environ.items() if name != processes.SUPERVISOR_VARIABLE}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.serving", str(folder.server_config)],
@@ -149,7 +149,7 @@ class Server:
                 return None
             processes.kill_group(self._process.pid)
             self._process.wait()
-            return f"the server hung: it had not moved for {heartbeat.SILENT_S:g} s, and was killed."
+            return f"the server hung: it had not moved for {SILENT_S:g} s, and was killed."
         code = self._process.returncode
         said = (read_state(self._folder.server) or {}).get("error")
         way = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
@@ -195,3 +195,29 @@ class Server:
         except OSError:
             return ""
         return "\n".join(f"  {line}" for line in lines[-_LINES:])
+
+
+class Heartbeat:
+    """A pipe to one server. fd: the number of the end that the server writes into, there too once it is handed on."""
+
+    def __init__(self) -> None:
+        self._read_fd, self.fd = os.pipe()
+        self._open = [self._read_fd, self.fd]
+        os.set_blocking(self._read_fd, False)
+        self._heard_s: float | None = None
+
+    def handed_on(self) -> None:
+        """The server has its end now."""
+        self._open.remove(self.fd)
+        os.close(self.fd)
+
+    def is_silent(self) -> bool:
+        """True where the server has moved before, and not for `SILENT_S`."""
+        with contextlib.suppress(BlockingIOError):
+            if os.read(self._read_fd, 4096):
+                self._heard_s = time.monotonic()
+        return self._heard_s is not None and time.monotonic() - self._heard_s > SILENT_S
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.pop())

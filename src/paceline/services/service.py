@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from paceline.errors import ServiceError, ServiceFailedError, ServiceNotFoundError
 from paceline.job.environment import EnvironmentSpec
-from paceline.services import asked as asking
-from paceline.services import client, deploy, keys, log, read, revise, states, store
-from paceline.services.record import DOWN, GONE, UP, Revision, ServiceRecord
+from paceline.services import client, deploy, keys, log, revise, revision_spec, store
+from paceline.services.record import DOWN, FAILED, GONE, STOPPED, TRANSITIONING, UNHEALTHY, UP, Revision, ServiceRecord
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -129,7 +128,7 @@ class Service:
         Raises:
             UserError: anything that can be known to be wrong before a process starts.
         """
-        wish = asking.asked(
+        spec = revision_spec.make_spec(
             models,
             entry_script=entry_script,
             source_directory=source_directory,
@@ -140,7 +139,7 @@ class Service:
         deploy.deploy(
             _path(workspace),
             name,
-            wish,
+            spec,
             workers=workers,
             host=host,
             port=port,
@@ -174,7 +173,7 @@ class Service:
         Raises:
             ServiceNotFoundError: it has been deleted.
         """
-        return read.record(self._folder)
+        return store.record(self._folder)
 
     @property
     def state(self) -> str:
@@ -221,7 +220,7 @@ class Service:
             sys.stdout.write(tail.new(whole_lines=False))
             sys.stdout.flush()
 
-        serial = store.wanted(self._folder).serial
+        serial = store.desired(self._folder).serial
         try:
             return deploy.wait(self._folder, serial, timeout_s=timeout_sec, on_look=show if show_output else None)
         finally:
@@ -239,13 +238,13 @@ class Service:
             EngineError: it does not answer.
         """
         deadline = time.monotonic() + timeout_s
-        while (record := self.record()).state == states.UNHEALTHY and time.monotonic() < deadline:
+        while (record := self.record()).state == UNHEALTHY and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
-        if record.state == states.TRANSITIONING:
+        if record.state == TRANSITIONING:
             record = self.wait_for_deployment()
-        if record.state == states.STOPPED:
+        if record.state == STOPPED:
             raise ServiceError(f"service {self.name!r} is stopped. `paceline service start {self.name}` starts it.")
-        if record.state == states.FAILED or record.scoring_uri is None:
+        if record.state == FAILED or record.scoring_uri is None:
             raise ServiceError(f"service {self.name!r} has not been served yet: {record.failure or record.state}")
         uri, certificate = record.scoring_uri, record.tls_cert
         primary, secondary = keys.read(self._folder) if record.has_keys else (None, None)
@@ -285,7 +284,7 @@ class Service:
         Raises:
             ServiceError: there is no such key, or set_key is too short.
         """
-        with store.asking(self._folder):
+        with store.editing(self._folder):
             return keys.change(self._folder, key, set_key)
 
     def update(
@@ -320,20 +319,20 @@ class Service:
         present = self._present()
         changes: dict[str, Any] = {}
         if models is not None:
-            changes["models"] = asking.as_models(models)
+            changes["models"] = revision_spec.as_models(models)
         if entry_script is not None or source_directory is not None:
-            script, source = asking.script_of(entry_script or present.entry_script, source_directory)
+            script, source = revision_spec.script_of(entry_script or present.entry_script, source_directory)
             changes |= {"entry_script": script, "source_directory": source}
         if environment is not None:
-            asking.check_environment(environment)
+            revision_spec.check_environment(environment)
             changes["environment"] = environment
         if environment_variables is not None:
-            changes["variables"] = asking.as_variables(environment_variables)
+            changes["variables"] = revision_spec.as_variables(environment_variables)
         if not (changes or settings or workers is not None):
             raise ServiceError("nothing to update. Name models, a script, an environment, workers or a setting.")
-        wish = asking.changed(revise.as_asked(self._folder, present), settings=settings, **changes)
+        spec = revision_spec.changed_spec(revise.spec_of(self._folder, present), settings=settings, **changes)
         keep = None if "source_directory" in changes else present
-        deploy.update(self._folder, wish, workers=workers, why=_why(changes, settings, workers), source_of=keep)
+        deploy.update(self._folder, spec, workers=workers, why=_why(changes, settings, workers), source_of=keep)
         return self.wait_for_deployment() if wait else self.record()
 
     def reload(self, wait: bool = True) -> ServiceRecord:
@@ -347,10 +346,10 @@ class Service:
             ServiceFailedError: they can't be served; what was served goes on.
         """
         present = self._present()
-        wish = revise.as_asked(self._folder, present)
-        if wish.source_directory is not None:
-            asking.script_of(wish.entry_script, wish.source_directory)  # while the caller is here to be told
-        deploy.update(self._folder, wish, why="reload")
+        spec = revise.spec_of(self._folder, present)
+        if spec.source_directory is not None:
+            revision_spec.script_of(spec.entry_script, spec.source_directory)  # while the caller is here to be told
+        deploy.update(self._folder, spec, why="reload")
         return self.wait_for_deployment() if wait else self.record()
 
     def scale(self, workers: int, wait: bool = True) -> ServiceRecord:
@@ -360,8 +359,8 @@ class Service:
             workers: Number of model processes.
             wait: Return only once they are there.
         """
-        asking.check_workers(workers)
-        deploy.want(self._folder, workers=workers, why=f"{workers} workers")
+        revision_spec.check_workers(workers)
+        deploy.request(self._folder, workers=workers, why=f"{workers} workers")
         return self.wait_for_deployment() if wait else self.record()
 
     def rollback(self, revision: int | None = None, wait: bool = True) -> ServiceRecord:
@@ -385,7 +384,7 @@ class Service:
         if wait:
             deploy.end(self._folder, DOWN)
         else:
-            deploy.want(self._folder, state=DOWN)
+            deploy.request(self._folder, state=DOWN)
 
     def start(self, wait: bool = True) -> ServiceRecord:
         """Start it again, after it was stopped or has failed.
@@ -393,7 +392,7 @@ class Service:
         Args:
             wait: Return only once it is being served.
         """
-        deploy.want(self._folder, state=UP)
+        deploy.request(self._folder, state=UP)
         return self.wait_for_deployment() if wait else self.record()
 
     def delete(self, wait: bool = True) -> None:
@@ -406,12 +405,12 @@ class Service:
             if wait:
                 deploy.end(self._folder, GONE)
             else:
-                deploy.want(self._folder, state=GONE)
+                deploy.request(self._folder, state=GONE)
 
     def _present(self) -> Revision:
         """The revision that is served; before any was, the one that is wanted."""
         found = store.stored(self._folder)
-        return store.revision(self._folder, found.revision or store.wanted(self._folder).revision)
+        return store.revision(self._folder, found.revision or store.desired(self._folder).revision)
 
 
 def _path(workspace: Workspace) -> Path:

@@ -8,21 +8,41 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ServiceError, ServiceNotFoundError
+from paceline.errors import PacelineError, ServiceError, ServiceNotFoundError
+from paceline.runs import store as runs_store
 from paceline.runs.record import user_name, utc_now
-from paceline.services.folder import ServiceFolder
-from paceline.services.record import Revision, ServiceRecord, Wanted
-from paceline.system import locks
-from paceline.system.files import OWNED, append_line, read_json, write_json
+from paceline.services.folder import MARK, ServiceFolder
+from paceline.services.record import (
+    AT_REST,
+    FAILED,
+    GONE,
+    NOT_RESPONDING,
+    STOPPED,
+    TRANSITIONING,
+    UP,
+    DesiredState,
+    Revision,
+    ServiceRecord,
+)
+from paceline.system import detached_process, locks, processes
+from paceline.system.detached_process import library_dir
+from paceline.system.files import OWNED, append_line, read_json, remove_tree, write_json
 
 # The Azure SDK's own rule.
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{1,30}[a-z0-9])")
 _LOCK_S = 30.0
+
+_MODULE = "paceline.services"
+#: Supervisors that were started and never came to look after the service; after so many, it is not a kill that ends them.
+_MOST_STARTS = 3
 
 
 def check_name(name: Any) -> str:
@@ -123,14 +143,14 @@ def revisions(folder: ServiceFolder) -> list[Revision]:
     return sorted(found, key=lambda each: each.number)
 
 
-def wanted(folder: ServiceFolder) -> Wanted:
+def desired(folder: ServiceFolder) -> DesiredState:
     """What the service should be now."""
     data = read_json(folder.wanted)
-    return Wanted.from_json(data) if isinstance(data, dict) else Wanted(serial=0)
+    return DesiredState.from_json(data) if isinstance(data, dict) else DesiredState(serial=0)
 
 
 @contextlib.contextmanager
-def asking(folder: ServiceFolder) -> Iterator[None]:
+def editing(folder: ServiceFolder) -> Iterator[None]:
     """A block in which nobody else changes what is wanted, and no revision is added.
 
     Raises:
@@ -143,9 +163,9 @@ def asking(folder: ServiceFolder) -> Iterator[None]:
         raise ServiceError(str(error)) from error
 
 
-def want(folder: ServiceFolder, **changes: Any) -> Wanted:
-    """Write a new wish: the last one with these changes. Within `asking`."""
-    last = wanted(folder)
+def set_desired(folder: ServiceFolder, **changes: Any) -> DesiredState:
+    """Write a new wish: the last one with these changes. Within `editing`."""
+    last = desired(folder)
     new = dataclasses.replace(
         last, serial=last.serial + 1, by=user_name(), time_utc=utc_now(), **{"why": "", **changes}
     )
@@ -154,6 +174,126 @@ def want(folder: ServiceFolder, **changes: Any) -> Wanted:
 
 
 def next_number(folder: ServiceFolder) -> int:
-    """The number of the next revision. Within `asking`."""
+    """The number of the next revision. Within `editing`."""
     taken = [int(path.name) for path in folder.revisions.iterdir() if path.name.isdecimal()]
     return max(taken, default=0) + 1
+
+
+def record(folder: ServiceFolder) -> ServiceRecord:
+    """The record as it is now. A service that is wanted and that nobody looks after is started again by this.
+
+    Raises:
+        ServiceNotFoundError: it has been deleted.
+    """
+    found = stored(folder)
+    if not _needs_somebody(folder, found):
+        return found
+    if folder.workspace_dir in runs_store.only_shown:
+        why = runs_store.from_elsewhere(folder.workspace_dir)
+        return dataclasses.replace(found, state=NOT_RESPONDING, failure=why)
+    is_here = not found.owner or found.owner.get("host") == socket.gethostname()
+    if locks.is_held(folder.lock, here=is_here):
+        return found
+    if not is_here or not runs_store.is_mine(folder.record):
+        # Deleted since it was read, it has no lock that is held either, and nothing is amiss.
+        stored(folder)
+        host = found.owner.get("host")
+        failure = (
+            f"nobody looks after it; it goes on when its owner looks at it on {host}, or by its systemd unit there"
+        )
+        return dataclasses.replace(found, state=NOT_RESPONDING, failure=failure)
+    try:
+        fd = locks.take(folder.lock)
+    except FileNotFoundError:
+        stored(folder)
+        raise
+    # Of several readers at once, one starts it.
+    if fd is None:
+        return found
+    try:
+        return _go_on(folder, fd)
+    finally:
+        # The supervisor has a descriptor of the same open file, by which the lock stays held.
+        os.close(fd)
+
+
+def all_records(workspace_dir: Path) -> Iterator[ServiceRecord]:
+    """Every service's record, by name."""
+    for folder in all_folders(workspace_dir):
+        try:
+            yield record(folder)
+        except ServiceNotFoundError:
+            continue
+
+
+def start_supervisor(folder: ServiceFolder, lock_fd: int, python: str | None = None) -> None:
+    """Start the service's supervisor, detached, and hand it the open lock.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    with open(folder.log, "ab") as log:
+        detached_process.start(
+            _MODULE,
+            folder.path,
+            lock_fd,
+            python=python or sys.executable,
+            library_dir=library_dir(folder.workspace_dir),
+            cwd=folder.path,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def _needs_somebody(folder: ServiceFolder, found: ServiceRecord) -> bool:
+    target = desired(folder)
+    if target.state == UP:
+        # What has failed is tried again with the next wish.
+        return found.state != FAILED or target.serial != found.settled
+    return found.state != STOPPED or target.serial != found.settled or target.state == GONE
+
+
+def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
+    # Read again, now that nobody else can write.
+    found = stored(folder)
+    if not _needs_somebody(folder, found):
+        return found
+    target = desired(folder)
+    if target.state != UP:
+        processes.kill_with_variable(MARK, str(folder.path))
+        if target.state == GONE:
+            remove_tree(folder.path)
+            raise ServiceNotFoundError(f"service {folder.name!r} is deleted.")
+        remove_tree(folder.server)
+        return change(folder, found, state=STOPPED, settled=target.serial, failure=None, updating=None, server_pid=None)
+    starts = found.owner.get("starts", 0) + 1
+    if starts > _MOST_STARTS:
+        see = f"`paceline service logs {folder.name}` says why"
+        failure = f"its supervisor ended {_MOST_STARTS} times before it could begin; {see}"
+        owner = {**found.owner, "starts": 0}
+        return change(folder, found, state=FAILED, settled=target.serial, failure=failure, updating=None, owner=owner)
+    # Before the start: a supervisor that comes to look after the service writes this anew. One that was stopped or has failed
+    # is on its way from here on.
+    state = TRANSITIONING if found.state in AT_REST else found.state
+    found = change(folder, found, state=state, owner={**runs_store.owner(), **found.owner, "starts": starts})
+    python = found.owner.get("python")
+    # The interpreter that deployed it may be gone with its environment; this one has Paceline as well.
+    start_supervisor(folder, fd, python if python and Path(python).exists() else None)
+    return found
+
+
+def services_using(workspace_dir: Path, model_id: str) -> list[str]:
+    """The names of the services that serve this version ("digits:3"), are about to, or will when they are started."""
+    return [folder.name for folder in all_folders(workspace_dir) if model_id in _models(folder)]
+
+
+def _models(folder: ServiceFolder) -> set[str]:
+    target = desired(folder)
+    if target.state == GONE:
+        return set()
+    try:
+        served = stored(folder).revision
+        numbers = {target.revision, *([] if served is None else [served])}
+        return {name for number in numbers for name in revision(folder, number).model_names}
+    except PacelineError:
+        return set()  # deleted meanwhile

@@ -21,12 +21,22 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.runs import store as runs_store
 from paceline.runs.driver_log import say
-from paceline.services import keys, states, store
-from paceline.services.away import AwayServer
+from paceline.services import keys, store
 from paceline.services.folder import ServiceFolder
 from paceline.services.log import shorten
-from paceline.services.preparation import Preparation
-from paceline.services.record import GONE, UP, Revision, Wanted
+from paceline.services.prepare import Preparation
+from paceline.services.record import (
+    FAILED,
+    GONE,
+    HEALTHY,
+    STOPPED,
+    TRANSITIONING,
+    UNHEALTHY,
+    UP,
+    DesiredState,
+    Revision,
+)
+from paceline.services.remote_server import AwayServer
 from paceline.services.server import Server
 from paceline.serving.state import READY
 from paceline.supervisor.signals import Wake
@@ -79,7 +89,7 @@ class Supervisor:
             folder,
             record,
             # Of a supervisor before this one, which has ended with its server.
-            state=states.TRANSITIONING if record.revision is None else states.UNHEALTHY,
+            state=TRANSITIONING if record.revision is None else UNHEALTHY,
             owner={**runs_store.owner(), "python": sys.executable},
             port=listener.getsockname()[1],
             updating=None,
@@ -89,39 +99,39 @@ class Supervisor:
     def run(self) -> None:
         """See the service to the end that somebody asks for, or to that of its first start."""
         while True:
-            wanted = store.wanted(self.folder)
-            if wanted.state != UP or self.wake.stopped_by is not None:
-                return self._end(wanted)
-            self._look(wanted)
-            if self.record.state == states.FAILED and self.record.settled == store.wanted(self.folder).serial:
+            target = store.desired(self.folder)
+            if target.state != UP or self.wake.stopped_by is not None:
+                return self._end(target)
+            self._look(target)
+            if self.record.state == FAILED and self.record.settled == store.desired(self.folder).serial:
                 return self._close()
             self._tidy()
             self.wake.sleep(_PAUSE_S if self.change is None else _PAUSE_WHILE_CHANGING_S)
 
-    def _look(self, wanted: Wanted) -> None:
+    def _look(self, target: DesiredState) -> None:
         if self.server.is_up and (how := self.server.ended()) is not None:
             self._died(how)
         if self.change is not None:
             # A newer wish takes the place of one whose environment is still being built.
-            if not self.change.is_told and self.change.serial not in (None, wanted.serial):
+            if not self.change.is_told and self.change.serial not in (None, target.serial):
                 self._drop()
             else:
                 self._go_on()
             return
         if not self.server.is_up:
             if time.monotonic() >= self.next_start_s:
-                self._begin_start(wanted)
-        elif wanted.serial != self.record.settled:
-            self._begin(wanted.revision, wanted.workers, wanted.serial)
+                self._begin_start(target)
+        elif target.serial != self.record.settled:
+            self._begin(target.revision, target.workers, target.serial)
         else:
             self._watch()
 
-    def _begin_start(self, wanted: Wanted) -> None:
+    def _begin_start(self, target: DesiredState) -> None:
         """Start what was served before, and where there is no such thing, or it does not start, what is wanted."""
         known = self.record.revision
-        is_new = wanted.serial != self.record.settled
+        is_new = target.serial != self.record.settled
         if known is None or (is_new and self.deaths % 2):
-            self._begin(wanted.revision, wanted.workers, wanted.serial)
+            self._begin(target.revision, target.workers, target.serial)
         else:
             self._begin(known, self.record.workers or 1, None)
 
@@ -178,7 +188,7 @@ class Supervisor:
         say(f"revision {number} is being served at {self.record.url}")
         self.ready_s = time.monotonic()
         self._note(
-            state=states.HEALTHY,
+            state=HEALTHY,
             revision=number,
             workers=change.workers,
             served=tuple(sorted({*self.record.served, number})),
@@ -200,7 +210,7 @@ class Supervisor:
         self._settle_failed(change.serial, reason)
 
     def _settle_failed(self, serial: int | None, reason: str) -> None:
-        without = states.FAILED if self.record.revision is None else states.UNHEALTHY
+        without = FAILED if self.record.revision is None else UNHEALTHY
         state = self.record.state if self.server.is_up else without
         settled = self.record.settled if serial is None else serial
         self._note(state=state, settled=settled, failure=reason, updating=None)
@@ -233,7 +243,7 @@ class Supervisor:
             self._wait_longer()
         self._note(
             server_pid=None,
-            state=states.FAILED if self.record.revision is None else states.UNHEALTHY,
+            state=FAILED if self.record.revision is None else UNHEALTHY,
             restarts=self.record.restarts + (self.record.revision is not None),
             last_end=how,
         )
@@ -245,7 +255,7 @@ class Supervisor:
     def _watch(self) -> None:
         """Note whether the server answers, and let it know of new keys."""
         is_ready = self.server.state().get("state") == READY
-        state = states.HEALTHY if is_ready else states.UNHEALTHY
+        state = HEALTHY if is_ready else UNHEALTHY
         if state != self.record.state:
             self._note(state=state)
         if (changed := keys.changed_ns(self.folder)) != self.keys_time:
@@ -264,13 +274,13 @@ class Supervisor:
             self.next_shorten_s = time.monotonic() + _SHORTEN_S
             shorten(self.folder)
 
-    def _end(self, wanted: Wanted) -> None:
-        say(f"the service ends: {'asked by ' + (wanted.by or '?') if wanted.state != UP else 'by a signal'}")
-        self._close(is_wanted=wanted.state == UP)
-        if wanted.state == GONE:
+    def _end(self, target: DesiredState) -> None:
+        say(f"the service ends: {'asked by ' + (target.by or '?') if target.state != UP else 'by a signal'}")
+        self._close(is_wanted=target.state == UP)
+        if target.state == GONE:
             remove_tree(self.folder.path)
-        elif wanted.state != UP:
-            self._note(state=states.STOPPED, settled=wanted.serial, failure=None, server_pid=None)
+        elif target.state != UP:
+            self._note(state=STOPPED, settled=target.serial, failure=None, server_pid=None)
 
     def _close(self, *, is_wanted: bool = False) -> None:
         """End what it has started. is_wanted: it is only this process that ends, and somebody will go on."""

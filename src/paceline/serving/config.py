@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -204,3 +205,43 @@ def _keys(cls: Any, value: Any, what: str) -> dict[str, Any]:
         if name not in value and each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
             raise ServingError(f"{what} lacks the key {name!r}.")
     return dict(value)
+
+
+def read(config_file: Path) -> ServerConfig:
+    """The configuration of a file; paths that are not absolute are below its folder.
+
+    Raises:
+        ServingError: it can't be served; what is to be read from other files is not looked at.
+    """
+    return absolute(read_config(config_file), config_file.parent)
+
+
+def absolute(config: ServerConfig, folder: Path) -> ServerConfig:
+    """The same with absolute paths. folder: of those that are not.
+
+    Raises:
+        ServingError: there is no such folder, or no such file of a certificate.
+    """
+
+    def full(path: str | None) -> str | None:
+        return None if path is None else os.path.abspath(folder / path)
+
+    for name in ("source_dir", "working_dir"):
+        given = full(getattr(config, name))
+        if given is not None and not os.path.isdir(given):
+            raise ServingError(f"{name}={getattr(config, name)!r}: there is no such folder.")
+    for name in ("tls_cert", "tls_key"):
+        given = full(getattr(config, name))
+        if given is not None and not os.path.isfile(given):
+            raise ServingError(f"{name}={getattr(config, name)!r}: there is no such file.")
+    return dataclasses.replace(
+        config,
+        models=tuple(
+            dataclasses.replace(model, path=str(full(model.path)), hashes=full(model.hashes)) for model in config.models
+        ),
+        source_dir=full(config.source_dir),
+        working_dir=full(config.working_dir),
+        keys_file=full(config.keys_file),
+        tls_cert=full(config.tls_cert),
+        tls_key=full(config.tls_key),
+    )

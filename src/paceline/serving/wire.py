@@ -17,7 +17,7 @@ import json
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 SETUP, READY, FAILED, CALLS, REPLIES = range(1, 6)
 
@@ -116,3 +116,21 @@ def unpack_replies(payload: bytes | memoryview) -> Iterator[tuple[int, Reply]]:
         at += headers_size
         yield number, Reply(status, bytes(payload[at : at + body_size]), headers, ran_us)
         at += body_size
+
+
+class Servable(Protocol):
+    """kind: what it is, for the log. wants_head: it looks at the method, the query or the headers of every request.
+    is_batched: `answer` may be given several requests.
+    """
+
+    kind: str
+    wants_head: bool
+    is_batched: bool
+
+    def documents(self) -> dict[str, Any]:
+        """What the front answers by itself: "swagger2", "swagger3", "openapi", "metadata" (of the inference protocol)."""
+        ...
+
+    def answer(self, calls: Sequence[ModelCall]) -> list[Reply]:
+        """An answer to each; never raises for what a request holds or the user's code does."""
+        ...

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.errors import TargetError
 from paceline.runs import states
 from paceline.runs.run import Run
+from paceline.targets import configured
+from paceline.targets.base import PARTS
 from paceline.testing import scripts
-from paceline.testing.bench import GRACE_S, Bench, exit_codes, text_of
+from paceline.testing.bench import GRACE_S, Bench, exit_codes, node_of, text_of
 from paceline.testing.completing import WAYS
 
 HOLDS = "rank {rank} holds"
+
+_BACKENDS = pytest.mark.parametrize("backend", ["gloo", "mpi"])
 
 
 class EndingChecks:
@@ -121,3 +126,103 @@ def _has_failed_and_left_nothing(bench: Bench, run: Run) -> None:
     assert report is not None
     assert report.cause in ("supervisor", "engine", "node_lost"), report
     assert run.record().attempts[0].ended_utc
+
+
+class FailingChecks:
+    """What is said of what goes wrong."""
+
+    def test_what_a_target_does_beyond_the_least_is_whole(self, bench: Bench) -> None:
+        target = configured.find_target(bench.target.name, bench.target.workspace_dir)
+        assert missing_members(target) == {}, "members that are left out; without them nothing of the part is used"
+
+    def test_a_job_that_can_never_fit_is_refused_at_submission(self, bench: Bench) -> None:
+        before = list(bench.experiment.get_runs())
+        with pytest.raises(TargetError) as refused:
+            bench.submit(scripts.PLAIN, **bench.target.never_fits)
+
+        assert bench.target.name in str(refused.value)
+        assert list(bench.experiment.get_runs()) == before
+
+    @WAYS
+    def test_the_report_names_the_worker_that_failed_and_why(self, bench: Bench, backend: str | None) -> None:
+        run = bench.finish(scripts.FAIL, backend)
+
+        assert run.status == states.FAILED
+        record, report = run.record(), run.failure
+        assert report is not None
+        assert record.job is not None
+        last = record.job.world_size - 1
+        assert (report.cause, report.rank, report.attempt) == ("exception", last, 1), bench.story(run)
+        assert report.node == node_of(run, last)
+        assert record.exit_code == report.exit_code == exit_codes(run)[last] == (7 if backend is None else 1)
+        if backend is not None:
+            assert report.exception == "ValueError: wrong; $(touch owned) 'x'"
+            assert report.traceback is not None
+            assert "in <module>" in report.traceback
+            assert [rank for rank, _ in report.victims] == list(range(last))
+
+    def test_a_worker_that_was_killed_is_told_from_one_that_failed(self, bench: Bench) -> None:
+        run = bench.finish("import os\nos.kill(os.getpid(), 9)\n")
+
+        report = run.failure
+        assert report is not None
+        assert (report.cause, report.exit_code, report.signal) == ("killed", 137, "SIGKILL"), bench.story(run)
+        assert run.record().attempts[0].cause == "killed"
+
+
+def missing_members(target: object) -> dict[str, list[str]]:
+    """Name of a part (`paceline.targets.base.PARTS`) -> its members that the target lacks, though it has others of them."""
+    found = {}
+    for part in PARTS:
+        names = [name for name in vars(part) if not name.startswith("_")]
+        lacks = [name for name in names if not hasattr(target, name)]
+        if lacks and len(lacks) < len(names):
+            found[part.__name__] = lacks
+    return found
+
+
+class LosingChecks:
+    """A node that goes ends the attempt, on all that are left. For targets that can be told to lose one."""
+
+    @_BACKENDS
+    def test_a_lost_node_ends_the_run_everywhere(self, bench: Bench, backend: str) -> None:
+        run, name = _lose_a_node(bench, scripts.HOLD, HOLDS, backend)
+        try:
+            assert bench.wait_for_end(run, bench.target.node_lost_s + 5) == states.FAILED
+            report = run.failure
+            assert report is not None
+            assert (report.cause, report.node, report.attempt) == ("node_lost", name, 1), bench.story(run)
+            assert name in report.message
+        finally:
+            bench.target.bring_back(name)
+        # A node that was only cut off has ended everything by itself.
+        bench.wait_for_nothing(run, bench.target.node_lost_s)
+        again = bench.finish("print('works again')\n", **bench.way(backend))
+        assert again.status == states.COMPLETED, bench.story(again)
+
+    @_BACKENDS
+    def test_a_run_goes_on_without_a_lost_node(self, bench: Bench, backend: str) -> None:
+        if not bench.target.has_spare_node:
+            pytest.skip(f"target {bench.target.kind!r} has no spare node")
+        line = "attempt 1 of rank {rank}"
+        run, name = _lose_a_node(bench, scripts.LOST_ONCE, line, backend, max_restarts=1)
+        try:
+            bench.wait_until(
+                lambda: run.record().attempts[0].ended_utc, "the first attempt has ended", bench.target.node_lost_s
+            )
+            assert bench.wait_for_end(run) == states.COMPLETED, bench.story(run)
+        finally:
+            bench.target.bring_back(name)
+        first, second = run.record().attempts
+        assert (first.cause, second.cause) == ("node_lost", None)
+        assert name not in second.nodes
+
+
+def _lose_a_node(bench: Bench, script: str, line: str, backend: str, **values: int) -> tuple[Run, str]:
+    if bench.target.lose_node is None:
+        pytest.skip(f"target {bench.target.kind!r} can't be told to lose a node")
+    run = bench.submit(script, backend, **values)
+    bench.wait_for_line(run, line)
+    name = bench.target.node_to_lose(run.record().attempts[0].nodes)
+    bench.target.lose_node(name)
+    return run, name

@@ -26,11 +26,8 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.testing.bench import Bench
-from paceline.testing.completing import CompletingChecks
-from paceline.testing.ending import EndingChecks
-from paceline.testing.failing import FailingChecks
-from paceline.testing.losing import LosingChecks
-from paceline.testing.reading import ReadingChecks
+from paceline.testing.completing import CompletingChecks, ReadingChecks
+from paceline.testing.ending import EndingChecks, FailingChecks, LosingChecks
 from paceline.testing.under_test import TargetUnderTest
 
 __all__ = ["TargetConformance", "TargetUnderTest"]

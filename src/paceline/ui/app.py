@@ -29,13 +29,12 @@ from paceline.ui import render, run_page
 from paceline.ui.config import UiConfig
 from paceline.ui.curves import CurveStore
 from paceline.ui.feed import RunFeeds
-from paceline.ui.guard import Guard
+from paceline.ui.guard import Guard, Token
 from paceline.ui.index import Index
 from paceline.ui.latest import LatestValues
 from paceline.ui.pieces import PieceStreams
-from paceline.ui.rows import RunRows
-from paceline.ui.token import Token
-from paceline.ui.views import actions, compare, listing, places, run, side, sweep
+from paceline.ui.views import common, compare, listing, places, run, sweep
+from paceline.ui.views.listing import RunRows
 
 #: Of a form: a tag, or a key.
 _MOST_BODY = 1 << 16
@@ -85,17 +84,17 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         Route("/runs/{run_id}/curves", run.curves),
         Route("/runs/{run_id}/others", run.others),
         Route("/runs/{run_id}/log", run.log),
-        *side.routes("files", run.files),
-        *side.routes("details", run_page.details),
+        *common.routes("files", run.files),
+        *common.routes("details", run_page.details),
         Route("/runs/{run_id}/look/{name:path}", run.look),
         Route("/runs/{run_id}/file/{name:path}", run.file),
         Route("/runs/{run_id}/sweep", sweep.page),
         Route("/runs/{run_id}/sweep/live", sweep.live),
-        Route("/runs/{run_id}/cancel", actions.cancel, methods=["POST"]),
-        Route("/runs/{run_id}/rerun", actions.rerun, methods=["POST"]),
-        Route("/runs/{run_id}/stacks", actions.stacks, methods=["POST"]),
-        Route("/runs/{run_id}/tag", actions.tag, methods=["POST"]),
-        Route("/runs/{run_id}/rename", actions.rename, methods=["POST"]),
+        Route("/runs/{run_id}/cancel", run.cancel, methods=["POST"]),
+        Route("/runs/{run_id}/rerun", run.rerun, methods=["POST"]),
+        Route("/runs/{run_id}/stacks", run.stacks, methods=["POST"]),
+        Route("/runs/{run_id}/tag", run.tag, methods=["POST"]),
+        Route("/runs/{run_id}/rename", run.rename, methods=["POST"]),
         Mount("/static", _Static(directory=render.STATIC)),
     ]
     app = Starlette(

@@ -25,7 +25,7 @@ from paceline.system.files import make_own
 from paceline.system.listening import listen_at
 from paceline.ui.app import make_app
 from paceline.ui.config import UiConfig, ports
-from paceline.ui.token import Token
+from paceline.ui.guard import Token
 
 #: Streams have no end of their own; what else goes on at the end has so long.
 _GRACE_S = 1

@@ -15,7 +15,7 @@ from paceline.runs.record import user_name
 from paceline.runs.run import Run
 from paceline.targets import polling
 from paceline.testing.bench import Bench
-from paceline.testing.reading import ReadingChecks
+from paceline.testing.completing import ReadingChecks
 from paceline.testing.targets import TargetConformance, TargetUnderTest
 from paceline.workspace import Workspace
 from tests.engines.conformance import FRESH_S, GRACE_S, SILENCE_S, SameAsLocal

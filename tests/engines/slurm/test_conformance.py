@@ -12,7 +12,7 @@ import pytest
 from paceline.runs import remote_status
 from paceline.runs.run import Run
 from paceline.targets import polling
-from paceline.testing.reading import ReadingChecks
+from paceline.testing.completing import ReadingChecks
 from paceline.testing.targets import TargetConformance, TargetUnderTest
 from tests.engines.conformance import FRESH_S, GRACE_S, SILENCE_S, SameAsLocal
 from tests.engines.places import logged_in

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ServiceError
-from paceline.services import client, states
+from paceline.services import client
+from paceline.services.record import HEALTHY, STOPPED
 from paceline.services.service import Service
 from paceline.targets import polling
 from paceline.targets.configured import Configured, add
@@ -58,8 +59,8 @@ def test_a_service_as_a_job(slurm_cluster: SlurmLab, workspace: Workspace, tmp_p
     for job in slurm_cluster.run("squeue", "-h", "-o", "%i").split():
         slurm_cluster.run("scancel", job)
     wait_until(lambda: service.record().restarts > 0, "its end is seen", 90)
-    wait_until(lambda: service.state == states.HEALTHY, "it is served again", 120)
+    wait_until(lambda: service.state == HEALTHY, "it is served again", 120)
     assert service.record().run_id != run_id
     assert service.run({"x": [1]})["y"] == [3]
     service.stop()
-    assert service.state == states.STOPPED
+    assert service.state == STOPPED

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.runs.run import Run
-from paceline.testing.losing import LosingChecks
+from paceline.testing.ending import LosingChecks
 from paceline.testing.targets import TargetConformance, TargetUnderTest
 from tests.engines.conformance import SILENCE_S, SameAsLocal
 from tests.engines.hosts import Hosts

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.services import states
+from paceline.services.record import HEALTHY
 from paceline.services.service import Service
 from paceline.system import processes
 from paceline.targets.configured import Configured, add
@@ -102,7 +102,7 @@ def test_a_service_on_a_host(ssh_network: Hosts, workspace: Workspace, tmp_path:
     wait_until(lambda: not processes.is_alive(before[1]), "the supervisor ends with its guardian", 60)
     wait_until(lambda: service.record().owner["pid"] not in before, "somebody looks after it again", 60)
     assert service.run({"x": [1]})["y"] == [3]
-    assert service.state == states.HEALTHY
+    assert service.state == HEALTHY
     assert service.record().run_id == run_id
     service.stop()
     assert workspace.get_run(str(run_id)).status == "Canceled"

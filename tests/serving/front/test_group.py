@@ -164,7 +164,10 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(tmp_path, round):
             assert server.end() == 0
             for thread in calls._threads:
                 thread.join(PATIENCE_S)
-        assert set(calls.outcomes) <= {200, "refused"}
+        # A connection that the server has not accepted when it closes its socket is reset: at most one for each client.
+        reset = calls.outcomes.keys() - {200, "refused"}
+        assert reset <= {"ReadError", "WriteError", "RemoteProtocolError"}
+        assert sum(calls.outcomes[each] for each in reset) <= 16
         assert calls.outcomes["refused"] == 16
         assert server.state["state"] == "stopped"
 
@@ -281,7 +284,7 @@ def test_a_port_that_is_taken_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"can't listen at host='127.0.0.1', port={port}" in refusal(tmp_path, ECHO, port=port)
-    assert "no listening socket" in refusal(tmp_path, ECHO, listen_fd=97)
+    assert "not a listening socket" in refusal(tmp_path, ECHO, listen_fd=97)
 
 
 def test_it_lives_at_once_and_is_ready_after_init(tmp_path):

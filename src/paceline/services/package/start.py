@@ -79,7 +79,7 @@ def serve(folder: Path, given: argparse.Namespace, key: str) -> int:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(LIBRARY), os.environ.get("PYTHONPATH"))))
     if is_run:
         # By this the service's supervisor finds the server, also where it can't look up the node's name
-        # (`paceline.services.away`).
+        # (`paceline.services.remote_server`).
         address = "-"
         with contextlib.suppress(OSError):
             address = socket.gethostbyname(socket.gethostname())

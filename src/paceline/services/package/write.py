@@ -24,10 +24,8 @@ from paceline import snapshot
 from paceline.environments import sdk_packages
 from paceline.errors import ServiceError, ServingError
 from paceline.job.environment import EnvironmentSpec
-from paceline.services import model_files
-from paceline.services.asked import RevisionSpec, check_workers
-from paceline.services.model_files import FoundModel
-from paceline.services.package import texts, versions
+from paceline.services.package import versions
+from paceline.services.revision_spec import FoundModel, RevisionSpec, check_workers, find_model
 from paceline.serving.config import ServedModel, ServerConfig
 from paceline.system.files import remove_tree, write_json
 from paceline.system.names import is_one_line
@@ -38,6 +36,8 @@ _LIBRARY = Path(__file__).resolve().parents[2]
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 #: What of Paceline a server needs. The names of azureml stand on all of it.
 _PARTS = ("__init__.py", "py.typed", "errors.py", "system", "serving")
+
+DOCKERIGNORE = "README.md\nDockerfile\n.dockerignore\n**/__pycache__\n"
 
 
 def package(
@@ -68,7 +68,7 @@ def package(
         raise ServiceError(f"base={base!r} must be the name of an image, such as 'python:3.12-slim'.")
     folder = folder.expanduser().absolute()
     _check_folder(folder, overwrite=overwrite)
-    found = [model_files.find(workspace_dir, each) for each in spec.models]
+    found = [find_model(workspace_dir, each) for each in spec.models]
     beside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         beside.mkdir(parents=True)
@@ -162,9 +162,9 @@ def _fill(
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in both.requirements))
     (folder / "constraints.txt").write_text("".join(f"{line}\n" for line in both.constraints))
     image = base or f"python:{_python_version(known, environment)}-slim"
-    (folder / "Dockerfile").write_text(texts.dockerfile(image))
-    (folder / ".dockerignore").write_text(texts.DOCKERIGNORE)
-    (folder / "README.md").write_text(texts.readme(name, [each.id or each.name for each in found], image))
+    (folder / "Dockerfile").write_text(dockerfile(image))
+    (folder / ".dockerignore").write_text(DOCKERIGNORE)
+    (folder / "README.md").write_text(readme(name, [each.id or each.name for each in found], image))
 
 
 def _check_lines(both: versions.PackageVersions) -> None:
@@ -220,3 +220,47 @@ def _python_version(known: dict[str, Any], environment: EnvironmentSpec | None) 
     version = (environment.python_version if environment is not None else None) or known.get("python_version")
     parts = str(version).split(".") if version else [str(number) for number in sys.version_info[:2]]
     return ".".join(parts[:2])
+
+
+def dockerfile(base: str) -> str:
+    """The Dockerfile. Packages first: they change less often than the model."""
+    return f"""\
+FROM {base}
+WORKDIR /service
+COPY requirements.txt constraints.txt ./
+RUN python -m pip install --no-cache-dir -r requirements.txt -c constraints.txt
+COPY --chown=65534:65534 . .
+# Nothing is written below /service.
+ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 65534:65534
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=6s --start-period=120s CMD ["python", "start.py", "--check", "--port", "8000"]
+CMD ["python", "start.py", "--host", "0.0.0.0", "--port", "8000"]
+"""
+
+
+def readme(name: str, models: Sequence[str], base: str) -> str:
+    """What the folder is, and the commands that build and serve it."""
+    return f"""\
+# {name}
+
+Serves {", ".join(models)}. Written by `paceline package`; neither Paceline nor the workspace is needed.
+
+In a container (podman or docker), on {base}:
+
+```sh
+podman build -t {name.lower()} .
+podman run --rm -p 8000:8000 -e PACELINE_KEY=a-long-random-key {name.lower()}
+curl -H 'Authorization: Bearer a-long-random-key' -d '{{"data": []}}' http://localhost:8000/score
+```
+
+Without one, in an environment of its own:
+
+```sh
+python -m venv .venv
+.venv/bin/pip install -r requirements.txt -c constraints.txt
+.venv/bin/python start.py --port 8000
+```
+
+`start.py --help` has the options. `constraints.txt` has the exact versions of the run that made the model.
+"""

@@ -28,9 +28,9 @@ from starlette.routing import Route
 from paceline.serving import wire
 from paceline.serving.config import ServerConfig
 from paceline.serving.front import metrics
-from paceline.serving.front.access import AccessLog
 from paceline.serving.front.connections import HEAD_BYTES
 from paceline.serving.front.keys import is_allowed, is_right, refusal
+from paceline.serving.front.metrics import AccessLog
 from paceline.serving.front.pool import GONE, Pool
 from paceline.serving.model.answers import error, in_protocol
 

@@ -16,6 +16,7 @@ import gc
 import logging
 import os
 import resource
+import select
 import signal
 import socket
 import ssl
@@ -28,16 +29,14 @@ import uvicorn
 
 from paceline.errors import ServingError
 from paceline.serving import state
-from paceline.serving.config import ServerConfig
-from paceline.serving.front import connections, listening
-from paceline.serving.front.access import AccessLog
+from paceline.serving.config import ServerConfig, read
+from paceline.serving.front import connections
 from paceline.serving.front.app import App
-from paceline.serving.front.beat import beat
 from paceline.serving.front.keys import read_keys
+from paceline.serving.front.metrics import AccessLog
 from paceline.serving.front.models import lay_out, verify
 from paceline.serving.front.pool import LoadError, Pool
 from paceline.serving.front.process import StartedModel
-from paceline.serving.front.reading import read
 
 _log = logging.getLogger("paceline.serving")
 
@@ -53,6 +52,8 @@ _LIGHT = (
     *("workers", "max_batch", "max_queue", "max_body_bytes", "timeout_s", "load_timeout_s", "keys_file", "tls_cert"),
     *("tls_key", "memory_limit_bytes", "log_level", "drain_s", "port", "allow_origins"),
 )
+
+_PAUSE_S = 1.0
 
 
 def serve(
@@ -239,8 +240,7 @@ class ServerGroup:
         self._write()
         deadline = time.monotonic() + self._config.drain_s
         if not self._hands_over:
-            listening.refuse_new(self._listener)
-            while listening.has_waiting(self._listener) and time.monotonic() < deadline:
+            while _has_waiting(self._listener) and time.monotonic() < deadline:
                 await asyncio.sleep(0.005)
             # Those that were accepted last have yet to be made known to the server.
             await asyncio.sleep(0.01)
@@ -314,6 +314,13 @@ class _Server(uvicorn.Server):
             server.close()
 
 
+def _has_waiting(listener: socket.socket) -> bool:
+    """Return True while a connection waits to be accepted."""
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def _is_busy(connection: Any) -> bool:
     """True where a request is being answered, or part of one has come."""
     cycle = connection.cycle
@@ -344,3 +351,13 @@ def _connection_limit() -> int:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
+
+
+async def beat(fd: int) -> None:
+    """Write a byte into a pipe each second, until cancelled."""
+    os.set_blocking(fd, False)
+    while True:
+        # Nobody reads, for the moment or any more.
+        with contextlib.suppress(OSError):
+            os.write(fd, b".")
+        await asyncio.sleep(_PAUSE_S)

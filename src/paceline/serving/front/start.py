@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ServingError
 from paceline.serving import state
-from paceline.serving.config import ServerConfig
-from paceline.serving.front import listening
+from paceline.serving.config import ServerConfig, read
 from paceline.serving.front.keys import read_keys
 from paceline.serving.front.models import lay_out, verify
 from paceline.serving.front.process import StartedModel
-from paceline.serving.front.reading import read
 from paceline.system.files import remove_tree
+from paceline.system.listening import listen_at
+
+_BACKLOG = 2048
 
 
 def run(config_file: Path) -> int:
@@ -34,7 +36,7 @@ def run(config_file: Path) -> int:
         logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
         keys = read_keys(config.keys_file) if config.keys_file is not None else ()
         verify(config)
-        listener = listening.listen(config)
+        listener = listen(config)
         model_dir = lay_out(config, folder)
         for _ in range(config.workers):
             started.append(StartedModel(config, folder, model_dir))
@@ -59,6 +61,32 @@ def run(config_file: Path) -> int:
             remove_tree(folder / name)
         if config is not None and config.is_temporary:
             remove_tree(folder)
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """Return a listening socket, new or inherited as `listen_fd`.
+
+    Raises:
+        ServingError: The port is taken, the address is not one of this machine, or `listen_fd` is not a listening socket.
+    """
+    if config.listen_fd is not None:
+        try:
+            listener = socket.socket(fileno=config.listen_fd)
+            if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                raise OSError("it does not listen")
+        except OSError as error:
+            raise ServingError(
+                f"listen_fd={config.listen_fd} is not a listening socket that this process has inherited: {error}."
+            ) from error
+        os.set_inheritable(config.listen_fd, False)
+        return listener
+    try:
+        return listen_at(config.host, config.port, _BACKLOG)
+    except OSError as error:
+        raise ServingError(
+            f"can't listen at host={config.host!r}, port={config.port}: {error.strerror or error}. Choose another port, or 0 "
+            "for a free one."
+        ) from error
 
 
 def failed(config: ServerConfig | None, error: str) -> dict[str, Any]:

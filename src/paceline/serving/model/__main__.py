@@ -17,8 +17,8 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.serving import wire
 from paceline.serving.model import client
-from paceline.serving.model.loading import load
-from paceline.serving.model.tracebacks import show
+from paceline.serving.model.answers import show
+from paceline.serving.model.script import load
 from paceline.system.lazy_import import load_triton_before_tensorflow
 
 

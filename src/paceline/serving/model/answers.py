@@ -10,6 +10,8 @@ import enum
 import json
 import math
 import os
+import sys
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +19,8 @@ from paceline.serving.wire import Reply
 
 #: What a request is told of an exception in the user's code. The traceback is in the log alone.
 FAILED_TEXT = "An unexpected error occurred in scoring script. Check the logs for more info."
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class InputError(Exception):
@@ -143,3 +147,14 @@ def _fault(value: Any, where: str) -> str | None:
         return _fault(plain(value), where)
     except TypeError as reason:
         return f"{where}: {reason}."
+
+
+def show(error: BaseException) -> None:
+    """Write the exception to standard error."""
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen")):
+        at = at.tb_next
+    # Of one that no other code has raised all is shown, but for what can't be parsed, whose place is in its message.
+    whole = None if isinstance(error, SyntaxError) else error.__traceback__
+    traceback.print_exception(type(error), error, at or whole)
+    sys.stderr.flush()

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.serving.model import swagger, tensors
-from paceline.serving.model.answers import InputError, OutputError, as_json, error, in_protocol, parsed
+from paceline.serving.model.answers import InputError, OutputError, as_json, error, in_protocol, parsed, show
 from paceline.serving.model.runners.base import Runner
-from paceline.serving.model.tracebacks import show
 from paceline.serving.wire import INFER, ModelCall, Reply
 
 _FAILED = "the model failed on this input. Check the logs for more info."

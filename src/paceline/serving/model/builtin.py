@@ -7,9 +7,9 @@ import zipfile
 from typing import Any
 
 from paceline.errors import ServingError
+from paceline.serving.model.answers import show
 from paceline.serving.model.runners.base import Runner
-from paceline.serving.model.servable import Servable
-from paceline.serving.model.tracebacks import show
+from paceline.serving.wire import Servable
 
 SKLEARN, ONNX, TORCHSCRIPT, EXPORTED = "sklearn", "onnx", "torchscript", "torch-export"
 #: What a configuration may say, and what it stands for.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import sys
 import time
+import urllib.parse
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 from paceline.errors import ServingError
 from paceline.serving.model.aml_names import AMLResponse
-from paceline.serving.model.answers import FAILED_TEXT, InputError, OutputError, as_json, error
-from paceline.serving.model.tracebacks import show
+from paceline.serving.model.answers import FAILED_TEXT, InputError, OutputError, as_json, error, show
 from paceline.serving.wire import INFER, ModelCall, Reply
 
 
@@ -102,3 +104,31 @@ def _failed(raised: Exception) -> Reply:
     """The answer after an exception of the script, which goes to the log."""
     show(raised)
     return error(500, FAILED_TEXT, in_script=True)
+
+
+def values_of(call: ModelCall) -> dict[str, Any]:
+    """The query's parameters, each as JSON where it is some; those that come again as a list."""
+    values: dict[str, list[Any]] = {}
+    for name, text in urllib.parse.parse_qsl(call.head.get("query", ""), keep_blank_values=True):
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = text
+        values.setdefault(name, []).append(value)
+    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
+
+
+def parameters(function: Any, path: str) -> list[inspect.Parameter]:
+    """The parameters, each of which can be given by its name.
+
+    Raises:
+        ServingError: one can't.
+    """
+    found = list(inspect.signature(function).parameters.values())
+    for each in found:
+        if each.kind not in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD):
+            raise ServingError(
+                f"{path}: {getattr(function, '__name__', 'run')}() takes {each}, which can't be given by a name. Write plain "
+                "parameters, without *, ** and /."
+            )
+    return found

@@ -19,12 +19,9 @@ from typing import Any
 
 from paceline.errors import ServingError
 from paceline.serving.model import swagger
-from paceline.serving.model.aml_names import AMLRequest, is_json_type, is_raw
+from paceline.serving.model.aml_names import AMLRequest, Headers, is_json_type, is_raw
 from paceline.serving.model.answers import InputError, error
-from paceline.serving.model.calling import Script
-from paceline.serving.model.headers import Headers
-from paceline.serving.model.queries import values_of
-from paceline.serving.model.signatures import parameters
+from paceline.serving.model.calling import Script, parameters, values_of
 from paceline.serving.wire import ModelCall, Reply
 
 _DECORATORS = "inference_schema.schema_decorators"

@@ -18,10 +18,8 @@ from typing import Any
 from paceline.errors import ServingError
 from paceline.serving.model import swagger
 from paceline.serving.model.answers import parsed
-from paceline.serving.model.calling import Script
+from paceline.serving.model.calling import Script, parameters, values_of
 from paceline.serving.model.hints import Hints, object_schema, read_fields
-from paceline.serving.model.queries import values_of
-from paceline.serving.model.signatures import parameters
 from paceline.serving.wire import ModelCall
 
 

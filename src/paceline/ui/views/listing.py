@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,8 +16,8 @@ from paceline.runs import states
 from paceline.ui import render
 from paceline.ui.feed import message
 from paceline.ui.index import LIVE, SORTS, Index, IndexEntry, RunQuery, selected
+from paceline.ui.latest import LatestValues
 from paceline.ui.pieces import stamp_of
-from paceline.ui.rows import RunRows
 from paceline.ui.views.common import events, place_of, whole
 
 #: Runs on one page.
@@ -26,6 +26,9 @@ ROWS = 100
 _PATIENCE_S = 0.4
 _LOOK_S = 1.0
 _SILENCE_LOOKS = 15
+
+#: Rows that are kept, of about a kilobyte each; a page has a hundred.
+_MOST = 2000
 
 
 def query_of(request: Request) -> RunQuery:
@@ -142,3 +145,25 @@ def _linker(request: Request) -> Any:
         return "?" + urlencode([*kept, *((key, str(value)) for key, value in changes.items() if value)])
 
     return link
+
+
+class RunRows:
+    def __init__(self, latest: LatestValues) -> None:
+        self._latest = latest
+        self._known: dict[str, tuple[Any, Markup]] = {}
+
+    def of(self, entries: Sequence[IndexEntry], root: str) -> dict[str, Markup]:
+        """Run id -> its row. root: the way to the top of the page."""
+        values = self._latest.of(entries)
+        return {entry.run_id: self._row(entry, root, values) for entry in entries}
+
+    def _row(self, entry: IndexEntry, root: str, values: dict[str, Any]) -> Markup:
+        shown = (root, entry.record_stamp, entry.notes_stamp, values[entry.run_id])
+        known = self._known.get(entry.run_id)
+        if known is None or known[0] != shown or not entry.is_terminal:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            # Jinja has escaped what is in it.
+            row = Markup(render.part("run_row.html", run=entry, root=root, latest=values))
+            known = self._known[entry.run_id] = (shown, row)
+        return known[1]

@@ -15,7 +15,6 @@ from paceline.models import described
 from paceline.models.model import Model
 from paceline.runs.logs import last_lines
 from paceline.runs.visible import visible
-from paceline.services import read as services_read
 from paceline.services import store as services_store
 from paceline.targets import configured
 from paceline.targets.status_of_all import look_at_all
@@ -92,13 +91,13 @@ def _model(request: Request) -> dict[str, Any]:
 
 def _services(request: Request) -> dict[str, Any]:
     directory: Path = request.app.state.workspace_dir
-    return {"services": [(record, _models_of(directory, record)) for record in services_read.all_records(directory)]}
+    return {"services": [(record, _models_of(directory, record)) for record in services_store.all_records(directory)]}
 
 
 def _service(request: Request) -> dict[str, Any]:
     folder = services_store.folder_of(request.app.state.workspace_dir, request.path_params["name"])
     return {
-        "service": services_read.record(folder),
+        "service": services_store.record(folder),
         "revisions": list(reversed(services_store.revisions(folder))),
         "log": "\n".join(visible(line) for line in last_lines(folder.log, _LOG_LINES, window=1 << 18)),
     }

@@ -7,29 +7,36 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from paceline.runs import downloads, read
+from paceline.errors import RunStateError
+from paceline.rerun import rerun as rerun_job
+from paceline.runs import downloads, read, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import last_lines_start
 from paceline.runs.logs import LogLine, PrepareFollower, last_lines, lines_of
-from paceline.runs.record import RunRecord
-from paceline.runs.visible import visible_line
+from paceline.runs.record import RunRecord, user_name
+from paceline.runs.stacks import take
+from paceline.runs.visible import visible, visible_line
 from paceline.ui import files as run_files
 from paceline.ui import render, run_page
 from paceline.ui.curves import CurveStore
 from paceline.ui.feed import line_json
 from paceline.ui.pieces import stamp_of
-from paceline.ui.views import side
+from paceline.ui.views import common
 from paceline.ui.views.common import as_json, curves_asked, events, file_name, folder_of, number, place_of, whole
 
 #: Lines that a page asks for at once, and that a search gives.
 _MOST_LINES, _MOST_FOUND = 20_000, 2_000
 #: The supervisor's log and those of preparation are short; of one that is not, the end.
 _WINDOW = 1 << 20
+
+#: Of a tag and its value, so many characters.
+_LONGEST = 500
 
 
 async def page(request: Request) -> Response:
@@ -52,7 +59,7 @@ def head(request: Request) -> Response:
 
 async def head_live(request: Request) -> Response:
     """The top of the page of one file."""
-    return side.live(request, "files", None)
+    return common.live(request, "files", None)
 
 
 async def live(request: Request) -> Response:
@@ -148,3 +155,75 @@ def _side_lines(folder: RunFolder, record: RunRecord, of: str, last: int, search
         follower.close()
     wanted = [(rank, text) for rank, text in texts if search.lower() in text.lower()]
     return [[0, rank, visible_line(text), 1] for rank, text in wanted[-last:]]
+
+
+async def cancel(request: Request) -> Response:
+    await _form(request)
+    folder = folder_of(request)
+
+    def ask() -> None:
+        record = read.record(folder)
+        if record.is_terminal:
+            raise RunStateError(f"{folder.run_id} is {record.status} already.")
+        read.request_cancel(folder, by=user_name())
+
+    await asyncio.to_thread(ask)
+    return RedirectResponse(f"../{folder.run_id}", 303)
+
+
+async def stacks(request: Request) -> Response:
+    """Show where each worker of the run is now, as `paceline stacks` does."""
+    await _form(request)
+    found = await asyncio.to_thread(take, folder_of(request))
+    return PlainTextResponse(visible(str(found), lines=True))
+
+
+async def rerun(request: Request) -> Response:
+    await _form(request)
+    folder = folder_of(request)
+    made = await asyncio.to_thread(rerun_job, folder, request.app.state.workspace_dir)
+    return RedirectResponse(f"../{made.run_id}", 303)
+
+
+async def tag(request: Request) -> Response:
+    """Set a tag (`key`, `value`), or take one away (`remove`)."""
+    form = await _form(request)
+    folder = folder_of(request)
+    key, value, gone = (form.get(name, "").strip() for name in ("key", "value", "remove"))
+    if max(len(key), len(value)) > _LONGEST:
+        raise HTTPException(400, f"A tag and its value have at most {_LONGEST} characters each.")
+    if gone:
+        await asyncio.to_thread(tags_and_properties.remove_tags, folder.notes, [gone])
+    else:
+        await asyncio.to_thread(tags_and_properties.set_tags, folder.notes, {key: value or None})
+    return RedirectResponse(f"../{folder.run_id}", 303)
+
+
+async def rename(request: Request) -> Response:
+    """Give the run another name (`name`)."""
+    form = await _form(request)
+    folder, name = folder_of(request), form.get("name", "").strip()
+    if len(name) > _LONGEST:
+        raise HTTPException(400, f"A name has at most {_LONGEST} characters.")
+    await asyncio.to_thread(tags_and_properties.set_name, folder.notes, "display_name", name)
+    return RedirectResponse(f"../{folder.run_id}", 303)
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form that one of this server's pages has sent.
+
+    Raises:
+        HTTPException: it is no such form (403), or this server only shows (403).
+    """
+    if request.app.state.config.read_only:
+        raise HTTPException(403, "This server only shows runs: it was started with --read-only.")
+    # By hand: a form of three fields needs no parser of uploads, which would be one more package.
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        raise HTTPException(415, "A form is sent as application/x-www-form-urlencoded.")
+    fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
+    form = {name: values[-1] for name, values in fields.items()}
+    if not request.app.state.token.is_form_key(form.get("form_key", "")):
+        raise HTTPException(
+            403, "This form is not of a page of this server, or of one from before its token changed. Open it anew."
+        )
+    return form

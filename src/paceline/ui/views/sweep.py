@@ -17,7 +17,7 @@ from paceline.sweeps.live.board import Board, Standing
 from paceline.sweeps.pictures import draw, svg
 from paceline.ui import render, run_page
 from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
-from paceline.ui.views import side
+from paceline.ui.views import common
 from paceline.ui.views.common import events, folder_of, place_of
 
 #: Trials in the table.
@@ -47,7 +47,7 @@ def live(request: Request) -> Response:
             _stamp(standing),
             lambda: render.text(request, "run_sweep_part.html", **head, **_shown(state, standing)),
         )
-        pieces = {"head": side.head_piece(request, "sweep", head), "sweep": piece}
+        pieces = {"head": common.head_piece(request, "sweep", head), "sweep": piece}
         return PiecesSeen(pieces, is_over=standing.record.is_terminal)
 
     return events(request, state.pieces.follow(request.url.path, look, place_of(request), _LOOK_S))

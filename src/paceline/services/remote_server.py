@@ -28,11 +28,11 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.services import keys, revise
 from paceline.services.folder import ServiceFolder
+from paceline.services.listener import ConnectionRelay, Place
 from paceline.services.log import GrowingLog
 from paceline.services.package.versions import server_versions
 from paceline.services.package.write import package
 from paceline.services.record import Revision, ServiceRecord
-from paceline.services.relay import ConnectionRelay, Place
 from paceline.serving.state import READY
 from paceline.submit import SourceCopy, submit
 from paceline.system import processes
@@ -228,7 +228,7 @@ class AwayServer:
         return _Served(tag, folder, keys_time)
 
     def _submitted(self, tag: str, record: ServiceRecord, revision: Revision, workers: int) -> _Served:
-        spec = revise.as_asked(self._folder, revision)
+        spec = revise.spec_of(self._folder, revision)
         if spec.source_directory is not None:
             spec = replace(spec, source_directory=str(self._folder.revision(revision.number).source))
         place, keys_time = self._folder.path / "submitted", keys.changed_ns(self._folder)

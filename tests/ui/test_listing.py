@@ -12,11 +12,11 @@ from paceline.runs import states, tags_and_properties
 from paceline.ui import index as index_module
 from paceline.ui import render
 from paceline.ui.app import make_app
+from paceline.ui.guard import Token
 from paceline.ui.index import Index
 from paceline.ui.latest import LatestValues
-from paceline.ui.rows import RunRows
-from paceline.ui.token import Token
 from paceline.ui.views import listing
+from paceline.ui.views.listing import RunRows
 from tests.ui.conftest import Place, log_values
 from tests.ui.streams import opened
 

@@ -6,28 +6,28 @@ import os
 
 import pytest
 
-from paceline.services import heartbeat
-from paceline.services.heartbeat import Heartbeat
+from paceline.services import server
+from paceline.services.server import Heartbeat
 
 
 def test_a_server_hangs_that_has_moved_before_and_does_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(server.time, "monotonic", lambda: now[0])
     beat = Heartbeat()
-    server = os.dup(beat.fd)
+    server_fd = os.dup(beat.fd)
     beat.handed_on()
     # A large model is hashed before the first beat.
     now[0] += 3600
     assert not beat.is_silent()
-    os.write(server, b"..")
+    os.write(server_fd, b"..")
     assert not beat.is_silent()
-    now[0] += heartbeat.SILENT_S
+    now[0] += server.SILENT_S
     assert not beat.is_silent()
     now[0] += 1
     assert beat.is_silent()
-    os.write(server, b".")
+    os.write(server_fd, b".")
     assert not beat.is_silent()
-    os.close(server)
+    os.close(server_fd)
     assert not beat.is_silent()
     beat.close()
     beat.close()

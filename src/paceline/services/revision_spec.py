@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 from paceline.errors import ServiceError
 from paceline.job.environment import EnvironmentSpec
 from paceline.services.record import ServiceSettings
+from paceline.system.files import copy_whole
 
 #: As many as anybody has cores for.
 _MOST_WORKERS = 1024
@@ -33,7 +36,7 @@ class RevisionSpec:
     settings: ServiceSettings = field(default_factory=ServiceSettings)
 
 
-def asked(
+def make_spec(
     models: Any,
     *,
     entry_script: str | os.PathLike[str] | None = None,
@@ -60,7 +63,7 @@ def asked(
     )
 
 
-def changed(before: RevisionSpec, *, settings: Mapping[str, Any] | None = None, **changes: Any) -> RevisionSpec:
+def changed_spec(before: RevisionSpec, *, settings: Mapping[str, Any] | None = None, **changes: Any) -> RevisionSpec:
     """What was asked for with some of it changed. ServiceSettings that are not named stay."""
     both = {**before.settings.given(), **(settings or {})}
     return replace(before, settings=as_settings(both), **changes)
@@ -163,3 +166,84 @@ def script_of(entry: Any, source: Any) -> tuple[str | None, str | None]:
             f"entry_script={str(script)!r} lies outside of source_directory={str(top)!r}. Name a folder that holds it."
         )
     return inside.as_posix(), str(top)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundModel:
+    """Files of a model. id: in the registry ("digits:3"); None for files that are in none.
+
+    environment: of the run that made it, in the exact versions that it had; None where it is not known.
+    digests: SHA-256 of each file, by its name below `path`; empty for files that are in no registry.
+    known_environment: all that is known of that environment (`paceline.models.lineage`).
+    """
+
+    id: str | None
+    name: str
+    version: str
+    path: Path
+    framework: str | None = None
+    environment: EnvironmentSpec | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
+    known_environment: dict[str, Any] = field(default_factory=dict)
+
+    def copy_into(self, folder: Path) -> None:
+        """Copy the file, or the folder, under its own name into a folder, which is made."""
+        target = folder / self.path.name
+        if self.path.is_dir():
+            shutil.copytree(self.path, target)
+        else:
+            copy_whole(self.path, target)
+
+    def hash_lines(self) -> str:
+        """The digests as sha256sum writes and checks them."""
+        return "".join(f"{digest}  {name}\n" for name, digest in sorted(self.digests.items()))
+
+
+def find_model(workspace_dir: Path, given: Any) -> FoundModel:
+    """The model that is meant: a registered one, a reference to one ("digits:3"), or the path of a file or folder.
+
+    A text with a `/` in it is a path, and so is one that begins with a dot.
+
+    Raises:
+        UserError: there is no such model, or its files were changed since it was registered.
+    """
+    if isinstance(given, (str, os.PathLike)):
+        text = os.fspath(given)
+        if isinstance(given, os.PathLike) or "/" in text or text.startswith("."):
+            return _at(Path(text).expanduser())
+        return _registered(workspace_dir, text)
+    if hasattr(given, "name") and hasattr(given, "version"):
+        return _registered(workspace_dir, f"{given.name}:{given.version}")
+    raise ServiceError(
+        f"{given!r} is no model. Give a registered one, 'NAME:VERSION', or the path of a file or folder."
+    )
+
+
+def _at(path: Path) -> FoundModel:
+    path = path.absolute()
+    if not path.exists():
+        raise ServiceError(
+            f"model {str(path)!r}: there is no such file or folder. A registered model is named without a slash, such as "
+            "'digits:3'."
+        )
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", path.name).lstrip("._-") or "model"
+    return FoundModel(id=None, name=name[:255], version="1", path=path)
+
+
+def _registered(workspace_dir: Path, reference: str) -> FoundModel:
+    from paceline import models
+    from paceline.models import registry
+
+    record = models.resolve(workspace_dir, reference)
+    known = record.run.get("environment") or {}
+    spec = known.get("locked") or known.get("asked")
+    return FoundModel(
+        id=record.id,
+        name=record.name,
+        version=str(record.version),
+        path=registry.files_dir(workspace_dir, record),
+        framework=record.framework,
+        environment=EnvironmentSpec.from_json(spec) if spec else None,
+        known_environment=dict(known),
+        digests={file.name: file.sha256 for file in record.files},
+    )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.runs.folder import RunFolder
-from paceline.services.away import AwayServer, _Served
+from paceline.services.remote_server import AwayServer, _Served
 
 
 def test_a_server_s_lines_are_shown_of_each_attempt_and_a_full_disk_ends_nothing(

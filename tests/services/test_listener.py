@@ -3,7 +3,7 @@ from __future__ import annotations
 import socket
 import threading
 
-from paceline.services.relay import ConnectionRelay
+from paceline.services.listener import ConnectionRelay
 from tests.helpers import wait_until
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ServiceNotFoundError
-from paceline.services import read, states, store
+from paceline.services import store
 from paceline.services.folder import MARK
-from paceline.services.record import GONE
+from paceline.services.record import FAILED, GONE, HEALTHY, NOT_RESPONDING
 from paceline.system import processes
 from paceline.system.files import write_json
 from paceline.workspace import Workspace
@@ -29,7 +29,7 @@ def test_a_service_of_another_machine_is_left_to_that(workspace: Workspace, sour
     wait_until(lambda: not processes.with_variable(MARK, str(folder.path)), "all of it ends")
     own = store.stored(folder)
     write_json(folder.record, dataclasses.replace(own, owner={**own.owner, "host": "elsewhere"}).to_json())
-    assert service.state == states.NOT_RESPONDING
+    assert service.state == NOT_RESPONDING
     assert "elsewhere" in str(service.error)
     write_json(folder.record, own.to_json())
 
@@ -42,7 +42,7 @@ def test_one_that_is_deleted_between_two_looks_is_deleted(
     folder = service._folder
     service.stop()
     # As its supervisor leaves it in the moment before the end.
-    store.want(folder, state=GONE)
+    store.set_desired(folder, state=GONE)
 
     def gone(*_: object, **__: object) -> bool:
         shutil.rmtree(folder.path)
@@ -52,9 +52,9 @@ def test_one_that_is_deleted_between_two_looks_is_deleted(
         gone()
         return os.open(path, os.O_RDWR)
 
-    monkeypatch.setattr(read.locks, last_look, gone if last_look == "is_held" else gone_before)
+    monkeypatch.setattr(store.locks, last_look, gone if last_look == "is_held" else gone_before)
     with pytest.raises(ServiceNotFoundError):
-        read.record(folder)
+        store.record(folder)
 
 
 def test_a_supervisor_that_never_begins_is_not_started_by_every_look(workspace: Workspace, source: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_supervisor_that_never_begins_is_not_started_by_every_look(workspace: 
     wait_until(lambda: not processes.with_variable(MARK, str(folder.path)), "all of it ends")
     record = store.stored(folder)
     write_json(folder.record, dataclasses.replace(record, owner={**record.owner, "starts": 3}).to_json())
-    assert service.state == states.FAILED
+    assert service.state == FAILED
     assert "ended 3 times before it could begin" in str(service.error)
     # Somebody who asks for it gets it.
-    assert service.start().state == states.HEALTHY
+    assert service.start().state == HEALTHY
