@@ -1,0 +1,23 @@
+"""Submission of jobs: checks, the copy of the source, values of secrets, and the start of a run's supervisor."""
+
+from paceline.submit.checks import check
+from paceline.submit.source import SourceCopy, check_source, not_copied, take_snapshot
+from paceline.submit.submission import being_started, first_record, submit, submit_again, submit_alike
+from paceline.submit.values import in_places_of, places_of, unrecorded, values_of
+
+__all__ = [
+    "SourceCopy",
+    "being_started",
+    "check",
+    "check_source",
+    "first_record",
+    "in_places_of",
+    "not_copied",
+    "places_of",
+    "submit",
+    "submit_again",
+    "submit_alike",
+    "take_snapshot",
+    "unrecorded",
+    "values_of",
+]

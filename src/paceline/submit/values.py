@@ -1,0 +1,109 @@
+"""Values of a job's secrets, and outputs in places of its run."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+
+from paceline.errors import DataError, JobError
+from paceline.job.data_reference import Source
+from paceline.job.job import Job
+from paceline.job.notify import key_of, place_of
+from paceline.job.secret_values import looks_secret
+
+_log = logging.getLogger(__name__)
+
+#: MAX_ARG_STRLEN of Linux, 32 pages: bytes of one argument or one NAME=VALUE, the closing NUL included.
+_MOST_BYTES = 131_072
+
+
+def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of the job's secrets: those given, else those at their places.
+
+    Raises:
+        JobError: Values are missing; the message names all of them. Or an argument or a variable is too long for a process.
+    """
+    for number, word in enumerate(job.arguments, start=1):
+        _check_length(f"arguments: number {number}", word)
+    for name, value in job.environment_variables.items():
+        _check_length(f"environment_variables: {name}", f"{name}={value}")
+    places = places_of(job)
+    if not places:
+        return {}
+    from paceline.data.stores.credentials import read_place
+
+    # Look for all first, so that one message names every value that has to be set.
+    values, missing = {name: given[name] for name in places if name in given}, []
+    for name, place in places.items():
+        if name not in values:
+            try:
+                values[name] = read_place(place)
+            except DataError as error:
+                missing.append(f"{name}: {error}")
+    if missing:
+        raise JobError(
+            f"{'the values of secrets are' if len(missing) > 1 else 'the value of a secret is'} missing; nothing was started. "
+            + " ".join(missing)
+        )
+    for name in job.secrets:
+        _check_length(f"the secret {name}", f"{name}={values[name]}")
+    if bad := [name for name, value in values.items() if "\0" in value]:
+        raise JobError(f"the value of the secret {bad[0]} has a NUL character: no environment can carry one.")
+    return values
+
+
+def places_of(job: Job) -> dict[str, str]:
+    """Return the places of the job's secrets and of webhook addresses, by the names that `values_of` returns."""
+    return {**job.secrets, **{key_of(one): where for one in job.notify if (where := place_of(one)) is not None}}
+
+
+def _check_length(what: str, text: str) -> None:
+    """Raise JobError unless Linux can pass this argument, or NAME=VALUE of a variable, to a process."""
+    size = len(text.encode("utf-8", "surrogateescape"))
+    if size >= _MOST_BYTES:
+        raise JobError(
+            f"{what} has {size:,} bytes, and Linux hands at most {_MOST_BYTES - 1:,} in one to a process. Put it into a file "
+            "of the source folder, or into a datastore, and give the script its name."
+        )
+
+
+def unrecorded(job: Job, values: Mapping[str, str]) -> tuple[Job, dict[str, str]]:
+    """Move variables that look like secrets to the job's secrets, and return it with all values.
+
+    No record holds such a value then. A rerun reads it from the variable of the same name.
+    """
+    # Slurm's own names can't be secrets (`paceline.job.job`).
+    found = {
+        name: value
+        for name, value in job.environment_variables.items()
+        if looks_secret(name, value) and not name.startswith(("SLURM_", "SRUN_"))
+    }
+    # The estimator has merged the environment's variables into the job's.
+    own = {name: v for name, v in job.environment.environment_variables.items() if not looks_secret(name, v)}
+    if not found and len(own) == len(job.environment.environment_variables):
+        return job, dict(values)
+    for name in found:
+        _log.warning(
+            "%s looks like a secret: its value is not recorded. A rerun takes it from your shell: `export %s=...` before it.",
+            *(name,) * 2,
+        )
+    job = dataclasses.replace(
+        job,
+        environment_variables={name: v for name, v in job.environment_variables.items() if name not in found},
+        secrets={**job.secrets, **{name: f"env:{name}" for name in found}},
+        environment=dataclasses.replace(job.environment, environment_variables=own),
+    )
+    return job, {**values, **found}
+
+
+def in_places_of(job: Job, run_id: str, former: str) -> Job:
+    """Return the job with `run_id` in place of the id `former` in the places of its outputs."""
+
+    def own(source: Source) -> Source:
+        return dataclasses.replace(source, path=source.path.replace(former, run_id))
+
+    inputs = [
+        dataclasses.replace(one, sources=tuple(map(own, one.sources))) if one.is_output else one for one in job.inputs
+    ]
+    return dataclasses.replace(job, inputs=tuple(inputs))
