@@ -54,11 +54,11 @@ def resident():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
 before = resident()
-from paceline.remote.agent import tcp_counts, worker_load
-from paceline.remote.agent.load import LoadMeter
+from paceline.observe.node import counters, load
+from paceline.observe.node.load import LoadMeter
 # What is looked up seldom is looked up each time.
-worker_load._FAMILY_S = tcp_counts._FILES_S = 0.0
-worker_load._SHARE = tcp_counts._SHARE = 1e9
+load._FAMILY_S = counters._FILES_S = 0.0
+load._SHARE = counters._SHARE = 1e9
 asked = {"folder": sys.argv[1], "run_id": "none", "ranks": dict(enumerate(map(int, sys.argv[3:])))}
 meter = LoadMeter()
 meter.look(asked)

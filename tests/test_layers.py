@@ -10,7 +10,7 @@ import pytest
 
 from tests.sources import SOURCE, read
 
-UP_TO_TARGETS = "errors system job runs environments data containers remote launchers targets"
+UP_TO_TARGETS = "errors system job runs environments data containers remote launchers targets observe"
 UP_TO_SUBMIT = f"{UP_TO_TARGETS} supervisor snapshot submit"
 
 # layer -> the layers, or modules of them, that it may import beside itself
@@ -43,18 +43,22 @@ MAY_IMPORT = {
     "environments": "errors system job",
     "data": "errors system job",
     # Another machine: a process on it, the link to it, and what of a run's files travels there and back.
-    "remote": "errors system job runs environments data",
+    "remote": "errors system job runs environments data observe.node",
     "launchers": "errors system job runs",
-    "targets": "errors system job runs data remote",
+    "targets": "errors system job runs data remote observe.node",
     "doctor": "errors system job remote targets",
     # An Open MPI is found where the workers run.
-    "node": "errors system job runs environments data containers remote launchers",
+    "node": "errors system job runs environments data containers remote launchers observe.node",
     # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
     "supervisor": f"{UP_TO_TARGETS} trackers",
     # Versions of files that runs made. A run, an experiment and a workspace are given to it.
     "models": "errors system job runs data",
     # Knows of all that lies in a workspace, and starts nothing.
     "pruning": "errors system runs environments data containers models",
+    # What workers do: on each node by the standard library alone, in the supervisor, and for readers of a run.
+    "observe": "errors system job runs launchers.environment targets",
+    "observe.node": "errors system",
+    "runs.run": "errors system job containers observe",
     # Works out of run folders what the command line and the page show.
     # The Open MPI that a run would take is a part of a report on a fault.
     "reports": "errors system job runs launchers.mpi",

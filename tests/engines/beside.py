@@ -12,7 +12,8 @@ import pytest
 
 import paceline as pl
 from paceline.errors import RunStateError, UserError
-from paceline.runs import loads, states
+from paceline.observe import loads
+from paceline.runs import states
 from paceline.runs.execute import Beside
 from tests.engines.lab import wait_for_end
 from tests.helpers import wait_until

@@ -9,7 +9,7 @@ from paceline.job.job import RANK_VARIABLES
 from paceline.job.plan import Command, Node
 from paceline.launchers import environment
 from paceline.launchers.mpi import MPIRUN_VARIABLE
-from paceline.remote.agent.gpus import GPUS_VARIABLE
+from paceline.observe.node.gpus import GPUS_VARIABLE
 from paceline.snapshot import LIMIT_VARIABLE
 from paceline.targets.local_leases import LEASES_VARIABLE
 from tests.helpers import RUN_ID, make_job, make_launch

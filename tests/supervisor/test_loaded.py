@@ -6,14 +6,24 @@ from tests.helpers import run_python
 from tests.supervisor.test_supervise import Stage
 
 #: What tells why a run has failed, or hangs.
-TELLS = {"paceline.supervisor.diagnosis.findings", "paceline.supervisor.diagnosis.standstill", "paceline.runs.stacks"}
+TELLS = {
+    "paceline.supervisor.diagnosis.findings",
+    "paceline.observe.wait_graph",
+    "paceline.observe.stacks",
+}
 
 
 def test_what_few_runs_need_is_not_loaded_at_the_start():
     loaded = set(run_python("import sys, paceline.supervisor.__main__; print(*sys.modules)").split())
     assert "paceline.supervisor.watch" in loaded
     assert not loaded & TELLS
-    assert not loaded & {"paceline.runs.pace", "paceline.runs.profile", "statistics", "_hashlib", "traceback"}
+    assert not loaded & {
+        "paceline.observe.stragglers",
+        "paceline.observe.profile",
+        "statistics",
+        "_hashlib",
+        "traceback",
+    }
 
 
 def test_a_short_run_that_ends_well_never_loads_what_tells_of_failures(tmp_path):

@@ -24,7 +24,8 @@ from paceline.cli.summary import command_text, data_texts, details, environment_
 from paceline.data.transfer.progress import size_text
 from paceline.errors import UserError
 from paceline.job.sizes import range_text
-from paceline.runs import left_out, loads, read, removal, states, store, tags_and_properties
+from paceline.observe import loads
+from paceline.runs import left_out, read, removal, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text, hang_status
 from paceline.runs.ids import is_trial

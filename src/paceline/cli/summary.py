@@ -9,7 +9,8 @@ from typing import Any
 
 from paceline.cli.common import print_json
 from paceline.job.job import Job
-from paceline.runs import loads, metrics, read, tags_and_properties
+from paceline.observe import loads
+from paceline.runs import metrics, read, tags_and_properties
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord

@@ -15,14 +15,15 @@ from typing import IO, Any
 from paceline.cli.common import columns, folder_of, print_json
 from paceline.cli.options import JSON, LATEST_RUN, VerbOption, takes
 from paceline.errors import RunStateError, UserError
-from paceline.runs import loads, read, states
+from paceline.observe import loads
+from paceline.observe.profile import RATE, SECONDS
+from paceline.observe.profile import take as sample
+from paceline.observe.stacks import take
+from paceline.observe.stragglers import RunPace
+from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text, hang_status
-from paceline.runs.pace import RunPace
-from paceline.runs.profile import RATE, SECONDS
-from paceline.runs.profile import take as sample
 from paceline.runs.record import RunRecord
-from paceline.runs.stacks import take
 from paceline.runs.visible import visible
 from paceline.system.signals import handled
 

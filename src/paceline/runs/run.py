@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from paceline.models.model import Model
+    from paceline.observe.profile import RunProfile
+    from paceline.observe.stacks import RunStacks
+    from paceline.observe.stragglers import RunPace
     from paceline.runs.failure import FailureReport
-    from paceline.runs.pace import RunPace
-    from paceline.runs.profile import RunProfile
-    from paceline.runs.stacks import RunStacks
     from paceline.workspace import Submittable, Workspace
 
 
@@ -505,7 +505,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         Raises:
             RunStateError: the run does not run, or its supervisor does not answer.
         """
-        from paceline.runs.stacks import take
+        from paceline.observe.stacks import take
 
         return take(self._folder, native=native)
 
@@ -519,7 +519,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             UserError: seconds not from 1 to 600, or rate not from 1 to 500.
             RunStateError: the run does not run, or its supervisor does not answer.
         """
-        from paceline.runs.profile import take
+        from paceline.observe.profile import take
 
         return take(self._folder, seconds=seconds, rate=rate)
 
@@ -529,7 +529,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         other ranks; and `straggler`, the ranks that hold up the others, None where none does for sure. Of the last attempt;
         without ranks where nothing is known yet, or nothing counts the script's steps (docs/when-it-is-slow.md).
         """
-        from paceline.runs import loads
+        from paceline.observe import loads
 
         return loads.pace(self._folder, store.stored(self._folder))
 
@@ -538,7 +538,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         """What nodes and workers took, sampled every 5 seconds: {"nodes": node's rank -> name -> series, "ranks": rank -> name ->
         series}. Names and units are in docs/when-it-is-slow.md; steps are seconds since 1970.
         """
-        from paceline.runs import loads
+        from paceline.observe import loads
 
         return loads.series(self._folder)
 

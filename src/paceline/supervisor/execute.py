@@ -1,8 +1,8 @@
 """The commands of `paceline exec`: people run them beside a worker while it runs, and ask for them by files in the run's folder.
 
     exec/<id>/request.json   {"argv", "rank", "terminal", "term"}; the folder appears once it is whole. {"stacks": {"native"}}
-                             asks for a look at all workers in place of a command (`paceline.runs.stacks`), and {"profile":
-                             {"seconds", "rate"}} for samples of their stacks (`paceline.runs.profile`)
+                             asks for a look at all workers in place of a command (`paceline.observe.stacks`), and {"profile":
+                             {"seconds", "rate"}} for samples of their stacks (`paceline.observe.profile`)
     exec/<id>/in_<n>.json    what the asking program passes on
     exec/<id>/alive          changes as long as the asking program is there
     exec/<id>/answer.json    {"output"}: the name of the file of its output, or {"error"}: why it was not started
@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.job.plan import Launch, ProcessExit
+from paceline.observe.stack_dumps import LIMIT_S, Looks
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.in_containers import beside_worker
-from paceline.supervisor.looks import LIMIT_S, Looks
 from paceline.system.files import OwnFolder, names_in
 from paceline.targets import Nodes
 
@@ -203,7 +203,7 @@ class ExecCommands:
         if self._is_apart:
             self._put(place.node_rank, f"{channel}/request.json", json.dumps(request).encode())
         self._make_output(name)
-        command = beside_worker(self._launch, self._shells, rank, "execute", channel, str(there))
+        command = beside_worker(self._launch, self._shells, rank, "remote/agent/execute.py", channel, str(there))
         started = self._nodes.start(command, self._launch.work_dir, self._shells[place.node_rank])
         self._running[name] = _Running(
             id=name, folder=self._open[name], node_rank=place.node_rank, pid=started.pid, heard=time.monotonic()

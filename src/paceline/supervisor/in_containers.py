@@ -33,15 +33,15 @@ def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mappin
 
 
 def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int, program: str, *words: str) -> Command:
-    """The command that runs one of the agent's programs where a worker is: in its environment, and in its container where it
-    has one. program: its name below `paceline.remote.agent`.
+    """The command that runs one of Paceline's programs where a worker is: in its environment, and in its container where it
+    has one. program: its file below the package.
     """
     place = launch.places[rank]
     command = replace(
         environment.with_paths(worker_command(launch, place), launch, shells[place.node_rank]),
         argv=(
             *(launch.prepared[place.node_rank].python, "-I", "-S"),
-            *(f"{launch.library_dir}/paceline/remote/agent/{program}.py", *words),
+            *(f"{launch.library_dir}/paceline/{program}", *words),
         ),
         log=RunFolder(launch.run_dir).driver_log,
     )

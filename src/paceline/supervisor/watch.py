@@ -24,6 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EngineError
 from paceline.job.plan import Command, Launch, ProcessExit, StartedCommand
+from paceline.observe.hang_watch import HangWatch, hang_text
+from paceline.observe.load_watch import LoadWatch
+from paceline.observe.stack_dumps import Looks
 from paceline.remote.wire import SILENCE_S
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport, logs_command
@@ -31,11 +34,8 @@ from paceline.runs.folder import RunFolder
 from paceline.supervisor.diagnosis.evidence import stalled_text
 from paceline.supervisor.disks import DiskWatch
 from paceline.supervisor.execute import ExecCommands
-from paceline.supervisor.hangs import HangWatch, hang_text
-from paceline.supervisor.in_containers import left_its_container
-from paceline.supervisor.loads import LoadWatch
+from paceline.supervisor.in_containers import beside_worker, left_its_container
 from paceline.supervisor.logs import LogWatch
-from paceline.supervisor.looks import Looks
 from paceline.supervisor.resize import ResizeWatch
 from paceline.supervisor.signals import Wake
 from paceline.supervisor.supervision import Outcome
@@ -44,7 +44,7 @@ from paceline.system.run_variables import EXIT_RESIZE
 from paceline.targets import Nodes
 
 if TYPE_CHECKING:
-    from paceline.runs.stacks import RunStacks
+    from paceline.observe.stacks import RunStacks
     from paceline.supervisor.diagnosis.findings import Findings
 
 _TICK_S = 0.1
@@ -110,7 +110,7 @@ class WorkerWatch:
         written = {reference.name for reference in launch.job.inputs if reference.is_output}
         outputs = [path for name, path in launch.prepared[0].inputs.items() if name in written]
         self._logs = LogWatch(launch, folder, keeps_limits=keeps_limits)
-        self._looks = Looks(launch, folder, nodes, shells, self._about)
+        self._looks = Looks(launch, folder, nodes, shells, self._about, partial(beside_worker, launch, shells))
         self._hangs = HangWatch(launch, folder, self._looks, note_hang)
         self._exec = ExecCommands(launch, folder, nodes, shells, self._is_there, self._looks)
         self._resize = resize
@@ -213,7 +213,7 @@ class WorkerWatch:
 
     def _look_where(self, ranks: tuple[int, ...]) -> None:
         """Sample the first of the ranks that hold up the others, to tell in which line."""
-        from paceline.runs.profile import RunProfile
+        from paceline.observe.profile import RunProfile
 
         def take(told: dict[str, Any]) -> None:
             if (found := RunProfile(told).place(ranks[0])) is not None:
@@ -225,7 +225,7 @@ class WorkerWatch:
         """See where each rank stands, before the workers are told to end: then they stand elsewhere."""
         if not self._running:
             return
-        from paceline.runs.stacks import RunStacks
+        from paceline.observe.stacks import RunStacks
 
         found: list[RunStacks] = []
         self._looks.begin(lambda told: found.append(RunStacks(told)))
@@ -400,8 +400,8 @@ class WorkerWatch:
         """Load what is needed once something goes wrong: Paceline may have been replaced by the end of a long run."""
         self._load_at_s = math.inf
         import_module("paceline.supervisor.diagnosis.findings")
-        import_module("paceline.supervisor.diagnosis.standstill")
-        import_module("paceline.runs.stacks")
+        import_module("paceline.observe.wait_graph")
+        import_module("paceline.observe.stacks")
 
     def _ended_well(self) -> bool:
         """True if every worker has ended well and by itself: then there is nothing to find out."""

@@ -18,7 +18,7 @@ a password, script_python(links) of one whose nodes have interpreters of their o
     disks(paths)    path, with the node where there are several -> (bytes free, bytes in all, number of the file system) of
         each disk that these folders of the nodes are on, and of the supervisor's own. Without it a run is not warned of a
         disk that fills up.
-    loads(workers)    node's rank -> name -> number: how busy it is, and its workers are, as `paceline.remote.agent.load` measures
+    loads(workers)    node's rank -> name -> number: how busy it is, and its workers are, as `paceline.observe.node.load` measures
         it; workers: node's rank -> what that is given. Without it nothing is known of how busy a run's nodes and workers are.
     put(node_rank, path, data)   write a small file on a node, for its owner alone, and the folder above it; OSError. Without it
         `paceline exec` works only where nodes see the supervisor's folders.

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     Ticket = dict[str, Any]
 
 if "devices" not in globals():  # there the texts of these modules stand above this one
-    from paceline.remote.agent.gpus import devices
+    from paceline.observe.node.gpus import devices
     from paceline.system.lock_holder import holder, user_name
 
 _PARENT = "/tmp"

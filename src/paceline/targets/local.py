@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from paceline.errors import PacelineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, node_sizes, port_count, preview_ports
-from paceline.remote.agent.gpus import devices
+from paceline.observe.node.gpus import devices
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
 from paceline.system.lock_holder import user_name

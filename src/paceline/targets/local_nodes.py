@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand
+from paceline.observe.node.load import LoadMeter
 from paceline.remote.agent.commands import Commands
-from paceline.remote.agent.load import LoadMeter
 from paceline.remote.agent.machine import REPORT_BYTES, disk_of, disks_here, oom_kills
 from paceline.runs.folder import RunFolder
 from paceline.system import processes

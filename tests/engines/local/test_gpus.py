@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import paceline as pl
-from paceline.remote.agent.gpus import GPUS_VARIABLE
+from paceline.observe.node.gpus import GPUS_VARIABLE
 from tests.engines.lab import KEEP, Lab, seen, wait_for_end
 
 LOOK = KEEP + "keep(os.environ['CUDA_VISIBLE_DEVICES'])\n"

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.observe.load_watch import Sample
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.diagnosis.findings import Findings, may_have_lost_a_node, report
-from paceline.supervisor.diagnosis.memory import Sample
 from paceline.system.files import write_json
 from tests.helpers import make_job, make_launch
 from tests.supervisor.diagnosis.test_diagnose import error

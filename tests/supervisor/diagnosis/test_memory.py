@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.supervisor.diagnosis.memory import Sample, memory_text
+from paceline.observe.load_watch import Sample
+from paceline.supervisor.diagnosis.memory import memory_text
 
 GIB = 1 << 30
 NODES = {0: 0, 1: 0, 2: 1}

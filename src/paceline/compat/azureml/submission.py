@@ -206,7 +206,7 @@ def _has_gpus(target: str, shape: Mapping[str, Any], notes: SubmissionNotes) -> 
     """Whether each worker can have a GPU; of other machines only they know, and refuse what they have not got."""
     if target != "local":
         return True
-    from paceline.remote.agent.gpus import devices
+    from paceline.observe.node.gpus import devices
 
     count = int(shape.get("node_count", 1)) * int(shape.get("process_count_per_node", 1))
     if count <= (there := len(devices())):

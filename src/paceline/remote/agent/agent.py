@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from paceline.observe.node.load import LoadMeter
 from paceline.remote.agent import machine
 from paceline.remote.agent.commands import Commands
 from paceline.remote.agent.files import FileRequests, remove
-from paceline.remote.agent.load import LoadMeter
 from paceline.remote.agent.machine import disk_of, oom_kills
 from paceline.remote.agent.mirror import Mirror
 from paceline.remote.agent.rsh import Relay

@@ -13,7 +13,7 @@ import time
 from collections.abc import Container, Iterable
 from typing import Any
 
-from paceline.remote.agent.gpus import devices
+from paceline.observe.node.gpus import devices
 from paceline.system import processes
 from paceline.system.lock_holder import user_name
 

@@ -130,7 +130,7 @@ class LinkFiles:
         return free, total, number
 
     def load(self, gpus: Sequence[str], workers: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """How busy the node is (`paceline.remote.agent.load`), since it was asked last. gpus: the devices that count; none for
+        """How busy the node is (`paceline.observe.node.load`), since it was asked last. gpus: the devices that count; none for
         all. workers: as `LoadMeter.look` is given.
         """
         asked = None if workers is None else dict(workers)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.job.plan import Launch, RankSlot
+from paceline.observe.load_watch import Sample
 from paceline.runs import work_dir
 from paceline.runs.failure import FailureReport, logs_command, signal_name
 from paceline.runs.folder import RunFolder
@@ -18,7 +19,7 @@ from paceline.runs.logs import last_lines, lines_of
 from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, worker_report
 from paceline.supervisor.diagnosis.evidence import crash_stack, printed_traceback, stalled_text
 from paceline.supervisor.diagnosis.hints import with_hints
-from paceline.supervisor.diagnosis.memory import Sample, memory_text
+from paceline.supervisor.diagnosis.memory import memory_text
 from paceline.supervisor.diagnosis.missing import missing_text
 from paceline.supervisor.diagnosis.ports import find_clash, holder_here
 from paceline.supervisor.in_containers import why_not_started

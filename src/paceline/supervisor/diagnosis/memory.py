@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from paceline.observe.load_watch import Sample
 
 _GIB = 1 << 30
 #: So much more than at first, in so many seconds, is growth; of less the start may be the reason.
@@ -23,17 +24,6 @@ _LARGER = 1.5
 _OTHERS = 0.3
 #: A node of whose memory less than this was in use had room.
 _ROOM = 0.6
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """What was seen at one moment. at_s: seconds since 1970. nodes: node's rank -> its load. ranks: rank -> its worker's; as
-    `paceline.remote.agent.load` has them.
-    """
-
-    at_s: float
-    nodes: Mapping[int, Mapping[str, float]]
-    ranks: Mapping[int, Mapping[str, float]]
 
 
 def memory_text(

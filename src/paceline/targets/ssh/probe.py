@@ -14,8 +14,8 @@ from typing import Any
 
 from paceline.job.job import Job
 from paceline.job.plan import node_sizes
+from paceline.observe.node import gpus
 from paceline.remote import foreign_python
-from paceline.remote.agent import gpus
 from paceline.remote.agent.boot import OLDEST
 from paceline.system import lock_holder, processes
 from paceline.targets import leases

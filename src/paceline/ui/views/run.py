@@ -14,13 +14,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from paceline.errors import RunStateError
+from paceline.observe.stacks import take
 from paceline.rerun import rerun as rerun_job
 from paceline.runs import downloads, read, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import last_lines_start
 from paceline.runs.logs import LogLine, PrepareFollower, last_lines, lines_of
 from paceline.runs.record import RunRecord, user_name
-from paceline.runs.stacks import take
 from paceline.runs.visible import visible, visible_line
 from paceline.ui import files as run_files
 from paceline.ui import render, run_page

@@ -1,0 +1,146 @@
+"""Notices that a run hangs: nothing comes of it for `hang_seconds`, and no worker gets on.
+
+output or a metric comes  ->  nothing is looked at
+silence for hang_seconds  ->  three looks at all workers, some seconds apart (`diagnosis.standstill`)
+    a worker gets on      ->  the same again after a while; a note of an earlier hang is taken back
+    none does             ->  the report is written, the record says since when, `on_hang` says what follows
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.job.plan import Launch
+from paceline.observe.stack_dumps import Looks
+from paceline.runs.driver_log import say
+from paceline.runs.failure import FailureReport, logs_command
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import utc_now
+from paceline.system.files import write_json, write_whole
+
+if TYPE_CHECKING:
+    from paceline.observe.stacks import RunStacks
+
+#: Between two looks that are compared, in seconds: a part of the limit, in these bounds.
+_SHORTEST_S, _LONGEST_S = 1.0, 10.0
+#: How often sizes of logs and metrics are looked at, at most.
+_SIZES_S = 5.0
+_SHOWN = 3
+
+
+class HangWatch:
+    """Watches one attempt. note: called with what the record is to say, None where it does not hang (any more)."""
+
+    def __init__(
+        self, launch: Launch, folder: RunFolder, looks: Looks, note: Callable[[Mapping[str, Any] | None], None]
+    ) -> None:
+        self._launch, self._folder, self._looks, self._note = launch, folder, looks, note
+        self._limit_s = launch.job.hang_seconds
+        self._pause_s = min(max(self._limit_s / 20, _SHORTEST_S), _LONGEST_S)
+        self._sizes: dict[str, int] = {}
+        self._last_s = time.monotonic()
+        self._last_utc = utc_now()
+        self._next_sizes = self._next_look = 0.0
+        self._is_looking = False
+        self._first: dict[str, Any] | None = None
+        self._hangs = False
+        #: How many pairs of looks have shown no progress.
+        self._still = 0
+        #: Why the attempt is to end, where the job asks for that.
+        self.failure: FailureReport | None = None
+
+    def look(self) -> None:
+        """Look whether anything has come, and where nothing has for long, at the workers."""
+        now = time.monotonic()
+        if not self._limit_s or now < self._next_sizes:
+            return
+        self._next_sizes = now + min(_SIZES_S, self._limit_s / 20)
+        if self._has_grown():
+            self._last_s, self._last_utc = now, utc_now()
+            self._first, self._still = None, 0
+            self._get_on("output or a metric has come")
+            return
+        if now - self._last_s < self._limit_s or now < self._next_look or self._is_looking:
+            return
+        self._is_looking = True
+        self._looks.begin(self._take)
+
+    def _take(self, told: dict[str, Any]) -> None:
+        """Take in a look: the first one waits for the second."""
+        now = time.monotonic()
+        self._is_looking = False
+        if now - self._last_s < self._limit_s:
+            return
+        if self._first is None:
+            self._first, self._next_look = told, now + self._pause_s
+            return
+        # Not above: few runs are ever silent for so long, and each would load it at its start.
+        from paceline.observe.stacks import RunStacks
+        from paceline.observe.wait_graph import gets_on
+
+        first, self._first = self._first, None
+        self._next_look = now + max(self._pause_s, self._limit_s / 4)
+        if (why := gets_on(first, told)) is not None:
+            self._still = 0
+            self._get_on(why)
+        elif not self._hangs and self._still == 0:
+            # A loop may be met twice in one place. Once more, then.
+            self._still, self._first, self._next_look = 1, told, now + self._pause_s
+        elif not self._hangs:
+            self._still = 0
+            self._hangs = True
+            self._report(RunStacks(told))
+
+    def _get_on(self, why: str) -> None:
+        if self._hangs:
+            self._hangs = False
+            say(f"the run gets on again: {why}")
+            self._note(None)
+
+    def _report(self, stacks: RunStacks) -> None:
+        text = hang_text(stacks)
+        path = self._folder.hang_report(self._launch.attempt)
+        # Once for each hang; of one that comes after another, which was over, in its place.
+        with contextlib.suppress(OSError):  # a full disk, of which others tell
+            write_whole(path, f"Nothing has come since {self._last_utc}.\n{text}\n\n{stacks}\n")
+            write_json(path.with_suffix(".json"), stacks.to_json())
+        say(f"the run hangs: nothing has come since {self._last_utc}. {text}")
+        self._note(
+            {
+                "since_utc": self._last_utc,
+                "text": text,
+                "report": str(path.relative_to(self._folder.path)),
+            }
+        )
+        if self._launch.job.on_hang != "report":
+            self.failure = FailureReport(
+                cause="hang",
+                message=f"The run hung: nothing came for {time.monotonic() - self._last_s:.0f} s, and no worker got on. {text}",
+                attempt=self._launch.attempt,
+                see=logs_command(self._launch.run_id),
+            )
+
+    def _has_grown(self) -> bool:
+        """True if a log or a metric has become longer since the last call."""
+        sizes = {}
+        attempt = self._launch.attempt
+        places = [self._folder.rank_log(attempt, rank) for rank in self._folder.ranks_with_log(attempt)]
+        with contextlib.suppress(OSError), os.scandir(self._folder.metrics) as found:
+            # The load of nodes lies there too, and comes whether the workers get on or not.
+            sizes = {entry.path: entry.stat().st_size for entry in found if entry.name.startswith("rank_")}
+        for path in places:
+            with contextlib.suppress(OSError):
+                sizes[str(path)] = os.stat(path).st_size
+        grown, self._sizes = sizes != self._sizes, sizes
+        return grown
+
+
+def hang_text(stacks: RunStacks) -> str:
+    """Why nothing gets on, in a few sentences; where each rank is, if none waits for another."""
+    said = stacks.waiting or stacks.places
+    more = f" And {len(said) - _SHOWN} more." if len(said) > _SHOWN else ""
+    return " ".join(said[:_SHOWN]) + more

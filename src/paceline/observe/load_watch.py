@@ -1,0 +1,240 @@
+"""How busy a run's nodes and workers are, sampled every few seconds.
+
+metrics/node_<n>.jsonl, load_<rank>.jsonl     series, in the form of metric logs whose steps are seconds since 1970
+attempts/<k>/load.json                        the last sample, and how the time of each rank goes (`paceline.observe.stragglers`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import EngineError
+from paceline.job.plan import Launch
+from paceline.launchers import environment
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricLog
+from paceline.system.files import write_json
+
+# Loaded with the first sample: most runs of a second or two have none, and their supervisors start sooner without it.
+if TYPE_CHECKING:
+    from paceline.observe.stragglers import Counted, RunPace
+
+#: Seconds between two samples; 0 takes none.
+SECONDS_VARIABLE, SECONDS = "PACELINE_SAMPLE_SECONDS", 5.0
+#: After so long (seconds), a series gets one value of so many: often while somebody waits to see whether it works, seldom in the
+#: days after, so that the file stays small.
+_THINNED = ((600.0, 6), (6 * 3600.0, 24))
+#: Of what a worker's load has, not kept as series: numbers of processes, and counts since its beginning.
+_NOT_KEPT = ("pid", "processes", "age_s", "steps", "data_s", "wait_s")
+#: Samples that are remembered, for the report of a worker that ran out of memory.
+_REMEMBERED = 60
+#: Windows by which it is judged now who is slow, how many are kept, and how many of the oldest are then joined by two.
+_RECENT, _MOST, _OLD = 12, 240, 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What was seen at one moment. at_s: seconds since 1970. nodes: node's rank -> its load. ranks: rank -> its worker's; as
+    `paceline.observe.node.load` has them.
+    """
+
+    at_s: float
+    nodes: Mapping[int, Mapping[str, float]]
+    ranks: Mapping[int, Mapping[str, float]]
+
+
+class LoadWatch:
+    """Asks the nodes, where they tell. The first look begins to measure: a run of a second has none.
+
+    pids: rank -> its worker's process, as far as it is known. look_where: called once with the ranks of a straggler; it may call
+    `note_place` some time later.
+    """
+
+    def __init__(
+        self,
+        nodes: Any,
+        folder: RunFolder,
+        launch: Launch,
+        pids: Callable[[], Mapping[int, int]],
+        look_where: Callable[[tuple[int, ...]], None] = lambda ranks: None,
+    ) -> None:
+        self._ask = getattr(nodes, "loads", None)
+        self._folder, self._launch, self._pids, self._look_where = folder, launch, pids, look_where
+        self._every_s = sample_seconds(os.environ)
+        self._logs: dict[str, MetricLog] = {}
+        self._kept: dict[str, list[dict[str, float]]] = {}
+        self._began = self._next = time.monotonic()
+        self._is_first = True
+        self._names = {place.rank: launch.nodes[place.node_rank].name for place in launch.places}
+        self._counts: dict[int, tuple[float, dict[str, float]]] = {}
+        self._windows: list[dict[int, Counted]] = []
+        self._count = 0
+        self._asked: set[tuple[int, ...]] = set()
+        self._place: tuple[tuple[int, ...], str, float] | None = None
+        #: The last samples, the newest last.
+        self.samples: deque[Sample] = deque(maxlen=_REMEMBERED)
+
+    def look(self) -> None:
+        """Ask the nodes, if it is time to."""
+        now = time.monotonic()
+        if self._ask is None or not self._every_s or now < self._next:
+            return
+        self._next = now + self._every_s
+        if self._is_first:
+            # Nothing is asked yet: it would be asked of runs that end before there is anything to say.
+            self._is_first, self._next = False, now + self._every_s / 2
+            return
+        # Curves are not worth a run: neither a full disk nor a node that does not answer ends it for them.
+        with contextlib.suppress(OSError, EngineError):
+            self._take(self._ask(self._workers()))
+        # A node that is slow to answer is asked less often, and the supervisor waits little.
+        self._next = max(self._next, time.monotonic() + 10 * (time.monotonic() - now))
+
+    def pace(self) -> RunPace:
+        """How the time of the ranks went, and who was slow for sure, over the attempt."""
+        from paceline.observe.stragglers import pace_of
+
+        return self._placed(pace_of(self._windows, self._names))
+
+    def end_text(self) -> str | None:
+        """A sentence for the run's end on who was slow; None where nobody was, or it was never looked at."""
+        return self.pace().end_text if self._windows else None
+
+    def note_place(self, ranks: tuple[int, ...], place: str, share: float) -> None:
+        """Take in where a straggler was met most often."""
+        self._place = (ranks, place, share)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            for name in list(self._kept):
+                self._flush(name)
+            if self.samples:
+                self._write_last(self.samples[-1], self.pace())
+        for log in self._logs.values():
+            log.close()
+
+    def _workers(self) -> dict[int, dict[str, Any]]:
+        pids = self._pids()
+        # The numbers of processes in a container are its own.
+        is_apart = self._launch.prepared[0].container is not None
+        found: dict[int, dict[str, Any]] = {}
+        for place in self._launch.places:
+            one = found.setdefault(
+                place.node_rank,
+                {"folder": str(environment.watch_dir(self._launch)), "run_id": self._launch.run_id, "ranks": {}},
+            )
+            if is_apart or place.rank in pids:
+                one["ranks"][str(place.rank)] = 0 if is_apart else pids[place.rank]
+        return found
+
+    def _take(self, told: Mapping[int, Mapping[str, Any]]) -> None:
+        from paceline.observe.stragglers import pace_of
+
+        now, at_s = time.monotonic(), time.time()
+        nodes = {node: {name: v for name, v in one.items() if name != "ranks"} for node, one in told.items()}
+        ranks = {int(rank): dict(load) for one in told.values() for rank, load in one.get("ranks", {}).items()}
+        sample = Sample(at_s=at_s, nodes=nodes, ranks=ranks)
+        self.samples.append(sample)
+        self._count += 1
+        self._add_window(ranks, now)
+        for node, load in nodes.items():
+            self._keep(f"node {node}", load, at_s, now)
+        for rank, load in ranks.items():
+            values = {f"rank_{name}": value for name, value in load.items() if name not in _NOT_KEPT}
+            self._keep(f"rank {rank}", values, at_s, now)
+        judged = self._placed(pace_of(self._windows, self._names, recent=_RECENT))
+        self._write_last(sample, judged)
+        if judged.straggler is not None and judged.straggler.ranks not in self._asked and len(self._asked) < 3:
+            self._asked.add(judged.straggler.ranks)
+            self._look_where(judged.straggler.ranks)
+
+    def _add_window(self, ranks: Mapping[int, Mapping[str, float]], now: float) -> None:
+        from paceline.observe.stragglers import Counted, is_training
+
+        window: dict[int, Counted] = {}
+        for place in self._launch.places:
+            load = ranks.get(place.rank)
+            if load is None or "steps" not in load:
+                continue
+            counts = {name: load[name] for name in ("steps", "data_s", "wait_s")}
+            before_s, before = self._counts.get(place.rank, (now, counts))
+            self._counts[place.rank] = (now, counts)
+            if now > before_s and counts["steps"] >= before["steps"]:
+                window[place.rank] = Counted(
+                    now - before_s,
+                    counts["steps"] - before["steps"],
+                    counts["data_s"] - before["data_s"],
+                    counts["wait_s"] - before["wait_s"],
+                )
+        if len(window) == sum(place.role == "worker" for place in self._launch.places) and is_training(window):
+            self._windows.append(window)
+        if len(self._windows) > _MOST:
+            # Of a long training the old windows are made larger: they tell the same, and take no more memory with time.
+            self._windows = [
+                _joined(pair) for pair in zip(self._windows[:_OLD:2], self._windows[1:_OLD:2], strict=True)
+            ] + (self._windows[_OLD:])
+
+    def _placed(self, pace: RunPace) -> RunPace:
+        found = pace.straggler
+        if found is None or self._place is None or found.ranks != self._place[0]:
+            return pace
+        _, place, share = self._place
+        return replace(pace, straggler=replace(found, place=place, place_share=share))
+
+    def _keep(self, name: str, values: dict[str, float], at_s: float, now: float) -> None:
+        self._kept.setdefault(name, []).append({**values, "at_s": at_s})
+        passed = now - self._began
+        of_so_many = max((count for after_s, count in _THINNED if passed > after_s), default=1)
+        if len(self._kept[name]) >= of_so_many:
+            self._flush(name)
+
+    def _flush(self, name: str) -> None:
+        """Write what was kept as one value of each, the mean; of memory the most."""
+        kept = self._kept.pop(name)
+        kind, _, number = name.partition(" ")
+        if name not in self._logs:
+            path = self._folder.node_log(int(number)) if kind == "node" else self._folder.load_log(int(number))
+            self._logs[name] = MetricLog(path)
+        # The time as the step: by it the page draws all nodes over one another.
+        at = int(kept[-1]["at_s"])
+        for value in dict.fromkeys(value for one in kept for value in one if value != "at_s"):
+            found = [one[value] for one in kept if value in one]
+            most = max(found) if "memory" in value else sum(found) / len(found)
+            self._logs[name].scalar(value, round(most, 3), at)
+
+    def _write_last(self, sample: Sample, pace: RunPace) -> None:
+        write_json(
+            self._folder.load(self._launch.attempt),
+            {
+                "time": round(sample.at_s, 3),
+                "every_s": self._every_s,
+                "attempt": self._launch.attempt,
+                "nodes": {
+                    str(node): {"name": self._launch.nodes[node].name, **load} for node, load in sample.nodes.items()
+                },
+                "ranks": {
+                    str(rank): {"node": self._names.get(rank, ""), **load}
+                    for rank, load in sorted(sample.ranks.items())
+                },
+                "pace": pace.to_json(),
+            },
+        )
+
+
+def _joined(pair: tuple[dict[int, Counted], dict[int, Counted]]) -> dict[int, Counted]:
+    return {rank: one + pair[1][rank] for rank, one in pair[0].items()}
+
+
+def sample_seconds(environ: Mapping[str, str]) -> float:
+    """Seconds between two samples, as the variable says, 1 at least; 0 for none."""
+    try:
+        seconds = float(environ.get(SECONDS_VARIABLE, SECONDS))
+    except ValueError:
+        return SECONDS
+    return 0.0 if seconds <= 0 else max(seconds, 1.0)

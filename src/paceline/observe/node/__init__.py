@@ -1,0 +1,1 @@
+"""Programs and meters that run on a node beside the workers; they need nothing but Python's standard library."""

@@ -1,0 +1,212 @@
+"""What the GPUs' driver tells, by its own library (NVML), which every driver brings; no package is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+_NVML_ERROR_INSUFFICIENT_SIZE = 7
+
+#: sock_diag(7), linux/inet_diag.h, linux/tcp.h.
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP = 4, 20, 0x301
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_INET_DIAG_INFO, _ESTABLISHED = 2, 1 << 1
+_HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
+_MESSAGE_BYTES, _INODE_AT = 72, 68
+#: In tcp_info: bytes that the other end has confirmed, and bytes that came.
+_COUNTS, _COUNTS_AT = struct.Struct("=QQ"), 120
+#: How often open files are looked through: so seldom that it takes this share of a core at most.
+_SHARE, _FILES_S = 0.0005, 10.0
+_LIMIT_S = 1.0
+
+
+class Gpu(NamedTuple):
+    """One GPU. percent: of the time in which a kernel ran. memory, total: bytes. processes: pid -> bytes that it holds."""
+
+    number: int
+    percent: float | None
+    memory: int | None
+    total: int | None
+    processes: dict[int, int]
+
+
+class Nvml:
+    """The driver's library, begun."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    @classmethod
+    def begin(cls) -> Nvml | None:
+        """None where there is no driver."""
+        # Looked for by what the driver makes: to search for a library that is not there takes longer.
+        if not os.path.exists("/dev/nvidiactl"):
+            return None
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL("libnvidia-ml.so.1")
+            if library.nvmlInit_v2() == 0:
+                return cls(library)
+        return None
+
+    def gpus(self) -> list[Gpu]:
+        """All of them, in the order of their numbers."""
+        import ctypes
+
+        count = ctypes.c_uint()
+        if self._library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return []
+        found = []
+        for number in range(count.value):
+            device = ctypes.c_void_p()
+            if self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) != 0:
+                continue
+            # nvmlUtilization_t: percent of the time in which a kernel ran, and in which memory was read or written.
+            busy = (ctypes.c_uint * 2)()
+            has_use = self._library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
+            # nvmlMemory_t: total, free, used.
+            memory = (ctypes.c_ulonglong * 3)()
+            has_memory = self._library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0
+            found.append(
+                Gpu(
+                    number,
+                    float(busy[0]) if has_use else None,
+                    int(memory[2]) if has_memory else None,
+                    int(memory[0]) if has_memory else None,
+                    self._processes(device),
+                )
+            )
+        return found
+
+    def _processes(self, device: Any) -> dict[int, int]:
+        import ctypes
+
+        class Info(ctypes.Structure):
+            """nvmlProcessInfo_t of the calls that end in _v3."""
+
+            _fields_ = (
+                ("pid", ctypes.c_uint),
+                ("used", ctypes.c_ulonglong),
+                ("gpu_instance", ctypes.c_uint),
+                ("compute_instance", ctypes.c_uint),
+            )
+
+        ask = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
+        if ask is None:
+            return {}
+        count = ctypes.c_uint(64)
+        infos = (Info * 64)()
+        code = ask(device, ctypes.byref(count), infos)
+        if code == _NVML_ERROR_INSUFFICIENT_SIZE:
+            infos = (Info * (count.value + 8))()
+            count = ctypes.c_uint(len(infos))
+            code = ask(device, ctypes.byref(count), infos)
+        if code != 0:
+            return {}
+        # All ones where the driver does not tell (as under Windows's WDDM, or in some containers).
+        return {one.pid: one.used if one.used != 2**64 - 1 else 0 for one in infos[: count.value]}
+
+
+class TcpCounts:
+    """Measures from one look to the next."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, str] = {}
+        self._next_s = 0.0
+        self._before: dict[int, tuple[int, int]] = {}
+        self._at_s = 0.0
+        self._is_told = True
+
+    def look(self, living: Mapping[str, Sequence[int]]) -> dict[str, tuple[float, float]]:
+        """Rank -> bytes a second that it has received and sent since the last look. living: rank -> its processes. Empty where
+        the kernel does not tell, and at the first look.
+        """
+        if not self._is_told or not living:
+            return {}
+        now = time.monotonic()
+        if now >= self._next_s:
+            began = time.thread_time()
+            self._ranks = {inode: rank for rank, pids in living.items() for pid in pids for inode in _sockets(pid)}
+            self._next_s = now + max(_FILES_S, (time.thread_time() - began) / _SHARE)
+        try:
+            counts = {inode: both for inode, both in connections() if inode in self._ranks}
+        except OSError:
+            # A kernel without it, or a container that may not ask.
+            self._is_told = False
+            return {}
+        passed, self._at_s = now - self._at_s, now
+        before, self._before = self._before, counts
+        if passed <= 0 or passed == now:
+            return {}
+        found = {rank: [0, 0] for rank in living}
+        for inode, (sent, received) in counts.items():
+            rank = self._ranks[inode]
+            # One that is new here may be old: it counts from the next look on.
+            was = before.get(inode, (sent, received))
+            if rank in found:
+                found[rank][0] += max(0, received - was[1])
+                found[rank][1] += max(0, sent - was[0])
+        return {rank: (received / passed, sent / passed) for rank, (received, sent) in found.items()}
+
+
+def connections() -> Iterator[tuple[int, tuple[int, int]]]:
+    """(inode, (bytes sent, bytes received)) of each open TCP connection in this network namespace.
+
+    Raises:
+        OSError: the kernel does not tell.
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as asked:
+        asked.settimeout(_LIMIT_S)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            request = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), _ESTABLISHED)
+            size = _HEADER.size + len(request)
+            asked.send(_HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 1, 0) + request)
+            yield from _answers(asked)
+
+
+def _answers(asked: socket.socket) -> Iterator[tuple[int, tuple[int, int]]]:
+    while True:
+        data = asked.recv(1 << 18)
+        at = 0
+        while at + _HEADER.size <= len(data):
+            size, kind, _, _, _ = _HEADER.unpack_from(data, at)
+            if kind == _NLMSG_DONE:
+                return
+            if kind == _NLMSG_ERROR:
+                number = -struct.unpack_from("=i", data, at + _HEADER.size)[0]
+                raise OSError(number, os.strerror(number))
+            message = data[at + _HEADER.size : at + size]
+            if (counts := _counts(message)) is not None:
+                yield struct.unpack_from("=I", message, _INODE_AT)[0], counts
+            at += (size + 3) & ~3
+
+
+def _counts(message: bytes) -> tuple[int, int] | None:
+    at = _MESSAGE_BYTES
+    while at + _ATTRIBUTE.size <= len(message):
+        size, kind = _ATTRIBUTE.unpack_from(message, at)
+        if kind == _INET_DIAG_INFO and size >= _ATTRIBUTE.size + _COUNTS_AT + _COUNTS.size:
+            sent, received = _COUNTS.unpack_from(message, at + _ATTRIBUTE.size + _COUNTS_AT)
+            return sent, received
+        at += max((size + 3) & ~3, 4)
+    return None
+
+
+def _sockets(pid: int) -> Iterator[int]:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return
+    for name in names:
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            yield int(target[8:-1])

@@ -1,0 +1,118 @@
+"""The stacks that faulthandler and py-spy write, as the same plain values.
+
+A thread is {"name", "current", "frames": [{"file", "line", "function"}, ...]}, its innermost frame first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from paceline.system.collective_state import ranks_text
+
+_THREAD = re.compile(
+    r"(?P<current>Current t|T)hread (?P<number>0x[0-9a-f]+)(?: \[(?P<name>.*)\])? \(most recent call first\):"
+)
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
+#: The last line of a worker's main thread, or of a thread that Python has started.
+_LAST = re.compile(
+    r'(/paceline/worker/__main__\.py", line \d+ in <module>|/threading\.py", line \d+ in _bootstrap)\n\Z'
+)
+#: faulthandler writes so many frames of a thread at most, and then this.
+_CUT = "  ...\n"
+
+_ITEM_BYTES = {
+    **dict.fromkeys(("Float", "Int", "ComplexHalf", "UInt32"), 4),
+    **dict.fromkeys(("Double", "Long", "ComplexFloat", "UInt64"), 8),
+    **dict.fromkeys(("Half", "BFloat16", "Short", "UInt16"), 2),
+    "ComplexDouble": 16,
+}
+
+
+def is_whole(text: str) -> bool:
+    """True if a dump of a worker of ours surely has ended."""
+    return _LAST.search(text) is not None or text.endswith(_CUT)
+
+
+def from_faulthandler(text: str) -> list[dict[str, Any]]:
+    """The threads of a dump, the main one first: of the one thread that has written it, or of all."""
+    threads: list[dict[str, Any]] = []
+    for line in text.splitlines():
+        if line.startswith("Stack (most recent call first):"):
+            threads.append({"name": "", "current": True, "frames": []})
+        elif found := _THREAD.match(line):
+            name = (found["name"] or "").strip()
+            threads.append({"name": name, "current": found["current"] == "Current t", "frames": []})
+        elif threads and (frame := _FRAME.match(line)):
+            number = int(frame["line"]) if frame["line"].isdigit() else 0
+            threads[-1]["frames"].append({"file": frame["file"], "line": number, "function": frame["function"]})
+    if threads:
+        # The main thread is the oldest, and the last.
+        threads[-1]["name"] = threads[-1]["name"] or "main"
+    return threads[::-1]
+
+
+def from_py_spy(text: str, pid: int) -> list[dict[str, Any]]:
+    """The threads that `py-spy dump --json` tells of."""
+    threads = []
+    for thread in json.loads(text):
+        frames = [
+            {
+                "file": frame.get("filename") or frame.get("module") or "",
+                "line": frame.get("line") or 0,
+                "function": frame["name"],
+            }
+            for frame in thread.get("frames") or ()
+        ]
+        is_main = thread.get("os_thread_id") == pid or thread.get("thread_name") == "MainThread"
+        name = "main" if is_main else thread.get("thread_name") or ""
+        threads.append({"name": name, "current": bool(thread.get("owns_gil")), "frames": frames})
+    return sorted(threads, key=lambda thread: thread["name"] != "main")
+
+
+def under_way(data: bytes) -> dict[str, Any]:
+    """{"entries": as `BoardEntry`, "last": group -> number of the last collective that was begun}.
+
+    Raises:
+        ValueError: nothing that a recorder writes.
+    """
+    text, _, more = data.rpartition(b"\n")
+    if not text:
+        return {"entries": [], "last": {}}
+    told, ranks = json.loads(text), json.loads(more)
+    entries: list[dict[str, Any]] = []
+    last: dict[str, int] = {}
+    for one in told.get("entries") or ():
+        group = str(one["process_group"][0])
+        number = int(one["p2p_seq_id"] if one.get("is_p2p") else one["collective_seq_id"])
+        if not one.get("is_p2p"):
+            last[group] = max(last.get(group, 0), number)
+        if not one.get("retired") and one.get("state") != "completed":
+            entries.append(_entry(one, group, number, ranks_text(ranks.get(group) or ())))
+    return {"entries": entries, "last": last}
+
+
+def _entry(one: dict[str, Any], group: str, number: int, ranks: str) -> dict[str, Any]:
+    shapes = one.get("input_sizes") or one.get("output_sizes") or []
+    dtypes = one.get("input_dtypes") or one.get("output_dtypes") or []
+    sizes = [math.prod(shape) * _ITEM_BYTES.get(dtype, 1) for shape, dtype in zip(shapes, dtypes, strict=False)]
+    shape = (
+        f"{shapes[0]} {str(dtypes[0]).lower()}"
+        if len(shapes) == 1 and dtypes
+        else f"{len(shapes)} tensors"
+        if shapes
+        else ""
+    )
+    return {
+        "channel": f"torch {group}",
+        # Such as "gloo:all_reduce"; NCCL's begin with "nccl:".
+        "kind": str(one.get("profiling_name", "")).partition(":")[2] or "collective",
+        "name": "",
+        "number": number,
+        "shape": shape,
+        "bytes": sum(sizes),
+        "ranks": ranks,
+        "began": one.get("time_created_ns", 0) / 1e9,
+    }

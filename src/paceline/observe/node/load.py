@@ -1,0 +1,342 @@
+"""How busy this machine and a run's workers on it are. Read from the kernel and from the GPUs' driver, by the standard library.
+
+A look costs what it reads: one file for the machine's processors, one for each disk's and network's counts, three for each
+process of a worker. Who is below whom is looked up seldom, for that takes all processes of the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.observe.node import process_state
+from paceline.observe.node.counters import Gpu, Nvml, TcpCounts
+from paceline.system import processes, step_clock
+from paceline.system.memory import memory
+
+_GIB, _MIB = 1 << 30, 1 << 20
+_SECTOR = 512
+#: Beginnings of names of block devices that are made of others, or of none.
+_NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
+
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+#: Who is below whom is looked up so seldom that it takes this share of a core at most, and no more often than this.
+_SHARE, _FAMILY_S = 0.001, 5.0
+#: Children that hold less than this share of their worker's memory are taken as they are.
+_SHARED = 0.2
+
+
+class LoadMeter:
+    """Measures from one look to the next.
+
+    devices: the GPUs that count, by their numbers; None for all.
+    """
+
+    def __init__(self, devices: tuple[str, ...] | None = None) -> None:
+        self._devices = None if devices is None or not all(one.isdigit() for one in devices) else set(map(int, devices))
+        self._before = _ticks()
+        self._counts: dict[str, tuple[float, int]] = {}
+        self._nvml: Nvml | None = None
+        self._has_looked = False
+        self._workers: Any = None
+
+    def look(self, workers: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The machine's load; what it does not tell is left out.
+
+        cpu_percent: of all cores, since the last look. memory_gib, memory_total_gib: in use, and what there is. disk_read_mib_s,
+        disk_write_mib_s, net_in_mib_s, net_out_mib_s: of its disks, and of its networks without what stays on the machine.
+        gpu0_percent, gpu0_memory_gib, gpu0_memory_total_gib: of each GPU. ranks: rank -> the worker's load (`worker_load`), of
+        those that are asked for.
+
+        workers: {"folder": the workers' watch folder, "ranks": rank -> pid, 0 where it is not known, "run_id"}.
+        """
+        found: dict[str, Any] = {}
+        now = _ticks()
+        if now is not None and self._before is not None and now[1] > self._before[1]:
+            busy, all_of = now[0] - self._before[0], now[1] - self._before[1]
+            found["cpu_percent"] = round(100 * busy / all_of, 1)
+        self._before = now
+        room = memory()
+        found["memory_gib"] = round((room.total - room.available) / _GIB, 3)
+        found["memory_total_gib"] = round(room.total / _GIB, 3)
+        for name, count in {**_disks(), **_networks()}.items():
+            if (rate := self._rate(name, count)) is not None:
+                found[f"{name}_mib_s"] = round(rate / _MIB, 3)
+        gpus = self._gpus()
+        for gpu in gpus:
+            if self._devices is None or gpu.number in self._devices:
+                found |= _of_gpu(gpu)
+        if workers is not None:
+            if self._workers is None:
+                self._workers = WorkerLoads()
+            found["ranks"] = self._workers.look(workers, gpus)
+        return found
+
+    def _rate(self, name: str, count: int) -> float | None:
+        now = time.monotonic()
+        before_s, before = self._counts.get(name, (now, count))
+        self._counts[name] = (now, count)
+        # A count may begin anew, with its device.
+        return (count - before) / (now - before_s) if now > before_s and count >= before else None
+
+    def _gpus(self) -> list[Gpu]:
+        if not self._has_looked:
+            self._has_looked = True
+            self._nvml = Nvml.begin()
+        return self._nvml.gpus() if self._nvml is not None else []
+
+
+def _of_gpu(gpu: Gpu) -> dict[str, float]:
+    found = {}
+    if gpu.percent is not None:
+        found[f"gpu{gpu.number}_percent"] = gpu.percent
+    if gpu.memory is not None and gpu.total is not None:
+        found[f"gpu{gpu.number}_memory_gib"] = round(gpu.memory / _GIB, 3)
+        found[f"gpu{gpu.number}_memory_total_gib"] = round(gpu.total / _GIB, 3)
+    return found
+
+
+def _ticks() -> tuple[int, int] | None:
+    """(busy, all) of the processors since the machine's start; proc_stat(5)."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/stat", encoding="ascii") as file:
+        numbers = [int(word) for word in file.readline().split()[1:9]]
+        # idle and iowait; time of guests is in the user's already.
+        return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
+    return None
+
+
+def _disks() -> dict[str, int]:
+    """Bytes that were read from the machine's disks and written to them."""
+    read = written = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open("/proc/diskstats", encoding="ascii") as file:
+            lines = [line.split() for line in file]
+        whole = {
+            words[2]
+            for words in lines
+            if not words[2].startswith(_NO_DISKS) and os.path.isdir(f"/sys/block/{words[2]}")
+        }
+        for words in lines:
+            if words[2] in whole:
+                read, written = read + int(words[5]) * _SECTOR, written + int(words[9]) * _SECTOR
+        if whole:
+            return {"disk_read": read, "disk_write": written}
+    return {}
+
+
+def _networks() -> dict[str, int]:
+    """Bytes that came in and went out, over interfaces and InfiniBand, without the machine's talk with itself."""
+    received = sent = 0
+    found = False
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/net/dev", encoding="ascii") as file:
+        for line in file.readlines()[2:]:
+            name, _, counts = line.partition(":")
+            # What goes through bridges and their ends is counted at the real interface, or stays here.
+            if name.strip() == "lo" or name.strip().startswith(("veth", "br-", "docker", "virbr", "cni")):
+                continue
+            words = counts.split()
+            received, sent, found = received + int(words[0]), sent + int(words[8]), True
+    for folder in _ports():
+        with contextlib.suppress(OSError, ValueError):
+            # In words of four bytes.
+            received += 4 * _number(f"{folder}/port_rcv_data")
+            sent += 4 * _number(f"{folder}/port_xmit_data")
+            found = True
+    return {"net_in": received, "net_out": sent} if found else {}
+
+
+def _ports() -> list[str]:
+    top = "/sys/class/infiniband"
+    try:
+        return [
+            f"{top}/{device}/ports/{port}/counters"
+            for device in os.listdir(top)
+            for port in os.listdir(f"{top}/{device}/ports")
+        ]
+    except OSError:
+        return []
+
+
+def _number(path: str) -> int:
+    with open(path, encoding="ascii") as file:
+        return int(file.read())
+
+
+class WorkerLoads:
+    """Measures from one look to the next."""
+
+    def __init__(self) -> None:
+        self._below: dict[int, list[int]] = {}
+        self._next_family_s = 0.0
+        self._next_shared_s = 0.0
+        #: pid -> its part of what it shares, of what it holds in its own view
+        self._parts: dict[int, float] = {}
+        #: rank -> when its processes were looked at last; when its clock was, and what that said
+        self._looked_s: dict[str, float] = {}
+        self._clocks: dict[str, tuple[float, dict[str, float]]] = {}
+        self._cpu: dict[int, float] = {}
+        self._io: dict[int, tuple[int, int]] = {}
+        self._first_s: dict[str, float] = {}
+        self._found: dict[str, int] = {}
+        self._tcp = TcpCounts()
+
+    def look(self, workers: Mapping[str, Any], gpus: Sequence[Gpu]) -> dict[str, dict[str, float]]:
+        """Rank -> its load. workers: as `LoadMeter.look` is given."""
+        ranks = {str(rank): int(pid) for rank, pid in workers["ranks"].items()}
+        now = time.monotonic()
+        if missing := [rank for rank, pid in ranks.items() if not pid]:
+            ranks |= self._by_environment(str(workers.get("run_id", "")), missing, now)
+        self._look_at_family([pid for pid in ranks.values() if pid], now)
+        found: dict[str, dict[str, float]] = {}
+        living: dict[str, list[int]] = {}
+        for rank, pid in ranks.items():
+            pids = [one for one in (pid, *self._below.get(pid, ())) if one]
+            told = self._of_processes(rank, pids, now) if pids else None
+            clock = step_clock.read(os.path.join(str(workers["folder"]), f"steps_{rank}"))
+            if told is None and clock is None:
+                continue
+            found[rank] = told or {}
+            living[rank] = pids
+            if clock is not None:
+                found[rank] |= self._of_clock(rank, clock, now)
+            found[rank] |= _on_gpus(pids, gpus)
+        for rank, (received, sent) in self._tcp.look(living).items():
+            found[rank] |= {"net_in_mib_s": round(received / _MIB, 3), "net_out_mib_s": round(sent / _MIB, 3)}
+        return found
+
+    def _of_processes(self, rank: str, pids: Sequence[int], now: float) -> dict[str, float] | None:
+        cpu_s = read = written = 0.0
+        passed = now - self._looked_s.get(rank, now)
+        held: dict[int, int] = {}
+        for pid in pids:
+            seen = _process(pid)
+            if seen is None:
+                continue
+            total_s, resident, age_s = seen
+            held[pid] = resident
+            counts = _disk_counts(pid)
+            # Of a process that is new here, as much as fell into the time since the last look.
+            share = min(1.0, passed / max(age_s, 0.01))
+            cpu_s += max(0.0, total_s - self._cpu[pid] if pid in self._cpu else share * total_s)
+            known = self._io.get(pid, (counts[0] * (1 - share), counts[1] * (1 - share)))
+            self._cpu[pid], self._io[pid] = total_s, counts
+            read, written = read + max(0.0, counts[0] - known[0]), written + max(0.0, counts[1] - known[1])
+        if pids[0] not in held:
+            return None
+        self._looked_s[rank] = now
+        first_s = self._first_s.setdefault(rank, now)
+        found = {
+            "pid": float(pids[0]),
+            "processes": float(len(held)),
+            "age_s": round(now - first_s, 1),
+            "memory_gib": round(self._memory(held, now) / _GIB, 3),
+        }
+        if passed > 0:
+            found |= {
+                "cpu_percent": round(100 * cpu_s / passed, 1),
+                "read_mib_s": round(read / passed / _MIB, 3),
+                "write_mib_s": round(written / passed / _MIB, 3),
+            }
+        return found
+
+    def _memory(self, held: Mapping[int, int], now: float) -> float:
+        """Bytes that processes hold together. What was forked shares pages with its parent, which the kernel tells exactly (PSS),
+        but has to count page by page: so it is asked seldom, and only where much may be shared.
+        """
+        worker, *below = held
+        if sum(held[pid] for pid in below) <= _SHARED * held[worker]:
+            return float(sum(held.values()))
+        if now >= self._next_shared_s:
+            began = time.thread_time()
+            for pid, resident in held.items():
+                if resident and (exact := _proportional(pid)) is not None:
+                    self._parts[pid] = min(1.0, exact / resident)
+            self._next_shared_s = now + max(_FAMILY_S, (time.thread_time() - began) / _SHARE)
+        return sum(resident * self._parts.get(pid, 1.0) for pid, resident in held.items())
+
+    def _of_clock(self, rank: str, clock: step_clock.Counts, now: float) -> dict[str, float]:
+        counts = {"steps": float(clock.steps), "data_s": clock.data_s, "wait_s": clock.wait_s}
+        found = {name: round(value, 3) for name, value in counts.items()}
+        before_s, before = self._clocks.get(rank, (now, counts))
+        self._clocks[rank] = (now, counts)
+        if (passed := now - before_s) > 0 and counts["steps"] >= before["steps"]:
+            found["steps_s"] = round((counts["steps"] - before["steps"]) / passed, 3)
+            for name in ("data", "wait"):
+                part = (counts[f"{name}_s"] - before[f"{name}_s"]) / passed
+                found[f"{name}_percent"] = round(100 * min(max(part, 0.0), 1.0), 1)
+        return found
+
+    def _look_at_family(self, pids: Sequence[int], now: float) -> None:
+        if now < self._next_family_s and all(pid in self._below for pid in pids):
+            return
+        began = time.thread_time()
+        self._below = below(pids)
+        self._next_family_s = now + max(_FAMILY_S, (time.thread_time() - began) / _SHARE)
+        kept = {pid for one, under in self._below.items() for pid in (one, *under)}
+        for table in (self._cpu, self._io, self._parts):
+            for pid in [pid for pid in table if pid not in kept]:
+                del table[pid]
+
+    def _by_environment(self, run_id: str, ranks: Sequence[str], now: float) -> dict[str, int]:
+        """Rank -> pid of workers whose number is not known here, such as those in containers."""
+        self._found = {rank: pid for rank, pid in self._found.items() if os.path.exists(f"/proc/{pid}")}
+        if now >= self._next_family_s and any(rank not in self._found for rank in ranks):
+            for pid in sorted(processes.with_variable("PACELINE_RUN_ID", run_id)):
+                if (rank := processes.environment_of(pid).get("PACELINE_RANK")) is not None:
+                    self._found.setdefault(rank, pid)
+        return {rank: self._found.get(rank, 0) for rank in ranks}
+
+
+def below(pids: Sequence[int]) -> dict[int, list[int]]:
+    """Pid -> the processes below it, of all of these in one look at the machine's processes."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (words := processes.stat_of(int(name))):
+            children.setdefault(int(words[1]), []).append(int(name))
+    found: dict[int, list[int]] = {}
+    for pid in pids:
+        todo, under = [*children.get(pid, ())], []
+        while todo:
+            one = todo.pop()
+            under.append(one)
+            todo += children.get(one, ())
+        found[pid] = under
+    return found
+
+
+def _process(pid: int) -> tuple[float, int, float] | None:
+    """Seconds of processors, bytes that it holds, its age in seconds; None where it is gone, or a zombie. proc_pid_stat(5)."""
+    words = processes.stat_of(pid)
+    if words is None or words[0] in "ZX":
+        return None
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / _TICKS
+    return (int(words[11]) + int(words[12])) / _TICKS, int(words[21]) * _PAGE, age_s
+
+
+def _disk_counts(pid: int) -> tuple[int, int]:
+    found = process_state.table(f"/proc/{pid}/io")
+    return int(found.get("read_bytes", 0)), int(found.get("write_bytes", 0))
+
+
+def _proportional(pid: int) -> int | None:
+    found = process_state.table(f"/proc/{pid}/smaps_rollup").get("Pss")  # "1234 kB"
+    return int(found.split()[0]) << 10 if found else None
+
+
+def _on_gpus(pids: Sequence[int], gpus: Sequence[Gpu]) -> dict[str, float]:
+    own = set(pids)
+    held = [
+        (gpu, sum(used for pid, used in gpu.processes.items() if pid in own))
+        for gpu in gpus
+        if own & gpu.processes.keys()
+    ]
+    if not held:
+        return {}
+    return {
+        "gpu_percent": max((gpu.percent or 0.0) for gpu, _ in held),
+        "gpu_memory_gib": round(sum(used for _, used in held) / _GIB, 3),
+    }

@@ -1,0 +1,353 @@
+"""Looks at the workers of one node where they stand, without stopping them and without their help.
+
+    python -I -S .../paceline/observe/node/look.py OUTPUT FOLDER {"ranks": [...], "native": bool}
+
+OUTPUT gets one line of JSON: {"time", "ranks": {rank: what is known of its worker}, "notes": [what is not allowed here]}.
+FOLDER is that of `paceline.worker.watched`. Of a worker:
+
+    pid, state, wchan, cpu_s, io_bytes, tracer, command    `paceline.observe.node.process_state`; "gone": true without a process
+    threads       `paceline.observe.node.dumps`, with "by": "faulthandler" or "py-spy"; "silent": why there are none
+    children      the same of each process below it, those alone that are there
+    board         what it is in by its board; torch: what it is in by torch's flight recorder
+    call          a system call that it waits in, such as "write to pipe:[12]"; readers: pids of those who should read that pipe
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any
+
+if __name__ == "__main__":
+    # Started by its path, and apart from all that the environment has for the script: the library alone.
+    sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
+
+from paceline.observe.node import dumps, process_state
+from paceline.system import collective_state, processes
+
+#: How long an answer is waited for. A handler in C answers in a millisecond, on a machine that has one to spare.
+_ANSWER_S = 3.0
+#: The same of one whose state says that it will hardly come.
+_UNLIKELY_S = 0.3
+#: After so long without a further byte a dump has ended, where its text does not say so.
+_QUIET_S, _SHORT_QUIET_S = 0.25, 0.03
+#: After it has taken the signal, how long a thread has to begin its dump; one of native code never does.
+_NATIVE_S = 0.01
+_LOOK_S = 0.002
+_SPY_S = 10.0
+#: Of one worker.
+_MOST_CHILDREN = 32
+_PTRACE = "/proc/sys/kernel/yama/ptrace_scope"
+
+
+def main(argv: list[str]) -> int:
+    output, folder, asked = argv[0], argv[1], json.loads(argv[2])
+    notes: list[str] = []
+    with open(os.path.join(folder, "lock"), "a") as lock:
+        # Two at a time would read each other's answers.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = look(folder, asked["ranks"], native=bool(asked.get("native")), notes=notes)
+    answer(output, found, notes)
+    return 0
+
+
+def answer(output: str, found: dict[str, Any], notes: list[str]) -> None:
+    """Add what was found of each rank to a file, as one line of JSON."""
+    text = json.dumps({"time": time.time(), "ranks": found, "notes": sorted(set(notes))})
+    file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(file, "wb") as out:
+        out.write(text.encode() + b"\n")
+
+
+def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> dict[str, dict[str, Any]]:
+    """What is known of the workers of these ranks. notes: gets what is not allowed on this machine."""
+    workers = [Worker(folder, rank) for rank in ranks]
+    # All at once: so the stacks are of one moment, and one that does not answer costs the others nothing.
+    for worker in workers:
+        worker.ask()
+    _wait_for(workers)
+    for worker in workers:
+        worker.look_at_children()
+    spy = py_spy()
+    for worker in workers:
+        worker.look_with(spy, native=native, notes=notes)
+    return {str(worker.rank): worker.found for worker in workers}
+
+
+class Worker:
+    """One worker, and what has been found of it."""
+
+    def __init__(self, folder: str, rank: int) -> None:
+        self.rank = rank
+        self.found: dict[str, Any] = {}
+        self._folder = folder
+        self._stacks = os.path.join(folder, f"stacks_{rank}")
+        self._told = os.path.join(folder, f"told_{rank}")
+        self._number, self.pid, self._descriptor = self._numbers()
+        self._dump: Dump | None = None
+        self._is_asked = self._is_dumped = False
+        self._asked_s = 0.0
+
+    def ask(self) -> None:
+        """Look at what needs no answer, and ask for the rest."""
+        self.found["board"] = [
+            entry._asdict() for entry in collective_state.read(os.path.join(self._folder, f"board_{self.rank}"))
+        ]
+        state = process_state.state_of(self.pid) if self.pid else None
+        if state is None:
+            self.found["gone"] = bool(self.pid)
+            self.found["silent"] = (
+                "its process has ended" if self.pid else "it has not started, or is no Python program"
+            )
+            return
+        self.found |= state
+        _add_call(self.found)
+        self._dump = self.asked_of(self.pid, self.found)
+
+    def is_settled(self, since_s: float) -> bool:
+        """True if nothing more is to be waited for. since_s: how long it has been asked."""
+        if not self._is_dumped:
+            if self._dump is not None and not self._dump.is_done():
+                return False
+            self._is_dumped, self._asked_s = True, since_s
+            # Only now: its thread runs then, and is not to be met at work.
+            self._is_asked = "pid" in self.found and self._ask_recorder()
+        if self._is_asked and os.path.exists(self._told):
+            self._is_asked = False
+            with contextlib.suppress(OSError, ValueError):
+                with open(self._told, "rb") as file:
+                    data = file.read()
+                self.found["answer_bytes"] = self.found.get("answer_bytes", 0) + len(data)
+                self.found["torch"] = dumps.under_way(data)
+                os.unlink(self._told)
+        return not self._is_asked or since_s - self._asked_s > _ANSWER_S
+
+    def look_at_children(self) -> None:
+        """Take the answer, then ask the children that were forked, one after the other: all write into one file."""
+        self._take(self._dump, self.found)
+        self.found["children"] = children = []
+        if "pid" not in self.found:
+            return
+        for pid in processes.descendants(self.pid)[:_MOST_CHILDREN]:
+            child = process_state.state_of(pid)
+            if child is None:
+                continue
+            children.append(child)
+            _add_call(child)
+            if (dump := self.asked_of(pid, child)) is None:
+                continue
+            while not dump.is_done():
+                time.sleep(_LOOK_S)
+            self._take(dump, child)
+        self.empty()
+
+    def empty(self) -> None:
+        """Throw away what was answered: whoever asks next need not read it all again."""
+        with contextlib.suppress(OSError):
+            os.truncate(self._stacks, 0)
+
+    def look_with(self, spy: str | None, *, native: bool, notes: list[str]) -> None:
+        """Have py-spy tell what has not been told, where it may; native: all, with frames of C."""
+        if "pid" not in self.found:
+            return
+        for one in (self.found, *self.found["children"]):
+            if one.get("threads") and not native:
+                continue
+            if not process_state.is_python(one["pid"]):
+                continue
+            if spy is None:
+                if native:
+                    notes.append(
+                        "py-spy is not installed there, so frames of native code are not shown: pip install py-spy"
+                    )
+                continue
+            try:
+                one["threads"], one["by"] = _spied(spy, one["pid"], native=native), "py-spy"
+                one.pop("silent", None)
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                notes.append(why_not(str(error)))
+
+    def asked_of(self, pid: int, found: dict[str, Any], *, only_main: bool = False) -> Dump | None:
+        """The dump that this process has been asked for; None, and why in `found`, where it can't be."""
+        if found["state"] in "Tt":
+            found["silent"] = "it is stopped"
+        elif not self._number:
+            found["silent"] = "it is no Python program, or PACELINE_STACKS_SIGNAL is 0"
+        # By the open file it is known for one that answers: a number may be another process's by now, and a program that the
+        # script has turned into would take the signal in its own way.
+        elif not process_state.has_open(pid, self._descriptor, self._stacks):
+            found["silent"] = "it is another program, or has closed all files"
+        elif not process_state.catches(pid, self._number):
+            found["silent"] = f"it has taken the handler of signal {self._number} away"
+        else:
+            limit_s = _UNLIKELY_S if found["state"] == "D" else _ANSWER_S
+            return Dump(self._stacks, pid, self._number, limit_s, only_main=only_main)
+        return None
+
+    def _take(self, dump: Dump | None, found: dict[str, Any]) -> None:
+        if dump is None:
+            return
+        found["answer_bytes"] = found.get("answer_bytes", 0) + dump.size
+        found["threads"] = dump.threads
+        if found["threads"]:
+            found["by"] = "faulthandler"
+        elif found["state"] == "D":
+            found["silent"] = "it waits in the kernel, where no signal reaches it"
+        else:
+            found["silent"] = (
+                f"it has not answered signal {self._number}: the script has a handler of its own, or blocks it"
+            )
+
+    def _ask_recorder(self) -> bool:
+        """True if torch's recorder has been asked."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._told)
+        try:
+            pipe = os.open(os.path.join(self._folder, f"ask_{self.rank}"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # there is none, or nobody who reads
+            return False
+        try:
+            os.write(pipe, f"{os.path.basename(self._told)}\n".encode())
+        except OSError:
+            return False
+        finally:
+            os.close(pipe)
+        return self.found["state"] not in "Tt"
+
+    def _numbers(self) -> tuple[int, int, int]:
+        try:
+            with open(os.path.join(self._folder, f"worker_{self.rank}")) as file:
+                number, pid, descriptor = map(int, file.read().split())
+                return number, pid, descriptor
+        except (OSError, ValueError):
+            return 0, 0, -1
+
+
+class Dump:
+    """The stacks of one process, of one thread after the other, the main thread first. All write at the end of one file."""
+
+    def __init__(self, path: str, pid: int, number: int, limit_s: float, *, only_main: bool = False) -> None:
+        # Who samples can't wait as long for an end that the text does not tell.
+        self._quiet_s = _SHORT_QUIET_S if only_main else _QUIET_S
+        self.threads: list[dict[str, Any]] = []
+        #: How much the process has written for it.
+        self.size = 0
+        self._path, self._pid, self._number, self._limit_s = path, pid, number, limit_s
+        self._left = [pid] if only_main else process_state.threads(pid)
+        self._thread = 0
+        self._from = self._seen = 0
+        self._asked_s = self._seen_s = 0.0
+        self._is_taken = False
+
+    def is_done(self) -> bool:
+        """True if no thread is left; else goes on with the one that is asked, or the next."""
+        now = time.monotonic()
+        if self._thread:
+            if not self._has_answered(now):
+                return False
+            self._take()
+        if not self._left:
+            return True
+        self._thread, self._is_taken = self._left.pop(0), False
+        self._from = self._seen = self._size()
+        self._asked_s = self._seen_s = now
+        process_state.signal_thread(self._pid, self._thread, self._number)
+        return False
+
+    def _has_answered(self, now: float) -> bool:
+        size = self._size()
+        if size != self._seen:
+            self._seen, self._seen_s = size, now
+        if size > self._from:
+            return dumps.is_whole(self._text()[-1000:]) or now - self._seen_s > self._quiet_s
+        if not self._is_taken and not process_state.is_pending(self._pid, self._thread, self._number):
+            self._is_taken, self._seen_s = True, now
+        # A thread of native code has the handler run, too, which writes nothing then. The main thread is Python's.
+        if self._is_taken and self._thread != self._pid:
+            return now - self._seen_s > _NATIVE_S
+        return now - self._asked_s > (self._limit_s if self._thread == self._pid else _UNLIKELY_S)
+
+    def _take(self) -> None:
+        text = self._text()
+        self.size += len(text)
+        for thread in dumps.from_faulthandler(text):
+            if thread["frames"]:
+                thread["name"] = "main" if self._thread == self._pid else ""
+                self.threads.append(thread)
+        self._thread = 0
+
+    def _text(self) -> str:
+        try:
+            with open(self._path, encoding="utf-8", errors="replace") as file:
+                file.seek(self._from)
+                return file.read()
+        except OSError:
+            return ""
+
+    def _size(self) -> int:
+        try:
+            return os.stat(self._path).st_size
+        except OSError:
+            return 0
+
+
+def _wait_for(workers: list[Worker]) -> None:
+    begun_s = time.monotonic()
+    while True:
+        since_s = time.monotonic() - begun_s
+        # Each is asked, so that an answer is taken in as soon as it is there.
+        settled = [worker.is_settled(since_s) for worker in workers]
+        if all(settled) or since_s > 2 * _ANSWER_S:
+            return
+        time.sleep(_LOOK_S)
+
+
+def _add_call(found: dict[str, Any]) -> None:
+    """Add the system call in which a process waits for another one, and who that is."""
+    if "pipe" not in found["wchan"] or (call := process_state.waits_for(found["pid"])) is None:
+        return
+    found["call"] = call
+    if call.startswith("write"):
+        found["readers"] = process_state.other_end(found["pid"], call)
+
+
+def py_spy() -> str | None:
+    """The program, beside this interpreter or on PATH."""
+    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+def _spied(spy: str, pid: int, *, native: bool) -> list[dict[str, Any]]:
+    # Frames of C can be read of a process that stands still alone; without them it runs on.
+    words = [spy, "dump", "--json", "--pid", str(pid), "--native" if native else "--nonblocking"]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=_SPY_S, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise OSError(errno.EPERM, (done.stderr.strip().splitlines() or ["it failed"])[0])
+    return dumps.from_py_spy(done.stdout, pid)
+
+
+def why_not(error: str) -> str:
+    """What keeps py-spy from a process, and what to do."""
+    what = "py-spy may not look into processes here"
+    scope = ""
+    with contextlib.suppress(OSError), open(_PTRACE) as file:
+        scope = file.read().strip()
+    if scope not in ("", "0") and os.geteuid() != 0:
+        return (
+            f"{what}: kernel.yama.ptrace_scope is {scope}. Let an administrator set it to 0 (sysctl kernel.yama.ptrace_scope=0), "
+            "or give py-spy the right (setcap cap_sys_ptrace+ep)."
+        )
+    if "permission" in error.lower() or "permitted" in error.lower():
+        return f"{what}: {error}. In a container it takes --cap-add SYS_PTRACE."
+    return f"py-spy has failed: {error}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,185 @@
+"""Looks at an attempt's workers where they stand: a short program on each node (`paceline.observe.node.look`, or `profile`,
+which takes as long as it is asked to), and what it tells.
+
+It is started like a worker, so it is gone when the run is, and what it writes comes back as logs do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.job.plan import Command, Launch, ProcessExit
+from paceline.launchers import environment
+from paceline.runs.folder import RunFolder
+from paceline.targets import Nodes
+
+#: How long a node may take. One that is slower is told as one that has not answered.
+LIMIT_S = 20.0
+
+
+@dataclass
+class _Look:
+    """One look at workers. done: called with what came of it. ranks: of these alone."""
+
+    number: int
+    done: Callable[[dict[str, Any]], None]
+    begun_s: float
+    limit_s: float
+    asked_ranks: frozenset[int]
+    #: (pid, node rank) -> the ranks that are looked at, and the file that will tell of them
+    waiting: dict[tuple[int, int], tuple[tuple[int, ...], Path]] = field(default_factory=dict)
+    ranks: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    ended: set[tuple[int, int]] = field(default_factory=set)
+
+
+class Looks:
+    """The looks at one attempt's workers. shells: of each node, as the workers have them. about: rank -> what the supervisor
+    knows of it beside that. command_of: rank, program, words -> the command that runs a program of Paceline beside its worker.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        folder: RunFolder,
+        nodes: Nodes,
+        shells: Sequence[Mapping[str, str]],
+        about: Callable[[int], dict[str, Any]],
+        command_of: Callable[..., Command],
+    ) -> None:
+        self._launch, self._folder, self._nodes, self._shells = launch, folder, nodes, shells
+        self._about, self._command_of = about, command_of
+        self._under_way: list[_Look] = []
+        self._count = 0
+
+    def begin(self, done: Callable[[dict[str, Any]], None], *, native: bool = False) -> None:
+        """Look at all workers; `done` is called with {"time", "attempt", "ranks": {rank: ...}, "notes"}, by `look` or `ended`."""
+        every = [place.rank for place in self._launch.places]
+        self._begin(done, "observe/node/look.py", every, {"native": native}, LIMIT_S)
+
+    def begin_profile(
+        self,
+        done: Callable[[dict[str, Any]], None],
+        *,
+        seconds: float,
+        rate: float,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        """Sample these workers' stacks for so long, or all workers'; `done` is called as by `begin`."""
+        every = [place.rank for place in self._launch.places]
+        asked = {"seconds": seconds, "rate": rate}
+        # The program has its own limits for what it starts.
+        self._begin(done, "observe/node/sampler.py", every if ranks is None else ranks, asked, seconds + 2 * LIMIT_S)
+
+    def _begin(
+        self,
+        done: Callable[[dict[str, Any]], None],
+        program: str,
+        wanted: Sequence[int],
+        asked: Mapping[str, Any],
+        limit_s: float,
+    ) -> None:
+        self._count += 1
+        one = _Look(
+            number=self._count, done=done, begun_s=time.monotonic(), limit_s=limit_s, asked_ranks=frozenset(wanted)
+        )
+        self._under_way.append(one)
+        for ranks in self._groups(one.asked_ranks):
+            node_rank = self._launch.places[ranks[0]].node_rank
+            name = f"look_{one.number}_{ranks[0]}"
+            output = self._folder.exec_output(self._launch.attempt, name)
+            there = RunFolder(self._launch.run_dir).exec_output(self._launch.attempt, name)
+            words = (str(there), str(environment.watch_dir(self._launch)), json.dumps({"ranks": ranks, **asked}))
+            command = self._command_of(ranks[0], program, *words)
+            try:
+                # Not in the workers' folder: that may be on the file server that does not answer.
+                started = self._nodes.start(command, Path("/"), self._shells[node_rank])
+            except OSError as error:
+                one.notes.append(f"{self._launch.nodes[node_rank].name} can't be asked: {error.strerror or error}")
+                continue
+            one.waiting[started.pid, node_rank] = (ranks, output)
+        self.look()
+
+    def look(self) -> None:
+        """Take in what has come, and end what has taken too long."""
+        for one in list(self._under_way):
+            late = time.monotonic() - one.begun_s > one.limit_s
+            for key, (ranks, output) in list(one.waiting.items()):
+                told = _read(output)
+                if told is not None:
+                    one.ranks |= told["ranks"]
+                    one.notes += told["notes"]
+                elif key in one.ended or late or key[1] in self._nodes.lost():
+                    name = self._launch.nodes[key[1]].name
+                    one.notes.append(f"{name} has not told of ranks {', '.join(map(str, ranks))}")
+                else:
+                    continue
+                if late:
+                    self._nodes.signal(key[0], key[1], 9)
+                with contextlib.suppress(OSError):
+                    output.unlink()
+                del one.waiting[key]
+            if not one.waiting:
+                self._under_way.remove(one)
+                one.done(self._told(one))
+
+    def ended(self, ended: ProcessExit) -> None:
+        """Take in that a process of the nodes' has ended, perhaps one of these."""
+        for one in self._under_way:
+            if (ended.pid, ended.node_rank) in one.waiting:
+                one.ended.add((ended.pid, ended.node_rank))
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        for one in self._under_way:
+            for _, output in one.waiting.values():
+                output.unlink(missing_ok=True)
+        self._under_way.clear()
+
+    def _told(self, one: _Look) -> dict[str, Any]:
+        ranks = {}
+        for place in self._launch.places:
+            if place.rank not in one.asked_ranks:
+                continue
+            found = one.ranks.get(str(place.rank)) or {"silent": "its node has not told of it"}
+            ranks[str(place.rank)] = {
+                **found,
+                **self._about(place.rank),
+                "node": self._launch.nodes[place.node_rank].name,
+            }
+        return {
+            "run_id": self._launch.run_id,
+            "attempt": self._launch.attempt,
+            "time": time.time(),
+            "took_s": round(time.monotonic() - one.begun_s, 3),
+            "work_dir": str(self._launch.source_dir or self._launch.work_dir),
+            "ranks": ranks,
+            "notes": sorted(set(one.notes)),
+        }
+
+    def _groups(self, wanted: frozenset[int]) -> list[tuple[int, ...]]:
+        """Of these ranks, those that one program can look at: those of a node, or of a container."""
+        apart = self._launch.prepared[0].container is not None and self._launch.job.launcher != "mpi"
+        groups: dict[int, list[int]] = {}
+        for place in self._launch.places:
+            if place.rank in wanted:
+                groups.setdefault(place.rank if apart else place.node_rank, []).append(place.rank)
+        return [tuple(ranks) for ranks in groups.values()]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What a look has told; None where it is not all there."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if not data.endswith(b"\n"):
+        return None
+    told: dict[str, Any] = json.loads(data)
+    return told

@@ -1,0 +1,172 @@
+"""The stacks of a run's workers, and who waits for whom: asked of the run's supervisor as a command beside a worker is."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import RunStateError
+from paceline.observe import wait_graph
+from paceline.runs import read, states
+from paceline.runs.execute import Files
+from paceline.runs.folder import RunFolder
+from paceline.runs.passage import Passage
+
+#: The nodes have 20 seconds; behind a login host or a bucket the way takes its time.
+LIMIT_S = 60.0
+_LOOK_S = 0.01
+_RECORD_S = 2.0
+#: What stands between a script and torch, and only counts how long it takes.
+BETWEEN = ("/paceline/system/step_clock.py", "/paceline/collectives/step_hooks.py")
+#: What stands below all that a worker, or a thread, runs.
+_BELOW = ("/paceline/worker/script.py", "/paceline/worker/__main__.py", "/threading.py")
+
+
+@dataclass(frozen=True)
+class RunStacks:
+    """Where the workers of a run were at one moment. told: all that is known of it, as plain values (`to_json`)."""
+
+    told: Mapping[str, Any]
+
+    @property
+    def waiting(self) -> list[str]:
+        """Sentences on who waits for whom, the cause first; empty where nobody waits."""
+        return wait_graph.sentences(self.told)
+
+    @property
+    def places(self) -> list[str]:
+        """A sentence for each place in which ranks are."""
+        found: dict[str, list[int]] = {}
+        for rank in self.ranks:
+            found.setdefault(wait_graph.stands(rank, self.told), []).append(rank)
+        return [
+            f"{wait_graph.ranks_words(ranks).capitalize()}: {'each' if len(ranks) > 1 else 'it'} {text}."
+            for text, ranks in sorted(found.items(), key=lambda item: len(item[1]))
+        ]
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not allowed on the nodes, and what to do: stacks may be missing for it."""
+        return list(self.told["notes"])
+
+    @property
+    def ranks(self) -> dict[int, Mapping[str, Any]]:
+        """Rank -> pid, state, threads, children, collectives under way (docs/when-it-hangs.md has them all)."""
+        return {int(rank): found for rank, found in self.told["ranks"].items()}
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.told, "waiting": self.waiting}
+
+    def groups(self) -> Iterator[tuple[list[int], str, list[Mapping[str, Any]]]]:
+        """Ranks with equal stacks, what they are, and the threads of these; who is alone comes first."""
+        found: dict[str, tuple[list[int], str, list[Mapping[str, Any]]]] = {}
+        for rank, one in sorted(self.ranks.items()):
+            for process in (one, *one.get("children", ())):
+                threads = process.get("threads") or []
+                what = "" if process is one else _program(process, one)
+                # Only what is the same on all ranks that do the same: no pids, no addresses.
+                key = json.dumps([what, threads or process.get("silent", ""), process.get("state") in ("T", "t")])
+                group = found.setdefault(key, ([], what, threads))
+                if rank not in group[0]:
+                    group[0].append(rank)
+        return iter(sorted(found.values(), key=lambda group: (group[1] != "", len(group[0]))))
+
+    def __str__(self) -> str:
+        """What `paceline stacks` prints."""
+        lines = [*self.waiting]
+        for ranks, what, threads in self.groups():
+            lines += ["", f"{wait_graph.ranks_words(ranks).capitalize()}{f', {what}' if what else ''}:"]
+            if not threads:
+                one = self.ranks[ranks[0]]
+                lines.append(
+                    f"  no stack: {one.get('silent', 'it was not asked') if not what else 'not a Python program of ours'}"
+                )
+            for thread in filter(None, map(_without_ours, threads)):
+                lines.append(f"  thread {thread['name']}".rstrip())
+                lines += [
+                    f"    {wait_graph.short(frame['file'], self.told)}:{frame['line']} {frame['function']}"
+                    for frame in thread["frames"]
+                ]
+        lines += ["", *(f"Note: {note}" for note in self.notes)] if self.notes else []
+        return "\n".join(lines).strip("\n")
+
+
+def _without_ours(thread: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The thread without the frames of the interpreter's imports, and of what every worker or thread has below the script's
+    own; None for a thread that is all ours.
+    """
+    frames = [
+        frame
+        for frame in thread["frames"]
+        if not frame["file"].startswith("<frozen importlib") and not frame["file"].endswith(BETWEEN)
+    ]
+    while len(frames) > 1 and frames[-1]["file"].endswith(_BELOW):
+        del frames[-1]
+    if frames and thread["name"] != "main" and "/paceline/collectives/" in frames[-1]["file"]:
+        return None
+    return {**thread, "frames": frames}
+
+
+def _program(process: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
+    """What a process below a worker is. One that was forked has its command line."""
+    if process["command"] == worker.get("command"):
+        return "a process forked from it"
+    return f"process {str(process['command'])[:80]}"
+
+
+def take(folder: RunFolder, *, native: bool = False, limit_s: float = LIMIT_S) -> RunStacks:
+    """The stacks of a run that runs. native: frames of C as well, by py-spy, which stops each process for some milliseconds.
+
+    Raises:
+        RunStateError: the run does not run, or its supervisor does not answer, or was made by an older Paceline.
+        TargetError: its supervisor can't be reached.
+    """
+    return RunStacks(ask(folder, {"stacks": {"native": native}}, limit_s))
+
+
+def ask(folder: RunFolder, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    """What the supervisor of a run that runs answers to a question about its workers' stacks.
+
+    Raises:
+        RunStateError, TargetError: as `take`.
+    """
+    record = read.record(folder)
+    if record.status != states.RUNNING:
+        raise RunStateError(f"run {record.run_id} is {record.status}: its workers have stacks while it is Running.")
+    passage: Passage = read.passage(folder) or Files(folder)
+    passage.begin({**request, "argv": [], "rank": 0, "terminal": None, "term": None})
+    try:
+        return _answer(passage, folder, limit_s)
+    finally:
+        passage.close()
+
+
+def _answer(passage: Passage, folder: RunFolder, limit_s: float) -> dict[str, Any]:
+    text, begun_s = b"", time.monotonic()
+    looked_s = begun_s
+    while True:
+        for told in passage.heard():
+            if "error" in told:
+                raise RunStateError(f"run {folder.run_id}: its workers can't be looked at: {told['error']}.")
+            if "out" in told:
+                text += base64.b64decode(told["out"])
+            if "exit" in told:
+                found: dict[str, Any] = json.loads(text)
+                return found
+        now_s = time.monotonic()
+        is_over = passage.is_over
+        if now_s - looked_s > _RECORD_S:
+            looked_s = now_s
+            is_over = is_over or read.record(folder).is_terminal
+        if is_over:
+            raise RunStateError(f"run {folder.run_id} has ended meanwhile.")
+        if now_s - begun_s > limit_s:
+            raise RunStateError(
+                f"run {folder.run_id}: its supervisor has not answered within {limit_s:g} s. `paceline status {folder.run_id}` "
+                "says whether it is there."
+            )
+        time.sleep(_LOOK_S)

@@ -1,0 +1,277 @@
+"""How the time of a run's ranks goes, and which rank is slower than the others: pure functions of what their clocks counted.
+
+    window      the time between two samples, with what each rank counted in it: steps, seconds in data, in waiting for others
+    own time    of a rank, the window less what it has waited for others: in a training that is in step, all wait for the slowest
+    straggler   ranks whose own time is a quarter longer than the others', in nearly every window, while the others wait for them
+
+Windows in which a rank made no step count for nothing: a checkpoint, an evaluation on rank 0 alone, a beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median, median_low
+from typing import Any
+
+from paceline.observe.wait_graph import ranks_words
+
+#: How much longer the own time of a straggler is at least.
+FACTOR = 1.25
+#: Windows that are needed, and the share of them in which it has to be so.
+WINDOWS, STEADY = 6, 0.8
+#: The share of their time that the others wait at least; less is what messages take.
+WAITS = 0.1
+#: At a run's end it is told where the others have waited so long in all, in seconds, and so much of their time.
+LOST_S, LOST = 30.0, 0.1
+#: Where waiting for others can't be seen: so much more of its time a rank waits for data.
+DATA_MORE = 0.2
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What one rank did in a window, in seconds. others_s: waiting for other ranks."""
+
+    passed_s: float
+    steps: float
+    data_s: float
+    others_s: float
+
+    def __add__(self, other: Counted) -> Counted:
+        return Counted(
+            self.passed_s + other.passed_s,
+            self.steps + other.steps,
+            self.data_s + other.data_s,
+            self.others_s + other.others_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPace:
+    """One rank's time while it trained. step_s: seconds a step. compute, data, others: shares of its time, 0 to 1: computing,
+    waiting for the next batch, waiting for other ranks.
+    """
+
+    rank: int
+    node: str
+    steps: int
+    step_s: float
+    compute: float
+    data: float
+    others: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """Ranks that hold up the others.
+
+    factor: their own time for a step, as a multiple of the others'. own_s, others_s: that time, in seconds a step.
+    lost_s: what the others have waited for them so far. why: "data" where it is the next batch that they wait for; "compute".
+    place: where a rank was met most often, such as "data.py:41, `load`", and place_share how often; None where nobody looked.
+    """
+
+    ranks: tuple[int, ...]
+    node: str
+    factor: float
+    own_s: float
+    others_s: float
+    lost_s: float
+    why: str
+    place: str | None = None
+    place_share: float = 0.0
+
+    def text(self, *, is_over: bool = False) -> str:
+        """A sentence: who, by how much, and where."""
+        one = len(self.ranks) == 1
+        be = ("was" if one else "were") if is_over else ("is" if one else "are")
+        where = f" on {self.node}" if self.node else ""
+        takes = ("took" if is_over else "takes" if one else "take"), ("took" if is_over else "take")
+        text = (
+            f"{ranks_words(self.ranks).capitalize()}{where} {be} {self.factor:.1f} times as slow as the others: "
+            f"{'it' if one else 'each'} {takes[0]} {seconds_text(self.own_s)} a step of its own, "
+            f"where they {takes[1]} {seconds_text(self.others_s)} and then {'waited' if is_over else 'wait'}"
+        )
+        if self.place:
+            return f"{text}. {100 * self.place_share:.0f} % of {'its' if one else 'their'} time in {self.place}."
+        return f"{text}. {'Most of it is waiting for data.' if self.why == 'data' else ''}".rstrip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPace:
+    """How the time of a run's ranks goes: of the whole of an attempt, as far as they trained. straggler: None where none is
+    slower than the others for sure. seconds: how long that was observed.
+    """
+
+    ranks: Mapping[int, RankPace] = field(default_factory=dict)
+    straggler: Straggler | None = None
+    seconds: float = 0.0
+    is_over: bool = False
+
+    @property
+    def end_text(self) -> str | None:
+        """A sentence for the run's end on who was slow, and what that took; None where it took little, or is not sure."""
+        found = self.straggler
+        if found is None or found.lost_s < max(LOST_S, LOST * self.seconds):
+            return None
+        lost = f"{found.lost_s / 60:.0f} min" if found.lost_s >= 120 else f"{found.lost_s:.0f} s"
+        return f"{found.text(is_over=True)} That took {lost} in all."
+
+    def __str__(self) -> str:
+        return "\n".join(lines(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "ranks": {str(rank): asdict(one) for rank, one in self.ranks.items()},
+            "straggler": None if self.straggler is None else {**asdict(self.straggler), "text": self.straggler.text()},
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], *, is_over: bool = False) -> RunPace:
+        told = data.get("straggler")
+        if told is not None:
+            told = {**{key: value for key, value in told.items() if key != "text"}, "ranks": tuple(told["ranks"])}
+        return cls(
+            ranks={int(rank): RankPace(**one) for rank, one in data.get("ranks", {}).items()},
+            straggler=None if told is None else Straggler(**told),
+            seconds=float(data.get("seconds", 0.0)),
+            is_over=is_over,
+        )
+
+
+def lines(pace: RunPace) -> list[str]:
+    """The ranks' time as lines, equal ranks together, and who is slow."""
+    rows: dict[str, list[int]] = {}
+    for rank, one in sorted(pace.ranks.items()):
+        shares = (("computing", one.compute), ("waiting for data", one.data), ("waiting for others", one.others))
+        text = ", ".join(f"{100 * share:.0f} % {what}" for what, share in shares)
+        rows.setdefault(f"{seconds_text(one.step_s)} a step: {text}", []).append(rank)
+    found = [f"{ranks_words(ranks).capitalize()}: {text}" for text, ranks in rows.items()]
+    if pace.straggler is not None:
+        found.append(pace.straggler.text(is_over=pace.is_over))
+    return found
+
+
+def pace_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str], *, recent: int = 0) -> RunPace:
+    """The pace over all windows. nodes: rank -> its node's name. recent: windows, from the end, by which a straggler is judged; 0
+    for all.
+    """
+    trained = [window for window in windows if is_training(window)]
+    if not trained:
+        return RunPace()
+    total = _summed(trained)
+    ranks = {
+        rank: RankPace(
+            rank=rank,
+            node=nodes.get(rank, ""),
+            steps=round(one.steps),
+            step_s=round(one.passed_s / one.steps, 6),
+            compute=round(max(0.0, 1 - (one.data_s + one.others_s) / one.passed_s), 4),
+            data=round(min(1.0, one.data_s / one.passed_s), 4),
+            others=round(min(1.0, one.others_s / one.passed_s), 4),
+        )
+        for rank, one in sorted(total.items())
+    }
+    judged = trained[-recent:] if recent else trained
+    return RunPace(
+        ranks=ranks,
+        straggler=straggler_of(judged, nodes),
+        seconds=round(max(one.passed_s for one in total.values()), 1),
+    )
+
+
+def straggler_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str]) -> Straggler | None:
+    """The ranks that hold up the others in these windows; None where that is not sure."""
+    if len(windows) < WINDOWS or len(windows[0]) < 2:
+        return None
+    total = _summed(windows)
+    if all(one.others_s < WAITS * one.passed_s for one in total.values()):
+        return _by_data(windows, total, nodes)
+    own = _own(total)
+    slow = _slow(own)
+    others = [rank for rank in total if rank not in slow]
+    if not slow or 2 * len(slow) > len(total):
+        return None
+    if median(total[rank].others_s / total[rank].passed_s for rank in others) < WAITS:
+        return None
+    steady = sum(slow <= _slow(_own(window)) for window in windows)
+    if steady < STEADY * len(windows):
+        return None
+    steps = max(1.0, median(one.steps for one in total.values()))
+    theirs, mine = median(own[rank] for rank in others), median(own[rank] for rank in slow)
+    more = median(total[rank].data_s for rank in slow) - median(total[rank].data_s for rank in others)
+    return _straggler(slow, nodes, mine / steps, theirs / steps, mine - theirs, more > (mine - theirs) / 2)
+
+
+def is_training(window: Mapping[int, Counted]) -> bool:
+    """True if every rank has made a step in it."""
+    return bool(window) and all(one.steps >= 1 and one.passed_s > 0 for one in window.values())
+
+
+def seconds_text(seconds: float) -> str:
+    """ "0.43 s", "12 ms"."""
+    if seconds < 0.1:
+        return f"{1e3 * seconds:.2g} ms" if seconds < 0.01 else f"{1e3 * seconds:.0f} ms"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _by_data(
+    windows: Sequence[Mapping[int, Counted]], total: Mapping[int, Counted], nodes: Mapping[int, str]
+) -> Straggler | None:
+    """The same where nobody's waiting for others can be seen, as on GPUs: by what ranks wait for data."""
+
+    def shares(window: Mapping[int, Counted]) -> dict[int, float]:
+        return {rank: one.data_s / one.passed_s for rank, one in window.items()}
+
+    def slow_of(found: Mapping[int, float]) -> set[int]:
+        return {rank for rank, share in found.items() if share > median_low(found.values()) + DATA_MORE}
+
+    found = shares(total)
+    slow = slow_of(found)
+    if not slow or 2 * len(slow) > len(total) or len({round(one.steps) for one in total.values()}) > 2:
+        return None
+    if sum(slow <= slow_of(shares(window)) for window in windows) < STEADY * len(windows):
+        return None
+    steps = max(1.0, median(one.steps for one in total.values()))
+    passed = median(one.passed_s for one in total.values())
+    more = (median(found[rank] for rank in slow) - median_low(found.values())) * passed
+    return _straggler(slow, nodes, passed / steps, (passed - more) / steps, more, True)
+
+
+def _straggler(
+    slow: set[int], nodes: Mapping[int, str], own_s: float, others_s: float, lost_s: float, is_data: bool
+) -> Straggler:
+    # Where all are on one node its name says nothing.
+    names = {nodes.get(rank, "") for rank in slow} if len(set(nodes.values())) > 1 else {""}
+    return Straggler(
+        ranks=tuple(sorted(slow)),
+        node=", ".join(sorted(names)) if len(names) < 4 else f"{len(names)} nodes",
+        factor=round(own_s / max(others_s, 1e-9), 2),
+        own_s=round(own_s, 6),
+        others_s=round(others_s, 6),
+        lost_s=round(lost_s, 1),
+        why="data" if is_data else "compute",
+    )
+
+
+def _own(window: Mapping[int, Counted]) -> dict[int, float]:
+    """Rank -> seconds that it has not waited for others; for as many steps on each, where they are not in step."""
+    steps = [one.steps for one in window.values()]
+    if max(steps) - min(steps) <= 1:
+        return {rank: max(0.0, one.passed_s - one.others_s) for rank, one in window.items()}
+    mean = sum(steps) / len(steps)
+    return {rank: max(0.0, one.passed_s - one.others_s) * mean / one.steps for rank, one in window.items()}
+
+
+def _slow(own: Mapping[int, float]) -> set[int]:
+    least = max(median_low(own.values()), 1e-9)
+    return {rank for rank, seconds in own.items() if seconds >= FACTOR * least}
+
+
+def _summed(windows: Sequence[Mapping[int, Counted]]) -> dict[int, Counted]:
+    total: dict[int, Counted] = {}
+    for window in windows:
+        for rank, one in window.items():
+            total[rank] = total[rank] + one if rank in total else one
+    return total

@@ -1,0 +1,361 @@
+"""Who waits for whom: sentences on a look at all workers (`paceline.observe.stack_dumps`), as pure functions.
+
+op            a collective under way: the entry of a board or of torch's recorder, with the ranks that are in it
+missing       ranks of its group that have not begun it
+stands        where a rank is that is in none: its own code, a debugger, the kernel, stopped, gone
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.system.collective_state import ranks_of
+from paceline.system.units import size_text
+
+#: More sentences than these tell no more.
+_MOST = 6
+_DEBUGGERS = ("pdb.py", "bdb.py", "ipdb/__main__.py", "pudb/", "debugpy/", "pydevd")
+#: What the kernel waits in for a file server: NFS, CIFS, Lustre, FUSE, Ceph, GPFS.
+_FILE_SERVERS = (
+    "nfs",
+    "rpc_",
+    "cifs",
+    "smb",
+    "fuse",
+    "ceph",
+    "ll_",
+    "cl_",
+    "ptlrpc",
+    "gpfs",
+    "cxi",
+    "folio_wait",
+    "io_schedule",
+)
+_INSTALLED = re.compile(r"(?:/lib/python3[^/]*)?/(?:site|dist)-packages/|/lib/python3[^/]*/|^<frozen |/paceline/")
+_STOPPED = "T"
+
+#: Of a core, by a worker and all below it: what threads that look for work now and then take is less.
+_CPU = 0.05
+#: Bytes in a second, likewise.
+_IO = 16_000
+
+
+@dataclass
+class Op:
+    """A collective that is under way on some ranks. began: rank -> seconds that it has lasted there."""
+
+    entry: Mapping[str, Any]
+    members: list[int]
+    ages: dict[int, float] = field(default_factory=dict)
+    #: Rank -> entry, where a rank is in another one at the same place of the order.
+    others: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    missing: list[int] = field(default_factory=list)
+
+
+def sentences(told: Mapping[str, Any]) -> list[str]:
+    """What keeps the workers, the cause first; empty where none waits and none stands still. told: a look."""
+    ranks = {int(rank): found for rank, found in told["ranks"].items()}
+    found, explained = [], set[int]()
+    blocked = ops(told)
+    inside: dict[int, Op] = {}
+    for op in blocked:
+        for rank in op.ages:
+            inside.setdefault(rank, op)
+    for op in blocked[:_MOST]:
+        # Of several that a rank has begun, the first that is not complete tells why; the later ones wait for it.
+        if op.missing and set(op.missing) <= explained and any(rank in explained for rank in op.ages):
+            continue
+        found.append(_sentence(op, told, ranks, inside))
+        explained |= set(op.missing) | set(op.ages) | set(op.others)
+    for rank, one in ranks.items():
+        if rank not in explained and (text := trouble(one, told)) is not None:
+            found.append(f"Rank {rank}: {text}.")
+            explained.add(rank)
+    return found
+
+
+def ops(told: Mapping[str, Any]) -> list[Op]:
+    """The collectives under way, what has lasted longest first."""
+    ranks = {int(rank): found for rank, found in told["ranks"].items()}
+    found: dict[tuple[Any, ...], Op] = {}
+    for rank, one in ranks.items():
+        for entry in entries(one):
+            # Where all ranks begin them in one order, the place in it says which belong together; else kind and name do.
+            key = (
+                (entry["channel"], entry["number"])
+                if entry["number"]
+                else (entry["channel"], entry["kind"], entry["name"])
+            )
+            op = found.setdefault(key, Op(entry, ranks_of(entry["ranks"]) or sorted(ranks)))
+            age = max(0.0, float(told["time"]) - float(entry["began"]))
+            if entry["kind"] == op.entry["kind"]:
+                op.ages[rank] = age
+            else:
+                op.others[rank] = entry
+    joined = {rank for op in found.values() if op.entry["kind"] == "join" for rank in op.ages}
+    for op in found.values():
+        # The others are compared with what most ranks are in.
+        _let_most_rule(op, told)
+        there = set(op.ages) | set(op.others) | (joined if not op.entry["number"] else set())
+        op.missing = [
+            rank for rank in op.members if rank in ranks and rank not in there and not _is_past(ranks[rank], op.entry)
+        ]
+    return sorted(found.values(), key=lambda op: -max(op.ages.values(), default=0.0))
+
+
+def entries(one: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The collectives that a rank has under way, by its board and by torch's recorder."""
+    return [*one.get("board", ()), *one.get("torch", {}).get("entries", ())]
+
+
+def where(one: Mapping[str, Any], told: Mapping[str, Any]) -> str | None:
+    """The place of a process's main thread, such as "data.py:41, `__getitem__`"; None where its stack is not known."""
+    frames = (one.get("threads") or [{"frames": []}])[0]["frames"]
+    if not frames:
+        return None
+    own = next((frame for frame in frames if is_own(frame["file"], told)), None)
+    own = own or next((frame for frame in frames if not _INSTALLED.search(frame["file"])), frames[0])
+    place = f"{short(own['file'], told)}:{own['line']}, `{own['function']}`"
+    inner = frames[0]
+    if own is not inner:
+        place += f" (in {short(inner['file'], told)}:{inner['line']}, `{inner['function']}`)"
+    return place
+
+
+def trouble(one: Mapping[str, Any], told: Mapping[str, Any]) -> str | None:
+    """What keeps a process that waits for no collective: stopped, gone, a full pipe, a file server; None if nothing is seen."""
+    place = where(one, told)
+    at = f" in {place}" if place else ""
+    if one.get("exit_code") is not None:
+        return f"it has ended with exit code {one['exit_code']}"
+    if one.get("gone"):
+        return "its process is gone"
+    if one.get("state") == _STOPPED:
+        return f"it is stopped, by SIGSTOP or Ctrl-Z{at}; `kill -CONT {one['pid']}` on {one.get('node')} lets it go on"
+    if (debugger := in_debugger(one)) is not None:
+        return f"it is in a debugger ({debugger}){at}"
+    for process in (one, *one.get("children", ())):
+        whose = "it" if process is one else f"its process {process['pid']} ({os.path.basename(process['command'])})"
+        if "call" in process and str(process["call"]).startswith("write"):
+            readers = [pid for pid in process.get("readers", ()) if pid != process["pid"]]
+            who = "the worker" if readers[:1] == [one["pid"]] else f"process {readers[0]}" if readers else ""
+            by = f"which {who} does not read" if who else "which nobody reads"
+            return f"{whose} waits for room in a full pipe, {by}{_at(place)}"
+        if process.get("state") == "D":
+            wait = process.get("wchan") or "unknown"
+            what = "a file server" if wait.startswith(_FILE_SERVERS) else "a disk, a device or a file server"
+            return f"{whose} waits in the kernel ({wait}) for {what} that does not answer{at}"
+    for child in one.get("children", ()):
+        if child.get("state") == _STOPPED:
+            return f"its process {child['pid']} ({os.path.basename(child['command'])}) is stopped; it waits{at}"
+    return None
+
+
+def in_debugger(one: Mapping[str, Any]) -> str | None:
+    """The debugger that has hold of a worker: a module's name, or "process 123" of gdb's kind; None for none."""
+    if one.get("tracer"):
+        return f"process {one['tracer']}"
+    for thread in one.get("threads") or ():
+        if thread["name"] != "main":
+            continue
+        for frame in thread["frames"]:
+            if any(name in frame["file"] for name in _DEBUGGERS):
+                return os.path.basename(str(frame["file"])).removesuffix(".py")
+    return None
+
+
+def stands(rank: int, told: Mapping[str, Any]) -> str:
+    """Where a rank is, as the end of "it ...": in words, whatever is known of it."""
+    one = told["ranks"][str(rank)]
+    if (text := trouble(one, told)) is not None:
+        return text.removeprefix("it ") if text.startswith("it ") else text
+    place = where(one, told)
+    loaders = [child for child in one.get("children", ()) if child.get("threads")]
+    text = f"is in {place}" if place else f"gives no stack: {one.get('silent', 'nobody knows why')}"
+    # A rank that waits for its data loader stands where that stands.
+    if loaders and place and any("multiprocessing" in f["file"] or "/dataloader.py" in f["file"] for f in _main(one)):
+        text += f"; its data loader's process {loaders[0]['pid']} is in {where(loaders[0], told)}"
+    return text
+
+
+def op_text(entry: Mapping[str, Any]) -> str:
+    """A collective in words: "all_reduce 512 (bucket 3, [3, 4] float, 1.2 MB)"."""
+    number = f" {entry['number']}" if entry["number"] else ""
+    # Horovod's interface puts the kind before the name that the script has given.
+    given = str(entry["name"]).removeprefix(f"{entry['kind']}.")
+    name = f" {given!r}" if given else ""
+    size = size_text(entry["bytes"]) if entry["bytes"] else ""
+    more = ", ".join(part for part in (entry["shape"], size) if part)
+    return f"{entry['kind']}{number}{name}" + (f" ({more})" if more else "")
+
+
+def ranks_words(ranks: Sequence[int]) -> str:
+    """ "rank 2", "ranks 0, 1 and 3": up to eight by name."""
+    shown = sorted(ranks)
+    if len(shown) == 1:
+        return f"rank {shown[0]}"
+    if len(shown) > 8:
+        return f"{len(shown)} ranks ({', '.join(map(str, shown[:6]))} and more)"
+    return f"ranks {', '.join(map(str, shown[:-1]))} and {shown[-1]}"
+
+
+def _sentence(op: Op, told: Mapping[str, Any], ranks: Mapping[int, Any], inside: Mapping[int, Op]) -> str:
+    age = max(op.ages.values(), default=0.0)
+    group = "" if len(op.members) >= len(ranks) else f" of the group of {ranks_words(op.members)}"
+    what = f"{op_text(op.entry)}{group}"
+    waiting = ranks_words(list(op.ages))
+    have, are = ("has", "is") if len(op.ages) == 1 else ("have", "are")
+    if op.others:
+        first = next(iter(op.others.values()))
+        theirs = ranks_words(list(op.others))
+        verb = "is" if len(op.others) == 1 else "are"
+        return (
+            f"{theirs.capitalize()} {verb} in {op_text(first)}, where {waiting} {are} in {op_text(op.entry)} for {age:.0f} s: "
+            f"the ranks call their collectives in another order. {_whereabouts([*op.others, min(op.ages)], told, inside, op)}"
+        )
+    if not op.missing:
+        return f"{waiting.capitalize()} {are} in {what} for {age:.0f} s; all have come to it, and it does not end."
+    missing = ranks_words(op.missing)
+    come = "has not come" if len(op.missing) == 1 else "have not come"
+    return (
+        f"{missing.capitalize()} {come} to {what}, for which {waiting} {have} been waiting for {age:.0f} s. "
+        f"{_whereabouts(op.missing, told, inside, op)}"
+    )
+
+
+def _whereabouts(missing: Sequence[int], told: Mapping[str, Any], inside: Mapping[int, Op], op: Op) -> str:
+    """Where the missing ranks are, those that are in one place together."""
+    places: dict[str, list[int]] = {}
+    for rank in missing:
+        other = inside.get(rank)
+        if other is not None and other is not op and rank not in (*op.others, *op.ages):
+            text = f"waits in {op_text(other.entry)} itself"
+            if (place := where(told["ranks"][str(rank)], told)) is not None:
+                text += f", {place}"
+        else:
+            text = stands(rank, told)
+        places.setdefault(text, []).append(rank)
+    parts = [
+        (
+            "It "
+            if len(missing) == 1
+            else f"{ranks_words(ranks).capitalize()}: " + ("it " if len(ranks) == 1 else "each ")
+        )
+        + text
+        for text, ranks in places.items()
+    ]
+    return ". ".join(_no_double(part) for part in parts[:_MOST]) + "."
+
+
+def _no_double(text: str) -> str:
+    # `stands` may speak of one of its processes.
+    return text.replace("It its ", "Its ").replace("it its ", "its ").replace("each its ", "its ")
+
+
+def _let_most_rule(op: Op, told: Mapping[str, Any]) -> None:
+    kinds: dict[str, list[int]] = {}
+    for rank, entry in op.others.items():
+        kinds.setdefault(str(entry["kind"]), []).append(rank)
+    kind, most = max(kinds.items(), key=lambda item: len(item[1]), default=("", []))
+    if len(most) <= len(op.ages):
+        return
+    others = dict.fromkeys(op.ages, op.entry)
+    entry = op.others[most[0]]
+    ages = {rank: max(0.0, float(told["time"]) - float(op.others[rank]["began"])) for rank in most}
+    op.others = {rank: one for rank, one in op.others.items() if str(one["kind"]) != kind} | others
+    op.entry, op.ages = entry, ages
+
+
+def _is_past(one: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    """True if a rank that is not in this collective has been: it may end on one rank before it does on another."""
+    group = str(entry["channel"]).removeprefix("torch ")
+    last = one.get("torch", {}).get("last", {}).get(group, 0) if str(entry["channel"]).startswith("torch ") else 0
+    return bool(entry["number"] and last >= entry["number"])
+
+
+def _main(one: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    frames: list[Mapping[str, Any]] = (one.get("threads") or [{"frames": []}])[0]["frames"]
+    return frames
+
+
+def _at(place: str | None) -> str:
+    return f", in {place}" if place else ""
+
+
+def is_own(file: str, told: Mapping[str, Any]) -> bool:
+    """True for a file of the script's own folder."""
+    return file.startswith(f"{told['work_dir']}/") or f"/{told['run_id']}/work/" in file
+
+
+def short(file: str, told: Mapping[str, Any]) -> str:
+    """The path as people name it: below the script's folder, or from the package's name on."""
+    for top in (f"{told['work_dir']}/", f"/{told['run_id']}/work/"):
+        if top in file:
+            return file.partition(top)[2]
+    return _INSTALLED.split(file)[-1] if _INSTALLED.search(file) and "/paceline/" not in file else _last_two(file)
+
+
+def _last_two(file: str) -> str:
+    return "/".join(file.split("/")[-2:])
+
+
+def gets_on(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
+    """Why the run does not hang, such as "rank 0 computes"; None where no worker gets on."""
+    passed_s = max(0.1, float(second["time"]) - float(first["time"]))
+    for rank, after in second["ranks"].items():
+        before = first["ranks"].get(rank, {})
+        if after.get("exit_code") is not None or after.get("gone"):
+            continue
+        if "pid" not in after or before.get("pid") != after["pid"]:
+            # Its node has not told of it, or it began just now.
+            return f"nothing is known of rank {rank}"
+        if (text := _gets_on(before, after, passed_s, second)) is not None:
+            return f"rank {rank} {text}"
+    return None
+
+
+def _gets_on(
+    before: Mapping[str, Any], after: Mapping[str, Any], passed_s: float, told: Mapping[str, Any]
+) -> str | None:
+    if (debugger := in_debugger(after)) is not None:
+        return f"is in a debugger ({debugger})"
+    if after.get("state") == "T":
+        return None
+    place, was = _own_place(after, told), _own_place(before, told)
+    if place == was and _same_collective(before, after):
+        return None
+    if place != was:
+        return "has come to another place"
+    processes = {one["pid"]: one for one in (before, *before.get("children", ()))}
+    cpu_s = io_bytes = 0.0
+    for one in (after, *after.get("children", ())):
+        known = processes.get(one["pid"])
+        if known is None:
+            return f"has started process {one['pid']}"
+        cpu_s += one["cpu_s"] - known["cpu_s"]
+        # Its answer to the look before was written by itself.
+        io_bytes += one["io_bytes"] - known["io_bytes"] - known.get("answer_bytes", 0)
+        if _own_place(one, told) != _own_place(known, told):
+            return f"has a process {one['pid']} that has come to another place"
+    if cpu_s > _CPU * passed_s:
+        return "computes"
+    if io_bytes > _IO * passed_s:
+        return "reads or writes"
+    return None
+
+
+def _same_collective(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    def keys(one: Mapping[str, Any]) -> set[tuple[Any, ...]]:
+        return {(e["channel"], e["kind"], e["name"], e["number"], e["began"]) for e in entries(one)}
+
+    return bool(keys(before) & keys(after))
+
+
+def _own_place(one: Mapping[str, Any], told: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The script's own calls under way, outermost last: what a library does below them while it waits is no progress."""
+    frames = (one.get("threads") or [{"frames": []}])[0]["frames"]
+    return [(frame["file"], frame["line"]) for frame in frames if is_own(frame["file"], told)]

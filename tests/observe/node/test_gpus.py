@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from paceline.observe.node.gpus import GPUS_VARIABLE, devices
+from tests.helpers import write_program
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Puts a program in the place of nvidia-smi: call it with what it does."""
+
+    def make(script: str) -> None:
+        program = write_program(tmp_path / "bin/nvidia-smi", f"#!/bin/sh\n{script}\n")
+        monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    return make
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("0,1", ("0", "1")),
+        (" 0 , 3 ", ("0", "3")),
+        ("", ()),
+        ("-1", ()),
+        ("GPU-5a", ("GPU-5a",)),
+        ("MIG-1/2/3,1", ("MIG-1/2/3", "1")),
+    ],
+)
+@pytest.mark.parametrize("name", [GPUS_VARIABLE, "CUDA_VISIBLE_DEVICES"])
+def test_a_variable_says_which_there_are(monkeypatch, nvidia_smi, name, value, found):
+    nvidia_smi("seq 0 7")
+    monkeypatch.setenv(name, value)
+    assert devices() == found
+
+
+def test_our_own_variable_comes_first(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    monkeypatch.setenv(GPUS_VARIABLE, "5")
+    assert devices() == ("5",)
+
+
+def test_the_driver_s_tool_is_asked_for_their_numbers(nvidia_smi, tmp_path):
+    nvidia_smi(f'echo "$@" > {tmp_path}/asked; seq 0 3')
+    assert devices() == ("0", "1", "2", "3")
+    assert (tmp_path / "asked").read_text().split() == ["--query-gpu=index", "--format=csv,noheader"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.'; exit 9",
+        "echo 'No devices were found'",
+        "seq 0 3; exit 1",
+        "exit 0",
+    ],
+)
+def test_a_tool_that_finds_none_means_none(nvidia_smi, script):
+    nvidia_smi(script)
+    assert devices() == ()
+
+
+def test_without_the_tool_there_are_none(nvidia_smi):
+    assert devices() == ()
+
+
+def test_a_tool_that_can_not_be_run_means_none(tmp_path, monkeypatch):
+    write_program(tmp_path / "bin/nvidia-smi", "not a program")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/nowhere")
+    assert devices() == ()

@@ -1,0 +1,125 @@
+"""Samples of a worker's stacks: by py-spy's own text, and by signal of a process that answers as a worker does."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+from paceline.observe.node import sampler
+from paceline.observe.node.look import py_spy
+from tests.helpers import start_python
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+
+#: A worker, and a child that it has forked, as a DataLoader does.
+WORKER = """
+import os, threading, time
+from paceline.worker import watched
+watched.begin()
+def in_the_child():
+    while True:
+        time.sleep(0.001)
+def computes():
+    return sum(range(20000))
+def main():
+    print("up", flush=True)
+    while True:
+        computes()
+if os.fork() == 0:
+    in_the_child()
+threading.Thread(target=time.sleep, args=(1000,), daemon=True, name="beside").start()
+main()
+"""
+
+
+@pytest.fixture
+def worker(tmp_path):
+    environment = {"PACELINE_WATCH_DIR": str(tmp_path), "PACELINE_RANK": "2", "WORLD_SIZE": "1"}
+    process = start_python(WORKER, environment=environment, start_new_session=True)
+    assert process.stdout.readline() == "up\n"
+    yield process
+    os.killpg(process.pid, 9)
+    process.wait()
+    process.stdout.close()
+
+
+def functions(found, where):
+    """Function -> how often it was the innermost but one or the innermost, of stacks there."""
+    counts = {}
+    for place, numbers, count in found["stacks"]:
+        if place.startswith(where):
+            for number in set(numbers):
+                name = found["frames"][number][0]
+                counts[name] = counts.get(name, 0) + count
+    return counts
+
+
+def test_without_py_spy_main_threads_are_sampled_by_signal_and_it_is_said(worker, tmp_path, monkeypatch):
+    monkeypatch.setattr(sampler, "py_spy", lambda: None)
+    output = tmp_path / "told"
+    asked = {"ranks": [2, 7], "seconds": 1.5, "rate": 100}
+    assert sampler.main([str(output), str(tmp_path), json.dumps(asked)]) == 0
+    told = json.loads(output.read_text())
+    found = told["ranks"]["2"]
+    assert found["by"] == "signals"
+    # No more often than is asked of a worker by signal.
+    assert 0 < found["rate"] <= 20
+    assert functions(found, "main")["main"] > 1
+    assert functions(found, "process ")["in_the_child"] > 1
+    assert told["ranks"]["7"] == {"silent": "no sample could be had of it"}
+    assert "py-spy is not installed there, so the main threads alone were sampled" in told["notes"][0]
+    # Nothing of it stays with the worker's files.
+    assert (tmp_path / "stacks_2").stat().st_size == 0
+
+
+def test_py_spy_that_is_refused_is_told_and_signals_go_on(worker, tmp_path, monkeypatch):
+    refused = tmp_path / "refuses"
+    refused.write_text("#!/bin/sh\necho 'Error: Operation not permitted (os error 1)' >&2\nexit 1\n")
+    refused.chmod(0o755)
+    monkeypatch.setattr(sampler, "py_spy", lambda: str(refused))
+    notes: list[str] = []
+    found = sampler.profile(str(tmp_path), [2], 1.0, 20.0, notes)
+    assert found["2"]["by"] == "signals"
+    assert notes[0].startswith("py-spy may not look into processes here")
+
+
+def test_where_py_spy_has_met_no_whole_stack_the_worker_is_asked(worker, tmp_path, monkeypatch):
+    met_none = tmp_path / "met-none"
+    met_none.write_text('#!/bin/sh\nwhile [ "$1" != --output ]; do shift; done\n: > "$2"\n')
+    met_none.chmod(0o755)
+    monkeypatch.setattr(sampler, "py_spy", lambda: str(met_none))
+    notes: list[str] = []
+    found = sampler.profile(str(tmp_path), [2], 1.0, 100.0, notes)
+    assert found["2"]["by"] == "signals"
+    assert functions(found["2"], "main")["main"] > 1
+    assert notes == []
+
+
+def test_py_spy_samples_all_threads(worker, tmp_path):
+    if py_spy() is None:
+        pytest.skip("py-spy is not installed")
+    notes: list[str] = []
+    found = sampler.profile(str(tmp_path), [2], 1.0, 50.0, notes)["2"]
+    if found.get("by") != "py-spy":
+        pytest.skip(f"py-spy may not look into processes here: {notes}")
+    assert functions(found, "main")["computes"] > 5
+    assert functions(found, "beside")
+    assert functions(found, "process ")["in_the_child"] > 5
+    assert not list(tmp_path.glob("profile_*"))
+
+
+def test_py_spy_s_lines_are_read():
+    # A command line may hold line ends and semicolons.
+    below = 'process 7:"python -c import os;\nx (1) 3\n";process 9:"python t.py";thread (9): MainThread'
+    text = (
+        f"{below};<module> (/w/t.py:12);Data.load (/w/d (1).py:4) 17\n"
+        "thread (0x1F): pool-1;run (/w/t.py:3) 2\nthread (7);run (/w/t.py:3) 2\nnothing of it\n"
+    )
+    assert list(sampler.from_raw(text, 7)) == [
+        ("process 9 main", [("<module>", "/w/t.py", 12), ("Data.load", "/w/d (1).py", 4)], 17),
+        ("pool-1", [("run", "/w/t.py", 3)], 2),
+        ("main", [("run", "/w/t.py", 3)], 2),
+    ]

@@ -1,0 +1,130 @@
+"""When a run is found to hang, with looks that a test gives."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from paceline.observe import hang_watch
+from paceline.observe.hang_watch import HangWatch
+from paceline.runs.folder import RunFolder
+from tests.helpers import make_job, make_launch
+
+
+class Clock:
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+class Looks:
+    """Tells at once what `ranks` says."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.count = clock, 0
+        self.ranks: dict[str, Any] = {}
+
+    def begin(self, done, *, native: bool = False) -> None:
+        self.count += 1
+        done(
+            {
+                "time": self.clock.now,
+                "run_id": "lab_1_2",
+                "attempt": 1,
+                "work_dir": "/w",
+                "ranks": self.ranks,
+                "notes": [],
+            }
+        )
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """(watch, its looks, its clock, what was noted, the run's folder); `go(s)` lets so many seconds pass."""
+    clock = Clock()
+    monkeypatch.setattr(hang_watch, "time", clock)
+    folder = RunFolder(tmp_path / "lab_1_2")
+    folder.attempt(1).mkdir(parents=True)
+    folder.metrics.mkdir()
+    folder.logs.mkdir()
+    noted: list[Any] = []
+
+    def make(**values: Any):
+        looks = Looks(clock)
+        looks.ranks = {"0": {"pid": 7, "state": "S", "cpu_s": 1.0, "io_bytes": 5, "threads": [], "node": "n"}}
+        launch = make_launch(make_job(**{"hang_seconds": 100, **values}))
+        watch = HangWatch(launch, folder, looks, noted.append)
+
+        def go(seconds: float) -> None:
+            for _ in range(int(seconds)):
+                clock.now += 1.0
+                watch.look()
+
+        return watch, looks, go, noted, folder
+
+    return make
+
+
+def test_a_hang_is_noted_once_and_taken_back(made):
+    watch, looks, go, noted, folder = made()
+    go(98)
+    assert looks.count == 0, "nothing is looked at before the limit"
+    looks.ranks["0"]["state"] = "T"
+    # What the nodes sample of their own load is no sign of life.
+    for number in range(60):
+        (folder.metrics / "node_0.jsonl").write_text("x" * number)
+        go(1)
+    assert [bool(hang) for hang in noted] == [True]
+    assert noted[0]["text"].startswith("Rank 0: it is stopped, by SIGSTOP or Ctrl-Z")
+    assert noted[0]["report"] == "attempts/1/hang.txt"
+    assert noted[0]["text"] in folder.hang_report(1).read_text()
+    assert json.loads(folder.hang_report(1).with_suffix(".json").read_text())["waiting"][0].startswith(
+        "Rank 0: it is stopped"
+    )
+    assert watch.failure is None, "on_hang is 'report'"
+    go(200)
+    assert len(noted) == 1
+    folder.rank_log(1, 0).write_text("it goes on\n")
+    go(10)
+    assert noted[1:] == [None]
+
+
+def test_output_and_metrics_are_signs_of_life(made):
+    _, looks, go, noted, folder = made()
+    for number in range(5):
+        go(80)
+        path = folder.rank_log(1, 0) if number % 2 else folder.metric_log(0)
+        path.write_text("x" * (number + 1))
+    assert looks.count == 0
+    assert noted == []
+
+
+def test_who_gets_on_does_not_hang_and_is_looked_at_seldom(made):
+    _, looks, go, noted, _ = made()
+    begin = looks.begin
+
+    def computing(done, **values: Any) -> None:
+        looks.ranks = {"0": {**looks.ranks["0"], "cpu_s": looks.ranks["0"]["cpu_s"] + 5.0}}
+        begin(done, **values)
+
+    looks.begin = computing
+    go(1000)
+    assert noted == []
+    assert looks.count < 80
+
+
+@pytest.mark.parametrize(("values", "looks_at_it"), [({"hang_seconds": 0}, False), ({"on_hang": "fail"}, True)])
+def test_never_and_an_end(made, values, looks_at_it):
+    watch, looks, go, _, _ = made(**values)
+    go(300)
+    assert bool(looks.count) == looks_at_it
+    if looks_at_it:
+        assert watch.failure is not None
+        assert watch.failure.cause == "hang"
+        assert watch.failure.message.startswith("The run hung: nothing came for ")

@@ -1,0 +1,81 @@
+"""Whether workers get on, from two looks as plain values."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from paceline.observe.wait_graph import gets_on
+
+WORK = "/ws/runs/lab_1_2/work"
+
+
+def process(pid: int = 7, line: int = 20, **values: Any) -> dict[str, Any]:
+    library = {"file": "/lib/python3.11/threading.py", "line": 320, "function": "wait"}
+    frames = [library, {"file": f"{WORK}/train.py", "line": line, "function": "step"}]
+    given = {"pid": pid, "state": "S", "cpu_s": 10.0, "io_bytes": 1000, "threads": [{"name": "main", "frames": frames}]}
+    return {**given, **values}
+
+
+def look(time: float, *ranks: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "time": time,
+        "run_id": "lab_1_2",
+        "work_dir": WORK,
+        "ranks": {str(rank): one for rank, one in enumerate(ranks)},
+    }
+
+
+WAITS = {
+    "channel": "torch 0",
+    "kind": "all_reduce",
+    "name": "",
+    "number": 3,
+    "shape": "",
+    "bytes": 0,
+    "ranks": "",
+    "began": 5.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (process(), process(), None),
+        # Its data loader, or a compiler.
+        (process(children=[process(8)]), process(children=[process(8, cpu_s=12.0)]), "computes"),
+        (process(), process(children=[process(9)]), "has started process 9"),
+        (process(), process(cpu_s=10.6), "computes"),
+        (process(), process(cpu_s=10.1), None),
+        (process(), process(io_bytes=1_000_000), "reads or writes"),
+        # What it wrote was its answer to the look.
+        (process(answer_bytes=900_000), process(io_bytes=1_000_000), None),
+        (process(line=20), process(line=21), "has come to another place"),
+        (
+            process(children=[process(8)]),
+            process(children=[process(8, line=3)]),
+            "has a process 8 that has come to another place",
+        ),
+        # It burns a core while it waits, as NCCL does.
+        (process(board=[WAITS]), process(board=[WAITS], cpu_s=20.0), None),
+        (process(board=[WAITS]), process(board=[{**WAITS, "number": 4}], cpu_s=20.0), "computes"),
+        (process(board=[WAITS], line=20), process(board=[WAITS], line=99), "has come to another place"),
+        (process(), process(state="T", cpu_s=20.0), None),
+        (process(), process(tracer=99), "is in a debugger (process 99)"),
+        (process(), process(exit_code=0), None),
+        (process(), {"silent": "its node has not told of it"}, "nothing is known of rank 1"),
+    ],
+)
+def test_what_gets_on(before, after, said):
+    # With another rank that does not.
+    found = gets_on(look(100.0, process(), before), look(110.0, process(), after))
+    assert found == (None if said is None else said if said.startswith("nothing") else f"rank 1 {said}")
+
+
+def test_a_library_s_own_frames_are_no_progress():
+    after = process()
+    other = copy.deepcopy(after)
+    other["threads"][0]["frames"][0] = {"file": "/lib/python3.11/queue.py", "line": 1, "function": "get"}
+    assert gets_on(look(1.0, other), look(11.0, after)) is None
