@@ -1,8 +1,9 @@
-"""The collectives that a rank is in, in a file of memory: written at next to no cost, read by others without the rank's help.
+"""Record the collectives that a rank is in, in a memory-mapped file that other processes can read.
 
-    <folder>/board_<rank>       slots of one size; a collective under way has one until it is over
+    <folder>/board_<rank>       slots of one size; a collective occupies a slot until it has ended
 
-Whoever reads gets the bytes as they lie there, also of a process that is stopped, or whose interpreter is held by native code.
+Writing costs next to nothing, and reading needs no help from the rank: it works on a stopped process, and while native code
+holds the interpreter.
 """
 
 from __future__ import annotations
@@ -14,22 +15,26 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-#: Names the folder of the boards, and of what else a node keeps of its workers for whoever asks why they wait.
+#: Variable that names the folder of the boards and of other diagnostics that a node keeps.
 FOLDER_VARIABLE = "PACELINE_WATCH_DIR"
 
-#: Whether it is under way, the length of its text, its number, when it began (seconds since the epoch), the text.
+#: A slot: in progress, length of the text, number, start (seconds since the epoch), text.
 _SLOT = struct.Struct("<BxHxxxxQd232s")
 _TEXT_BYTES = 232
-#: More collectives than these at once are not noted.
+#: Further collectives at the same time are not recorded.
 _SLOTS = 256
 
 
 class BoardEntry(NamedTuple):
-    """A collective that a rank has begun and that is not over.
+    """A collective that a rank has begun and not finished.
 
-    channel: the group in which it is one of many, the same on all its ranks. number: its place in the channel, from 1 on, where
-    all ranks begin them in one order; 0 where ranks may begin them in any order, and the name tells them apart.
-    shape: such as "[4, 3] float32". ranks: the group's, "0-3" or "0,2"; empty for all. began: seconds since the epoch.
+    Attributes:
+        channel: Name of its sequence of collectives, the same on all ranks of the group.
+        number: Its place in the channel, from 1. 0 where ranks may begin collectives in any order and the name identifies
+            them.
+        shape: Such as "[4, 3] float32".
+        ranks: Ranks of the group, "0-3" or "0,2"; empty for all.
+        began: Seconds since the epoch.
     """
 
     channel: str
@@ -43,7 +48,7 @@ class BoardEntry(NamedTuple):
 
 
 class RankBoard:
-    """One rank's board, for the process that writes it."""
+    """The writing side of one rank's board."""
 
     def __init__(self, path: str) -> None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -56,7 +61,10 @@ class RankBoard:
         self._free = [slot * _SLOT.size for slot in reversed(range(_SLOTS))]
 
     def begin(self, text: str, number: int) -> int:
-        """Note that a collective begins, and where that is noted, for `end`. text: what `entry_text` has made."""
+        """Record that a collective begins. Return its slot, for `end`.
+
+        text: From `entry_text`.
+        """
         try:
             place = self._free.pop()
         except IndexError:
@@ -66,21 +74,21 @@ class RankBoard:
         return place
 
     def end(self, place: int) -> None:
-        """Note that it is over."""
+        """Free the slot of a finished collective."""
         if place >= 0:
             self._memory[place] = 0
             self._free.append(place)
 
 
 def entry_text(channel: str, kind: str, name: str, shape: str, size: int, ranks: str) -> str:
-    """What `RankBoard.begin` is to be given; worth keeping for a collective that comes again."""
-    # The name is cut first: it alone may be long.
+    """Return the text that `RankBoard.begin` takes. Cache it for a repeated collective."""
+    # Shorten the name first: only the name can be long.
     room = _TEXT_BYTES - len(channel) - len(kind) - len(shape) - len(ranks) - 20
     return "\t".join((channel, kind, name[: max(room, 20)], shape, str(size), ranks))
 
 
 def read(path: str) -> list[BoardEntry]:
-    """What is under way by a board, the oldest first; nothing where there is no board."""
+    """Return the collectives in progress on a board, oldest first. A missing board has none."""
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -92,7 +100,7 @@ def read(path: str) -> list[BoardEntry]:
             continue
         _, length, number, began, text = _SLOT.unpack_from(data, place)
         words = text[:length].decode("utf-8", "replace").split("\t")
-        # One that is being written at this moment.
+        # The rank is writing this slot right now.
         if len(words) != 6 or not words[4].isdigit():
             continue
         channel, kind, name, shape, size, ranks = words
@@ -101,7 +109,7 @@ def read(path: str) -> list[BoardEntry]:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Ranks as text: "0-3" for 0 to 3, "0,2-4" for 0, 2, 3 and 4."""
+    """Format ranks: "0-3" for 0 to 3, "0,2-4" for 0, 2, 3 and 4."""
     parts: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if parts and parts[-1][-1] == rank - 1:
@@ -112,7 +120,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def ranks_of(text: str) -> list[int]:
-    """The ranks that `ranks_text` has written."""
+    """Parse the output of `ranks_text`."""
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")

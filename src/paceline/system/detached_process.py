@@ -1,4 +1,4 @@
-"""Processes that outlive the program which starts them: supervisors of runs, controllers of sweeps."""
+"""Start processes that outlive their parent: supervisors of runs, controllers of sweeps."""
 
 from __future__ import annotations
 
@@ -17,60 +17,66 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-#: Those that this process has started and that may still run.
+#: Children of this process that may still run.
 started: list[subprocess.Popen[bytes]] = []
 
 
 def start(
     module: str, run_dir: Path, fd: int, *words: str, python: str, library_dir: Path, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m module RUN_DIR FD WORDS...` in a session of its own, and hand it the open file `fd`.
+    """Start `python -m module RUN_DIR FD WORDS...` in a new session and pass it the open file `fd`.
 
-    options: cwd, stdout and stderr, as `subprocess.Popen` takes them.
+    Args:
+        options: cwd, stdout and stderr, as `subprocess.Popen` takes them.
 
     Raises:
-        OSError: no process can be started.
+        OSError: The process can't be started.
     """
     environment = {
-        # A worker that submits must not pass for its new run's: by these a deserted run's processes are found.
+        # A worker that submits a run must not look like a process of the new run: orphans are found by these variables.
         **processes.of_no_run(os.environ),
         "PYTHONPATH": str(library_dir),
-        # By this mark it is spared where the run that has submitted it ends all processes below itself.
+        # Protects the supervisor when the submitting run kills all processes below itself.
         processes.SUPERVISOR_VARIABLE: run_dir.name,
-        # What the workers' PYTHONPATH was, which ours stands in for.
+        # The PYTHONPATH of the workers, which the one above replaces here.
         "PACELINE_SHELL_PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
     process = subprocess.Popen(
         [python, "-m", module, str(run_dir), str(fd), *words],
         env=environment,
         stdin=subprocess.DEVNULL,
-        # A flock belongs to the open file: whoever is started holds it from its first moment on, and readers find no gap.
+        # A flock belongs to the open file, so the child holds it from the start and readers see no gap.
         pass_fds=(fd,),
-        # Ctrl-C and the closing of a terminal reach the submitting program's session alone.
+        # Ctrl-C and a closed terminal signal the session of the submitting program only.
         start_new_session=True,
         **options,
     )
     if not started:
         atexit.register(_let_go)
-    # It outlives this program by design; if it ends before, the next start takes its exit code off the system.
+    # The child outlives this program by design. If it ends earlier, the next start reaps it.
     started[:] = [earlier for earlier in started if earlier.poll() is None]
     started.append(process)
     return process
 
 
 def _let_go() -> None:
-    """Python would warn of each that still runs, where such warnings are shown."""
+    """Prevent Python's ResourceWarning about children that still run."""
     for process in started:
         process.returncode = process.poll() or 0
 
 
 def library_dir(workspace_dir: Path, *, create: bool = True) -> Path:
-    """The folder, made on first use: `<workspace>/lib/<which paceline>/`, with a link to this package in it.
+    """Return a folder that holds `paceline` and nothing else, for the PYTHONPATH of workers and supervisors.
 
-    create: make it; with False it may not be there.
+    The folder is `<workspace>/lib/<hash>/` with one link to this package. The interpreter of a run need not be the submitting
+    one:
+    its whole site-packages would leak every package of the submitting environment into the run.
+
+    Args:
+        create: Make the folder; with False it may be missing.
     """
     package = Path(__file__).resolve().parents[1]
-    # Tells a few installations apart. A digest would load OpenSSL into each supervisor, for nothing else.
+    # Distinguishes a few installations. A cryptographic hash would load OpenSSL into each supervisor.
     key = f"{zlib.crc32(os.fsencode(package)):08x}"
     folder = workspace_dir / "lib" / key
     link = folder / "paceline"

@@ -1,4 +1,4 @@
-"""Small helpers for files that other processes read while they are written."""
+"""Read and write files safely while other processes use them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from typing import IO, Any, Protocol
 
 from paceline.system.links import open_below
 
-#: The mode of files that only their owner may read.
+#: Mode of files that only their owner may read.
 PRIVATE = 0o600
-#: The mode of files that only their owner may write to, also where a group shares the folder.
+#: Mode of files that only their owner may write, also in a folder shared by a group.
 OWNED = 0o644
-#: ioctl of Linux: a file shares the blocks of another until one of them is written to (ioctl_ficlone(2)).
+#: ioctl of Linux: share the blocks of another file until one of them is written (ioctl_ficlone(2)).
 _FICLONE = 0x40049409
 
 
 def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666) -> None:
-    """Replace `path` by `text` so that a reader sees the old or the new, never a part.
+    """Replace the content of `path` atomically: readers see the old or the new text.
 
-    sync: also survive a power cut. mode: of the file, less the umask.
+    Args:
+        sync: Also survive a power cut.
+        mode: Of the file, less the umask.
     """
     with replacing(path, f".{path.name}.{os.getpid()}.") as beside:
-        # A new file of a random name, from its beginning with the mode that it is to have.
+        # A new file with a random name has its final mode from the start.
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
@@ -41,9 +43,7 @@ def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666)
 
 @contextlib.contextmanager
 def replacing(path: Path, begins: str = ".new-") -> Iterator[Path]:
-    """A new name beside `path`, that begins so, for what is to come in its place: renamed in the end, removed if anything goes
-    wrong.
-    """
+    """Yield a new path beside `path`; rename it to `path` at the end, or remove it on an error."""
     beside = path.with_name(f"{begins}{os.urandom(3).hex()}")
     try:
         yield beside
@@ -55,16 +55,18 @@ def replacing(path: Path, begins: str = ".new-") -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any, *, sync: bool = False, mode: int = 0o666) -> None:
-    # Not indented: Python's indenting encoder takes ten times as long, and runs wait for it at each change of state.
+    # No indent: the indenting encoder is ten times slower, and runs wait for it at each change of state.
     write_whole(path, json.dumps(value) + "\n", sync=sync, mode=mode)
 
 
 def copy_whole(
     source: Path, target: Path, came: Callable[[int, int], None] | None = None, *, top: Path | None = None
 ) -> None:
-    """Copy a file with its times and permissions; `target` has it whole, or is as it was.
+    """Copy a file atomically, with times and permissions.
 
-    top: a folder above the source, whose owner need not be trusted: no link below it is followed.
+    Args:
+        came: Called with (bytes, files) copied since the last call.
+        top: A folder above the source with an untrusted owner: no link below it is followed.
     """
     fd = None if top is None else open_below(os.fspath(top), source.relative_to(top).as_posix())
     with open(source if fd is None else fd, "rb") as original:
@@ -86,9 +88,9 @@ def copy_whole(
 
 @contextlib.contextmanager
 def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
-    """A file without a name, which the kernel removes with the process, and what gives it the name `beside`.
+    """Yield a file without a name, which vanishes with the process, and a function that names it `beside`.
 
-    Where the file system has none such (NFS), one that has the name from the start.
+    On file systems without such files (NFS) it has the name from the start.
     """
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -99,46 +101,45 @@ def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[
             yield file, lambda: None
         return
     with open(fd, "wb") as file:
-        # linkat follows the link only if a folder is given, whatever the path.
+        # linkat follows the link only if a folder descriptor is given.
         yield file, lambda: os.link(f"/proc/self/fd/{fd}", beside, src_dir_fd=fd, follow_symlinks=True)
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy what is in a folder into another, which may be there: links as links, times and permissions too.
+    """Copy the content of a folder into another, which may exist: links as links, with times and permissions.
 
-    Files share their blocks with the originals where the file system can do that (Btrfs, XFS); what is written to one of the two
-    never shows in the other.
+    Files share their blocks with the originals where the file system can (Btrfs, XFS); later writes to one never show in the
+    other.
 
     Raises:
-        OSError: something can't be read or written; what was copied by then stays.
+        OSError: Something can't be read or written; files copied so far stay.
     """
     shutil.copytree(source, target, symlinks=True, copy_function=copy_file, dirs_exist_ok=True)
 
 
 def copy_file(source: str, target: str) -> None:
-    """Copy a file likewise."""
+    """Copy a file as `copy_tree` does."""
     try:
         with open(source, "rb") as original, open(target, "wb") as copy:
             fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
     except OSError:
-        # Another file system, or one that knows no such thing.
+        # Another file system, or no support for shared blocks.
         shutil.copyfile(source, target)
     shutil.copystat(source, target)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with all below it, read-only folders too, or a file; never what a link leads to. One that is not there
-    is no error.
+    """Remove a file or a folder, read-only folders too, without following links. Ignore a missing path.
 
     Raises:
-        OSError: some of it can't be removed, for it is another user's; the rest is gone.
+        OSError: Parts of it can't be removed, such as other users' files; the rest is gone.
     """
     failed: list[OSError] = []
 
     def again(function: Callable[..., Any], name: str, error: Any) -> None:
         with contextlib.suppress(FileNotFoundError):
             try:
-                if Path(name) != path:  # what is above the tree is not ours to change
+                if Path(name) != path:  # the parent of the tree is not ours to change
                     os.chmod(os.path.dirname(name), stat.S_IRWXU)
                 if function in (os.open, os.scandir, os.listdir):
                     os.chmod(name, stat.S_IRWXU)
@@ -153,7 +154,7 @@ def remove_tree(path: Path) -> None:
     if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
     elif path.exists():
-        # The argument's name changed with Python 3.12.
+        # Python 3.12 renamed the argument.
         handler: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": again}
         shutil.rmtree(path, **handler)
     if failed:
@@ -161,9 +162,9 @@ def remove_tree(path: Path) -> None:
 
 
 def tree_size(path: Path | str) -> int:
-    """Bytes of all files below a folder, each once however many names it has there; links count for nothing.
+    """Return the bytes of all files below a folder: hard links count once, symbolic links not.
 
-    What can't be read, or goes meanwhile, is not counted.
+    Unreadable and vanished files are skipped.
     """
     total, folders, seen = 0, [os.fspath(path)], set()
     while folders:
@@ -183,7 +184,7 @@ def tree_size(path: Path | str) -> int:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names in a folder, sorted; none where there is no such folder, or it may not be read."""
+    """Return the names in a folder, sorted; empty if it is missing or unreadable."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -193,26 +194,28 @@ def names_in(folder: Path) -> list[str]:
 def walk_files(
     top: Path, enters: Callable[[os.DirEntry[str]], bool] = lambda entry: True
 ) -> Iterator[tuple[str, os.DirEntry[str], bool]]:
-    """(name below `top`, entry, whether it is a file) of all below a folder of the user's that is no folder itself.
+    """Yield (name below `top`, entry, whether it is a file) for everything below a user's folder except folders.
 
-    Links are followed, but into no folder that they lie in. One that leads nowhere is no file, as a pipe is none.
-    enters: Whether to look into a folder.
+    Links are followed, except into a folder that contains them. Dangling links and pipes are not files.
+
+    Args:
+        enters: Whether to enter a folder.
 
     Raises:
-        OSError: a folder that can't be read.
+        OSError: A folder can't be read.
     """
-    # Each with what the links on the way to it lead to: one that leads there once more goes round in a circle.
+    # Folders to visit, with the targets of the links on the way: reaching a target again is a cycle.
     waiting: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(top),))]
     while waiting:
         inside, above = waiting.pop()
-        # A list, for who stops halfway would leave the folder open.
+        # Read it completely: a caller that stops early would leave the folder open.
         with os.scandir(top / inside) as found:
             entries = list(found)
         for entry in entries:
             name = f"{inside}/{entry.name}" if inside else entry.name
             try:
                 is_folder, is_file = entry.is_dir(), entry.is_file()
-            except OSError:  # a link to itself, say
+            except OSError:  # such as a link to itself
                 is_folder = is_file = False
             if not is_folder:
                 yield name, entry, is_file
@@ -229,10 +232,10 @@ def _is_above(folder: str, path: str) -> bool:
 
 
 def make_own(path: Path) -> None:
-    """Make a folder for this user alone, or take the one that is there: for places where everybody may make folders.
+    """Create a folder for this user only, or accept an existing one, in a place where everybody may create folders.
 
     Raises:
-        PermissionError: it is a link, or no folder, or belongs to another user, or others may write to it.
+        PermissionError: It is a link or a file, belongs to another user, or others may write to it.
     """
     try:
         os.mkdir(path, 0o700)
@@ -248,7 +251,7 @@ def make_own(path: Path) -> None:
             what = "can be written to by everybody"
         else:
             if found.st_mode & 0o020:
-                os.chmod(path, 0o700)  # as umasks of 002 have left it
+                os.chmod(path, 0o700)  # as a umask of 002 creates it
             return
         raise PermissionError(
             f"{str(path)!r} {what}, so nothing is put there. Remove it, or let its owner or an administrator do so."
@@ -256,7 +259,7 @@ def make_own(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in `path`; None where there is no such file or it is not whole JSON."""
+    """Return the JSON value in `path`, or None if it is missing or incomplete."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -264,22 +267,22 @@ def read_json(path: Path) -> Any:
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Append one JSON line in one write, so that lines of several processes never mix."""
+    """Append a JSON line in one write, so that lines of several processes never mix."""
     line = json.dumps(value).encode() + b"\n"
-    # APPEND: the kernel finds the end and writes there in one step, whoever else appends.
+    # O_APPEND: the kernel seeks to the end and writes in one step.
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        # A line that a full disk or a SIGKILL cut short must not swallow this one.
+        # Terminate a line that a full disk or a SIGKILL cut short.
         if _ends_torn(path):
             line = b"\n" + line
         if (written := os.write(fd, line)) != len(line):
-            os.write(fd, line[written:])  # a full disk cuts a write short, and the next says so
+            os.write(fd, line[written:])  # a full disk cuts a write short; the next one raises
     finally:
         os.close(fd)
 
 
 def json_lines(path: Path) -> Iterator[Any]:
-    """The values of a file of JSON lines; lines cut short are passed over, a missing file is empty."""
+    """Yield the values of a file of JSON lines. Skip torn lines; a missing file is empty."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -301,17 +304,17 @@ def _ends_torn(path: Path) -> bool:
 
 
 class OwnFolder:
-    """A folder of this user's, opened once: others may put a link or another folder in its place meanwhile.
+    """A folder of this user, opened once: others may replace it by a link or another folder meanwhile.
 
-    shut: it and the folder above have to be open to this user alone.
+    shut: It and its parent must be accessible to this user only.
 
     Raises:
-        OSError: a part of it is a link, or another user can write to it.
+        OSError: A part of the path is a link, or another user can write to it.
     """
 
     def __init__(self, path: Path, *, shut: bool) -> None:
         self._path = path
-        # NONBLOCK: a FIFO would hold up the process.
+        # O_NONBLOCK: opening a FIFO would wait for a writer.
         self._flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         flags = os.O_RDONLY | os.O_DIRECTORY | self._flags
         above = os.open(path.parent, flags)
@@ -332,10 +335,10 @@ class OwnFolder:
             raise PermissionError(f"{str(self._path)!r} belongs to another user, or is open to others")
 
     def read(self, name: str) -> bytes:
-        """Return what this user has written into a file.
+        """Return the content of a file that this user has written.
 
         Raises:
-            OSError: it is not there, or no file of this user's.
+            OSError: It is missing, or not a file of this user.
         """
         with open(os.open(name, os.O_RDONLY | self._flags, dir_fd=self._fd), "rb") as file:
             found = os.fstat(file.fileno())
@@ -344,7 +347,7 @@ class OwnFolder:
             return file.read()
 
     def write_json(self, name: str, value: Any) -> None:
-        """Give the folder a new file, whole."""
+        """Create a file atomically."""
         beside = f".{name}.{os.urandom(3).hex()}"
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | self._flags, PRIVATE, dir_fd=self._fd)
         with open(fd, "w", encoding="utf-8") as file:
@@ -352,14 +355,14 @@ class OwnFolder:
         os.rename(beside, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def is_there(self) -> bool:
-        """Return whether its path still leads to it."""
+        """Return whether the path still leads to this folder."""
         try:
             return os.path.samestat(os.lstat(self._path), os.fstat(self._fd))
         except OSError:
             return False
 
     def remove(self) -> None:
-        """Remove it with its files, but nothing that has taken its place."""
+        """Remove the folder and its files, but nothing that replaced it."""
         with contextlib.suppress(OSError):
             for name in os.listdir(self._fd):
                 os.unlink(name, dir_fd=self._fd)
@@ -376,7 +379,7 @@ class _Folder(Protocol):
 
 
 class PathAttribute:
-    """An attribute that is the path of this name below the `path` of the object that has it."""
+    """A descriptor: the path of a fixed name below the owner's `path`."""
 
     def __init__(self, name: str) -> None:
         self._name = name

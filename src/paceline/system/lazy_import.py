@@ -1,6 +1,4 @@
-"""Loading what is needed when it is first asked for: the names of a package, so that to import it loads little; a module of
-Python's own that others import and seldom use; a function of a layer above, which the package hands down by its name.
-"""
+"""Import modules lazily, and run code when another module is imported."""
 
 from __future__ import annotations
 
@@ -16,9 +14,12 @@ if TYPE_CHECKING:
 
 
 def face(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[str], object]:
-    """A package's `__getattr__` (PEP 562). homes: module, by its whole name -> the names that it has for the package.
+    """Return a `__getattr__` for a package (PEP 562) that imports names on first access.
 
-    What was found is kept in the package, so each name comes by here once.
+    The package caches each name.
+
+    Args:
+        homes: Full name of a module -> the names that the package takes from it.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 
@@ -34,17 +35,17 @@ def face(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[str], ob
     return __getattr__
 
 
-#: Name of a function -> the module that has it.
+#: Name of a function -> the module that defines it.
 _HANDED_DOWN: dict[str, str] = {}
 
 
 def hand_down(name: str, home: str) -> None:
-    """Let layers below ask for the function `name` of the module `home` without knowing the module."""
+    """Let lower layers call the function `name` of the module `home` without importing the module."""
     _HANDED_DOWN[name] = home
 
 
 def from_above(name: str) -> object:
-    """Return the function that was handed down by this name."""
+    """Return the function that `hand_down` registered under this name."""
     from importlib import import_module
 
     found: object = getattr(import_module(_HANDED_DOWN[name]), name)
@@ -52,14 +53,14 @@ def from_above(name: str) -> object:
 
 
 def later(name: str) -> None:
-    """Let `import name` load nothing until something of the module is asked for. Does nothing where it is loaded already."""
+    """Defer the execution of `import name` until an attribute of the module is used. Do nothing if it is loaded."""
     from types import ModuleType
 
     class Later(ModuleType):
         def __getattr__(self, wanted: str) -> object:
             from importlib import import_module
 
-            # Who has imported it keeps this object, and gets each name by it; later imports find the module itself.
+            # Importers keep this object, which forwards each name; later imports find the real module.
             if sys.modules.get(name) is self:
                 del sys.modules[name]
             return getattr(import_module(name), wanted)
@@ -68,8 +69,9 @@ def later(name: str) -> None:
 
 
 def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
-    """Call `do` with the module at the end of its import, which fails where `do` does. The second call for one name does
-    nothing; nor does one for a module that has been imported.
+    """Call `do` with a module at the end of its import; the import fails if `do` raises.
+
+    Do nothing on a second call for the same name, or if the module is loaded.
     """
     watched = any(isinstance(finder, _Finder) and finder.name == name for finder in sys.meta_path)
     if name not in sys.modules and not watched:
@@ -77,11 +79,11 @@ def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
 
 
 def load_triton_before_tensorflow() -> None:
-    """Import Triton as soon as somebody imports TensorFlow, where both are installed.
+    """Import Triton just before TensorFlow is imported, if both are installed.
 
-    Triton's library, loaded after TensorFlow 2.21, ends the process: with SIGSEGV in Triton 3.7, with abort() in 3.9. In the
-    other order both work. `torch._dynamo`, and with it `torch.compile`, loads Triton; `torch.utils.tensorboard` loads TensorFlow.
-    A second call does nothing, nor does a call after TensorFlow or Triton has been imported.
+    Loading Triton's library after TensorFlow 2.21 kills the process: SIGSEGV in Triton 3.7, abort() in 3.9. The other order
+    works. `torch._dynamo`, and with it `torch.compile`, loads Triton; `torch.utils.tensorboard` loads TensorFlow. Do nothing
+    on a second call, or if either of the two is loaded.
     """
     watched = any(isinstance(finder, _TritonFirst) for finder in sys.meta_path)
     if not watched and "tensorflow" not in sys.modules and "triton" not in sys.modules:
@@ -89,12 +91,12 @@ def load_triton_before_tensorflow() -> None:
 
 
 class _TritonFirst:
-    """Finds nothing itself: it imports Triton when TensorFlow is looked for."""
+    """A meta path finder that finds nothing: it imports Triton when TensorFlow is looked for."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname == "tensorflow":
             sys.meta_path.remove(self)  # type: ignore[arg-type,unused-ignore]
-            # Triton may be absent or unusable here; whoever needs it meets the error itself.
+            # Triton may be missing or broken; code that needs it gets the error itself.
             try:
                 import triton  # noqa: F401
             except Exception:
@@ -102,7 +104,7 @@ class _TritonFirst:
 
 
 class _Finder:
-    """Finds nothing itself: it watches for one module, and puts a loader around the one that is found."""
+    """A meta path finder that wraps the loader of one module."""
 
     def __init__(self, name: str, do: Callable[[ModuleType], None]) -> None:
         self.name, self._do = name, do
@@ -122,7 +124,7 @@ class _Finder:
 
 
 class _Loader:
-    """Loads as the loader within does, and then does what is to be done."""
+    """A loader that calls a function after the module is executed."""
 
     def __init__(self, within: Any, do: Callable[[ModuleType], None]) -> None:
         self._within, self._do = within, do
@@ -131,7 +133,7 @@ class _Loader:
         return self._within.create_module(spec)  # type: ignore[no-any-return]
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module keeps the loader it would have without us, for whoever reads its source.
+        # Tools that read the module's source need its original loader.
         if module.__spec__ is not None:
             module.__spec__.loader = self._within
         module.__loader__ = self._within

@@ -1,4 +1,4 @@
-"""Names of a source tree that a snapshot does not copy: those that a run's working folder links to, and earlier results."""
+"""Names of a source tree that a snapshot does not copy: the run's working folder links to them, or they are earlier results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.system.names import counted
 from paceline.system.serialization import known_fields
 from paceline.system.units import size_text
 
-#: Folders into which scripts write their results. One that git does not track and that holds no Python is of earlier runs.
+#: Folders of results. One that git does not track and that holds no Python belongs to earlier runs.
 RESULTS = frozenset(
     {
         *("out", "output", "outputs", "runs", "logs", "wandb", "lightning_logs", "mlruns", "tb_logs", "tensorboard"),
@@ -21,15 +21,15 @@ RESULTS = frozenset(
     }
 )
 _KINDS: dict[object, type] = {"str": str, "bool": bool, "int": int}
-#: Reason for a folder of installed packages, which nobody asks about.
+#: Reason for a folder of installed packages, which the user need not know about.
 VIRTUAL_ENVIRONMENT = "a virtual environment"
-#: Reason for a file whose values the user has said to be secret.
+#: Reason for a file that the user has declared secret.
 VALUES = "its values are secrets"
-#: So many files are counted in all, and so many of each folder. One with more has "at least" so many.
+#: Most files to count in all, and in each folder; beyond that, "at least" so many.
 _COUNTED, _LEAST_COUNTED = 10_000, 100
-#: So many names are in a line.
+#: Most names in a line.
 _SHOWN = 4
-#: Bytes that are sent by themselves to machines that do not see the user's folders: a minute or two over a line of 100 Mbit/s.
+#: Most bytes to send without asking to machines that do not see the user's folders: a minute or two at 100 Mbit/s.
 SEND_BYTES = 1_000_000_000
 TOO_MUCH = "more than 1 GB or 10,000 files in all"
 _OWN = "a program's own"
@@ -49,11 +49,16 @@ _SECRET = (
 class NotCopied:
     """A file or folder of the source that is not in the snapshot.
 
-    path: relative to the source folder, with forward slashes. why: the rule that left it out, such as "ignored by .gitignore".
-    is_linked: whether the working folder links to it; False for results of earlier runs. files, size: of a folder, all that is
-    below it, size in bytes. changed_ns: the latest time of change. is_whole: False where more was there than was counted.
-    is_sent: whether machines that do not see the user's folders are sent it. kept_back: why not; "" where the run's target is
-    this machine.
+    Attributes:
+        path: Relative to the source folder, with forward slashes.
+        why: The rule that excluded it, such as "ignored by .gitignore".
+        is_linked: Whether the working folder links to it; False for results of earlier runs.
+        files: Of a folder: number of files below it.
+        size: In bytes.
+        changed_ns: The latest time of change.
+        is_whole: False if there are more files than were counted.
+        is_sent: Whether it is sent to machines that do not see the user's folders.
+        kept_back: Why it is not sent; "" if the target is this machine.
     """
 
     path: str
@@ -77,9 +82,9 @@ class NotCopied:
 
 
 def lines(found: Sequence[NotCopied], top: str = "") -> list[str]:
-    """Return what to say on what a run's working folder links to, and on what is sent: a line each; none where nothing is.
+    """Return the lines that tell the user what the working folder links to, and what is sent.
 
-    top: The source folder, as the user would name it where they stand.
+    top: The source folder, relative to the user's working directory.
     """
     linked = [one for one in found if one.is_linked and one.why != VIRTUAL_ENVIRONMENT]
     if not any(one.is_sent or one.kept_back for one in linked):
@@ -99,7 +104,7 @@ def lines(found: Sequence[NotCopied], top: str = "") -> list[str]:
 
 
 def text_of(one: NotCopied) -> str:
-    """Return the name, and what becomes of it: linked in place, sent or left out."""
+    """Return the name and its treatment: linked in place, sent or excluded."""
     if not one.is_linked:
         return f"{one}; not linked"
     return (
@@ -110,14 +115,14 @@ def text_of(one: NotCopied) -> str:
 
 
 def _names(found: Sequence[NotCopied]) -> str:
-    # Secrets first, then data: what is large.
+    # Secrets first, then the largest data.
     shown = sorted(found, key=lambda one: (one.why != SECRET, -one.size))[:_SHOWN]
     more = f", and {len(found) - _SHOWN} more (paceline show)" if len(found) > _SHOWN else ""
     return f"{', '.join(map(str, shown))}{more}"
 
 
 def is_secret(name: str, *, is_folder: bool = False) -> bool:
-    """Return whether a file of this name, or a hidden folder, holds passwords, tokens or keys."""
+    """Return whether a file or hidden folder of this name holds passwords, tokens or keys."""
     return (not is_folder or name.startswith(".")) and re.fullmatch(_SECRET, name) is not None
 
 
@@ -140,7 +145,7 @@ def measured(source: Path, found: Iterable[NotCopied]) -> list[NotCopied]:
 
 
 def _stats(path: str) -> Iterator[os.stat_result]:
-    """Yield the status of a file, or of each file below a folder; links to files are followed, links to folders are not."""
+    """Yield the status of a file, or of each file below a folder. Follow links to files, not to folders."""
     try:
         if not os.path.isdir(path):
             yield os.stat(path)
@@ -161,16 +166,16 @@ def _stats(path: str) -> Iterator[os.stat_result]:
 
 
 def with_sent(source: Path, found: Iterable[NotCopied], send: Collection[str]) -> list[NotCopied]:
-    """Return the same names with what is sent to machines that do not see the user's folders.
+    """Return the same names with the decision whether they are sent to machines that do not see the user's folders.
 
     Args:
         source: The folder that is copied.
-        found: Of `measured`.
-        send: Names that are sent whatever their size, and so is what is below them; relative to `source`. All others are sent
-            from the smallest on, as long as all are within SEND_BYTES and 10,000 files.
+        found: From `measured`.
+        send: Names that are sent whatever their size, with everything below them; relative to `source`. Others are sent from
+            the smallest on, within SEND_BYTES and 10,000 files in all.
     """
     known = list(found)
-    # Of a folder that is not sent, a part may be.
+    # A part of an excluded folder may be sent.
     parts = [
         NotCopied(path=path, why=one.why, is_linked=True, is_folder=os.path.isdir(os.path.join(source, path)))
         for path in send
@@ -201,14 +206,14 @@ def with_sent(source: Path, found: Iterable[NotCopied], send: Collection[str]) -
 
 
 def is_named(path: str, send: Collection[str]) -> bool:
-    """Return whether a name is in `send`, or lies below a folder in it."""
+    """Return whether a name is in `send`, or below a folder in it."""
     return any(f"{path}/".startswith(f"{name}/") for name in send)
 
 
 def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, Path]]:
-    """Yield each file that is sent of this file or folder of `source`: its name below `path`, and its place.
+    """Yield (name below `path`, place) of each file to send for this file or folder of `source`.
 
-    named: Whether the user has named it. Of what was not named, hidden folders and folders of results stay as well.
+    named: Whether the user has named it. Otherwise hidden folders and folders of results stay.
 
     Raises:
         OSError: The folder can't be read, or changes meanwhile.
@@ -228,7 +233,7 @@ def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, P
 
 
 def kept_back(source: Path, path: str, *, named: bool) -> str:
-    """Return why a file or folder of `source` is not sent, whatever its size; "" where it is."""
+    """Return why a file or folder of `source` is not sent, whatever its size; "" if it is."""
     parts = path.split("/")
     if any(part in _NEVER_SENT for part in parts):
         return _OWN
@@ -240,14 +245,14 @@ def kept_back(source: Path, path: str, *, named: bool) -> str:
     is_folder = os.path.isdir(absolute)
     if not (is_folder or os.path.isfile(absolute)):
         return "neither a file nor a folder"
-    # What the user has named is meant, though its name is that of a secret.
+    # The user may name a file even if it looks like a secret.
     return "" if named else why_kept(parts[-1], is_folder=is_folder, named=False)
 
 
 def why_kept(name: str, *, is_folder: bool, named: bool) -> str:
-    """Return why a file or folder of this name is not sent; "" where it is.
+    """Return why a file or folder of this name is not sent; "" if it is.
 
-    named: Whether it lies in a folder that the user has named.
+    named: Whether the user has named a folder above it.
     """
     if re.fullmatch(_SECRET, name):
         return SECRET
@@ -267,7 +272,7 @@ def _is_environment(path: str) -> bool:
 
 
 def file_of(snapshot: Path, source: Path) -> Path:
-    """Return the file with the names that `snapshot` of `source` has not: equal trees at several places share one snapshot."""
+    """Return the file that lists what `snapshot` of `source` lacks. Equal trees at several places share a snapshot."""
     import hashlib  # not for a supervisor, which only reads
 
     key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:16]
@@ -275,7 +280,7 @@ def file_of(snapshot: Path, source: Path) -> Path:
 
 
 def files_of(snapshot: Path) -> list[Path]:
-    """Return these files of a snapshot, of all places."""
+    """Return these lists of a snapshot, for all places."""
     return list((snapshot.parent / ".linked").glob(f"{snapshot.name}-*.json"))
 
 
@@ -285,9 +290,9 @@ def write(path: Path, found: Iterable[NotCopied]) -> None:
 
 
 def read(path: Path) -> list[NotCopied]:
-    """Return the names that `write` wrote; none where there is no such file, or another one.
+    """Return the names that `write` wrote; empty if the file is missing or invalid.
 
-    Whoever else can write to the workspace may have written it: no name in it leads out of the source.
+    Another user may have written the file if the workspace is shared: no name leads out of the source.
     """
     told = read_json(path)
     listed = told.get("not_copied") if isinstance(told, Mapping) else None
@@ -299,10 +304,10 @@ def read(path: Path) -> list[NotCopied]:
 
 
 def _is_one(one: object, kinds: Mapping[str, type]) -> bool:
-    """Return whether a value of JSON is a name as `write` writes it. kinds: the type of each field."""
+    """Return whether a JSON value has the form that `write` writes."""
     if not isinstance(one, Mapping) or not {"path", "why", "is_linked"} <= {*one}:
         return False
-    # A bool is an int to Python.
+    # In Python a bool is an int.
     if any(type(value) is not kinds[name] for name, value in one.items() if name in kinds):
         return False
     parts = one["path"].split("/")

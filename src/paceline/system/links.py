@@ -1,25 +1,25 @@
-"""The files that a run leaves, seen without ever being led out of it: what each link stands for, and what is left out.
+"""List the files that a run leaves, without following links out of the run's folder.
 
-A script may put links into its folders, and it may be anybody's. A link is resolved where the script has run, by the
-folders there: one that leads to another of the run's own folders of files stands for what is there; any other is left
-out, by name, and never opened. So are links that lead nowhere, pipes, sockets and devices.
+A script may put any link into its folders. Links are resolved where the script has run. A link to another of the run's own
+file folders stands for its target; any other link is excluded, by name, and never opened. So are dangling links, pipes,
+sockets and devices.
 
     <run>/outputs/latest -> /home/me/.../<run>/outputs/step-9       the link  latest -> step-9
-    <run>/outputs/best.pt -> ../checkpoints/9.pt                    the link, as it is
+    <run>/outputs/best.pt -> ../checkpoints/9.pt                    the link, unchanged
     <run>/outputs/config.yaml -> ../work/config.yaml                the file: `work` does not outlive the run
     <run>/uploads/model/best.pt -> ../../checkpoints/9.pt           the link, and the file where the output is stored
-    <run>/outputs/data -> /datasets/a                               left out
+    <run>/outputs/data -> /datasets/a                               excluded
 
-Login hosts run this text with their own Python, 3.6 or later: standard library alone, and annotations in quotes.
+Login hosts run this text with their own Python, 3.6 or later: standard library only, annotations in quotes.
 """
 
 import os
 import stat
 from typing import Iterator, NamedTuple  # noqa: UP035
 
-#: Folders of the user's files in a run's folder; nothing else of it may be read through a link.
+#: Folders of the user's files in a run's folder; links may lead to nothing else of it.
 FOLDERS = ("outputs", "artifacts", "checkpoints", "uploads", "work")
-#: Those that travel with the run and stay: a link into one can stay a link.
+#: Folders that travel with the run and stay, so a link into them can stay a link.
 KEPT = ("outputs", "artifacts", "checkpoints")
 _SPECIAL = (
     (stat.S_ISFIFO, "a pipe"),
@@ -30,11 +30,14 @@ _SPECIAL = (
 
 
 class Entry(NamedTuple):
-    """One name below a run's folder.
+    """A name below a run's folder.
 
-    name: relative to the run's folder. kind: "file", "dir", "link" or "left". real: of a file or folder, where it lies,
-    relative to the run's folder too, by a way without links. target: of a link, relative, without a detour.
-    why: of what is left out, for "NAME is ...".
+    Attributes:
+        name: Relative to the run's folder.
+        kind: "file", "dir", "link" or "left" (excluded).
+        real: Of a file or folder: its path without links, relative to the run's folder.
+        target: Of a link: relative and normalized.
+        why: Why it is excluded, as the end of "NAME is ...".
     """
 
     name: str
@@ -45,9 +48,12 @@ class Entry(NamedTuple):
 
 
 def entries(top: str, start: str, follow: bool = False) -> "Iterator[Entry]":
-    """Everything at and below `start`, a name relative to the run's folder `top`; folders before what is in them.
+    """Yield every entry at and below `start`, folders before their content.
 
-    follow: give what links stand for in their place, as files and folders, never a link.
+    Args:
+        top: The run's folder.
+        start: A name relative to `top`.
+        follow: Yield the files and folders that links stand for, never a link.
     """
     real_top = os.path.realpath(top)
     parts = start.split("/")
@@ -74,10 +80,10 @@ def entries(top: str, start: str, follow: bool = False) -> "Iterator[Entry]":
 
 
 def target_in(name: str, target: str) -> "str | None":
-    """The target of a link `name` as it may be made here: relative, with `..` in front alone; None where it leads out of
-    the run's files. `name` itself lies behind no link.
+    """Return the target of the link `name`, normalized, or None if it leads out of the run's files.
 
-    For who takes links from another machine, whatever that says: chains of such links never lead out.
+    `name` itself must not lie behind a link. Chains of links that pass this check never lead out, so links from an untrusted
+    machine are safe.
     """
     folder = os.path.dirname(name)
     meant = os.path.normpath(os.path.join(folder, target))
@@ -90,7 +96,7 @@ def target_in(name: str, target: str) -> "str | None":
 
 
 def find(top: str, name: str) -> "Entry | None":
-    """The entry that the run has under this one name, which may lie behind links; None where there is nothing."""
+    """Return the entry of one name, which may lie behind links, or None if nothing is there."""
     real_top = os.path.realpath(top)
     place = os.path.relpath(os.path.realpath(os.path.join(real_top, name)), real_top)
     if not may_be_had(name, place):
@@ -107,21 +113,21 @@ def find(top: str, name: str) -> "Entry | None":
 
 
 def may_be_had(name: str, place: str) -> bool:
-    """True if what lies at `place` may be had under `name`, both relative to the run's folder."""
+    """Return whether the file at `place` may be read as `name`. Both are relative to the run's folder."""
     tops = ("logs", "attempts") if _top_of(name) == "logs" else ()
     return _top_of(place) in FOLDERS + tops
 
 
 def open_below(top: str, name: str) -> int:
-    """Open a file by a way on which no link is followed: what was a folder or file a moment ago may be a link now.
+    """Open a file without following any link below `top`: a folder may have become a link meanwhile.
 
     Raises:
-        OSError: also where it is no file any more.
+        OSError: It can't be opened, or is not a file any more.
     """
     folder, _, last = name.rpartition("/")
     at = open_folder_below(top, folder)
     try:
-        # NONBLOCK: a pipe in the file's place would keep this waiting until somebody writes to it.
+        # NONBLOCK: opening a pipe in the file's place would wait for a writer.
         fd = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=at)
     finally:
         os.close(at)
@@ -132,10 +138,10 @@ def open_below(top: str, name: str) -> int:
 
 
 def open_folder_below(top: str, name: str) -> int:
-    """Open a folder likewise; "" is the top itself, which may be reached through links.
+    """Open a folder as `open_below` opens a file. "" is `top` itself, which may be reached through links.
 
     Raises:
-        OSError: there is none, or a link is on the way.
+        OSError: It is missing, or a link is on the way.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     at = os.open(os.path.realpath(top), flags)
@@ -144,7 +150,7 @@ def open_folder_below(top: str, name: str) -> int:
             inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=at)
         finally:
             os.close(at)
-        # Each step starts at the folder that was opened before, by its descriptor: no name above is looked up a second time.
+        # Open each folder relative to the descriptor of its parent: no name above is resolved twice.
         at = inner
     return at
 
@@ -186,12 +192,12 @@ def _entry(top: str, name: str, real: str, above: "tuple[str, ...]", follow: boo
 
 
 def special(mode: int) -> str:
-    """What a file of this mode is, that is neither file, folder nor link: "a pipe", for "NAME is ..."."""
+    """Describe the type of a special file, such as "a pipe", for "NAME is ..."."""
     return next((text for is_it, text in _SPECIAL if is_it(mode)), "no file")
 
 
 def _share_of(name: str) -> "list[str]":
-    """The beginning of a name by which files come and go as one: `work`, and each output for itself."""
+    """Return the prefix of a name by which files are transferred as a unit: `work`, or one output."""
     return name.split("/")[: 2 if name.startswith("uploads/") else 1]
 
 

@@ -1,4 +1,4 @@
-"""Sockets that listen: at an address that others reach or nobody else does, and a thread for each connection."""
+"""Listen on sockets, with one thread for each connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _AGAIN_S = 0.1
 
 
 def is_loopback(host: str) -> bool:
-    """True where nobody but this machine reaches the address."""
+    """Return whether only this machine can reach the address."""
     if host.lower() == "localhost":
         return True
     try:
@@ -23,17 +23,21 @@ def is_loopback(host: str) -> bool:
 
 
 def listen_at(host: str, port: int, backlog: int) -> socket.socket:
-    """A socket that listens there. port: 0 for a free one. backlog: connections that wait to be taken.
+    """Return a listening socket.
+
+    Args:
+        port: 0 for a free port.
+        backlog: Connections that may wait to be accepted.
 
     Raises:
-        OSError: the port is taken or may not be, or the host is none of this machine's (socket.gaierror: it has no address).
+        OSError: The port is taken or forbidden, or the host is not this machine (socket.gaierror: it has no address).
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     made = socket.socket(family, kind, protocol)
     try:
-        # Connections that have ended keep a port for a minute; without this a server could not come back for as long.
+        # Closed connections block a port for a minute; a restarted server would have to wait for it.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
         made.listen(backlog)
@@ -46,9 +50,10 @@ def listen_at(host: str, port: int, backlog: int) -> socket.socket:
 def accept_each(
     listener: socket.socket, greet: Callable[[socket.socket], None], is_closed: Callable[[], bool] = lambda: False
 ) -> None:
-    """Call `greet` with each connection, in a thread of its own, until the listener is closed (`close`).
+    """Call `greet` with each connection, in a thread each, until `close` closes the listener.
 
-    is_closed: whether it is, which has to be known before it happens.
+    Args:
+        is_closed: Whether the listener is closed; must turn true before the listener closes.
     """
     while True:
         try:
@@ -56,16 +61,16 @@ def accept_each(
         except OSError:
             if is_closed():
                 return
-            # A connection that was broken off at once, or no descriptor left for the moment: others will come.
+            # The peer has closed the connection at once, or descriptors are used up for the moment.
             time.sleep(_AGAIN_S)
             continue
-        # A thread for each: one that connects and says nothing holds up nobody else.
+        # One thread each, so a silent client delays no other.
         threading.Thread(target=greet, args=(connected,), daemon=True).start()
 
 
 def close(listener: socket.socket) -> None:
-    """Close it, and wake the thread that waits in `accept_each`. Harmless the second time."""
+    """Close a listener and wake the thread in `accept_each`. Idempotent."""
     with contextlib.suppress(OSError):
-        # Closing alone would leave the thread waiting.
+        # Closing alone does not wake the thread in accept().
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()

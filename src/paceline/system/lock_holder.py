@@ -1,7 +1,7 @@
-"""Who holds a lock on a file, as the kernel's list tells.
+"""Find the holder of a file lock in /proc/locks.
 
-A host that has nothing of Paceline is given this text, in front of `paceline.targets.leases`, for its own Python, 3.6 or later:
-standard library alone, and annotations in quotes.
+Hosts without Paceline run this text, in front of `paceline.targets.leases`, with their own Python, 3.6 or later: standard
+library only, annotations in quotes.
 """
 
 import os
@@ -10,9 +10,8 @@ import os
 
 
 def holder(path: "str | os.PathLike[str]") -> str:
-    """The holder of the lock in words: "process 41 (python train.py) of user alice"; as far as it can be seen from here."""
-    # 0 stands for a process that this container does not see. One that is named may have ended: its children hold the lock
-    # then.
+    """Describe the holder of a lock: "process 41 (python train.py) of user alice"."""
+    # Pid 0 is a process outside this container. A listed process may have ended and left the lock to its children.
     for pid in filter(None, pids(path, rows() or [])):
         try:
             with open("/proc/%d/cmdline" % pid, "rb") as file:
@@ -26,7 +25,7 @@ def holder(path: "str | os.PathLike[str]") -> str:
 
 
 def user_name(uid: int) -> str:
-    """The name of the user of this number; the number where it has none."""
+    """Return the name of a user, or the number if there is no name."""
     import pwd
 
     try:
@@ -36,7 +35,7 @@ def user_name(uid: int) -> str:
 
 
 def rows() -> "list[list[str]] | None":
-    """The kernel's list of locks; None where it gives none."""
+    """Return the rows of /proc/locks, or None if it can't be read."""
     try:
         with open("/proc/locks") as file:
             return [line.split() for line in file]
@@ -45,8 +44,9 @@ def rows() -> "list[list[str]] | None":
 
 
 def pids(path: "str | os.PathLike[str]", rows: "list[list[str]]") -> "list[int]":
-    """The processes that have taken the lock of this file: "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123 0 EOF"; those that wait
-    have "->" in the second place.
+    """Return the processes that hold the lock of a file.
+
+    A row is "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123 0 EOF"; a waiting process has "->" in the second column.
     """
     try:
         inode = str(os.stat(path).st_ino)

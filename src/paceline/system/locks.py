@@ -1,12 +1,11 @@
-"""Locks on files, which the kernel frees when the last process that holds one ends, however it ends.
+"""File locks, which the kernel releases when the last process that holds them ends.
 
-A file lock needs no clock, no pid that another process may have got since, and no heartbeat. So a run's says who looks
-after it: the submitting program makes the lock together with the run's folder and hands the open file on to the
-supervisor, and there is no moment at which a run that somebody looks after seems deserted.
+A file lock needs no clock, no pid (which the kernel may reuse) and no heartbeat. The lock of a run tells whether a supervisor
+watches the run: the submitting program creates it with the run's folder and passes the open file to the supervisor, so the
+run never looks abandoned in between.
 
-Who can open a file can hold its lock, and keep others waiting for ever. So a lock's file is its owner's alone, and the
-group's where the group may write to the folder that it lies in: those can do worse there. Whoever can't open it learns from
-the kernel's list whether it is held.
+Anybody who can open the file can hold its lock and block others. So the file is accessible to its owner only, and to the
+group if the group may write to the folder anyway. Users who can't open the file learn from /proc/locks whether it is held.
 """
 
 from __future__ import annotations
@@ -21,23 +20,24 @@ from pathlib import Path
 
 from paceline.system import lock_holder
 
-# flock(2), here and below, and not the record locks of fcntl(2). A process loses those when it closes any file of the same
-# name, wherever in it, and can't hand one on; a flock belongs to the open file, and is held until the last descriptor of it is
-# closed, in a forked child or in a process that got it through a socket, too.
+# flock(2), not the record locks of fcntl(2). A process loses record locks when it closes any file of the same name, and can't
+# pass them on. A flock belongs to the open file and is held until its last descriptor is closed, also in a forked child or a
+# process that got it through a socket.
 
 _POLL_S = 0.02
 
 
 class LockHeldError(OSError):
-    """Somebody holds a lock for longer than it should be; the message names the lock and who that is."""
+    """The error that a process holds a lock for too long; the message names both."""
 
 
 def take(path: Path) -> int | None:
-    """An open file that holds the lock, or None where another process holds it, or where it is another user's alone. Not
-    inherited by programs started later.
+    """Return an open file that holds the lock, or None if another process or user has it.
+
+    Programs started later do not inherit the file.
 
     Raises:
-        OSError: the file can't be opened.
+        OSError: The file can't be opened.
     """
     try:
         fd = _open(path)
@@ -45,9 +45,8 @@ def take(path: Path) -> int | None:
         if not path.exists():
             raise
         return None
-    # flock(2), not fcntl's locks: those belong to the process, and any close of the file in it would give them up.
     try:
-        # Never to wait: many ask in passing, with nothing lost if somebody has it.
+        # Don't wait: many callers only try.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
@@ -56,7 +55,7 @@ def take(path: Path) -> int | None:
 
 
 def take_within(path: Path, patience_s: float) -> int | None:
-    """As `take`, but waits for so long for whoever holds the lock."""
+    """Take the lock as `take` does, and retry for `patience_s` seconds."""
     deadline = time.monotonic() + patience_s
     while (fd := take(path)) is None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -64,10 +63,11 @@ def take_within(path: Path, patience_s: float) -> int | None:
 
 
 def is_held(path: Path, *, here: bool = True) -> bool:
-    """True if a living process holds the lock. Readers do not disturb each other: they ask for a shared lock.
+    """Return whether a living process holds the lock. Readers don't disturb each other.
 
-    here: whether its holder would be a process of this machine. Of another user's lock, which can't be opened, the kernel
-    tells for its own processes alone: any other counts as held.
+    Args:
+        here: Whether the holder would run on this machine. If another user's lock can't be opened, /proc/locks tells about
+            processes of this machine; otherwise the lock counts as held.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -77,8 +77,8 @@ def is_held(path: Path, *, here: bool = True) -> bool:
     except OSError:
         return False
     try:
-        # Shared, so that of two readers who look at once neither takes the other for a holder. Only `take` may fail for it, in
-        # the moment until it is closed; who has to have a lock asks again.
+        # Shared, so two readers at once don't take each other for a holder. `take` may fail meanwhile; a caller that needs
+        # the lock retries.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except OSError:
@@ -91,19 +91,20 @@ def is_held(path: Path, *, here: bool = True) -> bool:
 def locked(
     path: Path, *, on_wait: Callable[[], object] | None = None, patience_s: float | None = None
 ) -> Iterator[int]:
-    """A block in which no other process holds the lock; its value is the open file that holds it.
+    """Hold the lock during a `with` block. The value is the open file.
 
-    on_wait: called once where another process holds it, before waiting for that one. patience_s: how long to wait for a lock
-    that is only ever held for moments; None: for ever.
+    Args:
+        on_wait: Called once if another process holds the lock, before the wait.
+        patience_s: How long to wait for a lock that is only held briefly; None waits without limit.
 
     Raises:
-        LockHeldError: another process has held it for `patience_s`.
-        OSError: the file can't be opened, or lies on a file system without locks.
+        LockHeldError: Another process has held the lock for `patience_s`.
+        OSError: The file can't be opened, or its file system has no locks.
     """
     fd = _open(path)
     try:
         try:
-            # At first without waiting, to know whether there is anything to wait for.
+            # First try without waiting, to call `on_wait` if necessary.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if on_wait is not None:
@@ -111,20 +112,20 @@ def locked(
             if patience_s is None:
                 fcntl.flock(fd, fcntl.LOCK_EX)
             else:
-                # Polled: flock has no limit of time, and the alarm signal that could cut it short belongs to the program.
+                # Poll: flock has no timeout, and SIGALRM belongs to the program.
                 _wait(fd, path, patience_s)
         yield fd
     finally:
-        # Gives the lock back: programs that were started meanwhile have not inherited the file (O_CLOEXEC).
+        # Closing releases the lock: programs started meanwhile have not inherited the file (O_CLOEXEC).
         os.close(fd)
 
 
 @contextlib.contextmanager
 def shared(path: Path) -> Iterator[int]:
-    """A block in which no process can hold the lock alone, though others may share it; its value is the open file.
+    """Hold a shared lock during a `with` block: others may share it, nobody can hold it exclusively.
 
     Raises:
-        OSError: as `locked`.
+        OSError: As for `locked`.
     """
     fd = _open(path)
     try:
@@ -136,11 +137,11 @@ def shared(path: Path) -> Iterator[int]:
 
 def _open(path: Path) -> int:
     try:
-        # Not inherited over exec: a program started later would hold the lock for as long as it runs. RDWR: NFS gives an
-        # exclusive lock only on a file that is open for writing.
+        # O_CLOEXEC: a program started later would keep the lock while it runs. O_RDWR: NFS grants exclusive locks only on
+        # files open for writing.
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        # Two processes may come here at once: without O_EXCL the second one opens the file that the first has made.
+        # Without O_EXCL: if two processes get here at once, the second opens the file of the first.
         is_shared = os.stat(path.parent).st_mode & stat.S_IWGRP
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660 if is_shared else 0o600)
 
@@ -149,7 +150,6 @@ def _wait(fd: int, path: Path, patience_s: float) -> None:
     end_s = time.monotonic() + patience_s
     while True:
         try:
-            # Asked again and again: flock has no time limit, and an alarm would be the whole process's.
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > end_s:

@@ -1,4 +1,4 @@
-"""How much memory a program may still take on this machine: what the kernel has, within the control groups' limits."""
+"""Measure how much memory a program may still take: the kernel's count within the limits of control groups."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import NamedTuple
 
 
 class Memory(NamedTuple):
-    """Bytes. total: of the machine, or what a control group allows. available: what may still be taken. limit: what sets it,
-    in words, such as "the machine's memory" or "the control group's limit".
+    """Memory in bytes.
+
+    Attributes:
+        total: Of the machine, or the limit of a control group.
+        available: What may still be taken.
+        limit: The source of the limit: "the machine's memory" or "the control group's limit".
     """
 
     total: int
@@ -17,7 +21,7 @@ class Memory(NamedTuple):
 
 
 def memory() -> Memory:
-    """What this process may take, and all others in its control group with it. Without /proc (not Linux), half counts as free."""
+    """Return the memory that this process and its control group may take. Without /proc, half counts as free."""
     found = _machine()
     for group in groups():
         limit, used = _limit(group), _used(group)
@@ -27,19 +31,19 @@ def memory() -> Memory:
 
 
 def swap_free() -> int:
-    """Bytes of swap that nobody uses; 0 where nothing tells."""
+    """Return the free swap in bytes; 0 if unknown."""
     return _meminfo().get("SwapFree", 0)
 
 
 def groups() -> list[str]:
-    """The folders of the memory control groups that this process is in, the innermost first; of version 2 or 1."""
+    """Return the folders of this process's memory control groups, innermost first; version 2 or 1."""
     found: list[str] = []
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
         top = "/sys/fs/cgroup/memory" if controllers else "/sys/fs/cgroup"
-        # In a container's own view the path may lead above what it sees.
+        # In a container's view the path may lead above its root.
         parts = [part for part in path.split("/") if part not in ("", "..")]
         places = ["/".join((top, *parts[:count])) for count in range(len(parts), -1, -1)]
         found += [place for place in places if os.path.isdir(place)]
@@ -49,21 +53,21 @@ def groups() -> list[str]:
 def _machine() -> Memory:
     table = _meminfo()
     if "MemTotal" in table and "MemAvailable" in table:
-        # MemFree leaves out the cache, which the kernel gives back where memory is asked for.
+        # MemFree excludes the cache, which the kernel frees on demand.
         return Memory(table["MemTotal"], table["MemAvailable"], "the machine's memory")
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Memory(total, total // 2, "the machine's memory")
 
 
 def _meminfo() -> dict[str, int]:
-    """Name -> bytes, as the kernel tells them; empty where it does not."""
+    """Parse /proc/meminfo into {name: bytes}; empty if it can't be read."""
     lines = (line.split() for line in _read("/proc/meminfo").splitlines())
     return {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
 def _limit(group: str) -> int | None:
     text = _read(f"{group}/memory.max") or _read(f"{group}/memory.limit_in_bytes")
-    # Version 2 writes "max" where there is none; version 1 a number that no machine has.
+    # Without a limit, version 2 writes "max" and version 1 a number above any machine's memory.
     return int(text) if text.strip().isdigit() else None
 
 
@@ -71,7 +75,7 @@ def _used(group: str) -> int | None:
     text = _read(f"{group}/memory.current") or _read(f"{group}/memory.usage_in_bytes")
     if not text.strip().isdigit():
         return None
-    # Files that were read count as used, and go where memory is asked for.
+    # Cached files count as used, but the kernel frees them on demand.
     for line in _read(f"{group}/memory.stat").splitlines():
         name, _, count = line.partition(" ")
         if name in ("inactive_file", "total_inactive_file") and count.isdigit():

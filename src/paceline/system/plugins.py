@@ -1,4 +1,4 @@
-"""Targets and launchers by name: Paceline's own, and those that installed packages bring as entry points."""
+"""Find targets and launchers by name: built-in ones and entry points of installed packages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from importlib import import_module
 
 
 def load(group: str, own: Mapping[str, str], name: str) -> object | None:
-    """An instance of the class of this name; None where there is none.
+    """Return an instance of the class with this name, or None if there is none.
 
-    own: name -> "module:class", looked at first. group: the entry-point group of all others.
+    Args:
+        own: Built-in names -> "module:class"; they come first.
+        group: The entry-point group of plug-ins.
     """
     place = own.get(name) or installed(group).get(name)
     if place is None:
@@ -20,19 +22,19 @@ def load(group: str, own: Mapping[str, str], name: str) -> object | None:
 
 
 def names(group: str, own: Mapping[str, str]) -> list[str]:
-    """All names, sorted."""
+    """Return all names, sorted."""
     return sorted({*own, *installed(group)})
 
 
 def installed(group: str) -> dict[str, str]:
-    """Name -> "module:class", of what installed packages bring."""
+    """Return {name: "module:class"} of the entry points of a group."""
     from importlib.metadata import entry_points  # slow to load, and rarely needed
 
     return {point.name: point.value for point in entry_points(group=group)}
 
 
 def version_of(distribution: str) -> str | None:
-    """The version of what is installed under this name; None where nothing is."""
+    """Return the version of an installed distribution, or None if it is not installed."""
     from importlib import metadata  # slow to load, and rarely needed
 
     try:

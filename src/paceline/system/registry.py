@@ -3,13 +3,13 @@
     <folder>/<name>.json                 `Documents`: one document for each name
     <folder>/<name>/<version>.json       `Versions`: 1, 2, 3 ... for each name
     <folder>/<name>/<version>/           `VersionFolders`: the same, each a folder with a document and files
-    <folder>/<name>/.last                the highest version that ever was
+    <folder>/<name>/.last                the highest version ever used
     <folder>/.lock                       held while a version is added or removed
 
-Many processes of many machines may write at once. A document gets its name by a hard link, which fails where there is one
-already, on NFS too; so of two writers one has the name and the other is told. Readers see whole documents alone.
+Processes of many machines may write at once. A document gets its name by a hard link, which fails if the name exists, also on
+NFS: one of two writers succeeds and the other gets an error. Readers see complete documents only.
 
-What a name stands for, and the words in which a user is told that it is wrong, are the caller's.
+Callers decide what names mean and how errors are worded.
 """
 
 from __future__ import annotations
@@ -29,48 +29,51 @@ from paceline.system import locks
 from paceline.system.files import names_in, read_json, write_json, write_whole
 
 _VERSION = re.compile(r"[1-9][0-9]*")
-#: What a file system without hard links answers.
+#: Errors of a file system without hard links.
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 
 
 @dataclass(frozen=True)
 class Documents:
-    """A folder with one document for each name. rule: which names there can be; files of other names are passed over."""
+    """A folder with one document for each name.
+
+    rule: Valid names; files with other names are ignored.
+    """
 
     folder: Path
     rule: re.Pattern[str]
 
     def names(self) -> list[str]:
-        """The names that have a document, sorted; none where there is no such folder."""
+        """Return the names that have a document, sorted."""
         stems = (name.removesuffix(".json") for name in names_in(self.folder) if name.endswith(".json"))
         return sorted(stem for stem in stems if self.rule.fullmatch(stem))
 
     def path(self, name: str) -> Path:
-        """The path where the document of this name lies, or would lie."""
+        """Return the path of a document, which may not exist."""
         assert self.rule.fullmatch(name), name
         return self.folder / f"{name}.json"
 
     def read(self, name: str) -> Any:
-        """The document; None where there is none or it is not JSON."""
+        """Return the document, or None if it is missing or not JSON."""
         return read_json(self.path(name))
 
     def add(self, name: str, document: Any) -> None:
-        """Keep a new document, which survives a power cut.
+        """Store a new document durably.
 
         Raises:
-            FileExistsError: there is one of this name.
-            OSError: it can't be written.
+            FileExistsError: The name exists.
+            OSError: It can't be written.
         """
         path = self.path(name)
         self.folder.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}")
-        # Whole and on the disk before it has its name: a reader finds all of it, after a power cut, too.
+        # Complete and synced before it gets its name, so readers see all of it, also after a power cut.
         write_whole(beside, json.dumps(document) + "\n", sync=True)
         try:
             os.link(beside, path)
         except OSError as error:
             if os.stat(beside).st_nlink == 2:
-                return  # NFS has made the link, lost its answer, and asked again
+                return  # NFS made the link, lost the reply and retried
             if error.errno not in _NO_LINKS:
                 raise
             with locks.locked(self.folder / ".lock"):
@@ -81,70 +84,75 @@ class Documents:
             beside.unlink(missing_ok=True)
 
     def put(self, name: str, document: Any) -> None:
-        """Keep a document in the place of one of this name, if there is one.
+        """Store a document, replacing any of this name.
 
         Raises:
-            OSError: it can't be written.
+            OSError: It can't be written.
         """
         path = self.path(name)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(path, document, sync=True)
 
     def remove(self, name: str) -> None:
-        """Forget the document; one that is not there is no error."""
+        """Remove the document, if it exists."""
         self.path(name).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class Versions:
-    """A folder with documents in versions for each name. A version's number is never given out twice."""
+    """A folder with versioned documents for each name. Version numbers are never reused."""
 
     folder: Path
     rule: re.Pattern[str]
 
     def of(self, name: str) -> Documents:
-        """The versions of one name, as documents that are named by their number."""
+        """Return the versions of one name as `Documents` named by version number."""
         assert self.rule.fullmatch(name), name
         return Documents(self.folder / name, _VERSION)
 
     def names(self) -> list[str]:
-        """The names that have a version, sorted."""
+        """Return the names that have a version, sorted."""
         return [name for name in names_in(self.folder) if self.rule.fullmatch(name) and self.versions(name)]
 
     def versions(self, name: str) -> list[int]:
-        """The versions of this name, ascending; empty where there is none."""
+        """Return the versions of a name, ascending."""
         return sorted(map(int, self.of(name).names()))
 
     def read(self, name: str, version: int) -> Any:
-        """The document; None where there is none or it is not JSON."""
+        """Return the document, or None if it is missing or not JSON."""
         return self.of(name).read(str(version))
 
     def add(self, name: str, make: Callable[[int], Any]) -> int:
-        """Keep a new version, and return its number. make: number -> document. The caller holds the lock (`locked`).
+        """Store a new version and return its number. The caller holds the lock (`locked`).
+
+        make: Returns the document for a version number.
 
         Raises:
-            OSError: it can't be written.
+            OSError: It can't be written.
         """
         return self._take_number(name, lambda version: self.of(name).add(str(version), make(version)))
 
     def _take_number(self, name: str, put: Callable[[int], None]) -> int:
-        """The number under which `put` has put something; it raises FileExistsError where another has the number."""
+        """Return the number under which `put` has stored something.
+
+        `put` raises FileExistsError if the number is taken.
+        """
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
         while True:
             last = read_json(folder / ".last")
             version = max([last if isinstance(last, int) else 0, *self.versions(name)]) + 1
-            # Before the version: killed in between, a number is skipped, which is better than one that is given twice.
+            # Write this first: if the process dies in between, a number is skipped instead of used twice.
             write_json(folder / ".last", version)
-            # Only where the folder's locks hold for one machine alone can another have the number by now.
+            # The number can only be taken if locks of this folder don't hold across machines.
             with contextlib.suppress(FileExistsError):
                 put(version)
                 return version
 
     def remove(self, name: str) -> None:
-        """Forget all versions of a name, with all else that lies beside them. The caller holds the lock."""
+        """Remove all versions of a name and everything beside them. The caller holds the lock."""
         folder = self.of(name).folder
-        for version in self.versions(name):  # first, so that none is there without what lies beside it
+        for version in self.versions(name):  # first, so that no version exists without its other files
             self.of(name).remove(str(version))
         for entry in folder.iterdir() if folder.is_dir() else ():
             if entry.name != ".last":
@@ -152,10 +160,10 @@ class Versions:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """A block in which no other process adds or removes a version here. The folder is made.
+        """Exclude other processes from adding or removing versions during a `with` block. Create the folder.
 
         Raises:
-            OSError: the folder can't be written to.
+            OSError: The folder can't be written to.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with locks.locked(self.folder / ".lock"):
@@ -164,42 +172,46 @@ class Versions:
 
 @dataclass(frozen=True)
 class VersionFolders(Versions):
-    """Versions that are folders, each with a document in a file of the name `document`; one without it is none."""
+    """Versions that are folders, each with a document in a file named `document`."""
 
     document: str = "version.json"
 
     def path(self, name: str, version: int) -> Path:
-        """The folder of this version, or where it would lie."""
+        """Return the folder of a version, which may not exist."""
         assert self.rule.fullmatch(name), name
         return self.folder / name / str(version)
 
     def versions(self, name: str) -> list[int]:
-        """The versions of this name, ascending; empty where there is none."""
+        """Return the versions of a name, ascending."""
         assert self.rule.fullmatch(name), name
         folder = self.folder / name
         found = (one for one in names_in(folder) if _VERSION.fullmatch(one))
         return sorted(int(one) for one in found if (folder / one / self.document).exists())
 
     def read(self, name: str, version: int) -> Any:
-        """The document; None where there is none or it is not JSON."""
+        """Return the document, or None if it is missing or not JSON."""
         return read_json(self.path(name, version) / self.document)
 
     def add_folder(self, name: str, folder: Path, make: Callable[[int], Any]) -> int:
-        """Make a folder the next version, by one rename, and return its number. The caller holds the lock (`locked`).
+        """Rename a folder to the next version, and return its number. The caller holds the lock (`locked`).
 
-        folder: of the same file system; gone afterwards. make: number -> the document, which is written into it.
+        Args:
+            folder: On the same file system.
+            make: Returns the document for a version number; it is written into the folder.
 
         Raises:
-            OSError: it can't be written.
+            OSError: It can't be written.
         """
         return self._take_number(name, lambda version: self._put(name, version, folder, make(version)))
 
     def put_folder(self, name: str, version: int, folder: Path, document: Any) -> None:
-        """Make a folder the version of this number, given elsewhere; later numbers are above it. The caller holds the lock.
+        """Rename a folder to a version with a given number. The caller holds the lock.
+
+        Later versions get higher numbers.
 
         Raises:
-            FileExistsError: there is one.
-            OSError: it can't be written.
+            FileExistsError: The version exists.
+            OSError: It can't be written.
         """
         home = self.folder / name
         home.mkdir(parents=True, exist_ok=True)
@@ -211,7 +223,7 @@ class VersionFolders(Versions):
     def _put(self, name: str, version: int, folder: Path, document: Any) -> None:
         write_json(folder / self.document, document, sync=True)
         try:
-            # Onto a folder that is not empty it fails, so nobody's version is ever replaced.
+            # Renaming onto a non-empty folder fails, so no version is ever replaced.
             os.rename(folder, self.path(name, version))
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -219,9 +231,9 @@ class VersionFolders(Versions):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder)) from None
 
     def take_away(self, name: str, version: int, to: Path) -> None:
-        """Make a version a folder of another name, by one rename: there is no such version from then on.
+        """Rename the folder of a version, which removes the version.
 
         Raises:
-            OSError: there is none, or it can't be moved.
+            OSError: It is missing, or can't be moved.
         """
         os.rename(self.path(name, version), to)

@@ -1,4 +1,4 @@
-"""Frozen data as plain JSON values, and back."""
+"""Convert frozen dataclasses to JSON values and back."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def plain_fields(record: Any) -> dict[str, Any]:
-    """Field -> its value as JSON has it, of a dataclass: by its own `to_json`, where it has one; a path as text."""
+    """Return {field: JSON value} of a dataclass. Values with a `to_json` use it; paths become text."""
     return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
 
 
 def known_fields(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that a dataclass has fields for: what a newer version has added is left out."""
+    """Return the items that a dataclass has fields for: newer versions may have written more."""
     names = _names(kind)
     return {name: value for name, value in data.items() if name in names}
 
@@ -26,7 +26,7 @@ def _names(kind: Any) -> frozenset[str]:
 
 
 def _plain(value: Any) -> Any:
-    # First, for most values are such: a pipeline's record has those of up to a thousand steps.
+    # Most common first: the record of a pipeline has up to a thousand steps.
     if value is None or isinstance(value, (str, int, float)):
         return value
     if hasattr(value, "to_json"):

@@ -1,4 +1,4 @@
-"""Signals that are handled for a while."""
+"""Handle signals temporarily."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import FrameType
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
-    """Have these signals handled while the block runs; what was there before comes back however it ends.
+    """Handle signals during a `with` block, then restore the previous handlers.
 
-    Elsewhere than in the main thread they can't be, and nothing is done.
+    Outside the main thread, where Python can't handle signals, do nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

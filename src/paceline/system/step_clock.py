@@ -1,9 +1,9 @@
-"""How a worker's time goes: steps made, time spent on waiting for data and for other ranks, in a file of memory.
+"""Measure a worker's steps and its waits for data and other ranks, in a memory-mapped file.
 
-    <folder>/steps_<rank>       one record, written at next to no cost, read by others without the worker's help
+    <folder>/steps_<rank>       one record, which others read without the worker's help
 
-Times are seconds of the machine's monotonic clock, which all its processes share. Only the main thread counts: what other
-threads do beside it keeps nobody waiting.
+Times are seconds of the machine's monotonic clock, which all processes share. Only the main thread is measured: other threads
+don't hold up the training.
 """
 
 from __future__ import annotations
@@ -14,23 +14,27 @@ import struct
 import time
 from _thread import get_ident
 
-# Not typing's: a worker loads this before its script.
+# typing is slow to load, and a worker loads this before its script.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-#: Of the optimizer, of the metric that is logged most; seconds in data, in waiting; since when it is in either, 0 if it is not.
+#: A record: steps of the optimizer, values of the most logged metric, seconds waiting for data and for ranks, start of a
+#: current wait of either kind or 0.
 _RECORD = struct.Struct("<qqdddd")
 _STEPS, _TICKS, _DATA, _WAIT, _DATA_SINCE, _WAIT_SINCE = (8 * place for place in range(6))
-#: Of optimizers and of metrics' names, which may have no end.
+#: Limits on the numbers of optimizers and of metric names, which may be unbounded.
 _MOST = 64
 _DOUBLE, _LONG = struct.Struct("<d"), struct.Struct("<q")
 
 
 class Counts:
-    """What a clock has counted so far. steps: of the optimizer, or values of one metric; 0 where neither is known."""
+    """The totals of a clock.
+
+    steps: Optimizer steps, or values of one metric; 0 if neither is known.
+    """
 
     __slots__ = ("data_s", "steps", "wait_s")
 
@@ -39,7 +43,7 @@ class Counts:
 
 
 class StepClock:
-    """One worker's clock, for the process that writes it."""
+    """The writing side of one worker's clock."""
 
     def __init__(self, path: str) -> None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -48,7 +52,7 @@ class StepClock:
             self._memory = mmap.mmap(file, _RECORD.size)
         finally:
             os.close(file)
-        # A worker begins in its main thread.
+        # Workers create it in their main thread.
         self._main = get_ident()
         self._steps = self._ticks = 0
         self._data_s = self._wait_s = 0.0
@@ -57,7 +61,7 @@ class StepClock:
         self._is_inside = False
 
     def step(self, optimizer: object) -> None:
-        """Count a step of an optimizer. Of several, the one counts that has made most."""
+        """Count a step of an optimizer. Among several, the one with most steps counts."""
         made = self._optimizers.get(id(optimizer), 0) + 1
         if made > 1 or len(self._optimizers) < _MOST:
             self._optimizers[id(optimizer)] = made
@@ -67,11 +71,11 @@ class StepClock:
 
     @property
     def steps(self) -> int:
-        """How many it has counted."""
+        """Return the number of steps."""
         return self._steps
 
     def tick(self, metric: str) -> None:
-        """Count a value of a metric. Of several, the one counts that was logged most often."""
+        """Count a value of a metric. Among several, the most logged one counts."""
         logged = self._metrics.get(metric, 0) + 1
         if logged > 1 or len(self._metrics) < _MOST:
             self._metrics[metric] = logged
@@ -80,13 +84,14 @@ class StepClock:
             _LONG.pack_into(self._memory, _TICKS, logged)
 
     def waited(self, seconds: float) -> None:
-        """Add time that was spent on waiting for other ranks, measured elsewhere."""
+        """Add time spent waiting for other ranks, measured elsewhere."""
         self._wait_s += seconds
         _DOUBLE.pack_into(self._memory, _WAIT, self._wait_s)
 
     def begin(self, what: int) -> float:
-        """Note that the main thread begins to wait: for `DATA`, or for others (`WAIT`). For `end`; 0 where it does not count,
-        for it is another thread, or inside of one that does.
+        """Record that the main thread starts to wait for `DATA` or for other ranks (`WAIT`). Return a value for `end`.
+
+        Return 0 in other threads and inside another wait, which do not count.
         """
         if self._is_inside or get_ident() != self._main:
             return 0.0
@@ -96,7 +101,7 @@ class StepClock:
         return now
 
     def end(self, what: int, since: float) -> None:
-        """Note that it goes on."""
+        """Record that the wait is over."""
         if not since:
             return
         _DOUBLE.pack_into(self._memory, what, 0.0)
@@ -110,12 +115,12 @@ class StepClock:
         self._is_inside = False
 
 
-#: What may be waited for, as `StepClock.begin` is told.
+#: Kinds of waits, for `StepClock.begin`.
 DATA, WAIT = _DATA_SINCE, _WAIT_SINCE
 
 
 def read(path: str) -> Counts | None:
-    """What a clock has counted, with the wait that is under way; None where there is no clock."""
+    """Return the totals of a clock including the current wait, or None if there is no clock."""
     try:
         with open(path, "rb") as file:
             record = _RECORD.unpack(file.read(_RECORD.size))
@@ -134,24 +139,24 @@ _clock: StepClock | None = None
 
 
 def begin(environ: Mapping[str, str] = os.environ) -> StepClock | None:
-    """Make this process's clock, where whoever has started it wants one; it is the one of `clock` from now on."""
+    """Create this process's clock if the environment asks for it; `clock` returns it from then on."""
     global _clock
     folder, rank = environ.get("PACELINE_WATCH_DIR"), environ.get("PACELINE_RANK")
     if folder and rank and _clock is None:
         try:
             _clock = StepClock(os.path.join(folder, f"steps_{rank}"))
-        except (OSError, ValueError):  # no room, or no such folder: a run goes on without
+        except (OSError, ValueError):  # disk full or folder missing: run without a clock
             return None
     return _clock
 
 
 def clock() -> StepClock | None:
-    """This process's clock; None where none was begun, as in a process that a worker has forked."""
+    """Return this process's clock, or None. Processes forked by a worker have none."""
     return _clock
 
 
 def timed(function: Callable[..., Any], what: int) -> Callable[..., Any]:
-    """The function, its time counted as waiting for `what`."""
+    """Wrap a function to count its time as waiting for `what`."""
     import functools
 
     @functools.wraps(function)
@@ -169,7 +174,7 @@ def timed(function: Callable[..., Any], what: int) -> Callable[..., Any]:
 
 
 def _forget() -> None:
-    # A data loader's worker shares the memory, and makes no steps.
+    # Worker processes of a data loader share the memory and make no steps.
     global _clock
     _clock = None
 

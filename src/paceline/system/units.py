@@ -1,4 +1,4 @@
-"""Durations as people write them: `90s`, `1h30m`, `1:00:00`, and Slurm's `2-00:00:00`."""
+"""Parse and format durations (`90s`, `1h30m`, `1:00:00`, Slurm's `2-00:00:00`), sizes (500MB, 1GiB) and values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FORMS = "a number of {unit} (90), units (90s, 5m, 1h30m, 2d) or hours:minutes:s
 _WORDS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 _UNITS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
-#: Other spellings of the units, as they are said and as other tools print them.
+#: Other spellings of the units, spoken and as printed by other tools.
 _NAMES = {
     **dict.fromkeys(("week", "weeks"), "w"),
     **dict.fromkeys(("day", "days"), "d"),
@@ -33,15 +33,16 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def seconds(given: str | float | dt.timedelta, *, unit: str = "s") -> float:
-    """A duration in seconds, 0 or more.
+    """Return a duration in seconds, 0 or more.
 
-    given: a number, a timedelta, or a text: a number; numbers with units from the largest to the smallest (`1h30m`, `2 d`);
-        or a time as sbatch's --time takes it (https://slurm.schedmd.com/sbatch.html#OPT_time): `minutes:seconds`,
-        `hours:minutes:seconds`, `days-hours`, `days-hours:minutes`, `days-hours:minutes:seconds`.
-    unit: of a number that has none, one of w, d, h, m, s. Slurm's own would be minutes.
+    Args:
+        given: A number, a timedelta, or a text. A text is a number; numbers with descending units (`1h30m`, `2 d`); or a time
+            in the form of sbatch's --time (https://slurm.schedmd.com/sbatch.html#OPT_time): `minutes:seconds`,
+            `hours:minutes:seconds`, `days-hours`, `days-hours:minutes`, `days-hours:minutes:seconds`.
+        unit: Of a number without one: w, d, h, m or s. Slurm's own would be minutes.
 
     Raises:
-        ValueError: it is none of these; the message names it and how durations are written.
+        ValueError: It is not a duration; the message lists the forms.
     """
     if isinstance(given, dt.timedelta):
         found: float | None = given.total_seconds()
@@ -50,12 +51,12 @@ def seconds(given: str | float | dt.timedelta, *, unit: str = "s") -> float:
     else:
         found = _of_text(given.strip().lower(), unit) if isinstance(given, str) else None
     if found is None or not math.isfinite(found) or found < 0:
-        raise ValueError(f"{str(given)!r} is no duration. Write {forms(unit)}.")
+        raise ValueError(f"{str(given)!r} is not a duration. Write {forms(unit)}.")
     return found
 
 
 def forms(unit: str = "s") -> str:
-    """The forms in which a duration may be written, for messages and help. unit: of a number that has none, as in `seconds`."""
+    """Describe the accepted forms of durations, for messages and help. `unit` is as in `seconds`."""
     return _FORMS.format(unit=_WORDS[unit])
 
 
@@ -82,7 +83,7 @@ def _of_clock(text: str) -> float | None:
         return None
     days, *rest, fraction = match.groups()
     fields = [int(field) for field in rest if field is not None]
-    # After days come hours; without them the last field is seconds.
+    # After days come hours; otherwise the last field is seconds.
     sizes = (3600, 60, 1) if days is not None else (3600, 60, 1)[3 - len(fields) :]
     if any(field > 59 for field in fields[1:]) or (days is not None and fields[0] > 23):
         return None
@@ -93,7 +94,7 @@ def _of_clock(text: str) -> float | None:
 
 
 def value_text(value: Any) -> str:
-    """Six digits of a number, a dash for none, lists and mappings as JSON."""
+    """Format a value of a metric or parameter for a table: six digits, "-" for None, containers as JSON."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -102,20 +103,20 @@ def value_text(value: Any) -> str:
 
 
 def size_bytes(given: str) -> int:
-    """Bytes of "500MB", "1.5 GB" (powers of 1,000), "1GiB" (of 1,024) or a plain number.
+    """Parse a size: "500MB" and "1.5 GB" are powers of 1,000, "1GiB" of 1,024; a plain number is bytes.
 
     Raises:
-        ValueError: it is none of these; the message says what is.
+        ValueError: It is not a size; the message shows valid forms.
     """
     found = _SIZE.fullmatch(given)
     unit = _SIZE_UNITS.get(found[2].upper()) if found else None
     if found is None or unit is None:
-        raise ValueError(f"{given!r} is no size. Write it as 500MB, 2GB or 1GiB.")
+        raise ValueError(f"{given!r} is not a size. Write it as 500MB, 2GB or 1GiB.")
     return int(float(found[1]) * unit)
 
 
 def size_text(size: float) -> str:
-    """Bytes as people say them: "3.2 MB"."""
+    """Format bytes: "3.2 MB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
