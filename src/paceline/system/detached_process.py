@@ -26,8 +26,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start `python -m module RUN_DIR FD WORDS...` in a new session and pass it the open file `fd`.
 
-    Args:
-        options: cwd, stdout and stderr, as `subprocess.Popen` takes them.
+    options: cwd, stdout and stderr, as `subprocess.Popen` takes them.
 
     Raises:
         OSError: The process can't be started.
@@ -72,8 +71,7 @@ def library_dir(workspace_dir: Path, *, create: bool = True) -> Path:
     one:
     its whole site-packages would leak every package of the submitting environment into the run.
 
-    Args:
-        create: Make the folder; with False it may be missing.
+    create: Make the folder; with False it may be missing.
     """
     package = Path(__file__).resolve().parents[1]
     # Distinguishes a few installations. A cryptographic hash would load OpenSSL into each supervisor.

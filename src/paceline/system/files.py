@@ -27,9 +27,8 @@ _FICLONE = 0x40049409
 def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666) -> None:
     """Replace the content of `path` atomically: readers see the old or the new text.
 
-    Args:
-        sync: Also survive a power cut.
-        mode: Of the file, less the umask.
+    sync: Also survive a power cut.
+    mode: Of the file, less the umask.
     """
     with replacing(path, f".{path.name}.{os.getpid()}.") as beside:
         # A new file with a random name has its final mode from the start.
@@ -64,9 +63,8 @@ def copy_whole(
 ) -> None:
     """Copy a file atomically, with times and permissions.
 
-    Args:
-        came: Called with (bytes, files) copied since the last call.
-        top: A folder above the source with an untrusted owner: no link below it is followed.
+    came: Called with (bytes, files) copied since the last call.
+    top: A folder above the source with an untrusted owner: no link below it is followed.
     """
     fd = None if top is None else open_below(os.fspath(top), source.relative_to(top).as_posix())
     with open(source if fd is None else fd, "rb") as original:
@@ -198,8 +196,7 @@ def walk_files(
 
     Links are followed, except into a folder that contains them. Dangling links and pipes are not files.
 
-    Args:
-        enters: Whether to enter a folder.
+    enters: Whether to enter a folder.
 
     Raises:
         OSError: A folder can't be read.

@@ -18,8 +18,7 @@ def face(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[str], ob
 
     The package caches each name.
 
-    Args:
-        homes: Full name of a module -> the names that the package takes from it.
+    homes: Full name of a module -> the names that the package takes from it.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
 

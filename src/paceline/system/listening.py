@@ -25,9 +25,8 @@ def is_loopback(host: str) -> bool:
 def listen_at(host: str, port: int, backlog: int) -> socket.socket:
     """Return a listening socket.
 
-    Args:
-        port: 0 for a free port.
-        backlog: Connections that may wait to be accepted.
+    port: 0 for a free port.
+    backlog: Connections that may wait to be accepted.
 
     Raises:
         OSError: The port is taken or forbidden, or the host is not this machine (socket.gaierror: it has no address).
@@ -52,8 +51,7 @@ def accept_each(
 ) -> None:
     """Call `greet` with each connection, in a thread each, until `close` closes the listener.
 
-    Args:
-        is_closed: Whether the listener is closed; must turn true before the listener closes.
+    is_closed: Whether the listener is closed; must turn true before the listener closes.
     """
     while True:
         try:

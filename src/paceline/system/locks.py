@@ -65,9 +65,8 @@ def take_within(path: Path, patience_s: float) -> int | None:
 def is_held(path: Path, *, here: bool = True) -> bool:
     """Return whether a living process holds the lock. Readers don't disturb each other.
 
-    Args:
-        here: Whether the holder would run on this machine. If another user's lock can't be opened, /proc/locks tells about
-            processes of this machine; otherwise the lock counts as held.
+    here: Whether the holder would run on this machine. If another user's lock can't be opened, /proc/locks tells about
+        processes of this machine; otherwise the lock counts as held.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -93,9 +92,8 @@ def locked(
 ) -> Iterator[int]:
     """Hold the lock during a `with` block. The value is the open file.
 
-    Args:
-        on_wait: Called once if another process holds the lock, before the wait.
-        patience_s: How long to wait for a lock that is only held briefly; None waits without limit.
+    on_wait: Called once if another process holds the lock, before the wait.
+    patience_s: How long to wait for a lock that is only held briefly; None waits without limit.
 
     Raises:
         LockHeldError: Another process has held the lock for `patience_s`.

@@ -11,9 +11,8 @@ _BREAK = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 def name_rule(also: str, longest: int, *, last: str | None = None) -> re.Pattern[str]:
     """Return the pattern for names that become file names: an ASCII letter or digit, then also characters of `also`.
 
-    Args:
-        longest: In characters.
-        last: Characters of `also` that may end a name; None: all.
+    longest: In characters.
+    last: Characters of `also` that may end a name; None: all.
     """
     ends = re.escape(also if last is None else last)
     return re.compile(rf"[A-Za-z0-9](?:[A-Za-z0-9{re.escape(also)}]{{0,{longest - 2}}}[A-Za-z0-9{ends}])?")

@@ -9,9 +9,8 @@ from importlib import import_module
 def load(group: str, own: Mapping[str, str], name: str) -> object | None:
     """Return an instance of the class with this name, or None if there is none.
 
-    Args:
-        own: Built-in names -> "module:class"; they come first.
-        group: The entry-point group of plug-ins.
+    own: Built-in names -> "module:class"; they come first.
+    group: The entry-point group of plug-ins.
     """
     place = own.get(name) or installed(group).get(name)
     if place is None:

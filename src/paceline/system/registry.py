@@ -195,9 +195,8 @@ class VersionFolders(Versions):
     def add_folder(self, name: str, folder: Path, make: Callable[[int], Any]) -> int:
         """Rename a folder to the next version, and return its number. The caller holds the lock (`locked`).
 
-        Args:
-            folder: On the same file system.
-            make: Returns the document for a version number; it is written into the folder.
+        folder: On the same file system.
+        make: Returns the document for a version number; it is written into the folder.
 
         Raises:
             OSError: It can't be written.

@@ -1,31 +1,30 @@
-"""The protocols of a target and of its nodes.
+"""The protocols of a compute target and of its nodes.
 
-Target    what a job asks of the machines, the queue, the supervisor's start: for the submitting program
-Nodes     the machines that a run holds: for its supervisor, wherever that runs
+    Target    checks a job, queues it, starts its supervisor: used by the submitting program
+    Nodes     the machines that a run holds: used by its supervisor, wherever that runs
 
-What more a target may do is in six protocols, each whole or not there (the conformance suite looks):
+Six optional protocols, each implemented completely or not at all (the conformance suite checks):
 
-EarlyStart    a supervisor is loaded while the job is looked at
-Queued        an engine has a queue, and runs the supervisor in its job
-Alike         an engine takes many runs at once that differ in nothing that it is told
-Controlling   an engine looks after a sweep, by a small job of its own
-Examined      `paceline compute` and the doctor may ask it
-Elastic       it gives a run as many nodes as there are, from a minimum to a maximum
+    EarlyStart    loads a supervisor while the job is checked
+    Queued        the engine has a queue, and runs the supervisor in its job
+    Alike         the engine takes many runs in one call that look the same to it
+    Controlling   the engine runs the controller of a sweep in a small job
+    Examined      `paceline compute` and the doctor can query it
+    Elastic       gives a run as many nodes as are available, between a minimum and a maximum
 
-Some members are looked for by themselves: OPTIONS and settings of a kind that can be configured, login of one that asks for
-a password, script_python(links) of one whose nodes have interpreters of their own; see docs/compute.md. And of nodes:
+Some members are optional on their own. Of targets: OPTIONS and settings of a configurable kind, login if a password is
+needed, script_python(links) if nodes have their own interpreters; see docs/compute.md. Of nodes:
 
-    disks(paths)    path, with the node where there are several -> (bytes free, bytes in all, number of the file system) of
-        each disk that these folders of the nodes are on, and of the supervisor's own. Without it a run is not warned of a
-        disk that fills up.
-    loads(workers)    node's rank -> name -> number: how busy it is, and its workers are, as `paceline.observe.node.load` measures
-        it; workers: node's rank -> what that is given. Without it nothing is known of how busy a run's nodes and workers are.
-    put(node_rank, path, data)   write a small file on a node, for its owner alone, and the folder above it; OSError. Without it
-        `paceline exec` works only where nodes see the supervisor's folders.
-    silence_s   after how many seconds without a word a node is lost: so long the supervisor waits, once workers have failed as
-        they do when a node goes. Without it 15.
-    on_news     set to a function without arguments, which is then called, from any thread, whenever a command on the nodes
-        has ended, so that the supervisor looks at once. Without it the supervisor looks when its sleep is over.
+    disks(paths)    {path: (bytes free, bytes in all, number of the file system)} of the disks of these folders on the nodes,
+        prefixed with the node if there are several, and on the supervisor. Without it, runs are not warned of full disks.
+    loads(workers)    {node rank: {name: number}}: utilization of nodes and workers, as `paceline.observe.node.load` measures it.
+        workers: {node rank: argument of that measurement}. Without it, the load of a run is unknown.
+    put(node_rank, path, data)   write a small file and its folder on a node, for the owner only; may raise OSError. Without
+        it, `paceline exec` works only where nodes see the supervisor's folders.
+    silence_s   seconds without a message after which a node is lost. When workers fail as if a node were gone, the supervisor
+        waits as long. Default 15.
+    on_news     a callback without arguments, called from any thread when a command on a node has ended. Without it, the
+        supervisor polls.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ if TYPE_CHECKING:
     from paceline.runs.remote_status import JobStatus
     from paceline.targets.status import Status
 
-#: Told in words what a run waits for, such as "2 runs ahead"; answers whether to give up waiting.
+#: Receives what a run waits for, such as "2 runs ahead"; returns whether to give up.
 Waiting: TypeAlias = "Callable[[str], bool]"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """Nodes as a job would get them, for showing. ports: made up. starter: as in `RemotePaths`."""
+    """Nodes as a job would get them, for display. Ports are made up; `starter` is as in `RemotePaths`."""
 
     nodes: tuple[Node, ...]
     ports: tuple[int, ...]
@@ -61,111 +60,112 @@ class Preview:
 
 
 class Nodes(Protocol):
-    """The nodes that a run holds until they are closed. Not one call blocks for long, whatever a node is doing."""
+    """The nodes that a run holds until they are closed. No method blocks for long, whatever a node does."""
 
     nodes: tuple[Node, ...]
     #: Free on the first node.
     ports: tuple[int, ...]
 
     def send(self, folder: RunFolder, library_dir: Path) -> RemotePaths:
-        """Give all nodes the run's folder, or what they need of it.
+        """Send the run's folder, or the needed parts, to all nodes.
 
         Raises:
-            TargetError: it can't be had there; the message says where and why.
+            TargetError: A node can't take it; the message says which and why.
         """
 
     def shell(self, node_rank: int) -> Mapping[str, str] | None:
-        """The environment that the node gives to a program; None for that of the submitting program."""
+        """Return the environment that the node gives to programs, or None for that of the submitting program."""
 
     def begin(self, attempt: int) -> None:
-        """Let the nodes have the folder of an attempt, whose files come back from now on."""
+        """Create the folder of an attempt on the nodes; its files are mirrored from then on."""
 
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
-        """Start a command on its node. shell: the environment under what the command sets.
+        """Start a command on its node.
+
+        shell: The environment below the command's own variables.
 
         Raises:
-            OSError: it can't be started.
+            OSError: It can't be started.
         """
 
     def signal(self, pid: int, node_rank: int, number: int) -> bool:
-        """Send a signal to a process on a node; False where it is gone."""
+        """Send a signal to a process on a node. Return False if the process is gone."""
 
     def is_alive(self, pid: int, node_rank: int) -> bool:
-        """True if there is such a process; on a lost node there is none."""
+        """Return whether a process exists; on a lost node none does."""
 
     def ended(self) -> list[ProcessExit]:
-        """Commands that have ended since the last call. What they wrote in the run's folder is in the supervisor's by then."""
+        """Return the commands that ended since the last call, after mirroring the files that they wrote."""
 
     def renew_ports(self) -> None:
-        """Take other ports on the first node, in place of ones that another program has."""
+        """Choose new ports on the first node because another program uses the old ones."""
 
     def lost(self) -> dict[int, str]:
-        """Nodes that are not there any more: node rank -> how that was noticed."""
+        """Return {node rank: how the loss was detected} of lost nodes."""
 
     def fetch(self) -> None:
-        """Bring what is left of the run's files on the nodes into the run's folder.
+        """Copy the remaining files of the run from the nodes into the run's folder.
 
         Raises:
-            TargetError: some could not be had; the message says what, and where it still is.
+            TargetError: Some can't be copied; the message says which, and where they are.
         """
 
     def kill_all(self) -> None:
-        """End everything that was started on the nodes, by force."""
+        """Kill everything that was started on the nodes."""
 
     def oom_kills(self) -> int:
-        """The number of processes that the nodes' kernels have killed for memory, as far as can be seen."""
+        """Return how many processes the nodes' kernels have killed for memory, as far as known."""
 
     def is_disk_full(self) -> bool:
-        """True if the run's folder, on any node, has no room for so much as a worker's report."""
+        """Return whether the run's folder on any node has no room for a worker's report."""
 
     def close(self) -> None:
-        """End what is left, remove what was only the run's, give the nodes back. Harmless the second time."""
+        """End the remaining processes, remove temporary files, return the nodes. Idempotent."""
 
 
 class Target(Protocol):
-    """Gives nodes. One object serves one run. Targets that can be configured are made with a name and settings."""
+    """A source of nodes. One object serves one run. Configurable targets take a name and settings."""
 
     def check(self, job: Job) -> None:
-        """Refuse, before anything starts, a job that this target can never hold.
+        """Refuse a job that this target can never run, before anything starts.
 
         Raises:
-            TargetError: what is asked for and what there is.
+            TargetError: With the job's demand and the target's capacity.
         """
 
     def preview(self, job: Job) -> Preview:
-        """Nodes as the job would get them, for showing; nothing is held."""
+        """Return nodes as the job would get them, for display. Nothing is reserved."""
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Take the run's place in the queue. Called by the submitting program, so that order is order of submission."""
+        """Enter the run into the queue. The submitting program calls this, so the order is that of submission."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-        """Start the run's supervisor, detached, and hand it the open lock; its pid.
+        """Start the run's supervisor, detached, and pass it the open lock. Return its pid.
 
-        0 where it starts elsewhere, when an engine says so (`paceline.runs.remote_status`).
+        Return 0 if the engine starts it elsewhere, later (`paceline.runs.remote_status`).
         """
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
-        """Block until the run holds its nodes; None once `waiting` has said to give up. For the supervisor, which asks again
-        after it has lost one.
+        """Block until the run holds its nodes. Return None once `waiting` gives up.
+
+        The supervisor calls this again after it has lost a node.
 
         Raises:
-            TargetError: the job can't have them, or not any more.
+            TargetError: The job can't have nodes (any more).
         """
 
     def release(self, run_dir: Path) -> None:
-        """Give back the place in the queue and all that is held, where the supervisor could not. Harmless when there is
-        nothing to give.
-        """
+        """Give up the queue position and all nodes, in place of the supervisor. Idempotent."""
 
 
 @runtime_checkable
 class EarlyStart(Protocol):
-    """A target that can load a run's supervisor before it is known whether the job fits."""
+    """A target that can load a run's supervisor before the job is checked."""
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Load a supervisor for the run (`supervisors.load`); called before `check`, when run_dir is not there yet.
+        """Load a supervisor (`supervisors.load`). Called before `check`, when run_dir does not exist yet.
 
-        `start_supervisor` begins it; `release` ends it where nothing came of the submission; it ends with this program.
+        `start_supervisor` begins it; `release` ends it if the submission fails; otherwise it ends with this program.
         """
 
 
@@ -174,19 +174,19 @@ class Queued(Protocol):
     """A target whose engine has a queue of its own and runs the supervisor in its job."""
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
-        """Ask the engine how the run stands, as `paceline.runs.remote_status.Teller` says."""
+        """Query the engine for the run's status, as `paceline.runs.remote_status.Teller` describes."""
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        """Ask the engine for the run's end, as `paceline.runs.remote_status.Teller` says."""
+        """Request the run's end from the engine, as `paceline.runs.remote_status.Teller` describes."""
 
     def passage(self, folder: RunFolder) -> Passage | None:
-        """The way to the supervisor for one command, where that has another folder than this one; else None."""
+        """Return a channel to the supervisor for one command if it has another run folder, else None."""
 
     def script(self, job: Job) -> str | None:
-        """The text that the engine would be given, which --dry-run prints; None where there is none that could be read."""
+        """Return the text for the engine, which --dry-run prints, or None."""
 
 
-#: The numbers of runs that are taken at once are from 0 to 999, or from 1000 to 1999, and so on.
+#: Runs of one batch have numbers from 0 to 999, or from 1000 to 1999, and so on.
 ALIKE_SPAN = 1000
 
 
@@ -197,9 +197,10 @@ class Alike(Protocol):
     def start_supervisors(
         self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
     ) -> None:
-        """In place of `enqueue` and `start_supervisor` for runs of jobs that differ in arguments alone.
+        """Replace `enqueue` and `start_supervisor` for runs of jobs that differ in arguments only.
 
-        run_dirs: of `<parent>_<n>` with numbers that follow each other, of one `ALIKE_SPAN`. at_once: how many may run at a time.
+        run_dirs: Named `<parent>_<n>` with consecutive numbers of one `ALIKE_SPAN`.
+        at_once: The most runs to run at a time.
         """
 
 
@@ -211,47 +212,52 @@ class Controlling(Protocol):
         """Refuse a target whose engine is known not to see the workspace.
 
         Raises:
-            TargetError: why it does not.
+            TargetError: With the reason.
         """
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Give the engine a job that is `python -m paceline.sweeps RUN_DIR`; `look` and `cancel` take the sweep for a run then.
+        """Submit `python -m paceline.sweeps RUN_DIR` to the engine. `look` and `cancel` then treat the sweep as a run.
 
         Raises:
-            TargetError: the engine refuses it.
+            TargetError: The engine refuses it.
         """
 
 
 @runtime_checkable
 class Examined(Protocol):
-    """A target that tells of its nodes, for `paceline compute` and the doctor."""
+    """A target that `paceline compute` and the doctor can query."""
 
     def status(self) -> Status:
-        """Its nodes, and what of them is in use.
+        """Return its nodes and their use.
 
         Raises:
-            TargetError: its engine can't be reached.
+            TargetError: The engine can't be reached.
         """
 
     def examine(self, node_count: int | None = None) -> AbstractContextManager[list[Any]]:
-        """A link to each node, or `Unreachable`, while the context lasts. node_count: how many; None for the kind's own.
+        """Open links to nodes for a `with` block; a node that can't be reached is an `Unreachable`.
+
+        node_count: How many; None for the kind's default.
 
         Raises:
-            TargetError: the nodes can't be had.
+            TargetError: The nodes can't be allocated.
         """
 
 
 @runtime_checkable
 class Elastic(Protocol):
-    """A target for elastic runs. Its `wait_for_nodes` takes a job with a `node_range`, and returns once as many nodes of it are
-    held as can be had now. It waits for no more than the fewest.
+    """A target for elastic runs.
+
+    Its `wait_for_nodes` takes a job with a `node_range` and returns as many nodes as are available, waiting only for the
+    minimum.
     """
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
-        """How many nodes the run would be given if it gave back those that it holds, and asked anew: `nodes` and what is free
-        beside them. Asked every second by the supervisor, so it does not block; what it tells may be some seconds old.
+        """Return how many nodes the run would get if it returned `nodes` and allocated again.
+
+        The supervisor calls this every second, so it does not block and may be some seconds old.
         """
 
 
-#: What a target may do beyond `Target`.
+#: Optional protocols of a target.
 PARTS: tuple[type, ...] = (EarlyStart, Queued, Alike, Controlling, Examined, Elastic)

@@ -1,9 +1,10 @@
-"""The compute targets of a workspace: a small file each, and a copy of it in every run that uses one.
+"""The compute targets of a workspace: one small file each, and a copy in every run that uses one.
 
     <workspace>/compute/<name>.json    {"name": "lab", "kind": "ssh", "settings": {"hosts": "/home/me/hosts.txt"}}
-    <run folder>/target.json           the same, as it was when the run was submitted
+    <run folder>/target.json           a copy from the time of submission
 
-`local` is always there. So is every kind that needs no settings, under its own name.
+`local` always exists, and so does every kind without settings, under its own name. Kinds are built in or come from installed
+packages as entry points; a package that can't be imported does not affect the others.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LOCAL = "local"
 _NAME = name_rule("_-", 64)
 
 GROUP = "paceline.targets"
-#: kind -> module:class, looked at before any that is installed.
+#: Built-in kinds -> module:class; they take precedence over installed ones.
 OWN = {
     "local": "paceline.targets.local:ThisMachine",
     "ssh": "paceline.targets.ssh.target:SshTarget",
@@ -43,7 +44,7 @@ OWN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Configured:
-    """A compute target as it was described: a name, a kind, and what of the kind's options is set."""
+    """The description of a compute target: its name, kind and settings."""
 
     name: str
     kind: str
@@ -53,23 +54,23 @@ class Configured:
         check_target_name(self.name)
 
     def make(self) -> Target:
-        """The target itself, good for one run.
+        """Return the target itself, which serves one run.
 
         Raises:
-            TargetError: a setting is wrong, or the kind can't be loaded.
+            TargetError: A setting is wrong, or the kind can't be loaded.
         """
         return cast(Target, make_target(self.kind, self.name, self.settings))
 
     @property
     def type(self) -> str:
-        """The kind, by the Azure SDK's word."""
+        """The kind, under its name in the Azure SDK."""
         return self.kind
 
     def get_status(self) -> Status:
-        """Its nodes, what of them is in use, and who waits: one question to its engine, which may take a while.
+        """Query the engine for nodes, their use and the queue, which may take a while.
 
         Raises:
-            TargetError: it can't be reached, or its kind tells nothing of its nodes.
+            TargetError: It can't be reached, or its kind has no status.
         """
         target: Any = self.make()
         if not isinstance(target, Examined):
@@ -84,10 +85,10 @@ class Configured:
 
     @classmethod
     def from_json(cls, data: Any, where: str) -> Configured:
-        """where: for the message.
+        """Parse a description. `where` is for the error message.
 
         Raises:
-            TargetError: the data is no such description.
+            TargetError: The data is invalid.
         """
         if (
             isinstance(data, dict)
@@ -103,10 +104,10 @@ class Configured:
 
 
 def check_target_name(name: object) -> str:
-    """`name`, if it may name a target: a letter or digit, then letters, digits, `_` and `-`, 64 at most.
+    """Return `name` if it is valid: a letter or digit, then letters, digits, `_` and `-`, at most 64.
 
     Raises:
-        TargetError: it may not.
+        TargetError: It is not.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TargetError(
@@ -117,19 +118,19 @@ def check_target_name(name: object) -> str:
 
 
 def find_target(name: str, workspace_dir: Path) -> Target:
-    """The compute target of this name: one that the workspace has, `local`, or a kind that needs no settings.
+    """Return a compute target by name: one of the workspace, `local`, or a kind without settings.
 
     Raises:
-        TargetError: there is none, and the known ones are named; or it can't be made of its settings.
+        TargetError: It does not exist (the message lists the known ones), or its settings are wrong.
     """
     return read(workspace_dir, name).make()
 
 
 def read(workspace_dir: Path, name: str) -> Configured:
-    """The description of the target of this name.
+    """Return the description of a target.
 
     Raises:
-        TargetError: there is none, or its file can't be read.
+        TargetError: It does not exist, or its file can't be read.
     """
     if isinstance(name, str) and _NAME.fullmatch(name):
         path = _registry(workspace_dir).path(name)
@@ -149,19 +150,19 @@ def read(workspace_dir: Path, name: str) -> Configured:
 
 
 def names(workspace_dir: Path) -> list[str]:
-    """`local` first, then what the workspace has, sorted."""
+    """Return the names of all targets: `local`, then those of the workspace, sorted."""
     return [LOCAL, *(name for name in _registry(workspace_dir).names() if name != LOCAL)]
 
 
 def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -> Target:
-    """Keep the description in the workspace; the target made of it.
+    """Store a description in the workspace. Return the target.
 
-    What is kept is the target's own `settings`, where it has some to keep: a kind may put in what it has read from a
-    file. replace: one of this name that is there already. Its runs go on with what they were submitted to.
+    A target may replace its settings, such as a file of hosts by the hosts. Existing runs keep their copy.
+
+    replace: Whether to replace a target of this name.
 
     Raises:
-        TargetError: there is one of this name, the name is a kind's and the kind another, a setting is wrong, or the
-            file can't be written.
+        TargetError: The name exists or is that of another kind, a setting is wrong, or the file can't be written.
     """
     if configured.name == LOCAL:
         raise TargetError("'local' is this machine and always there. Choose another name.")
@@ -170,7 +171,7 @@ def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -
             f"the name {configured.name!r} is that of a kind, and this target is of kind {configured.kind!r}. "
             "Choose another name."
         )
-    # Making it checks the settings, and may replace them: a list of hosts in a file is kept as the hosts.
+    # Making the target checks its settings, and may replace them.
     target = configured.make()
     kept = getattr(target, "settings", None)
     if isinstance(kept, Mapping):
@@ -190,10 +191,10 @@ def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -
 
 
 def remove(workspace_dir: Path, name: str) -> None:
-    """Forget a target. Whether runs use it is the caller's to ask; theirs is the copy in their folder.
+    """Remove a target from the workspace. The caller checks whether runs use it; they have a copy.
 
     Raises:
-        TargetError: there is none of this name in the workspace.
+        TargetError: The workspace has no target of this name.
     """
     registry = _registry(workspace_dir)
     if not (isinstance(name, str) and _NAME.fullmatch(name)) or not registry.path(name).exists():
@@ -206,17 +207,17 @@ def remove(workspace_dir: Path, name: str) -> None:
 
 
 def keep_copy(run_dir: Path, configured: Configured) -> None:
-    """Leave the description in a run's folder, by which the run is read and canceled from then on."""
+    """Store the description in a run's folder, for readers and cancel requests of the run."""
     write_json(RunFolder(run_dir).target, configured.to_json(), mode=OWNED)
 
 
 def target_of_run(run_dir: Path) -> Target:
-    """The target that a run was submitted to, as it was then.
+    """Return the target that a run was submitted to, as it was then.
 
-    A run without a copy (of an older version) has that of its record's name.
+    Runs of older versions have no copy; use the name in their record.
 
     Raises:
-        TargetError: the copy can't be read, or the kind can't be loaded any more.
+        TargetError: The copy can't be read, or the kind can't be loaded.
     """
     path = RunFolder(run_dir).target
     if path.exists():
@@ -227,7 +228,7 @@ def target_of_run(run_dir: Path) -> Target:
 
 
 def _registry(workspace_dir: Path) -> Documents:
-    # Not above: whoever looks after a run reads the copy in its folder.
+    # Imported here: supervisors read the copy in the run's folder.
     from paceline.system.registry import Documents
 
     return Documents(workspace_dir / "compute", _NAME)
@@ -241,24 +242,24 @@ def _read_file(path: Path, name: str) -> Configured:
 
 
 def _stands_alone(kind: str) -> bool:
-    """True if there is such a kind, and one of it can be had without settings."""
+    """Return whether a kind exists and needs no settings."""
     try:
         options = getattr(kind_class(kind), "OPTIONS", ())
     except TargetError:
-        return kind in OWN  # making it says what is wrong with it
+        return kind in OWN  # making the target raises the error
     return not any(option.is_required for option in options)
 
 
 def kind_names() -> list[str]:
-    """The names of all kinds, sorted."""
+    """Return the names of all kinds, sorted."""
     return plugins.names(GROUP, OWN)
 
 
 def kind_class(kind: str) -> Any:
-    """The class of this kind: has OPTIONS, and makes targets of (name, settings).
+    """Return the class of a kind, which has OPTIONS and takes (name, settings).
 
     Raises:
-        TargetError: there is no such kind, or its module can't be loaded; the message says which.
+        TargetError: The kind does not exist, or its module can't be loaded.
     """
     place = OWN.get(kind) or plugins.installed(GROUP).get(kind)
     if place is None:
@@ -271,16 +272,16 @@ def kind_class(kind: str) -> Any:
 
 
 def kind_options(kind: str) -> tuple[Option, ...]:
-    """The settings that a target of this kind takes.
+    """Return the settings that a kind takes.
 
     Raises:
-        TargetError: as `kind_class`.
+        TargetError: As for `kind_class`.
     """
     return tuple(getattr(kind_class(kind), "OPTIONS", ()))
 
 
 def load_errors() -> dict[str, str]:
-    """Installed kind -> why it can't be loaded, for each that can't."""
+    """Return {kind: error} of the installed kinds that can't be loaded."""
     errors = {}
     for kind, place in plugins.installed(GROUP).items():
         if kind not in OWN:
@@ -292,14 +293,14 @@ def load_errors() -> dict[str, str]:
 
 
 def make_target(kind: str, name: str, settings: Mapping[str, Any]) -> Any:
-    """A target of this kind.
+    """Return a target of a kind.
 
     Raises:
-        TargetError: as `kind_class`; or a setting is wrong.
+        TargetError: As for `kind_class`, or a setting is wrong.
     """
     made = kind_class(kind)
     if not hasattr(made, "OPTIONS"):
-        # The plainest kind of plug-in: nothing to set, nothing to tell.
+        # A minimal plug-in has no settings and no status.
         if settings:
             raise TargetError(f"kind {kind!r} has no settings; found {', '.join(settings)}. Leave them out.")
         return made()
@@ -310,7 +311,7 @@ def _load(kind: str, place: str) -> Any:
     module, _, attribute = place.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # an installed package may raise anything at import
+    except Exception as error:  # an installed package may raise any exception on import
         raise TargetError(
             f"compute targets of kind {kind!r} can't be used: {place} can't be loaded "
             f"({type(error).__name__}: {error}). Mend or remove the package that brings it."
@@ -318,9 +319,9 @@ def _load(kind: str, place: str) -> Any:
 
 
 class ComputeTargets(Mapping[str, Configured]):
-    """Name -> compute target: `local`, and those that the workspace has now. To be read; `paceline compute` changes them.
+    """A read-only mapping of names to the compute targets of a workspace; `paceline compute` changes them.
 
-    `[name]` raises KeyError for a name that there is not, and TargetError for a description that can't be read.
+    `[name]` raises KeyError for an unknown name, and TargetError for an invalid description.
     """
 
     def __init__(self, workspace_dir: Path) -> None:

@@ -1,31 +1,28 @@
-"""The queue of one machine: a ticket for each run that holds some of it or waits for some, and who is served next.
+"""The queue of one machine: tickets of the runs that hold a share of it or wait for one.
 
-A ticket is a small file. Its name gives its place in the order. Runs are served strictly in order: one that needs much is
-not overtaken for ever by those that need little. A ticket counts as long as the run is alive. Who counts as alive is handed
-in: `local` looks at the lock of the run's folder (`paceline.targets.local_leases`), a host of a `ssh` target at the run's
-agent (below). Nothing has to be cleaned up and no process serves the queue: whoever looks next leaves out, and where it may
-removes, what counts no more.
+A ticket is a small file, whose name gives its place. Runs are served strictly in order, so large demands do not starve. A
+ticket is valid while its run lives: for `local` while the lock of the run's folder is held (`paceline.targets.local_leases`),
+on a host of an `ssh` target while the run's agent lives (below). No process serves the queue and nothing needs cleaning:
+readers ignore invalid tickets, and remove their own.
 
-Behind the queue is the program of a host, of which the whole file is a text that a bare Python is given
-(`paceline.targets.ssh.probe.host_program`): what the host has, and who holds how much of it.
+The second half is the program of a host. The file is sent as text to a bare Python there
+(`paceline.targets.ssh.probe.host_program`), which reports resources and grants leases.
 
-    /tmp/paceline-leases-<hostname>.guard     of everybody on the machine: locked by whoever reads or changes
-    /tmp/paceline-leases-<user's number>/<hostname>/
-        2026-11-21T...Z_<run id>.ticket       counts as long as the run's agent on this machine lives, which ends when the
-                                              run's supervisor does, or when the link to it is cut
+    /tmp/paceline-leases-<hostname>.guard     shared by all users: locked while tickets are read or changed
+    /tmp/paceline-leases-<uid>/<hostname>/ 2026-11-21T...Z_<run id>.ticket       valid while the run's agent on this machine
+    lives: until its supervisor ends or
+                                              the link is cut
 
-PACELINE_LEASES of the machine's environment names another folder than /tmp.
+The variable PACELINE_LEASES replaces /tmp.
 
-The order of several users' tickets is that in which they came to the machine, by the times that the kernel gives to their
-files. A ticket's own word counts for up to `_CLAIM_S` before that, since runs are submitted elsewhere. Of one user's tickets the
-older submission comes first.
+Tickets of several users are ordered by the times that the kernel gave to their files. A ticket may claim up to `_CLAIM_S`
+before that, since runs are submitted elsewhere. Among one user's tickets, the older submission is first.
 
-Everybody writes in a folder of their own, and reads the others'. A ticket counts as its owner's, whatever it says; links,
-other people's files in somebody's folder, and what is no ticket count for nothing. So nobody can have another user's
-program write where he likes, take his tickets away, or speak for him. What anybody can do is to hold the guard: who does
-is named.
+Users write in their own folders and read the others'. A ticket always counts as its file owner's. Links, files of other
+owners and invalid tickets are ignored. So no user can make another's program write elsewhere, remove another's tickets or
+forge them. Everybody can hold the guard, but the error names the holder.
 
-Written in the words of Python 3.6, so that one that is too old can say so.
+The code is Python 3.6, so an interpreter that is too old can report that.
 """
 
 # ruff: noqa: UP031
@@ -40,7 +37,7 @@ import stat
 import sys
 import time
 
-TYPE_CHECKING = False  # typing's own takes its time to load
+TYPE_CHECKING = False  # typing is slow to load
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
@@ -48,36 +45,39 @@ if TYPE_CHECKING:
 
     Ticket = dict[str, Any]
 
-if "devices" not in globals():  # there the texts of these modules stand above this one
+if "devices" not in globals():  # on a host, the texts of these modules precede this one
     from paceline.observe.node.gpus import devices
     from paceline.system.lock_holder import holder, user_name
 
 _PARENT = "/tmp"
 _PREFIX = "paceline-leases-"
-#: Longer than anybody needs the guard for, shorter than a host may take to answer.
+#: Longer than the guard is ever needed, shorter than the time limit of a host's answer.
 _GUARD_S = 8.0
-#: A ticket's key may claim that it was submitted so long before its file was written.
+#: How long before its file was written a ticket may claim to be submitted.
 _CLAIM_S = 60.0
-#: No ticket is longer, and nobody has more.
+#: Limits on the size of a ticket and the tickets per user.
 _TICKET_BYTES, _TICKETS = 1 << 16, 1000
-#: Characters of a run's id that are shown, and of a time in UTC.
+#: Limits on the run id and the UTC time that are displayed.
 _LONGEST, _UTC_LENGTH = 300, len("2026-11-23 06:12:03 UTC")
 
 
 class LeasesError(OSError):
-    """The leases can't be used as they are found; the message says why, and what to do."""
+    """The error that the leases can't be used; the message says why, and what to do."""
 
 
 class Queue:
-    """The tickets of one machine. Its methods are called while `locked()` lasts.
+    """The tickets of one machine. Call its methods within `locked()`.
 
         {"key": "2026-...", "run_id": ..., "cores": 2, "gpu_count": 1, "port_count": 0, "granted": {"gpus": ["0"]} or None}
 
-    gpu_share, where it is there: of each of its GPUs that the run takes; the rest is for others that take no more than that.
+    An optional gpu_share is the share of each GPU that the run takes.
 
-    own: the folder of this user's tickets. folders: returns (user's number, folder) of each user whose tickets count; None
-    for the number takes a ticket whoever wrote it. locked: while it lasts, nobody else reads or changes tickets. is_alive:
-    whether the run of a ticket still is. free_ports: (how many, those that are taken) -> ports, for tickets that ask for some.
+    Args:
+        own: The folder of this user's tickets.
+        folders: Returns (uid, folder) of each user whose tickets count; uid None accepts files of any owner.
+        locked: Excludes other readers and writers.
+        is_alive: Whether the run of a ticket lives.
+        free_ports: Takes (count, taken ports) and returns ports.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Queue:
         self._folders, self._is_alive, self._free_ports = folders, is_alive, free_ports
 
     def tickets(self) -> "list[Ticket]":
-        """All tickets that count, in order. Of this user's files, those that do not count are removed."""
+        """Return the valid tickets in order. Remove invalid ones of this user."""
         found = []
         for path, ticket, is_mine in self.files():
             if ticket is not None and self._is_alive(ticket):
@@ -102,19 +102,19 @@ class Queue:
         return in_order(found)
 
     def files(self) -> "Iterator[tuple[str, Ticket | None, bool]]":
-        """(path, the ticket in it or None for what is none, whether it is this user's) of each file, whether it counts or not."""
+        """Yield (path, ticket or None if invalid, whether it is this user's) of each file."""
         for uid, folder in self._folders():
             is_mine = uid is None or uid == os.geteuid()
             try:
                 names = sorted(os.listdir(folder))
             except OSError:
                 continue
-            # Another user may fill a folder of his own: so many are read, and no more.
+            # Read a limited number: another user may fill their folder.
             for name in names[:_TICKETS]:
                 path = os.path.join(folder, name)
                 if name.endswith(".ticket"):
                     yield path, read(path, uid), is_mine
-                elif name.endswith(".new"):  # of one that was killed: whoever writes holds the guard
+                elif name.endswith(".new"):  # left by a killed process: writers hold the guard
                     yield path, None, is_mine
 
     def grant(
@@ -125,18 +125,18 @@ class Queue:
         all_gpus: "Sequence[str]",
         at_once: bool = False,
     ) -> "dict[str, Any]":
-        """Serve the run if it is its turn and there is room: {"granted": what it holds}; else those in its way, {"ahead":
-        tickets, "holders": tickets}.
+        """Serve a run if it is first and fits: {"granted": share}, else {"ahead": tickets, "holders": tickets}.
 
-        ticket: the run's. It is written to its file, but not where at_once finds no room. others: all other tickets.
-        all_cores, all_gpus: what there is to share out.
+        ticket: The run's; it is written to its file, unless at_once is set and nothing fits.
+        others: All other tickets.
+        all_cores: To share out, as `all_gpus`.
         """
         if ticket["granted"] is None:
             queue = in_order([*(other for other in others if other["granted"] is None), ticket])
             ahead = queue[: next(place for place, other in enumerate(queue) if other is ticket)]
             holders = [other for other in others if other["granted"] is not None]
             if not ticket["cores"] and not ticket["gpu_count"]:
-                ahead = []  # it takes nothing away from those before it
+                ahead = []  # it takes nothing from the runs ahead
             ticket["granted"] = None if ahead else self._fit(ticket, holders, all_cores, all_gpus)
             if ticket["granted"] is not None or not (at_once or self._has_place(ticket)):
                 self.write(ticket)
@@ -147,7 +147,7 @@ class Queue:
     def _fit(
         self, ticket: "Ticket", holders: "list[Ticket]", all_cores: int, all_gpus: "Sequence[str]"
     ) -> "dict[str, Any] | None":
-        """A share of the machine for the run, beside these; None where there is no room."""
+        """Return a share of the machine for the run beside the holders, or None."""
         granted = fit(ticket, holders, all_cores, all_gpus)
         if granted is not None and self._free_ports is not None:
             granted["ports"] = list(self._free_ports(ticket["port_count"], self.taken("ports", holders)))
@@ -156,34 +156,34 @@ class Queue:
         return granted
 
     def _has_place(self, ticket: "Ticket") -> bool:
-        """True if the ticket waits already: written again, its file would be as young as a new one."""
+        """Return whether the ticket is already queued: writing it again would lose its age."""
         there = read(os.path.join(self.own, ticket["key"] + ".ticket"), None)
         return there is not None and there["granted"] is None and there.get("pid") == ticket.get("pid")
 
     @staticmethod
     def taken(what: str, holders: "Sequence[Ticket]") -> "Any":
-        """The set of all "gpus" or "ports" that these tickets hold."""
+        """Return the set of "gpus" or "ports" that the tickets hold."""
         return {each for item in holders if item["granted"] for each in item["granted"].get(what, ())}
 
     def write(self, ticket: "Ticket") -> None:
-        """Put the ticket in its file: all of it or nothing, for everybody to read; in a folder where nobody else can write."""
+        """Write a ticket atomically, readable for everybody, in a folder that only this user can write to."""
         path = os.path.join(self.own, ticket["key"] + ".ticket")
-        # A new file of a random name: nothing that lies there is followed or written to.
+        # A new file with a random name: never follow or overwrite an existing file.
         beside = "%s.%s.new" % (path, os.urandom(8).hex())
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w") as file:
-            # Whatever the umask: other users have to read it.
+            # Other users have to read it, whatever the umask.
             os.fchmod(fd, 0o644)
             json.dump(ticket, file)
         os.rename(beside, path)
 
     def remove(self, key: str) -> None:
-        """Give back what the ticket of this user's holds, or its place."""
+        """Remove a ticket of this user: its lease or its place."""
         forget(os.path.join(self.own, key + ".ticket"))
 
 
 def in_order(tickets: "Sequence[Ticket]") -> "list[Ticket]":
-    """Return the tickets in the order of service: a user has the places of their files, by age, and fills them by key."""
+    """Return the tickets in the order of service: a user's places come from file ages, filled in key order."""
     places = sorted(tickets, key=lambda ticket: (ticket["since"], ticket["uid"] or 0, ticket["key"]))
     by_key = sorted(tickets, key=lambda ticket: ticket["key"])
     mine = {uid: iter([each for each in by_key if each["uid"] == uid]) for uid in {each["uid"] for each in tickets}}
@@ -191,7 +191,7 @@ def in_order(tickets: "Sequence[Ticket]") -> "list[Ticket]":
 
 
 def since(key: str, written: float) -> float:
-    """When a ticket was submitted, by its key's word as far as that may be believed: seconds since 1970."""
+    """Return when a ticket was submitted, in seconds since 1970, limiting the claim of its key."""
     try:
         claimed = float(calendar.timegm(time.strptime(key[:19], "%Y-%m-%dT%H:%M:%S")))
     except ValueError:
@@ -200,37 +200,37 @@ def since(key: str, written: float) -> float:
 
 
 def has_room(ticket: "Ticket", others: "Sequence[Ticket]", all_cores: int, all_gpus: "Sequence[str]") -> bool:
-    """True if a run could be given what its ticket asks for now, ports left out, whatever it holds. Nothing is written."""
+    """Return whether a run's demand, without ports, fits now. Nothing is written."""
     holders = [other for other in others if other["granted"] is not None]
-    # Somebody who waits would be served first.
+    # A waiting run would be served first.
     return len(holders) == len(others) and fit(ticket, holders, all_cores, all_gpus) is not None
 
 
 def fit(
     ticket: "Ticket", holders: "Sequence[Ticket]", all_cores: int, all_gpus: "Sequence[str]"
 ) -> "dict[str, Any] | None":
-    """The GPUs of a run, {"gpus": [...]}, beside these; None where there is no room for it."""
+    """Return the GPUs for a run beside the holders, {"gpus": [...]}, or None if it does not fit."""
     used = sum(int(item["cores"]) for item in holders)
     free = free_gpus(ticket, holders, all_gpus)
-    # A run that asks for more cores than there are gets all of them.
+    # A run that asks for more cores than the machine has gets all of them.
     if used + min(ticket["cores"], all_cores) > all_cores or ticket["gpu_count"] > len(free):
         return None
     return {"gpus": free[: ticket["gpu_count"]]}
 
 
 def free_gpus(ticket: "Ticket", holders: "Sequence[Ticket]", all_gpus: "Sequence[str]") -> "list[str]":
-    """Those with room for the run's share. First the ones that are shared already, so that whole ones stay free."""
+    """Return the GPUs with room for the run's share, shared ones first, to keep whole GPUs free."""
     used = dict.fromkeys(all_gpus, 0.0)
     for item in holders:
         for gpu in item["granted"].get("gpus", ()):
             used[gpu] = used.get(gpu, 0.0) + share_of(item)
-    # Ten shares of 0.1 are a little more than 1.
+    # Rounding: ten shares of 0.1 sum to slightly more than 1.
     free = [gpu for gpu in all_gpus if used[gpu] + share_of(ticket) < 1 + 1e-6]
     return sorted(free, key=lambda gpu: -round(used[gpu], 6))
 
 
 def answer(verb: str, given: "dict[str, Any]") -> "dict[str, Any]":
-    """The result of "look", "take" or "give_back", or {"error": why there is none}; with the Python that did it."""
+    """Return the result of "look", "take" or "give_back", or {"error": reason}, and the Python that ran it."""
     try:
         found = {"look": look, "take": take, "give_back": give_back}[verb](given)
     except OSError as error:
@@ -239,12 +239,12 @@ def answer(verb: str, given: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def look(given: "dict[str, Any]") -> "dict[str, Any]":
-    """Look at what the machine has, and who holds or waits for some of it. GPUs only where `with_gpus`: asking takes a while."""
+    """Report the machine's resources and tickets. GPUs only if `with_gpus`, since listing them is slow."""
     answer: dict[str, Any] = {"host": os.uname().nodename, "cores": core_count(), "boot_id": boot_id()}
     if given.get("with_gpus"):
         answer["gpus"] = list(devices())
     answer["tickets"] = []
-    # Where no run has ever been, looking leaves no file behind.
+    # On a machine without runs, don't create a file.
     if user_folders():
         with locked():
             answer["tickets"] = host_queue().tickets()
@@ -252,10 +252,11 @@ def look(given: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def take(given: "dict[str, Any]") -> "dict[str, Any]":
-    """The run's lease {"granted": {"gpus": [...]}} if it is its turn and there is room; else who is in the way.
+    """Return the run's lease {"granted": {"gpus": [...]}} if it is first and fits; else the runs in the way.
 
-    given: a ticket's `key`, `run_id`, `cores` and `gpu_count`, the `pid` of the run's agent, and `all_cores` and `all_gpus` of
-    the machine. at_once: leave no place in the queue unless granted.
+    Args:
+        given: The ticket's `key`, `run_id`, `cores` and `gpu_count`, the `pid` of the run's agent, the machine's `all_cores`
+            and `all_gpus`, and at_once: don't queue unless granted.
     """
     offered = [given.pop("all_cores"), given.pop("all_gpus"), given.pop("at_once", False)]
     mine = dict(given, boot_id=boot_id(), started=start_time(given["pid"]), uid=os.geteuid(), granted=None)
@@ -265,7 +266,7 @@ def take(given: "dict[str, Any]") -> "dict[str, Any]":
         for folder in (os.path.dirname(queue.own), queue.own):
             make_own_folder(folder)
         others = []
-        # The pid belongs to it: a run's new agent does not take over the ticket of an old one that still lives.
+        # The pid is part of the identity: a new agent must not take over the ticket of a living old one.
         for item in queue.tickets():
             if all(item[name] == mine[name] for name in ("uid", "key", "pid")):
                 mine.update(granted=item["granted"], since=item["since"])
@@ -282,7 +283,7 @@ def give_back(given: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def note(given: "dict[str, Any]") -> "dict[str, Any]":
-    """Write into the run's ticket since when it hangs (`hangs_since`; None: not any more), for those who wait for it."""
+    """Record in the run's ticket since when it hangs (`hangs_since`, None to clear), for waiting runs."""
     queue = host_queue()
     with locked():
         found = read(os.path.join(queue.own, given["key"] + ".ticket"), os.geteuid())
@@ -292,34 +293,34 @@ def note(given: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def host_queue() -> Queue:
-    """The queue of this host, which all of its users share."""
-    # Several machines may share a /tmp, as hosts that boot without a disk do.
+    """Return the queue of this host, which all of its users share."""
+    # Machines that boot without a disk may share a /tmp.
     own = os.path.join(parent_dir(), "%s%d" % (_PREFIX, os.geteuid()), os.uname().nodename)
     return Queue(own, user_folders, locked, is_alive)
 
 
 def is_alive(ticket: "Ticket") -> bool:
-    """True if the agent that the ticket names still runs, and is its owner's."""
+    """Return whether the ticket's agent runs and belongs to its owner."""
     pid = ticket.get("pid")
     if not isinstance(pid, int) or not 0 < pid < 1 << 31 or ticket.get("boot_id") != boot_id():
         return False
-    # Signal 0 is never delivered; the kernel only says whether it could be.
+    # Signal 0 only checks whether the process exists.
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # another user's, of whom /proc may show nothing
+        pass  # another user's process, which /proc may hide
     owner = process_owner(pid)
     if owner is not None and owner != ticket["uid"]:
         return False
-    # Mounted with hidepid, /proc shows nothing of other users' processes: then that the pid is in use has to do.
+    # With hidepid, /proc hides other users' processes: then a used pid has to suffice.
     found = start_time(pid)
     return found == ticket.get("started") if found else not os.path.isdir("/proc/%d" % pid)
 
 
 def start_time(pid: int) -> str:
-    """Tells a process from a later one of the same number; empty where it can't be seen, or is dead already."""
+    """Return the start time of a process, which distinguishes reused pids; "" if unknown or dead."""
     try:
         with open("/proc/%d/stat" % pid) as file:
             state, *others = file.read().rpartition(")")[2].split()
@@ -329,7 +330,7 @@ def start_time(pid: int) -> str:
 
 
 def process_owner(pid: int) -> "int | None":
-    """The number of the user whose the process is; None where that can't be seen."""
+    """Return the uid of a process's owner, or None if unknown."""
     try:
         with open("/proc/%d/status" % pid) as file:
             for line in file:
@@ -341,15 +342,15 @@ def process_owner(pid: int) -> "int | None":
 
 
 def forget(path: str) -> None:
-    # It counts for nothing either way.
+    # An undeletable ticket is ignored anyway.
     with contextlib.suppress(OSError):
         os.unlink(path)
 
 
 def read(path: str, uid: "int | None") -> "Ticket | None":
-    """A ticket of this user's, anybody's for None; None for anything else."""
+    """Return the ticket of this user (any user for None), or None if it is invalid."""
     try:
-        # O_NONBLOCK: opening a FIFO that somebody has put there would wait for a writer.
+        # O_NONBLOCK: opening a FIFO would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
@@ -371,9 +372,9 @@ def read(path: str, uid: "int | None") -> "Ticket | None":
         return None
     if not all(isinstance(gpu, str) for gpu in gpus_held):
         return None
-    # Nobody can set the time of a file's change, as its owner can that of its contents.
+    # The owner of a file can set its mtime, but not its ctime.
     place = since(value["key"], status.st_ctime)
-    # Another user's text, which is shown on a terminal and in files of lines.
+    # Untrusted text of another user, shown on terminals and in logs.
     run_id = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value.get("run_id"))[:_LONGEST])
     hangs = value.get("hangs_since")
     hangs = hangs if isinstance(hangs, str) and len(hangs) == _UTC_LENGTH and hangs.isprintable() else None
@@ -389,7 +390,7 @@ def read(path: str, uid: "int | None") -> "Ticket | None":
 
 
 def share_of(ticket: "Ticket") -> float:
-    """The part of each of its GPUs that a run takes. Another user's ticket may say anything: all of it then."""
+    """Return the share of each GPU that a run takes. Invalid values of other users' tickets count as 1."""
     share = ticket.get("gpu_share", 1.0)
     return float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else 1.0
 
@@ -399,7 +400,7 @@ def parent_dir() -> str:
 
 
 def user_folders() -> "list[Any]":
-    """(number of the user, their tickets' folder) of all users who have one, and whose own it is."""
+    """Return (uid, folder of tickets) of all users that own theirs."""
     parent, found = parent_dir(), []
     try:
         names = os.listdir(parent)
@@ -411,14 +412,14 @@ def user_folders() -> "list[Any]":
             continue
         outer = os.path.join(parent, name)
         inner = os.path.join(outer, os.uname().nodename)
-        # The outer one too: who could write there could put another folder in the place of the inner one.
+        # Check the outer folder too: its writers could replace the inner one.
         if is_own_folder(outer, int(number)) and is_own_folder(inner, int(number)):
             found.append((int(number), inner))
     return sorted(found)
 
 
 def is_own_folder(path: str, uid: int) -> bool:
-    """True for a folder, not a link to one, that belongs to this user, and that nobody else can write to."""
+    """Return whether a path is a folder (not a link) of this user that only they can write to."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -428,16 +429,16 @@ def is_own_folder(path: str, uid: int) -> bool:
 
 @contextlib.contextmanager
 def locked() -> "Iterator[None]":
-    """While it lasts, nobody else reads or changes tickets.
+    """Exclude other readers and writers of tickets during a `with` block.
 
     Raises:
-        LeasesError: a folder is not as it has to be, or somebody holds the guard for longer than anybody needs it.
+        LeasesError: A folder is unsafe, or a process holds the guard too long.
     """
     check_parent()
     fd = take_guard(os.path.join(parent_dir(), "%s%s.guard" % (_PREFIX, os.uname().nodename)))
     try:
         yield
-    # Closing gives the lock back. The file stays: removing it would leave two locks of one name.
+    # Closing releases the lock. The file stays: removing it could lead to two locks of one name.
     finally:
         os.close(fd)
 
@@ -460,9 +461,9 @@ def check_parent() -> None:
 
 
 def make_own_folder(path: str) -> None:
-    """This user's own folder, which others can read."""
+    """Create this user's folder, readable for others."""
     try:
-        # Closed at first, then opened for reading: nobody gets in between.
+        # Create it private, then open it to readers: others can't get in between.
         os.mkdir(path, 0o700)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         os.fchmod(fd, 0o755)
@@ -478,19 +479,19 @@ def make_own_folder(path: str) -> None:
 
 
 def take_guard(path: str) -> int:
-    """An open file that holds the lock of this file, which nobody removes.
+    """Return an open file that holds the lock of the guard, which is never removed.
 
     Raises:
-        LeasesError: it is no plain file, or somebody else holds it; who that is.
+        LeasesError: It is not a plain file, or another process holds it; the message names the process.
     """
     deadline = time.monotonic() + _GUARD_S
     while True:
         fd, why = open_guard(path), "user %s keeps it from being opened" % owner_of(path)
         if fd is not None:
             try:
-                # Not blocking: the holder may be stopped, and this process could not say who it is.
+                # Non-blocking: the holder may be stopped, and this process has to report it.
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Between open and flock its owner may have removed it; two would then hold two locks of one name.
+                # The owner may have removed it between open and flock, leading to two locks of one name.
                 if is_still(path, fd):
                     return fd
             except OSError as error:
@@ -508,10 +509,10 @@ def take_guard(path: str) -> int:
 
 
 def open_guard(path: str) -> "int | None":
-    """The file, made where it is not there; None where another user has just made it, or does not let others read it."""
+    """Open or create the guard. Return None if another user has just created it or denies reading."""
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        # Reading is enough for a lock, and all that another user's file in such a folder is good for.
+        # Read access suffices for a lock, and is all that another user's file grants.
         fd = os.open(path, os.O_RDONLY | flags)
     except FileNotFoundError:
         try:
@@ -532,7 +533,7 @@ def open_guard(path: str) -> "int | None":
 
 
 def is_still(path: str, fd: int) -> bool:
-    """True if the name still stands for the open file: its owner may have removed it."""
+    """Return whether the path still leads to the open file."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except OSError:

@@ -1,8 +1,7 @@
-"""This machine: nodes are groups of processes on it, and several runs share it by leases.
+"""The target `local`: nodes are groups of processes on this machine, which runs share by leases.
 
-A run asks for `cores` of each worker, one unless the job says otherwise, at most all there are, and with use_gpu=True for one
-GPU a worker, or a share of one (gpu_share). Leases count; they do not bind: a worker may use what threads it likes, and finds a
-sensible number of them in OMP_NUM_THREADS.
+A run leases the `cores` of each worker (default one, at most all), and with use_gpu=True one GPU per worker or a share of one
+(gpu_share). Leases are accounting only: a worker may use more threads; OMP_NUM_THREADS has a sensible number.
 """
 
 from __future__ import annotations
@@ -67,11 +66,11 @@ class LocalTarget:
         return Preview(nodes=self._nodes(job, gpus), ports=preview_ports(job))
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Let a supervisor load its modules while the source is copied: a submission then waits for the longer of the two."""
+        """Load a supervisor while the source is copied, so that the submission waits for the longer of the two."""
         supervisors.load(run_dir, library_dir, python, supervisors.FOR_THIS_MACHINE)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        # An elastic run stands in the queue for the fewest nodes, and takes more if there are more when its turn has come.
+        # An elastic run queues for its minimum, and takes more nodes if they are free at its turn.
         fewest = self._demand(job.resized(job.least_nodes))
         self._queue(job).enqueue(
             run_dir, cores=fewest.cores, gpus=fewest.gpus, ports=port_count(job), gpu_share=job.gpu_share
@@ -84,7 +83,7 @@ class LocalTarget:
             try:
                 found = queue.try_grant(run_dir, demands)
             except LookupError:
-                self.enqueue(job, run_dir)  # it had nodes, and has given them back
+                self.enqueue(job, run_dir)  # it has returned its nodes
                 continue
             if isinstance(found, Lease):
                 give_back = functools.partial(self.release, run_dir)
@@ -94,7 +93,7 @@ class LocalTarget:
             if waiting(_waits_for(found, run_dir)):
                 return None
             time.sleep(pause)
-            # Only the next in line has to be quick.
+            # Only the first in the queue polls often.
             pause = min(pause * 1.1, _SLOWEST_POLL_S if len(found) > 1 else 4 * _POLL_S)
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
@@ -109,7 +108,7 @@ class LocalTarget:
         LocalQueue(leases_dir(), self._cores, ()).release(run_dir)
 
     def _demands(self, job: Job, least: int) -> list[LocalDemand]:
-        """What the job asks for from all of its nodes down to so many."""
+        """Return the job's demands for all of its nodes down to `least`."""
         return [self._demand(job.resized(count)) for count in range(job.node_count, least - 1, -1)]
 
     def _demand(self, job: Job) -> LocalDemand:
@@ -118,7 +117,7 @@ class LocalTarget:
         return LocalDemand(nodes=job.node_count, cores=cores, gpus=size if job.use_gpu else 0)
 
     def _queue(self, job: Job) -> LocalQueue:
-        # nvidia-smi takes a second on some machines: asked only for a run that wants a GPU.
+        # nvidia-smi may take a second: only ask it for a run that needs a GPU.
         return LocalQueue(leases_dir(), self._cores, devices() if job.use_gpu else ())
 
     def _nodes(self, job: Job, leased: tuple[str, ...]) -> tuple[Node, ...]:
@@ -139,14 +138,14 @@ class LocalTarget:
 
 
 def _waits_for(tickets: list[Ticket], run_dir: Path) -> str:
-    """Return the status text of the run of `run_dir`, which waits for the runs of these tickets.
+    """Return the status text of a run that waits for the runs of these tickets.
 
-    Of a run elsewhere the text names the folder, of another user's its owner. Where one of the runs hangs, the text says since
-    when, and how to end that run.
+    The text names the folder of a run of another workspace, and the owner of another user's run. If one of the runs hangs,
+    the text says since when, and how to end that run.
     """
     if not tickets:
         return "other runs hold what it needs"
-    # Whoever may write to the leases' folder may have written the ticket.
+    # Others who may write to the leases' folder may have written the ticket.
     folders = [RunFolder(Path(str(ticket["run_dir"]))) for ticket in tickets]
     shown = ", ".join(_named(folder, run_dir) for folder in folders[:3]) + (", ..." if len(folders) > 3 else "")
     hanging = next(filter(None, map(_hang_text, folders)), "")
@@ -163,14 +162,14 @@ def _named(folder: RunFolder, run_dir: Path) -> str:
 
 
 def _hang_text(folder: RunFolder) -> str:
-    # Here, for a run that does not wait has no use for them.
+    # Imported here: only waiting runs need it.
     from paceline.runs import store
     from paceline.runs.follow import hang_status
 
     try:
         record = store.stored(folder)
     except PacelineError:
-        return ""  # removed, or another user's, whose record nobody else may read
+        return ""  # removed, or unreadable record of another user
     status = hang_status(record)
     if status == record.status:
         return ""
@@ -178,7 +177,7 @@ def _hang_text(folder: RunFolder) -> str:
 
 
 class ThisMachine(LocalTarget):
-    """`local`, as a kind of compute target that has no settings."""
+    """`local` as a kind of compute target, without settings."""
 
     kind: ClassVar[str] = "local"
     OPTIONS: ClassVar[tuple[Option, ...]] = ()
@@ -188,12 +187,12 @@ class ThisMachine(LocalTarget):
         super().__init__()
 
     def status(self) -> Status:
-        """This machine, and what of it runs hold by leases."""
-        # Not above: each supervisor of this machine loads this module, and none asks.
+        """Return this machine and its leases."""
+        # Imported here: each supervisor on this machine loads this module, and none needs it.
         from paceline.targets.status import Status, leased
 
         gpus, cores = devices(), core_count()
-        # A look drops the tickets of dead runs, as every user of the queue does.
+        # Reading the queue drops the tickets of dead runs.
         tickets = LocalQueue(leases_dir(), cores, gpus).tickets()
         granted = [ticket for ticket in tickets if ticket["granted"] is not None]
         return Status(
@@ -204,7 +203,7 @@ class ThisMachine(LocalTarget):
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Open one link, however many nodes are asked for: they are all this machine."""
+        """Open one link, whatever the node count: all nodes are this machine."""
         import paceline
         from paceline.remote.foreign_python import bootstrap_words
         from paceline.remote.link.link import Link

@@ -1,10 +1,9 @@
-"""The runs of `local` share this machine: `paceline.targets.leases` with a user's own folder, and with ports.
+"""The queue of this machine for runs of `local`: `paceline.targets.leases` in a folder per user, with ports.
 
-    tickets/00000041.ticket     its number gives the order, which is that of submission
-    guard                       locked by whoever reads or changes tickets
+    tickets/00000041.ticket     its number gives the order, that of submission
+    guard                       locked while tickets are read or changed
 
-A ticket names a run's folder. It counts as long as somebody holds the lock of that folder, so a killed supervisor gives
-everything back at once.
+A ticket names a run's folder and is valid while a process holds that folder's lock, so a killed supervisor frees everything.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from paceline.targets.leases import Queue, has_room
 if TYPE_CHECKING:
     from paceline.targets.leases import Ticket
 
-#: Where the tickets lie, in place of the user's state folder.
+#: Replaces the folder of tickets in the user's state folder.
 LEASES_VARIABLE = "PACELINE_LEASES"
-#: Whoever holds the guard does so for moments, but for the end of a killed run's processes.
+#: The guard is held for moments, except to end the processes of a killed run.
 _GUARD_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """A run's share of a machine. nodes: for how many it is enough, of those that an elastic run has asked for."""
+    """A run's share of a machine, enough for `nodes` of the nodes that an elastic run asked for."""
 
     nodes: int = 1
     cores: int
@@ -46,7 +45,7 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalDemand:
-    """What a run asks of a machine for so many nodes."""
+    """The resources that a run needs on a machine for a number of nodes."""
 
     nodes: int
     cores: int
@@ -54,16 +53,16 @@ class LocalDemand:
 
 
 def leases_dir() -> Path:
-    """The folder of this machine's tickets, one for each user.
+    """Return the folder of this user's tickets on this machine.
 
     Raises:
-        TargetError: the user's home can't be written to, and the folder in its place is somebody else's.
+        TargetError: The home can't be written to, and the fallback belongs to another user.
     """
     named = os.environ.get(LEASES_VARIABLE)
     if named:
         return Path(named)
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    # The home may be shared by several machines.
+    # Several machines may share the home.
     folder = Path(state) / "paceline" / "leases" / socket.gethostname()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -87,19 +86,27 @@ def _own_folder() -> Path:
 
 
 class LocalQueue:
-    """The queue of this machine. folder: where its tickets lie. cores, gpus: what there is to share out."""
+    """The queue of this machine.
+
+    Args:
+        folder: Of the tickets.
+        cores: To share out, as `gpus`.
+    """
 
     def __init__(self, folder: Path, cores: int, gpus: tuple[str, ...]) -> None:
         self._guard = folder / "guard"
         self._cores, self._gpus = cores, gpus
         own = str(folder / "tickets")
-        # Whoever may write to the folder may put tickets there: a group may have named one that they share.
+        # Everybody who may write to the folder may add tickets: a group may share it.
         self._queue = Queue(own, lambda: [(None, own)], self._locked, _is_looked_after, machine.free_ports)
 
     def enqueue(self, run_dir: Path, *, cores: int, gpus: int, ports: int, gpu_share: float = 1.0) -> None:
-        """Put the run, which asks for so much, at the end of the queue. gpu_share: of each of its GPUs."""
+        """Add a run to the end of the queue, with its demand.
+
+        gpu_share: Share of each GPU.
+        """
         with self._locked():
-            # Under the guard, so no two runs get one number. A number is used again once the queue is empty.
+            # The guard keeps numbers unique. They start again when the queue is empty.
             numbers = [int(ticket["key"]) for ticket in self._queue.tickets()]
             ticket = {
                 "key": f"{max(numbers, default=0) + 1:08d}",
@@ -114,12 +121,12 @@ class LocalQueue:
             self._queue.write(ticket)
 
     def try_grant(self, run_dir: Path, demands: Sequence[LocalDemand] = ()) -> Lease | list[Ticket]:
-        """The run's lease, if it is its turn and there is room; else the tickets of the runs that it waits for.
+        """Return the run's lease if it is first and fits, else the tickets that it waits for.
 
-        demands: what it takes in place of what its ticket says, the largest first; it waits for the last.
+        demands: Override the demand of the ticket, largest first; the run waits for the last.
 
         Raises:
-            LookupError: the run has no ticket.
+            LookupError: The run has no ticket.
         """
         with self._locked():
             mine, others = self._split(run_dir)
@@ -139,11 +146,12 @@ class LocalQueue:
         )
 
     def most_nodes(self, run_dir: Path, demands: Sequence[LocalDemand]) -> int:
-        """The nodes of the first of these demands, the largest first, for which there would be room if the run gave back what
-        it holds; 0 where there is none.
+        """Return the nodes of the largest demand that would fit if the run returned its lease, or 0.
+
+        demands: Largest first.
 
         Raises:
-            LookupError: the run has no ticket.
+            LookupError: The run has no ticket.
         """
         with self._locked():
             mine, others = self._split(run_dir)
@@ -153,10 +161,10 @@ class LocalQueue:
         return 0
 
     def renew_ports(self, run_dir: Path) -> tuple[int, ...]:
-        """Lease the run other ports than those it holds, in which it keeps its turn.
+        """Lease other ports to the run, which keeps its turn.
 
         Raises:
-            TargetError: there are not enough.
+            TargetError: There are not enough.
         """
         with self._locked():
             mine, others = self._split(run_dir)
@@ -169,23 +177,23 @@ class LocalQueue:
             return tuple(ports)
 
     def release(self, run_dir: Path) -> None:
-        """Give back what the run holds, or its place."""
-        # `files`, not `tickets`: those look at whether runs live, and end what is left of dead ones, which may be this one.
+        """Remove the run's ticket: its lease or its place."""
+        # `files`, not `tickets`, which would end leftover processes of dead runs, perhaps of this one.
         with self._locked():
             for _, ticket, _ in self._queue.files():
                 if ticket is not None and ticket.get("run_dir") == str(run_dir):
                     self._queue.remove(ticket["key"])
 
     def tickets(self) -> list[Ticket]:
-        """The tickets of the runs that somebody looks after, in order."""
+        """Return the tickets of living runs, in order."""
         with self._locked():
             return self._queue.tickets()
 
     def _split(self, run_dir: Path) -> tuple[Ticket, list[Ticket]]:
-        """The run's ticket, and all others.
+        """Return the run's ticket, and all others.
 
         Raises:
-            LookupError: the run has none.
+            LookupError: The run has no ticket.
         """
         tickets = self._queue.tickets()
         mine = next((ticket for ticket in tickets if ticket["run_dir"] == str(run_dir)), None)
@@ -197,7 +205,7 @@ class LocalQueue:
     def _locked(self) -> Iterator[None]:
         Path(self._queue.own).mkdir(parents=True, exist_ok=True)
         try:
-            # The guard is this user's alone, or a group's: nobody else can open it.
+            # Only this user, or the group, can open the guard.
             with locks.locked(self._guard, patience_s=_GUARD_S):
                 yield
         except locks.LockHeldError as error:
@@ -209,13 +217,13 @@ def _asked(demand: LocalDemand) -> dict[str, int]:
 
 
 def _is_looked_after(ticket: Ticket) -> bool:
-    """True if somebody holds the lock of the ticket's run."""
+    """Return whether a process holds the lock of the ticket's run."""
     if not isinstance(ticket.get("run_dir"), str) or not ticket["key"].isdecimal():
         return False
     folder = RunFolder(Path(ticket["run_dir"]))
     if locks.is_held(folder.lock):
         return True
-    # Before its cores are given to another, whatever a killed supervisor may have left on them is ended.
+    # End what a killed supervisor has left on these cores before another run gets them.
     with contextlib.suppress(PacelineError, OSError):
         read.record(folder)
     return False

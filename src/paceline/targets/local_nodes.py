@@ -1,4 +1,4 @@
-"""The nodes of `local`: this process starts everything itself, and everything is below it."""
+"""The nodes of `local`: groups of processes below the supervisor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from paceline.system.files import make_own
 
 
 class LocalNodes:
-    """Groups of processes below this one. give_back: called once they are closed. new_ports: leases others."""
+    """Groups of processes below this process.
+
+    Args:
+        give_back: Called once they are closed.
+        new_ports: Leases other ports.
+    """
 
     def __init__(
         self,
@@ -31,7 +36,7 @@ class LocalNodes:
     ) -> None:
         self.nodes, self.ports = nodes, ports
         self._give_back, self._new_ports = give_back, new_ports
-        #: What was started, each command with its node's rank for a tag.
+        #: Started commands, each tagged with its node's rank.
         self._commands = Commands()
         self._folder: RunFolder | None = None
         self._meter: LoadMeter | None = None
@@ -51,7 +56,7 @@ class LocalNodes:
         return None
 
     def begin(self, attempt: int) -> None:
-        """Do nothing: the nodes see the run's own folder."""
+        """Do nothing: the nodes use the run's own folder."""
 
     def renew_ports(self) -> None:
         if self._new_ports is not None:
@@ -70,7 +75,7 @@ class LocalNodes:
         return processes.is_alive(pid)
 
     def ended(self) -> list[ProcessExit]:
-        # The supervisor inherits orphans (PR_SET_CHILD_SUBREAPER), and reaps more than was started: of those no end is told.
+        # The supervisor adopts orphans (PR_SET_CHILD_SUBREAPER) and reaps them too, but reports only the ends of commands.
         ends, _ = self._commands.reap()
         return [
             ProcessExit(
@@ -87,12 +92,12 @@ class LocalNodes:
         return {}
 
     def fetch(self) -> None:
-        """Do nothing: everything is here."""
+        """Do nothing: all files are here."""
 
     def kill_all(self) -> None:
-        """The ends of what is killed are still told by `ended`."""
+        """Kill everything; `ended` still reports the ends."""
         deadline = time.monotonic() + 10
-        # Again until none is left: a process may fork in the moment before it is killed.
+        # Repeat until nothing is left: a process may fork just before it is killed.
         while (left := processes.descendants(os.getpid())) and time.monotonic() < deadline:
             for pid in left:
                 processes.send(pid, 9)
@@ -106,7 +111,7 @@ class LocalNodes:
         return disk_of(str(self._folder.path))[0] < REPORT_BYTES
 
     def loads(self, workers: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-        """Of the first node alone, with the workers of all: they stand in for one machine."""
+        """Return the load of the machine under the first node, with the workers of all nodes."""
         if self._meter is None:
             gpus = tuple(dict.fromkeys(gpu for node in self.nodes for gpu in node.gpus))
             self._meter = LoadMeter(gpus or None)

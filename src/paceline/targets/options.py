@@ -1,11 +1,10 @@
-"""The settings of a kind of compute target: declared once, read from Python, from JSON and from a command line.
+"""Settings of a kind of compute target: declared once, read from Python, JSON and the command line.
 
-class SshTarget:
-    OPTIONS = (Option("hosts", "file of lines `host slots=N`", type=Path, is_required=True),
+class SshTarget: OPTIONS = (Option("hosts", "file of lines `host slots=N`", type=Path, is_required=True),
                Option("folder", "on the hosts, for runs and snapshots"))
 
     def __init__(self, name="ssh", settings={}):
-        values = check_settings("ssh", self.OPTIONS, settings, name)     # every option has a value now
+        values = check_settings("ssh", self.OPTIONS, settings, name)     # has a value for every option
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from paceline.errors import TargetError
 from paceline.job.secret_values import credentials_in
 from paceline.remote.wire import LEAST_SILENCE_S, SILENCE_S
 
-#: str, int, float, bool, list (of str), Path (of a file of this machine; the setting is its absolute path as str).
+#: str, int, float, bool, list (of str), or Path (a local file; the setting is its absolute path as str).
 OptionType: TypeAlias = "type[str] | type[int] | type[float] | type[bool] | type[list[str]] | type[Path]"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-#: A line break in a setting would be a line of its own in an sbatch script or a host file.
+#: A line break would start a new line of an sbatch script or a host file.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _METAVARS = {str: "TEXT", int: "N", float: "X", list: "TEXT", Path: "FILE"}
 
 
-#: Type of an option -> whether a value is one, and what it then is, in words.
+#: Type of an option -> its check, and its description.
 _VALUES: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
     str: (lambda value: isinstance(value, str), "a text"),
     bool: (lambda value: isinstance(value, bool), "true or false"),
@@ -47,10 +46,13 @@ _VALUES: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class Option:
-    """One setting of a kind of compute target.
+    """A setting of a kind of compute target.
 
-    name: as in Python and JSON; `time_limit` is `--time-limit` on the command line.
-    help: a few words, no full stop. choices: the only values, where there are only some. least: the smallest number.
+    Attributes:
+        name: As in Python and JSON; `time_limit` is `--time-limit` on the command line.
+        help: A few words without a full stop.
+        choices: The allowed values, if limited.
+        least: The smallest number.
     """
 
     name: str
@@ -67,11 +69,11 @@ class Option:
 
     @property
     def word(self) -> str:
-        """The option of a command line: `--time-limit`."""
+        """The command-line option, such as `--time-limit`."""
         return f"--{self.name.replace('_', '-')}"
 
 
-#: Of each kind whose nodes are other machines.
+#: Options of every kind whose nodes are other machines.
 SILENCE = Option(
     "silence_s",
     "seconds without a word after which a node counts as lost, and to a node its supervisor",
@@ -84,12 +86,13 @@ SILENCE = Option(
 def check_settings(
     kind: str, options: Sequence[Option], settings: Mapping[str, Any], name: str | None = None
 ) -> dict[str, Any]:
-    """A value for each option: the one that is set, else its default.
+    """Return a value for each option: the setting, else its default.
 
-    name: of the target, for the message. None as a value counts as not set.
+    name: Of the target, for messages.
+    settings: None counts as not set.
 
     Raises:
-        TargetError: an unknown name, a value of another type, a required one that is missing.
+        TargetError: A name is unknown, a value has the wrong type, or a required option is missing.
     """
     title = f"compute target {name!r}" if name not in (None, kind) else f"a compute target of kind {kind!r}"
     known = {option.name: option for option in options}
@@ -105,19 +108,19 @@ def check_settings(
             value = option.default
         else:
             _check(title, option, value)
-        # Whoever gets the values may change them; the declaration stays as it is.
+        # Copy: callers may change the values, not the declaration.
         values[option.name] = list(value) if option.type is list and value is not None else value
     return values
 
 
 def parse_words(kind: str, options: Sequence[Option], words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The settings in a command line's words, `--partition gpu --requeue --host a --host=b`, and the words that stand alone.
+    """Parse command-line words such as `--partition gpu --requeue --host a --host=b`.
 
-    Only what is there; required ones are looked for by `check_settings`. Files get absolute paths. What follows `--`
-    stands alone.
+    Return the settings and the positional words, which include everything after `--`. Paths become absolute. `check_settings`
+    reports missing required settings.
 
     Raises:
-        TargetError: an unknown option, one without its value, a value of another type; the kind's options are listed.
+        TargetError: An option is unknown, lacks its value or has a wrong one; the message lists the kind's options.
     """
     known = {option.word: option for option in options}
     settings: dict[str, Any] = {}
@@ -158,7 +161,7 @@ def parse_words(kind: str, options: Sequence[Option], words: Sequence[str]) -> t
 
 
 def help_lines(options: Sequence[Option]) -> list[tuple[str, str]]:
-    """(`--partition TEXT`, what it is) for each option, the required ones first."""
+    """Return (`--partition TEXT`, help) of each option, required ones first."""
     lines = []
     for option in sorted(options, key=lambda option: not option.is_required):
         word = option.word if option.type is bool else f"{option.word} {_metavar(option)}"
@@ -217,7 +220,7 @@ def _metavar(option: Option) -> str:
 
 
 def _instead(given: str, known: Sequence[str]) -> str:
-    """The end of a sentence that says what there is instead."""
+    """Return the end of a sentence that lists the alternatives."""
     if not known:
         return "; it has none at all."
     import difflib  # slow to load, for a mistake alone

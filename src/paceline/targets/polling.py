@@ -1,8 +1,9 @@
-"""Answers of engines, kept for all runs of a workspace together: one asks, the others wait and take its answer.
+"""Query engines in the background or within a time limit, and share answers between runs.
 
-<workspace>/engines/<name>.json, <name>.lock
+    <workspace>/engines/<name>.json, <name>.lock
 
-An answer is a dict of JSON, with "told": when it was there, in seconds since the epoch.
+All runs of a workspace share an engine's answer: one process queries, the others wait. An answer is a JSON object with its
+time "told" in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from paceline.errors import EngineError, PacelineError, TargetError
 from paceline.system import locks
 from paceline.system.files import read_json, write_json
 
-#: How old an answer may be.
+#: Oldest answer to use, in seconds.
 FRESH_S = 5.0
 
 Name = TypeVar("Name", bound=Hashable)
@@ -26,17 +27,17 @@ Result = TypeVar("Result")
 
 
 def answers_dir(workspace_dir: Path) -> Path:
-    """The folder in which the answers of a workspace's engines lie."""
+    """Return the folder of the cached answers of a workspace's engines."""
     return workspace_dir / "engines"
 
 
 def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.time) -> dict[str, Any]:
-    """The answer in this file, no older than `FRESH_S`; else what `ask` returns, which is in it from then on."""
+    """Return the cached answer if it is no older than `FRESH_S`, else call `ask` and cache the result."""
     found = kept(path)
     if not _is_fresh(found, clock):
-        # The lock is held while the engine is asked: others wait for this answer instead of asking themselves.
+        # Hold the lock during the query: others wait for this answer instead of querying.
         with locked(path):
-            found = kept(path)  # by now somebody else may have asked
+            found = kept(path)  # another process may have queried meanwhile
             if not _is_fresh(found, clock):
                 found = ask()
                 keep(path, found)
@@ -44,23 +45,24 @@ def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], fl
 
 
 def kept(path: Path) -> dict[str, Any]:
-    """What the file has, however old; {} where that is nothing."""
+    """Return the cached answer, however old, or {}."""
     found = read_json(path)
     return found if isinstance(found, dict) else {}
 
 
 def keep(path: Path, found: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # a full disk, or somebody else's workspace: the answer is good all the same
+    with contextlib.suppress(OSError):  # on a full disk or in another user's workspace, return the answer uncached
         write_json(path, found)
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """While it lasts, no other process asks for this file; but where its folder can't be written to, and on a file system without
-    locks.
+    """Exclude other processes from querying during a `with` block.
+
+    Without effect if the folder is read-only or its file system has no locks.
     """
     with contextlib.ExitStack() as held:
-        # Whoever may only read the workspace still gets an answer, one that is not shared.
+        # Users with read access still get an answer, but don't share it.
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(locks.locked(path.with_suffix(".lock")))
@@ -68,28 +70,32 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _is_fresh(found: dict[str, Any], clock: Callable[[], float]) -> bool:
-    # Clocks of machines that share the folder may differ.
+    # Clocks of the machines that share the folder may differ.
     return abs(clock() - float(found.get("told", 0.0))) < FRESH_S
 
 
 class Lookout:
-    """What `look` returns, a number, as it was when asked last. pause_s: from one look's end to the next.
+    """A number that is polled in the background.
 
-    A look that fails, for the engine does not answer, changes nothing.
+    A query that fails changes nothing.
+
+    Args:
+        look: Queries the number.
+        pause_s: From the end of one query to the next.
     """
 
     def __init__(self, look: Callable[[], int], pause_s: float) -> None:
         self._look, self._pause_s = look, pause_s
         self._thread: threading.Thread | None = None
         self._next = 0.0
-        # Written by the thread alone, and read here: one number.
+        # Only the thread writes it: a plain number needs no lock.
         self._found = 0
 
     def found(self) -> int:
-        """The last answer, 0 before the first. Begins another look where it is time for one; never waits."""
+        """Return the last number, at first 0, and start the next query when it is due. Never blocks."""
         is_looking = self._thread is not None and self._thread.is_alive()
         if not is_looking and time.monotonic() >= self._next:
-            # A daemon: an engine that never answers must not keep the supervisor alive.
+            # Daemon: an engine that never answers must not keep the supervisor alive.
             self._thread = threading.Thread(target=self._run, name="paceline-lookout", daemon=True)
             self._thread.start()
         return self._found
@@ -101,18 +107,19 @@ class Lookout:
 
 
 def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> dict[Name, Result | Exception]:
-    """Make all calls at once; what each returns or raises, TimeoutError for one that takes longer than `limit_s`.
+    """Make all calls in parallel. Return each result or exception, TimeoutError after `limit_s`.
 
-    Such a call goes on in the background; what it brings is lost.
+    A call that takes longer goes on in the background and its result is lost. The threads are daemons, since a pool's threads
+    would block the program's exit.
     """
     answers: dict[Name, Result | Exception] = {}
 
     def make(name: Name, call: Callable[[], Result]) -> None:
         try:
             answer: Result | Exception = call()
-        except Exception as error:  # whoever asked decides what it means
+        except Exception as error:  # the caller decides what it means
             answer = error
-        # One assignment under the interpreter's lock, so nobody sees half an answer.
+        # A single assignment is atomic under the GIL.
         answers[name] = answer
 
     threads = [threading.Thread(target=make, args=item, daemon=True) for item in calls.items()]
@@ -121,7 +128,7 @@ def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> di
     deadline = time.monotonic() + limit_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    # Read once: an answer that comes after this moment counts as late.
+    # Read once: a later answer counts as late.
     late = TimeoutError(f"no answer in {limit_s:g} s")
     return {name: answers.get(name, late) for name in calls}
 
@@ -132,5 +139,5 @@ def within(call: Callable[[], Result], limit_s: float) -> Result | Exception:
 
 
 def said(error: Exception) -> str:
-    """The text of an error, with its name where it is not one of Paceline's own."""
+    """Return the text of an error, with its type unless it is Paceline's own."""
     return str(error) if isinstance(error, (PacelineError, TimeoutError)) else f"{type(error).__name__}: {error}"

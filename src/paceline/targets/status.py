@@ -1,4 +1,4 @@
-"""The state of a compute target: its nodes, what of them is in use, and who waits. For `paceline compute list` and `show`."""
+"""The status of a compute target: its nodes, their use and the queue, for `paceline compute list` and `show`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from paceline.errors import TargetError
 
 
 class SettingError(TargetError):
-    """The engine was asked, and a setting names what it has not got."""
+    """The error that a setting names something that the engine does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:
-    """One node. used_*: by anybody's jobs, as far as the engine tells; None where it does not know.
+    """One node.
 
-    is_up: runs may get it, now or once it is free. state: in the engine's own word, such as "mixed" or "drained".
-    message: why it is down, or what else there is to say.
+    Attributes:
+        used_cores: By all users' jobs; None if unknown. The same for `used_gpus`.
+        is_up: Whether runs may get it, now or once it is free.
+        state: The engine's word, such as "mixed" or "drained".
+        message: Why it is down, or a remark.
     """
 
     name: str
@@ -39,12 +42,12 @@ class NodeStatus:
 
 
 def leased(name: str, cores: int, gpus: Sequence[str], granted: Sequence[Mapping[str, Any]]) -> NodeStatus:
-    """A machine of which runs hold what these tickets say (`paceline.targets.leases`)."""
+    """Return the status of a machine with these leases (`paceline.targets.leases`)."""
     held = {gpu for ticket in granted for gpu in ticket["granted"]["gpus"]}
     return NodeStatus(
         name=name,
         cores=cores,
-        # A lease counts what the run asked for, which may be more than there is.
+        # A lease has the run's demand, which may exceed the machine.
         used_cores=min(cores, sum(int(ticket["cores"]) for ticket in granted)),
         gpus=len(gpus),
         used_gpus=len(held & set(gpus)),
@@ -53,9 +56,9 @@ def leased(name: str, cores: int, gpus: Sequence[str], granted: Sequence[Mapping
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """A compute target as its engine sees it now.
+    """A compute target as its engine sees it.
 
-    queued, running: jobs of anybody's that wait there, and that run; None where the engine does not tell.
+    queued, running: Jobs of all users; None if unknown.
     """
 
     nodes: tuple[NodeStatus, ...]
@@ -69,7 +72,7 @@ class Status:
 
     @property
     def state(self) -> str:
-        """The target's state: "up", "degraded" if some nodes are down, "down" if none is up."""
+        """The state: "up", "degraded" if some nodes are down, "down" if all are."""
         if not self.up:
             return "down"
         return "up" if len(self.up) == len(self.nodes) else "degraded"
@@ -107,13 +110,13 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class Unreachable:
-    """Stands among the links that a kind's `examine` gives for a node that there is no link to. lost: why."""
+    """A placeholder among the links of `examine` for a node without a link. `lost` says why."""
 
     name: str
     lost: str
 
 
 def _total(values: Iterable[int | None]) -> int | None:
-    """The sum; None where no node tells."""
+    """Return the sum of the known values, or None if all are unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None

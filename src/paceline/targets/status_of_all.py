@@ -1,4 +1,4 @@
-"""The status of a workspace's targets. All are asked at once, so that one that hangs holds up no other."""
+"""Query the status of a workspace's targets in parallel, so that a hanging target delays no other."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from paceline.targets.status import SettingError, Status
 
 @dataclass(frozen=True, kw_only=True)
 class TargetLook:
-    """The answer of one target. error: why there is no status, where that is a fault. is_wrong: it is one of the
-    settings, not of the target's being away.
+    """The answer of one target.
+
+    Attributes:
+        error: Why there is no status.
+        is_wrong: Whether a setting is the cause, and not an unreachable target.
     """
 
     name: str
@@ -31,7 +34,7 @@ class TargetLook:
 
     @property
     def state(self) -> str:
-        """up, degraded, down; unreachable; unknown for a kind that tells nothing of its nodes."""
+        """up, degraded, down or unreachable; unknown for a kind without status."""
         return self.status.state if self.status else "unreachable" if self.error else "unknown"
 
     def to_json(self, *, with_nodes: bool = True) -> dict[str, Any]:
@@ -50,27 +53,27 @@ class TargetLook:
 
 
 def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
-    """Ask one target for its status.
+    """Query one target.
 
     Raises:
-        TargetError: there is none of this name, or its description can't be read.
+        TargetError: It does not exist, or its description can't be read.
     """
-    # For its error: of a name that is not known `look_at_all` makes an answer like any other.
+    # For its error: `look_at_all` reports an unknown name like any other failure.
     configured.read(workspace_dir, name)
     return look_at_all(workspace_dir, [name], limit_s)[0]
 
 
 def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> list[TargetLook]:
-    """Return the status of the targets in the order of their names; none takes longer than `limit_s`."""
+    """Return the status of the targets in the given order, each within `limit_s`."""
     described: dict[str, Configured | TargetError] = {}
     for name in names:
         try:
             described[name] = configured.read(workspace_dir, name)
-        # One description that can't be read keeps nobody from asking the other targets.
+        # An unreadable description must not keep the other targets from being queried.
         except TargetError as error:
             described[name] = error
     calls = {name: partial(_status, found) for name, found in described.items() if isinstance(found, Configured)}
-    # A thread for each: the ssh or HTTP call of one that hangs is left behind when the time is over.
+    # One thread each: a hanging ssh or HTTP call is abandoned at the time limit.
     answers = all_within(calls, limit_s)
     looks = []
     for name, found in described.items():
@@ -92,7 +95,7 @@ def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> li
 
 
 def counts_text(total: int | None, used: int | None) -> str:
-    """Return the free part of what there is: "6 of 8", "8" where nobody tells what is used, "" where nobody tells anything."""
+    """Format the free part of a total: "6 of 8", "8" if the use is unknown, "" if both are."""
     if total is None:
         return ""
     return str(total) if used is None else f"{total - used} of {total}"

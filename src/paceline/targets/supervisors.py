@@ -1,4 +1,4 @@
-"""A supervisor on this machine, for targets whose runs are looked after from here."""
+"""Start supervisors on this machine, for targets that supervise their runs from here."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from pathlib import Path
 
 from paceline.system import detached_process
 
-#: What a supervisor needs to start the workers of a run on this machine, beside what it imports itself.
+#: Modules that a supervisor needs to start workers on this machine, beside its own imports.
 FOR_THIS_MACHINE = ("paceline.targets.local", "paceline.launchers.processes", "ctypes")
 
 _MODULE = "paceline.supervisor"
-#: Supervisors that are being loaded for runs that are to come, by the run's folder.
+#: Supervisors loaded in advance, by the run's folder.
 _loading: dict[Path, Early] = {}
 
 
 def load(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> None:
-    """Start to load the supervisor of a run that is to come, unless that has been done already (`paceline.cli.quick`).
+    """Start to load the supervisor of a future run, unless `paceline.cli.quick` has done so.
 
-    `start` begins it, `drop` ends it, and in any case it ends with this program if it was not begun. modules: as in `Early`.
+    `start` begins it and `drop` ends it; otherwise it ends with this program. `modules` is as in `Early`.
     """
     if run_dir not in _loading:
-        # What keeps this machine from starting it is said when the run is started.
+        # `start` reports an error that persists.
         with contextlib.suppress(OSError):
             _loading[run_dir] = Early(run_dir, library_dir, python, modules)
 
 
 def drop(run_dir: Path) -> None:
-    """Let the supervisor end that is being loaded, if one is: there will be no run."""
+    """End the supervisor loaded for a run that will not be submitted."""
     if (early := _loading.pop(run_dir, None)) is not None:
         early.drop()
 
 
 def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-    """Start the run's supervisor, detached, and hand it the open lock; its pid. One that is being loaded is begun."""
+    """Start the run's supervisor, detached, or begin the one that was loaded. Pass it the open lock. Return its pid."""
     early = _loading.pop(run_dir, None)
     if early is not None and (pid := early.begin(lock_fd)) is not None:
         return pid
@@ -52,9 +52,11 @@ def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
 
 
 class Early:
-    """A supervisor that is loaded while the submitting program looks at hosts, and then told that its run is there.
+    """A supervisor that loads while the submitting program works, and starts when told that its run exists.
 
-    It ends with that program, unless it was told. modules: what it will need, loaded meanwhile.
+    Before that it ends with the program.
+
+    modules: Loaded in advance.
     """
 
     def __init__(self, run_dir: Path, library_dir: Path, python: str, modules: Sequence[str] = ()) -> None:
@@ -75,7 +77,7 @@ class Early:
         self._pid = process.pid
 
     def begin(self, lock_fd: int) -> int | None:
-        """Hand it the run's open lock; its pid, None where it has died."""
+        """Pass it the run's open lock. Return its pid, or None if it has died."""
         log = _open_log(self.run_dir)
         try:
             with self._ours:
@@ -87,7 +89,7 @@ class Early:
         return self._pid
 
     def drop(self) -> None:
-        """Let it end: there will be no run. Nothing happens to one that has been told."""
+        """End it, unless it has begun."""
         self._ours.close()
 
 

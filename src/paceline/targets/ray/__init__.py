@@ -1,24 +1,22 @@
-"""Runs on a Ray cluster that is there already: a Ray job looks after the run, a placement group gives its nodes.
+"""Runs on an existing Ray cluster: a Ray job supervises the run, a placement group provides its nodes.
 
-    settings.py           what may be set on such a target
+    settings.py           the settings of such a target
     client.py             the cluster's HTTP interface: jobs, nodes, packages (submitting machine)
-    jobs.py               what the cluster knows of all jobs, asked once for all runs (submitting machine)
     target.py             the compute target (both sides)
-    entry.py              what a Ray job runs: finds its interpreters, starts the supervisor (cluster)
-    demand.py             what a run asks of each node, and whether a cluster can ever hold it
+    entry.py              the script of a Ray job: finds interpreters, starts the supervisor (cluster)
+    demand.py             the resources of each node, and whether a cluster can ever provide them
     placement_group.py    a placement group, held by a driver beside the supervisor (cluster)
-    listener.py           the port on which its nodes report
+    listener.py           the port to which its nodes connect
     allocate.py           its nodes, as links to agents (cluster)
-    driver_process.py     that driver's process
-    driver.py             the one module that loads Ray: a process beside the supervisor (cluster)
-    remote_supervisor.py  what the job runs instead where no folder is shared (cluster)
-    object_sync.py        run folders and snapshots through a datastore, where no folder is shared
-    library.py            Paceline as a package of Ray's (submitting machine)
-    examine.py            links to nodes for doctor (submitting machine)
-    delta.py              a run folder that changes, as a sequence of parts in a store
-    passage.py            what is said to commands beside workers, through that store
+    driver_process.py     the process of that driver
+    driver.py             the only module that loads Ray: a process beside the supervisor (cluster)
+    remote_supervisor.py  the job's program without a shared folder (cluster)
+    object_sync.py        run folders and snapshots through a datastore, without a shared folder
+    delta.py              the changes of a run's folder, as a sequence of parts in a store
+    passage.py            messages of `paceline exec` through that store
+    examine.py            links to nodes for the doctor (submitting machine)
 
-A worker never loads Ray, nor sees its variables.
+Workers never load Ray, nor see its variables.
 """
 
 from paceline.targets.ray.target import RayTarget

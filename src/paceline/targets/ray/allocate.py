@@ -1,4 +1,4 @@
-"""The nodes of a placement group, for a run's supervisor: a link to an agent on each."""
+"""Allocate a placement group for a run's supervisor, and open a link to an agent on each node."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from paceline.targets.ray.listener import Taken
 from paceline.targets.ray.placement_group import GroupRequest, Holding, LostError
 
 _LINK_S = 60.0
-#: A node may die in the moment between its placement and the run's first word.
+#: How often to retry if a node dies between its placement and its first message.
 _TRIES = 3
 
 
 def gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes | None:
-    """The nodes, once Ray gives them; None once `waiting` has said to give up.
+    """Return the nodes once Ray provides them, or None once `waiting` gives up.
 
     Raises:
-        TargetError: the cluster can't hold the run.
-        EngineError: Ray can't be asked, its nodes die again and again, or a node's agent does not start.
+        TargetError: The cluster can't hold the run.
+        EngineError: Ray does not answer, nodes keep dying, or an agent does not start.
     """
     for left in reversed(range(_TRIES)):
         try:
             return _gather(asked, port_count, waiting)
         except LostError as error:
-            # The next try makes a new placement group, for which Ray chooses among the nodes that live.
+            # The next try creates a new placement group, for which Ray chooses among living nodes.
             if not left:
                 raise EngineError(
                     f"{_TRIES} times in a row, Ray gave the run nodes that died at once: {error}"
@@ -58,10 +58,10 @@ def _gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes 
 
 
 class RayNodes(AgentNodes):
-    """Nodes whose end Ray tells too, perhaps before their link does."""
+    """Nodes whose loss Ray also reports, perhaps before their link does."""
 
     holding: Holding
-    #: Ray's ids, in order of rank; and of those that were lost by the time they were given back.
+    #: Ray's node ids by rank; and the ids of nodes that were lost when the group was returned.
     ids: tuple[str, ...] = ()
     gone: frozenset[str] = frozenset()
 
@@ -69,8 +69,8 @@ class RayNodes(AgentNodes):
         return {**self.holding.lost(), **super().lost()}
 
     def spare(self) -> int:
-        """How many more nodes an elastic run could have."""
-        self.holding.lost()  # takes in what the driver has said
+        """Return how many more nodes an elastic run could have."""
+        self.holding.lost()  # reads the driver's messages
         return self.holding.spare
 
     def close(self) -> None:
@@ -82,10 +82,10 @@ class RayNodes(AgentNodes):
 def open_links(
     taken: Mapping[int, Taken], library_dir: Path, folder: str, *, shared_library: bool, silence_s: float
 ) -> list[Link]:
-    """A link for each node, in order of rank, all opened at once.
+    """Open links to all nodes at once. Return them in order of rank.
 
     Raises:
-        EngineError: one can't be used; the others are closed again.
+        EngineError: A link failed; the others are closed.
     """
     names = _names([taken[rank].told for rank in sorted(taken)])
 
@@ -103,7 +103,7 @@ def open_links(
         except LinkError as error:
             return error
 
-    # Each link waits for its node's agent, so all of them are opened at once.
+    # Each link waits for its node's agent, so open all at once.
     with ThreadPoolExecutor(min(len(taken), 32), thread_name_prefix="paceline-ray-link") as pool:
         opened = list(pool.map(open_one, sorted(taken)))
     links = [link for link in opened if isinstance(link, Link)]
@@ -116,7 +116,7 @@ def open_links(
 
 
 def _names(told: list[Mapping[str, Any]]) -> list[str]:
-    """A different name for each node: its host's, else its address, else both with a number."""
+    """Return a unique name for each node: its host's, else its address, else both with a number."""
     for key in ("hostname", "address"):
         names = [str(one[key]) for one in told]
         if len(set(names)) == len(names):
@@ -139,7 +139,7 @@ def _nodes(
                 gpus=tuple(told["gpus"]),
             )
         )
-    # The links end first, then the placement group: Ray kills a task's processes without a word.
+    # End the links before the placement group: Ray kills a task's processes without warning.
     on_close: Callable[[], None] = holding.close
     python = script_python(asked.python, asked.submitter, links) or str(taken[0].told["python"])
     found = RayNodes(links, tuple(nodes), port_count, folder=asked.folder, python=python, on_close=on_close)

@@ -1,8 +1,12 @@
-"""A Ray cluster's HTTP interface, by the standard library alone: the Jobs API, its nodes, packages.
+"""A client of a Ray cluster's HTTP interface, with the standard library only: jobs, nodes, packages.
 
-Source: https://docs.ray.io/en/latest/cluster/running-applications/job-submission/openapi.html, and
-ray/dashboard/modules/job/job_head.py for what that leaves open. Tokens: `Authorization: Bearer`, 401 without, 403 with a
+Sources: https://docs.ray.io/en/latest/cluster/running-applications/job-submission/openapi.html, and
+ray/dashboard/modules/job/job_head.py for the rest. Tokens: `Authorization: Bearer`; status 401 without a token, 403 with a
 wrong one (Ray 2.52 and later).
+
+All runs of a workspace share one query for jobs in some seconds:
+
+    <workspace>/engines/ray-<hash of the address>.json     {"told", "time", "jobs": {id: {...}}} or {"told", "error"}
 """
 
 from __future__ import annotations
@@ -28,17 +32,22 @@ from paceline.targets.polling import answer, answers_dir
 from paceline.targets.ray.settings import RaySettings, token
 
 _TIMEOUT_S = 20.0
-#: Ray holds a package in the memory of its head; its own limit is 512 MiB.
+#: Ray keeps packages in the memory of its head; its own limit is 512 MiB.
 PACKAGE_BYTES = 256 << 20
 
 
 class UnreachableError(EngineError):
-    """The cluster does not answer; what it runs may be well all the same."""
+    """The error that the cluster does not answer; its jobs may be fine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayJob:
-    """A job as Ray knows it. status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED. driver_host: where it runs."""
+    """A job as Ray reports it.
+
+    Attributes:
+        status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
+        driver_host: Where it runs.
+    """
 
     submission_id: str
     status: str
@@ -57,8 +66,11 @@ class RayJob:
 
 @dataclass(frozen=True, kw_only=True)
 class RayNode:
-    """A node as Ray knows it. total, used: by the names of its resources; used is empty where nobody has asked, or Ray
-    does not tell.
+    """A node as Ray reports it.
+
+    Attributes:
+        total: Amounts by resource name.
+        used: The same; empty if not queried or unknown.
     """
 
     node_id: str
@@ -72,16 +84,16 @@ class RayNode:
 
 
 def is_loopback(address: str) -> bool:
-    """True if an http:// or https:// address is this machine's own."""
+    """Return whether an http:// or https:// address is that of this machine."""
     return listening.is_loopback(urllib.parse.urlsplit(address).hostname or "")
 
 
 class RayClient:
-    """Calls to one cluster. Holds no connection."""
+    """Calls to one cluster. Keeps no connection open."""
 
     def __init__(self, settings: RaySettings) -> None:
         self._settings = settings
-        # A proxy that the shell names is for the way to other machines: this one it can't reach.
+        # The shell's proxy leads to other machines: it can't reach this one.
         own = [urllib.request.ProxyHandler({})] if is_loopback(settings.address) else []
         self._opener = urllib.request.build_opener(*own, _NoRedirects())
 
@@ -94,7 +106,7 @@ class RayClient:
     def submit(
         self, entrypoint: str, submission_id: str, runtime_env: Mapping[str, Any], metadata: Mapping[str, str]
     ) -> None:
-        """Start a job. One of the same id that is there already is left as it is."""
+        """Start a job. Do nothing if its id exists."""
         body = {
             "entrypoint": entrypoint,
             "submission_id": submission_id,
@@ -104,26 +116,26 @@ class RayClient:
         try:
             self._call("POST", "/api/jobs/", body)
         except _AnswerError as error:
-            # The connection may have broken after the first request had been heard. Ray answers 500 then.
+            # The connection may have broken after the first request was received. Then Ray answers 500.
             if "already exists" not in error.text and self.job(submission_id) is None:
                 raise
 
     def jobs(self) -> list[RayJob]:
-        """All submitted jobs, of anybody's."""
+        """Return all submitted jobs of all users."""
         found = self._call("GET", "/api/jobs/")
         return [RayJob.from_json(data) for data in found if data.get("submission_id")]
 
     def job(self, submission_id: str) -> RayJob | None:
-        """The job of this id; None where there is none."""
+        """Return a job, or None if it does not exist."""
         found = self._known("GET", f"/api/jobs/{quote(submission_id, safe='')}")
         return None if found is None else RayJob.from_json(found)
 
     def stop(self, submission_id: str) -> None:
-        """Ask for the job's end: SIGTERM, then SIGKILL. Harmless where it has ended or is not known."""
+        """Stop a job by SIGTERM, then SIGKILL. Do nothing if it has ended or is unknown."""
         self._known("POST", f"/api/jobs/{quote(submission_id, safe='')}/stop")
 
     def logs(self, submission_id: str) -> str:
-        """The output of the job's entrypoint; "" where that is gone."""
+        """Return the output of the job's entrypoint; "" if it is gone."""
         try:
             return str(self._call("GET", f"/api/jobs/{quote(submission_id, safe='')}/logs").get("logs") or "")
         except _AnswerError:
@@ -135,7 +147,10 @@ class RayClient:
         return str(self._call("GET", "/api/version").get("ray_version"))
 
     def nodes(self, *, usage: bool = False) -> list[RayNode]:
-        """The nodes that are alive, and those that died lately. usage: with what is used of each, a question more."""
+        """Return the nodes that are alive or died recently.
+
+        usage: Also query the used resources, at the price of another request.
+        """
         found = self._call("GET", "/api/v0/nodes?limit=10000&detail=1")
         listed = found.get("data", {}).get("result", {}).get("result") or []
         used_on = self._usage() if usage else {}
@@ -158,27 +173,27 @@ class RayClient:
         return nodes
 
     def _usage(self) -> dict[str, dict[str, Any]]:
-        """Node id -> resource -> (used, total); a few seconds old."""
+        """Return {node id: {resource: (used, total)}}, a few seconds old."""
         try:
             status = self._call("GET", "/api/cluster_status")["data"]["clusterStatus"]
             return dict(status["loadMetricsReport"]["usageByNode"])
         except (_AnswerError, KeyError, TypeError):
-            return {}  # a cluster without Ray's monitor process
+            return {}  # this cluster has no monitor process
 
     # Packages
 
     def has_package(self, name: str) -> bool:
-        """True if the cluster holds the package of this name (`_ray_pkg_<hash>.zip`)."""
+        """Return whether the cluster has a package (`_ray_pkg_<hash>.zip`)."""
         return self._known("GET", f"/api/packages/gcs/{quote(name, safe='')}") is not None
 
     def upload_package(self, name: str, data: bytes) -> None:
-        """Let the cluster hold a package, whose URI is then `gcs://<name>`."""
+        """Upload a package, whose URI is then `gcs://<name>`."""
         self._call("PUT", f"/api/packages/gcs/{quote(name, safe='')}", data)
 
     # HTTP
 
     def _known(self, method: str, path: str) -> Any:
-        """As `_call`, but None where the cluster knows nothing of the kind (HTTP 404)."""
+        """Call as `_call`, but return None on HTTP 404."""
         try:
             return self._call(method, path)
         except _RefusedError as error:
@@ -187,23 +202,24 @@ class RayClient:
             raise
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
-        """The JSON that the cluster answers; {} where it answers nothing.
+        """Return the JSON of the answer; {} if it is empty.
 
         Raises:
-            UnreachableError: no connection, no answer in time, or HTTP 5xx. TargetError: it refuses.
+            UnreachableError: No connection, no answer in time, or HTTP 5xx.
+            TargetError: The cluster refuses.
         """
         settings = self._settings
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         request = urllib.request.Request(settings.address + path, data=data, method=method)
         for name, value in self._headers(is_json=not isinstance(body, bytes)).items():
-            # A header that is not sent on to where a redirect leads.
+            # urllib does not forward this header to the target of a redirect.
             request.add_unredirected_header(name, value)
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             with error:
-                # An answer with an error may be a whole page.
+                # An error may be a whole HTML page.
                 raise _refused(
                     settings, error.code, error.read(20_000).decode(errors="replace"), method, path
                 ) from None
@@ -227,14 +243,14 @@ class RayClient:
             headers[name] = _from_place(self._settings.name, name, value)
         named = {name.lower() for name in headers}
         if (secret := token(self._settings)) is not None:
-            # A proxy may take Authorization for itself: Ray looks at the second as well.
+            # A proxy may consume Authorization: Ray accepts the second header too.
             name = "X-Ray-Authorization" if "authorization" in named else "Authorization"
             headers[name] = f"Bearer {secret}"
         return headers
 
 
 class _AnswerError(PacelineError):
-    """The cluster's answer is an error. status: of HTTP; text: its own words."""
+    """The error of an HTTP status, with the cluster's text."""
 
     def __init__(self, message: str, status: int, text: str) -> None:
         super().__init__(message)
@@ -243,15 +259,15 @@ class _AnswerError(PacelineError):
 
 
 class _RefusedError(_AnswerError, TargetError):
-    """The cluster has answered that it will not."""
+    """The error that the cluster refuses the request."""
 
 
 class _FailedError(_AnswerError, UnreachableError):
-    """The dashboard, or a proxy before it, has answered HTTP 5xx: it could not do what nothing is wrong with."""
+    """The error that the dashboard, or a proxy before it, answered a valid request with HTTP 5xx."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect is an answer, not a place to send the token to."""
+    """A handler that returns redirects instead of sending the token elsewhere."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -279,7 +295,7 @@ def _refused(settings: RaySettings, status: int, text: str, method: str, path: s
 
 
 def _last_line(text: str) -> str:
-    """The last line of a traceback that Ray sends, which is the one to the point."""
+    """Return the last line of a traceback from Ray, which has the error."""
     lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1].rstrip(".")[:500] if lines else ""
 
@@ -296,9 +312,8 @@ def _from_place(target: str, header: str, value: str) -> str:
 
 
 def send_library(client: RayClient, library_dir: Path) -> str:
-    """The URI of the package that holds `library_dir`'s Paceline, which the cluster has from now on."""
-    # The name follows from the content, so a cluster keeps one package for each version of the library, and only the
-    # first run of a version packs and sends it.
+    """Upload `library_dir`'s Paceline unless the cluster has it. Return the URI of its package."""
+    # The content determines the name, so only the first run of a version packs and sends it.
     name = f"_ray_pkg_{library_digest(library_dir)[:16]}.zip"
     if not client.has_package(name):
         data = packed_library(library_dir)
@@ -309,17 +324,17 @@ def send_library(client: RayClient, library_dir: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """An answer of the cluster's. time: when it was asked, seconds since the epoch."""
+    """The cluster's answer. `time` is when it was queried, in seconds since the epoch."""
 
     time: float
     jobs: dict[str, RayJob] = field(default_factory=dict)
 
 
 def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]], prefix: str) -> Jobs:
-    """The jobs whose ids begin with `prefix`, no older than `FRESH_S`.
+    """Return the jobs whose ids begin with `prefix`, at most `FRESH_S` old.
 
     Raises:
-        UnreachableError: the cluster did not answer, when it was last asked.
+        UnreachableError: The cluster did not answer the last query.
     """
     path = answers_dir(workspace_dir) / f"ray-{hashlib.sha256(address.encode()).hexdigest()[:12]}.json"
     found = answer(path, lambda: _asked(ask, prefix))
@@ -329,11 +344,11 @@ def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]],
 
 
 def _asked(ask: Callable[[], list[RayJob]], prefix: str) -> dict[str, Any]:
-    # The time before the call: what happens during the call may be missing in the answer.
+    # The time before the call: the answer may lack events during the call.
     asked = time.time()
     try:
         jobs = {job.submission_id: asdict(job) for job in ask() if job.submission_id.startswith(prefix)}
-    # A failure is kept as well: else each of hundreds of readers would wait for the time-out.
+    # Cache failures too: otherwise each of hundreds of readers would wait for the timeout.
     except UnreachableError as error:
         return {"told": time.time(), "error": str(error)}
     return {"told": time.time(), "time": asked, "jobs": jobs}

@@ -1,9 +1,9 @@
-"""What is new in a run's folder as parts that follow each other, for a store that takes whole objects only.
+"""Changes of a run's folder as a sequence of parts, for a store of immutable objects.
 
-A part is frames (`paceline.remote.wire`): those of `paceline.remote.replica.changes`, and at last {"over": true}, after which
-nothing follows any more. What has been stored is never stored again: a log goes by what has come to it.
+A part is a list of frames (`paceline.remote.wire`) with the changes of `paceline.remote.replica.changes`. The last part is
+{"over": true}. Nothing is stored twice: logs travel as appended pieces.
 
-The record is in no part before all that was new when it was read; the run's end is in the last but one.
+A record never precedes changes that were there when it was read; the end of the run is in the last part but one.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ from paceline.runs import states
 
 
 class DeltaRecorder:
-    """Records a run's folder `top`, part by part. part_bytes: about how large a part may grow."""
+    """A recorder of the changes of a run's folder `top`.
+
+    part_bytes: The approximate size limit of a part.
+    """
 
     def __init__(self, top: Path, part_bytes: int = 16 << 20) -> None:
         self._top, self._part_bytes = os.fspath(top), part_bytes
         self._changes = Changes(self._top, {})
-        #: A pass over the user's files, which may take many parts; whether it was begun when nothing changed any more.
+        #: A pass over the user's files, which may take many parts; and whether it began after all changes had ended.
         self._pass: Iterator[Frame | None] | None = None
         self._pass_is_final = False
 
     def skip_present(self) -> None:
-        """Take what is there now, but for the user's files, for known on the other side."""
+        """Treat existing files, except the user's, as known on the other side."""
         self._changes.skip([*small_names(self._top), RECORD])
 
     def part(self, *, is_final: bool = False) -> bytes | None:
-        """What has changed since the last part, or a piece of it; None where nothing has.
+        """Return the changes since the last part, or a piece of them; None without changes.
 
-        is_final: nothing changes any more. Then None comes once all has been recorded, the run's end last of all.
+        is_final: Nothing changes any more. Then None means that everything is recorded, the run's end last.
         """
-        record = self._record()  # read first, so that nothing comes after it that it knows of
+        record = self._record()  # read first: later changes may be newer than the record, never older
         pieces = [frame(*found) for found in self._changes.small(small_names(self._top))]
         is_through = self._take_large(pieces, is_final)
         if record is not None:
@@ -56,11 +59,11 @@ class DeltaRecorder:
         return None if record[0]["stamp"] == self._changes.known.get(RECORD) else record
 
     def _take_large(self, pieces: list[bytes], is_final: bool) -> bool:
-        """Go on with the pass over the user's files until the part is large enough; whether a final pass is through."""
+        """Continue the pass over the user's files until the part is full. Return whether a final pass is done."""
         size = sum(map(len, pieces))
         while True:
             if self._pass is None:
-                # Nothing of the run stays there: what a script has left in its working directory comes as well.
+                # The run's folder there is removed, so fetch the script's working directory too.
                 folders = (*LARGE, WORK) if is_final else LARGE
                 self._pass, self._pass_is_final = self._changes.large(is_final, folders), is_final
             for found in self._pass:
@@ -75,24 +78,24 @@ class DeltaRecorder:
 
 
 def end_part() -> bytes:
-    """The part after which nothing follows."""
+    """Return the last part."""
     return frame({"over": True})
 
 
 def ends(part: bytes) -> bool:
-    """Whether it is a part after which nothing follows.
+    """Return whether this is the last part.
 
     Raises:
-        ValueError: it is no part.
+        ValueError: It is not a valid part.
     """
     return any(header.get("over") for header, _ in Frames().feed(part))
 
 
 def replay(part: bytes, replica: Replica) -> bool:
-    """Do to a run's folder what a part says; whether it was the last.
+    """Apply a part to a run's folder. Return whether it was the last.
 
     Raises:
-        ValueError: the part is no part, or says what may not be done.
+        ValueError: The part is invalid, or has a forbidden change.
     """
     frames, is_over = Frames(), False
     for header, data in frames.feed(part):

@@ -1,4 +1,4 @@
-"""The resources of Ray's that a run asks of each of its nodes, and whether a cluster's nodes can hold it, now or ever."""
+"""The resources that a run needs on each node, and whether a Ray cluster can provide them now or ever."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from paceline.job.plan import node_sizes
 from paceline.system.names import some
 from paceline.targets.ray.settings import RaySettings
 
-#: Ray counts in ten-thousandths.
+#: Ray's resolution of amounts.
 _EPSILON = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResources:
-    """A node that is alive. free: None where Ray does not tell."""
+    """A living node. `free` is None if unknown."""
 
     name: str
     total: Mapping[str, float]
@@ -30,13 +30,13 @@ class NodeResources:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterDemand:
-    """Resources for each node of a run, in order of node rank: the first are at least as large as the last."""
+    """Resources for each node of a run by node rank, large bundles first."""
 
     bundles: tuple[Mapping[str, float], ...] = field(default_factory=tuple)
 
     @property
     def text(self) -> str:
-        """The demand in words: "2 nodes with 4 CPU and 1 GPU each"."""
+        """Describe the demand: "2 nodes with 4 CPU and 1 GPU each"."""
         first, last = self.bundles[0], self.bundles[-1]
         count = len(self.bundles)
         if count == 1:
@@ -47,10 +47,9 @@ class ClusterDemand:
         return f"{large} nodes with {amounts(first)} and {count - large} with {amounts(last)}"
 
     def fits(self, nodes: Sequence[Mapping[str, float]]) -> bool:
-        """True if so many different nodes have what is asked, each for one bundle.
+        """Return whether enough different nodes have the resources of one bundle each.
 
-        Bundles come in two sizes at most, and whatever holds the large one holds the small one too: so it is enough
-        to count.
+        There are at most two sizes, and nodes for the large one also hold the small one: so counting suffices.
         """
         first, last = self.bundles[0], self.bundles[-1]
         large = sum(bundle == first for bundle in self.bundles)
@@ -60,7 +59,7 @@ class ClusterDemand:
 
 
 def demand_of(job: Job, settings: RaySettings) -> ClusterDemand:
-    """The demand of `job`: CPUs for each worker, with use_gpu GPUs for each worker, and what the target's settings add."""
+    """Return the demand of a job: CPUs per worker, GPUs per worker with use_gpu, and the target's settings."""
     bundles = []
     for size in node_sizes(job):
         bundle = {"CPU": round(size * settings.cpus_per_worker, 4)}
@@ -71,7 +70,7 @@ def demand_of(job: Job, settings: RaySettings) -> ClusterDemand:
 
 
 def too_large(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str | None:
-    """The reason why these nodes can't hold it even if nothing else ran on them; None if they can."""
+    """Return why these nodes can't hold the demand even if idle, or None if they can."""
     if demand.fits([node.total for node in nodes]):
         return None
     names = list(demand.bundles[0])
@@ -82,7 +81,7 @@ def too_large(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str | No
 
 
 def waits_for(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str:
-    """The status text of a run whose placement group is not placed yet."""
+    """Return the status text of a run that waits for its placement group."""
     names = list(demand.bundles[0])
     shown = []
     for node in nodes[:4]:
@@ -96,7 +95,7 @@ def waits_for(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str:
 
 
 def amounts(resources: Mapping[str, float]) -> str:
-    """The amounts in words: "4 CPU and 1 GPU"."""
+    """Describe amounts: "4 CPU and 1 GPU"."""
     parts = [f"{_number(amount)} {name}" for name, amount in resources.items()]
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 

@@ -1,23 +1,22 @@
 """`python .../driver.py`: a process beside the supervisor that holds a placement group for it.
 
-The one module that loads Ray, by the cluster's own interpreter, and nothing else of Paceline: it is started by its path,
-with the cluster's own PYTHONPATH. It is told what to hold by one line of JSON on standard
-input, and says what becomes of it by lines of JSON on standard output. It ends, and gives everything back, when standard
-input does or has another line: so it never outlives its supervisor.
+The only module that loads Ray. It runs under the cluster's interpreter with the cluster's PYTHONPATH, is started by its path,
+and imports nothing else of Paceline. Standard input has a request as one line of JSON; standard output reports events as
+lines of JSON. It returns everything and ends when standard input ends or has another line, so it never outlives its
+supervisor.
 
-    {"bundles": [{"CPU": 2}, ...], "name": ..., "port": ..., "token": ...}      asked for; with "host" where the
-                                                                             nodes are to connect to another machine;
-                                                                             with "least" where so many of the bundles
-                                                                             are enough, "avoid" then has nodes' ids
+    {"bundles": [{"CPU": 2}, ...], "name": ..., "port": ..., "token": ...}   the request. "host": where nodes connect to,
+                                                                             if not to this machine; "least": how many
+                                                                             bundles suffice; "avoid": ids of nodes
 
     {"is": "connected", "python": ..., "version": ...}
-    {"is": "waiting", "nodes": [{"name", "node_id", "total", "free"}, ...]}      every second, until it is placed
-    {"is": "placed", "count": 3}                                                how many bundles
-    {"is": "spare", "count": 1}                                                 with "least": nodes that could have one more
-    {"is": "ended", "rank": 1, "why": ...}                                      a node's task has ended
-    {"is": "failed", "why": ...}                                                all is over
+    {"is": "waiting", "nodes": [{"name", "node_id", "total", "free"}, ...]}   every second, until placement
+    {"is": "placed", "count": 3}                                              number of bundles
+    {"is": "spare", "count": 1}                                               with "least": nodes for further bundles
+    {"is": "ended", "rank": 1, "why": ...}                                    a node's task has ended
+    {"is": "failed", "why": ...}                                              everything has ended
 
-On each node a task of Ray's connects to the supervisor and hands the connection to an agent (`hold`).
+On each node a Ray task connects to the supervisor and passes the connection to an agent (`hold`).
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ import time
 from typing import Any
 
 _WAIT_S = 1.0
-#: What was given back a moment ago is free in Ray's eyes only after a while: so long more nodes than now are waited for.
+#: Ray frees returned resources with a delay: how long to wait for more nodes.
 _SETTLE_S = 3.0
-#: Chosen nodes that have not given their bundles by then are taken, or gone.
+#: After this, chosen nodes without a bundle count as taken or lost.
 _PLACE_S = 5.0
-#: So long a node that was lost may pass for alive: Ray's own health checks take a minute.
+#: How long Ray may list a lost node as alive: its health checks take a minute.
 _AVOID_S = 90.0
-#: Of what `import ray` loads, a quarter of its time that nothing here has a use for.
+#: Modules that take a quarter of the time of `import ray` and are not used here.
 _LOADED_ON_USE = ("requests", "jsonschema")
 
 
 def hold(host: str, port: int, token: str, rank: int) -> str:
-    """Run on a node, in a worker process of Ray's: how the agent ended.
+    """Run an agent on a node, in a Ray worker process. Return how it ended.
 
-    Sent by value: nothing of Paceline is there.
+    Sent by value: the node has no Paceline.
     """
     import contextlib
     import importlib
@@ -58,7 +57,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
     import sys
 
     ray: Any = importlib.import_module("ray")
-    # The environment that `ray start` was given on this node, not what Ray makes of it for its own workers.
+    # The environment of `ray start` on this node, without Ray's changes for its workers.
     environment = dict(os.environ)
     with (
         contextlib.suppress(OSError, KeyError, ValueError),
@@ -84,7 +83,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
         link = socket.create_connection((host, port), timeout=20)
         link.settimeout(None)
         link.sendall(json.dumps(told).encode() + b"\n")
-        # A worker that Ray ends, for memory say, takes the agent with it, and that all that it has started.
+        # If Ray ends this worker, for example for memory, the agent and everything below it ends too.
         die_with_ray = f"import ctypes,os;ctypes.CDLL(None).prctl(1,9,0,0,0);os.getppid()=={os.getpid()} or os._exit(1)"
         words = [
             *(sys.executable, "-S", "-c"),
@@ -105,7 +104,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
 
 
 class Driver:
-    """Holds one placement group. `say` takes what is told."""
+    """The holder of one placement group. `say` reports events."""
 
     def __init__(self, ray: Any, request: dict[str, Any], say: Any) -> None:
         self._ray = ray
@@ -116,7 +115,7 @@ class Driver:
         self._spare = 0
 
     def run(self) -> None:
-        """Hold what is asked for; returns when all of it has ended."""
+        """Hold the requested nodes. Return when all tasks have ended."""
         strategies = importlib.import_module("ray.util.scheduling_strategies")
         host = self._request.get("host") or self._ray.util.get_node_ip_address()
         task = self._ray.remote(hold)
@@ -142,7 +141,7 @@ class Driver:
             self._tell_spare(set(homes.values()))
             for reference in self._ray.wait(list(ranks), timeout=_WAIT_S)[0]:
                 self._say({"is": "ended", "rank": ranks.pop(reference), "why": self._why(reference)})
-            # A task that had not come to its node yet waits for ever where that dies: Ray looks for another node.
+            # If a node dies before its task starts, the task waits forever: Ray looks for another node.
             alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
             for reference, rank in list(ranks.items()):
                 if homes[rank] not in alive:
@@ -150,11 +149,11 @@ class Driver:
                     self._say({"is": "ended", "rank": rank, "why": f"Ray says: node {homes[rank][:12]} is dead"})
 
     def _place(self, bundles: list[dict[str, float]], limit_s: float | None = None) -> list[dict[str, float]] | None:
-        """The bundles once they are placed; None, with the group removed, after `limit_s`."""
+        """Return the bundles once they are placed, or remove the group after `limit_s` and return None."""
         groups = importlib.import_module("ray.util.placement_group")
         self._group = groups.placement_group(bundles, strategy="STRICT_SPREAD", name=self._request["name"])
         begun = told = time.monotonic()
-        # Ray's own wait takes whole seconds alone.
+        # Ray's wait takes whole seconds only.
         while not self._group.wait(0):
             now = time.monotonic()
             time.sleep(0.005 if now - begun < _WAIT_S else 0.2)
@@ -168,9 +167,9 @@ class Driver:
         return bundles
 
     def _place_some(self) -> list[dict[str, float]]:
-        """As many bundles as there are nodes for now, `least` of them at least, once they are placed.
+        """Return as many bundles as nodes are free now, at least `least`, once they are placed.
 
-        Each is bound to a node that was chosen here, for Ray would choose among those that it has not noticed to be lost, too.
+        Each is bound to a chosen node: Ray might choose nodes whose loss it has not detected.
         """
         wanted, least = self._request["bundles"], self._request["least"]
         since = told = time.monotonic()
@@ -182,7 +181,7 @@ class Driver:
                     return placed
                 since = time.monotonic()
             elif now - since > _SETTLE_S and len(found) < least:
-                # In Ray's queue: a cluster that grows hears of it there.
+                # Queue it in Ray: autoscaling clusters react to the queue.
                 if (placed := self._place(wanted[:least], 2 * _PLACE_S)) is not None:
                     return placed
                 since = time.monotonic() - _SETTLE_S
@@ -192,8 +191,8 @@ class Driver:
             time.sleep(0.2)
 
     def _holding(self, bundle: dict[str, float], but: Any = ()) -> list[str]:
-        """Addresses of the nodes that have room for a bundle; without those of these numbers, and those to be avoided."""
-        # By number: a lost node that comes back has another.
+        """Return addresses of nodes with room for a bundle, except those in `but` and nodes to avoid."""
+        # By id: a lost node that returns has a new id.
         avoid = self._request.get("avoid", []) if time.monotonic() - self._begun < _AVOID_S else []
         return [
             node["address"]
@@ -211,7 +210,7 @@ class Driver:
                 self._say({"is": "spare", "count": count})
 
     def close(self) -> None:
-        """Give everything back."""
+        """Return everything."""
         if self._group is not None:
             self._ray.util.remove_placement_group(self._group)
         self._ray.shutdown()
@@ -227,7 +226,7 @@ class Driver:
         try:
             free = importlib.import_module("ray._private.state").available_resources_per_node()
         except (ImportError, AttributeError):
-            free = {}  # another version of Ray's
+            free = {}  # another version of Ray
         return [
             {
                 "node_id": node["NodeID"],
@@ -242,15 +241,15 @@ class Driver:
 
 
 def main() -> int:
-    # Started by its path, this file has brought its folder: its modules must not stand in the way of anything of Ray's.
+    # Running by path puts this folder on sys.path, where its modules could shadow those of Ray.
     if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
-    # Whoever ends the Ray job ends all of its processes at once. The supervisor still needs its nodes then, for as long
-    # as the workers have to end by themselves; this process goes when the supervisor does.
+    # A stop of the Ray job signals all of its processes. The supervisor needs the nodes during the workers' grace period;
+    # this process ends with the supervisor.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # Ray's own words go where errors go
+    os.dup2(2, 1)  # Ray prints to standard error
 
     def say(told: dict[str, Any]) -> None:
         out.write(json.dumps(told).encode() + b"\n")
@@ -266,8 +265,8 @@ def main() -> int:
         os._exit(0)
 
     held: dict[str, Driver] = {}
-    # Of what the job was given, its interpreter's variables are for the supervisor: with them, each task would start
-    # a new process where Ray keeps some ready.
+    # Drop variables for the supervisor's interpreter: with them, each task would start a new process instead of using one
+    # that Ray keeps ready.
     told = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
     os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps({**told, "runtime_env": {}})
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
@@ -278,7 +277,7 @@ def main() -> int:
         if not request:
             return 0
         ray.init(address=os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False, configure_logging=False)
-        # Ray has put a handler of its own there.
+        # Ray has installed its own handler.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         say({"is": "connected", "python": sys.executable, "version": ray.__version__})
         held["driver"] = Driver(ray, request, say)
@@ -289,12 +288,12 @@ def main() -> int:
         text = " ".join(str(error).split())[:1000]
         say({"is": "failed", "why": f"{type(error).__name__}: {text}"})
         return 1
-    threading.Event().wait()  # until standard input ends
+    threading.Event().wait()  # returns when standard input ends
     return 0
 
 
 class _LoadOnUse(importlib.abc.MetaPathFinder):
-    """Finds some modules that are loaded once something of theirs is asked for: Ray's start is what a run waits for."""
+    """A finder that defers some modules until they are used, since runs wait for Ray's start."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname not in _LOADED_ON_USE:

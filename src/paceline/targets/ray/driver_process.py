@@ -1,9 +1,9 @@
-"""The driver's process: the one that the job's script has started together with the supervisor, or a new one.
+"""Start the driver process, or adopt the one that the job's script has started.
 
-Loading Ray takes longer than anything else before a run's first line, so the script starts the first driver while the
-supervisor itself is loaded. Its pipes are open files of the supervisor's, under these numbers:
+Loading Ray is the slowest step before a run's first line, so the script starts the first driver in parallel with the
+supervisor. The supervisor inherits its pipes as open files:
 
-    3    what the driver reads        4    what it says
+    3    the driver's input        4    the driver's output
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import BinaryIO
 from paceline.errors import TargetError
 from paceline.system import processes
 
-#: The pid of the driver that runs already. Taken by the first who asks.
+#: The pid of the running driver. The first user removes the variable.
 DRIVER_VARIABLE = "PACELINE_RAY_DRIVER"
 READS, SAYS = 3, 4
 _END_S = 6.0
 
 
 class DriverProcess:
-    """A process that runs `driver.py`. reads: what it is told; says: what it says, a line each."""
+    """A process that runs `driver.py`, with its input and output pipes."""
 
     def __init__(self, pid: int, reads: BinaryIO, says: BinaryIO, child: subprocess.Popen[bytes] | None) -> None:
         self.reads = reads
@@ -37,21 +37,21 @@ class DriverProcess:
         self._child = child
 
     def tell(self, line: bytes) -> None:
-        """Say a line to it; nothing happens where it has gone."""
+        """Write a line to the driver, unless it has ended."""
         with contextlib.suppress(OSError, ValueError):
             self.reads.write(line + b"\n")
             self.reads.flush()
 
     def end(self) -> None:
-        """Let it give everything back and go; returns when it has gone."""
-        # Others have the first driver's pipe open too, so its end is not seen: hence a word.
+        """Let the driver return everything and end, and wait for its end."""
+        # Other processes hold the first driver's pipe open, so closing it is not enough.
         self.tell(b"end")
         with contextlib.suppress(OSError):
             self.reads.close()
         deadline = time.monotonic() + _END_S
         while self._is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
-        # Ray's own shutdown can hang. The cluster frees a driver's placement group when its connection breaks.
+        # Ray's shutdown can hang. The cluster frees a placement group when its driver disconnects.
         if self._is_alive():
             processes.send(self._pid, signal.SIGKILL)
 
@@ -60,10 +60,10 @@ class DriverProcess:
 
 
 def driver_process(ray_python: str, library_dir: Path) -> DriverProcess:
-    """The driver that runs already, if there is one, else a new one.
+    """Return the running driver, or start a new one.
 
     Raises:
-        TargetError: the interpreter can't be run.
+        TargetError: The interpreter can't be run.
     """
     return _adopted() or _started(ray_python, library_dir)
 
@@ -73,14 +73,14 @@ def driver_path(library_dir: Path) -> Path:
 
 
 def _adopted() -> DriverProcess | None:
-    # Taken out of the environment: a second attempt, or a run inside of this one, starts a driver of its own.
+    # Remove it: a second attempt, or a nested run, starts its own driver.
     pid = os.environ.pop(DRIVER_VARIABLE, "")
     try:
         if not pid or not processes.is_alive(int(pid)):
             return None
         if not all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in (READS, SAYS)):
             return None
-        # They came from the job's script. Programs that are started from here must not keep the driver's pipes open.
+        # The job's script opened them. Child processes must not keep the driver's pipes open.
         for fd in (READS, SAYS):
             os.set_inheritable(fd, False)
         return DriverProcess(int(pid), os.fdopen(READS, "wb"), os.fdopen(SAYS, "rb"), None)
@@ -97,7 +97,7 @@ def _started(ray_python: str, library_dir: Path) -> DriverProcess:
             stdout=subprocess.PIPE,
             env=environment,
             cwd="/",
-            # A signal to the supervisor's group does not reach it; the supervisor ends it by a word.
+            # Signals to the supervisor's group must not reach it; the supervisor ends it by a message.
             start_new_session=True,
         )
     except OSError as error:

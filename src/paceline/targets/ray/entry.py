@@ -1,8 +1,7 @@
-"""The entrypoint of a Ray job on the cluster: a short shell script that finds its interpreters and starts the run's supervisor.
+"""The entrypoint of a Ray job: a shell script that finds its interpreters and starts the run's supervisor.
 
-Ray gives the script the environment that `ray start` had on the head, in which no Python need be on the PATH. The
-interpreter that has Ray is the one with which Ray starts its own workers: it stands in the command line of the raylet,
-the parent of the process that runs the script.
+Ray runs the script in the environment of `ray start` on the head, which may have no Python on the PATH. The interpreter that
+has Ray is found in the command line of the raylet, an ancestor of the script.
 
     raylet ── ray::JobSupervisor ── sh (this) ── supervisor ── driver
 """
@@ -15,16 +14,16 @@ from pathlib import Path
 from paceline.system.processes import SUPERVISOR_VARIABLE
 from paceline.targets.ray.driver_process import DRIVER_VARIABLE, READS, SAYS
 
-#: Ray's own interpreter, for the supervisor to start the driver with.
+#: Ray's interpreter, with which the supervisor starts the driver.
 RAY_PYTHON_VARIABLE = "PACELINE_RAY_PYTHON"
-#: The address by which Ray's nodes know this one; not set where Ray does not say it.
+#: This node's address in Ray; unset if Ray does not report it.
 ADDRESS_VARIABLE = "PACELINE_RAY_ADDRESS"
-#: The folder that holds `paceline`, as the cluster sees it.
+#: The folder with `paceline`, as the cluster sees it.
 LIBRARY_VARIABLE = "PACELINE_RAY_LIBRARY"
-#: The interpreter of the submitting program.
+#: The submitting program's interpreter.
 SUBMITTER_VARIABLE = "PACELINE_RAY_SUBMITTER"
 
-#: Begins a line of the job's output that says why the run could not be started.
+#: Prefix of an output line that says why the run could not start.
 COMPLAINT = "paceline: "
 
 _FIND_RAY = r"""
@@ -34,7 +33,7 @@ address=$(tr '\000' '\n' <"/proc/$parent/cmdline" 2>/dev/null | sed -n 's/^--nod
 [ -x "$ray" ] || ray=$(command -v python3 || command -v python)
 [ -n "$ray" ] || { echo "paceline: No Python is to be found on the cluster's head"; exit 70; }
 """
-#: Starts the driver, which loads Ray while the supervisor is loaded (`driver_process`).
+#: Starts the driver, which loads Ray while the supervisor loads (`driver_process`).
 _START_DRIVER = f"""
 pipes=$(mktemp -d) && mkfifo "$pipes/in" "$pipes/out" && {{
   PYTHONPATH="$PACELINE_SHELL_PYTHONPATH" "$ray" "$library/paceline/targets/ray/driver.py" <"$pipes/in" >"$pipes/out" 2>>"$log" &
@@ -54,7 +53,7 @@ export PACELINE_SHELL_PYTHONPATH="$PYTHONPATH" PYTHONPATH="$library"
 export {RAY_PYTHON_VARIABLE}="$ray" {ADDRESS_VARIABLE}="$address" {LIBRARY_VARIABLE}="$library"
 """
 _LET_GO = f"exec {READS}>&- {SAYS}<&-"
-# A stop of the job is a SIGTERM to all of its processes: this shell has to stay as long as the supervisor does.
+# Stopping the job sends SIGTERM to all of its processes: this shell has to outlive the supervisor.
 _STAY = "trap : TERM INT\n"
 _END = """
 grep -q '"status": "Completed"' run.json
@@ -62,9 +61,9 @@ grep -q '"status": "Completed"' run.json
 
 
 def shared_entrypoint(run_dir: Path, library_dir: Path, python: str) -> str:
-    """The script for a cluster that sees the run's folder under the same path as the submitting machine.
+    """Return the script for a cluster that sees the run's folder under the same path.
 
-    python: the submitting program's interpreter, taken where the cluster has it; else Ray's own.
+    python: The submitting program's interpreter, used if the cluster has it; else Ray's.
     """
     run, library = shlex.quote(str(run_dir)), shlex.quote(str(library_dir))
     return (
@@ -79,9 +78,9 @@ def shared_entrypoint(run_dir: Path, library_dir: Path, python: str) -> str:
 
 
 def controller_entrypoint(run_dir: Path, library_dir: Path, python: str, token_variable: str | None) -> str:
-    """The script that is a sweep's controller, on the cluster's head. The others as for `shared_entrypoint`.
+    """Return the script that runs a sweep's controller on the cluster's head.
 
-    token_variable: where trials' submissions look for the cluster's token, which Ray has in a variable of its own there.
+    token_variable: Variable that trials read the cluster's token from; Ray itself uses another.
     """
     run, library = shlex.quote(str(run_dir)), shlex.quote(str(library_dir))
     token = f'export {token_variable}="${{{token_variable}:-$RAY_AUTH_TOKEN}}"\n' if token_variable else ""
@@ -95,10 +94,9 @@ def controller_entrypoint(run_dir: Path, library_dir: Path, python: str, token_v
 
 
 def travel_entrypoint(run_id: str, python: str | None, request: str) -> str:
-    """The script for a cluster that shares no folder: it stands in a package that holds `paceline` and is the job's
-    working directory.
+    """Return the script for a cluster without a shared folder; it runs in the package with `paceline`.
 
-    request: one word that says where the run's folder is to be had (`object_sync.Ticket`).
+    request: The run's location as one word (`object_sync.Ticket`).
     """
     chosen = f"python={shlex.quote(python)}\n" if python else "python=$ray\n"
     return (
@@ -110,9 +108,9 @@ def travel_entrypoint(run_id: str, python: str | None, request: str) -> str:
 
 
 def examine_entrypoint(request: str) -> str:
-    """The script that holds nodes for `paceline compute doctor`; stands in a package as `travel_entrypoint` does.
+    """Return the script that holds nodes for `paceline compute doctor`, in a package as `travel_entrypoint`.
 
-    request: a line for the driver.
+    request: A line for the driver.
     """
     return (
         f"{_FIND_RAY}"
@@ -122,5 +120,5 @@ def examine_entrypoint(request: str) -> str:
 
 
 def _mark(run_id: str) -> str:
-    """Of a run's supervisor, in its environment."""
+    """Return the variable that marks the supervisor of a run."""
     return f"export {SUPERVISOR_VARIABLE}={shlex.quote(run_id)}\n"

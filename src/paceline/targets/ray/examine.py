@@ -1,7 +1,6 @@
-"""Links from the submitting machine to agents on a cluster's nodes, for `paceline compute doctor`.
+"""Open links from the submitting machine to a cluster's nodes, for `paceline compute doctor`.
 
-A job of Ray's holds the nodes; their tasks connect to this machine. So it must be one that they can reach, which runs
-themselves do not need.
+A Ray job holds the nodes, and its tasks connect to this machine, so they must be able to reach it. Runs don't need that.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _ASK_S = 1.0
 
 @contextlib.contextmanager
 def examined(client: RayClient, settings: RaySettings, bundles: list[dict[str, float]]) -> Iterator[list[Link]]:
-    """A link to each of as many nodes as there are bundles, held by a job of their own.
+    """Open a link to as many nodes as there are bundles, held by a job of their own.
 
     Raises:
-        TargetError: Ray gives none, or they can't reach this machine.
+        TargetError: Ray provides no nodes, or they can't reach this machine.
     """
     from paceline.targets.ray.allocate import open_links
 
@@ -67,18 +66,18 @@ def examined(client: RayClient, settings: RaySettings, bundles: list[dict[str, f
     finally:
         for link in links:
             link.close()
-        # The links went first: Ray kills the tasks of a job that is stopped, agents and all.
+        # The links have ended first: stopping the job kills its tasks and agents.
         reception.close()
         with contextlib.suppress(TargetError, EngineError):
             client.stop(job_id)
 
 
 def own_address(address: str) -> str:
-    """This machine's address, as it goes to the host of this URL."""
+    """Return the address of this machine on the route to a URL's host."""
     parts = urlsplit(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # A connected datagram socket has the local address that the kernel's routes choose.
+            # connect on a datagram socket sends nothing, but selects the local address of the route.
             probe.connect((parts.hostname or "", parts.port or 80))  # sends nothing
         except OSError as error:
             raise EngineError(f"the Ray cluster at {address} can't be reached from here: {error}.") from error
@@ -92,7 +91,7 @@ def _wait(client: RayClient, job_id: str, reception: Reception, count: int) -> N
         if time.monotonic() - asked < _ASK_S:
             continue
         asked = time.monotonic()
-        # The job's log is all that comes back through the dashboard: the driver prints its events there, a line each.
+        # The dashboard only returns the job's log: the driver prints its events there, one per line.
         told = _last_told(client.logs(job_id))
         if told.get("is") in ("ended", "failed"):
             raise EngineError(f"a node could not be had from Ray: {told.get('why')}.")

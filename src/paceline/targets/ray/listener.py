@@ -1,4 +1,4 @@
-"""The port on which the tasks of a placement group's nodes report, each with the run's token."""
+"""Listen for the tasks on a placement group's nodes, which authenticate with the run's token."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ _HELLO_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A node's connection, and what its task has said (`driver.hold`)."""
+    """A node's connection, and its task's first message (`driver.hold`)."""
 
     sock: socket.socket
     told: Mapping[str, Any]
 
 
 class Reception:
-    """Listens. taken: node rank -> connection; port, token: what a task has to know. on_taken: called after each.
+    """A listening port for tasks.
 
-    host: the address of this machine to listen at; "" for all of them, where only Ray knows by which one nodes come.
+    `taken` maps node ranks to connections; tasks need `port` and `token`.
+
+    Args:
+        on_taken: Called after each connection.
+        host: The local address to listen at; "" for all, if only Ray knows how nodes reach this machine.
     """
 
     def __init__(self, on_taken: Callable[[], None] = lambda: None, host: str = "") -> None:
@@ -37,16 +41,16 @@ class Reception:
         self.taken: dict[int, Taken] = {}
         self.host = host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # Port 0: the kernel chooses a free one, which the tasks are told.
+        # Port 0: the kernel chooses a free port.
         self._listener = socket.create_server((host, 0), family=family, backlog=64)
         self.port: int = self._listener.getsockname()[1]
-        # Held for `taken` and `_closed` together, so that no connection comes in once `close` has gone through them.
+        # Guards `taken` and `_closed`, so that no connection is added once `close` has closed them.
         self._guard = threading.Lock()
         self._closed = False
         threading.Thread(target=self._accept, name="paceline-ray-accept", daemon=True).start()
 
     def close(self) -> None:
-        """Take nobody in any more, and close what no link has taken over. Harmless the second time."""
+        """Stop listening, and close connections that no link has taken over. Idempotent."""
         with self._guard:
             self._closed = True
         listening.close(self._listener)
@@ -57,18 +61,18 @@ class Reception:
         listening.accept_each(self._listener, self._greet, lambda: self._closed)
 
     def _greet(self, sock: socket.socket) -> None:
-        """Take a connection in if it brings the token; whatever else connects is shown the door."""
+        """Accept a connection with the token; close any other."""
         try:
             sock.settimeout(_HELLO_S)
             told = json.loads(_read_line(sock))
             rank = int(told["rank"])
-            # Whoever reaches the port may connect, so the token decides; compared in constant time.
+            # Anybody may connect, so the token decides; compare in constant time.
             if not hmac.compare_digest(str(told["token"]).encode(), self.token.encode()):
                 raise ValueError
-            # From here on the link decides how long it waits.
+            # From here on the link sets its own timeouts.
             sock.settimeout(None)
             with self._guard:
-                # Each node's task connects once; a second connection of a rank is none of the run's.
+                # Each rank connects once; a second connection is foreign.
                 if self._closed or rank in self.taken:
                     raise ValueError
                 self.taken[rank] = Taken(sock=sock, told={**told, "token": None})
@@ -78,10 +82,10 @@ class Reception:
 
 
 def _read_line(sock: socket.socket) -> bytes:
-    """Read up to the line's end and no further: what follows is the agent's."""
+    """Read exactly one line: the following bytes are for the agent."""
     line = b""
     while not line.endswith(b"\n"):
-        # Byte by byte: what was read too far could not be given back to the link.
+        # Byte by byte: bytes beyond the line could not be pushed back.
         byte = sock.recv(1)
         if not byte or len(line) > _HELLO_BYTES:
             raise ValueError

@@ -1,13 +1,13 @@
-"""Runs on clusters that share no folder with the submitting machine: everything travels through a datastore.
+"""Transfer runs through a datastore to and from clusters that share no folder with the submitting machine.
 
     <datastore>/paceline/snapshots/<id>.tar.gz       the source, once for all runs that use it
-    <datastore>/paceline/carried/<tree>/             folders and packages of the submitting machine that a job names, likewise
-    <datastore>/paceline/runs/<run id>/start.tar.gz  the run's folder as it was made, and the workspace's datastores
-    <datastore>/paceline/runs/<run id>/sealed        the values of its secrets, encrypted by a key that is in the job's ticket
-    <datastore>/paceline/runs/<run id>/exec/         what is said to commands beside workers, and by them (`passage`)
-    <datastore>/paceline/runs/<run id>/back/<n>      what has changed since (`delta`), signed, replayed here and then removed
+    <datastore>/paceline/carried/<tree>/             folders and packages of the submitting machine that a job names
+    <datastore>/paceline/runs/<run id>/start.tar.gz  the new run's folder, and the workspace's datastores
+    <datastore>/paceline/runs/<run id>/sealed        the secrets' values, encrypted with a key in the job's ticket
+    <datastore>/paceline/runs/<run id>/exec/         messages of `paceline exec` (`channel`)
+    <datastore>/paceline/runs/<run id>/back/<n>      changes (`delta`), signed; replayed here and then removed
 
-Paceline itself goes with the job, as a package of Ray's, of which a cluster keeps one for each version.
+Paceline itself travels with the job, as a Ray package that the cluster caches for each version.
 """
 
 from __future__ import annotations
@@ -52,25 +52,26 @@ from paceline.targets.ray.settings import RaySettings
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-#: Of the submitting machine alone, or sent by other means.
+#: Files for the submitting machine only, or sent by other means.
 _NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json", "exec_key"})
 _LOOK_S = 1.0
-#: Nobody looks again at a run that has ended, so what is left of it between here and there has to go at once.
+#: How long to wait for the last part: readers don't return to a run that has ended.
 _END_S = 2.0
-#: Of HMAC-SHA256.
+#: Length of HMAC-SHA256.
 _SIGNATURE_BYTES = 32
-#: As AES-GCM takes it (NIST SP 800-38D).
+#: For AES-GCM (NIST SP 800-38D).
 _NONCE_BYTES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ticket:
-    """Where a job on the cluster finds its run. No secrets: credentials are places, which have to hold them there too.
+    """The location of a run for its job on the cluster. Credentials are names of places, never values.
 
-    start_sha256: of `start.tar.gz`, in hexadecimal: whoever can write to the datastore must not replace the job.
-    snapshot_sha256: of the snapshot's files (`tree_sha256`), for the same reason; None where there is no snapshot.
-    key: opens the run's sealed secrets, in hexadecimal; None where it has none. exec_key: signs what comes back, and encrypts
-        what is said to commands beside workers (`passage`), in hexadecimal.
+    Attributes:
+        start_sha256: Of `start.tar.gz`, in hexadecimal: writers of the datastore must not replace the job.
+        snapshot_sha256: Of the snapshot's files (`tree_sha256`), for the same reason; None without a snapshot.
+        key: Decrypts the run's secrets, in hexadecimal; None without secrets.
+        exec_key: Signs changes and encrypts messages of `paceline exec`, in hexadecimal.
     """
 
     run_id: str
@@ -90,7 +91,7 @@ class Ticket:
         return StoreRecord(name=self.name, url=self.url, options=self.options, credentials=self.credentials)
 
     def word(self) -> str:
-        """The ticket as one word of a command line."""
+        """Encode the ticket as one word of a command line."""
         return base64.urlsafe_b64encode(json.dumps(self.__dict__).encode()).decode()
 
     @classmethod
@@ -112,12 +113,12 @@ def snapshot_name(snapshot_id: str) -> str:
 def send_run(
     settings: RaySettings, client: RayClient, folder: RunFolder, library_dir: Path
 ) -> tuple[str, dict[str, Any]]:
-    """Put into the datastore what the cluster needs of a run; the job's script and its runtime environment.
+    """Put a run into the datastore. Return the job's script and runtime environment.
 
     Raises:
-        DataError, TransferError: the datastore can't be written; what the job names is not here, or can't be sent; an output
-            can't be stored here.
-        EnvironmentSpecError: a package is not here.
+        DataError, TransferError: The datastore can't be written; a file that the job names is missing here or can't be sent;
+            an output can't be stored here.
+        EnvironmentSpecError: A package is missing here.
     """
     workspace = folder.path.parent.parent
     record = store_record(settings, workspace)
@@ -156,10 +157,9 @@ def send_run(
 
 
 def _seal(store: Store, folder: RunFolder) -> str | None:
-    """Put the values of the run's secrets into the store, encrypted; the key in hexadecimal, None where there are none.
+    """Store the run's secrets encrypted. Return the key in hexadecimal, or None without secrets.
 
-    The datastore may be read by others than the user, and so may Ray's list of jobs, in which the ticket stands: neither of
-    them alone tells a value.
+    Other users may read the datastore, or Ray's list of jobs with the ticket: neither alone reveals a value.
     """
     values = read_json(folder.secrets)
     if not values:
@@ -167,7 +167,7 @@ def _seal(store: Store, folder: RunFolder) -> str | None:
     key = secrets.token_bytes(32)
     name = sealed_name(folder.run_id)
     put(store, name, encrypted(json.dumps(values).encode(), key, name))
-    folder.secrets.unlink(missing_ok=True)  # its supervisor, who alone wants them, is there
+    folder.secrets.unlink(missing_ok=True)  # only the supervisor needs them, and it runs elsewhere
     return key.hex()
 
 
@@ -176,7 +176,7 @@ def sealed_name(run_id: str) -> str:
 
 
 def encrypted(data: bytes, key: bytes, name: str) -> bytes:
-    """Return `data` encrypted and signed by AES-256-GCM, as the object `name`: under another name it is refused.
+    """Return `data` encrypted and authenticated by AES-256-GCM, bound to the object's name.
 
     Raises:
         TargetError: This Python has no `cryptography`.
@@ -186,7 +186,7 @@ def encrypted(data: bytes, key: bytes, name: str) -> bytes:
 
 
 def decrypted(data: bytes, key: bytes, name: str) -> bytes | None:
-    """Return the data of the object `name`, or None if it was not encrypted with this key under this name.
+    """Return the data of an object, or None if it was not encrypted with this key under this name.
 
     Raises:
         TargetError: This Python has no `cryptography`.
@@ -210,7 +210,7 @@ def can_encrypt() -> bool:
 
 
 def _cipher(key: bytes) -> AESGCM:
-    # Imported here: only runs with secrets, and commands beside workers, need it.
+    # Imported here: only runs with secrets and `paceline exec` need it.
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:
@@ -222,10 +222,10 @@ def _cipher(key: bytes) -> AESGCM:
 
 
 def unsealed(store: Store, run_id: str, key: str) -> dict[str, str]:
-    """The values that `_seal` has put into the store, which has them no longer then.
+    """Return the values that `_seal` has stored, and remove them from the store.
 
     Raises:
-        TargetError: they are not there, or somebody has changed them.
+        TargetError: They are missing or were changed.
     """
     name = sealed_name(run_id)
     data = get(store, name)
@@ -259,7 +259,7 @@ def store_record(settings: RaySettings, workspace: Path) -> StoreRecord:
 
 
 def _carried(store: Store, packed: Packed | None) -> dict[str, Any] | None:
-    """Put what the job names here into the datastore, as far as it is not there yet; the manifest that says so."""
+    """Store the files that the job names here, unless they are stored. Return the manifest."""
     if packed is None:
         return None
     for tree, files in packed.files.items():
@@ -285,15 +285,15 @@ def _pack_run(folder: RunFolder, workspace: Path, path: Path, carried: dict[str,
 
 
 def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
-    """Bring the run's folder here up to date, at most once a second; one process does it, others take what is there.
+    """Update the run's folder here, at most once a second, in one process at a time.
 
-    Whether another one is at it, so that more may come.
+    Return whether another process is at it, so that more may come.
 
     Raises:
-        DataError, TransferError: the datastore can't be read.
+        DataError, TransferError: The datastore can't be read.
     """
     state = folder.path / ".travel.json"
-    # A file may be in pieces in several parts; those that have come lie in the run's folder until the last one does.
+    # Several parts may hold pieces of a file; the run's folder has them until the last one arrives.
     replica = Replica(folder.path, lambda record: take_record(folder, record))
 
     def replay(part: bytes) -> bool:
@@ -305,8 +305,8 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
                 f"written below {run_prefix(folder.run_id)!r} there?"
             ) from error
 
-    # Two readers would replay one part into each other's half-written files. It is a lock among processes of this machine and
-    # goes with its holder, however that ends.
+    # Two readers would replay a part into each other's half-written files. The lock is among processes of this machine and
+    # ends with its holder.
     fd = locks.take(folder.path / ".travel.lock")
     if fd is None:
         return True
@@ -317,10 +317,10 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
         with Store(store_record(settings, folder.path.parent.parent)) as store:
             while (signed := _next_part(store, folder, told)) is not None:
                 part = _unsigned(store, folder, told["next"], signed)
-                # After the record's end only the word that it was the end can follow, or, after a kill, the same once more.
+                # After the end of the record only the last part can follow, or the same one again after a kill.
                 told["ended"] = delta.ends(part) if _has_end(folder) else replay(part)
-                # First replayed, then noted, then removed: killed in between, the same part is replayed again, or lies in the
-                # store until the run's end, when all of the run's objects go.
+                # Replay, note, remove, in this order: after a kill in between, the part is replayed again, or stays in the
+                # store until the run's end removes all objects.
                 told["next"] += 1
                 write_json(state, told)
                 _name_canceler(folder)
@@ -342,15 +342,15 @@ def part_name(run_id: str, number: int) -> str:
 
 
 def signed_part(part: bytes, key: str, run_id: str, number: int) -> bytes:
-    """Return a part behind its signature, which holds for this run and this number alone."""
+    """Return a part with its signature, valid for this run and number only."""
     return hmac.digest(bytes.fromhex(key), f"part {part_name(run_id, number)}\0".encode() + part, "sha256") + part
 
 
 def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> bytes:
-    """Return the part behind its signature.
+    """Return the part behind a signature.
 
     Raises:
-        TransferError: The run has not signed it as this part, or the key is not here.
+        TransferError: The signature does not match, or the key is missing here.
     """
     try:
         key = folder.exec_key.read_text(encoding="ascii")
@@ -369,7 +369,7 @@ def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> by
 
 
 def _next_part(store: Store, folder: RunFolder, told: Mapping[str, Any]) -> bytes | None:
-    """The part that is next, if it is there; the last one follows the record's end at once, and is waited for."""
+    """Return the next part if it is stored. Wait briefly for the last one, which follows the record's end."""
     deadline = time.monotonic() + _END_S
     while True:
         part = get(store, part_name(folder.run_id, told["next"]))
@@ -383,7 +383,7 @@ def _has_end(folder: RunFolder) -> bool:
 
 
 def _name_canceler(folder: RunFolder) -> None:
-    """On the cluster a cancel is a signal; who asked for it is known here."""
+    """Add who canceled the run: on the cluster a cancellation is only a signal."""
     record, request = read_json(folder.record) or {}, read_json(folder.cancel_request) or {}
     if record.get("status") == states.CANCELED and (failed := run_store.failed_by_hand(folder)) is not None:
         report = failed["failure"].to_json()
@@ -404,7 +404,7 @@ def exists(store: Store, path: str) -> bool:
 
 
 def get(store: Store, path: str) -> bytes | None:
-    """An object's bytes; None where there is none."""
+    """Return an object's bytes, or None if it does not exist."""
     if store.kind == "local":
         try:
             return store.local(path).read_bytes()
@@ -419,7 +419,7 @@ def get(store: Store, path: str) -> bytes | None:
 
 
 def put(store: Store, path: str, data: bytes) -> None:
-    """Let the store have an object, whole or not at all."""
+    """Store an object atomically."""
     with tempfile.NamedTemporaryFile(prefix="paceline-") as file:
         file.write(data)
         file.flush()
@@ -434,23 +434,23 @@ def remove(store: Store, path: str) -> None:
 
 
 def unpack(data: bytes, folder: Path) -> None:
-    """Put an archive into a new folder. We have made it, but others may be able to write where it lay.
+    """Extract an archive into a new folder. The archive is ours, but others may have changed it.
 
     Raises:
-        TargetError: a name or a link in it leads outside, or it has something that is no file, folder or link.
+        TargetError: A name or a link leads outside, or an entry is not a file, folder or link.
     """
-    # By hand, not with filter="data": not each Python 3.10 has that, and it takes rights away from files.
+    # Checked here, not by filter="data": early releases of Python 3.10 lack it, and it drops permissions.
     options: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     linked = []
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
         for member in archive:
             if (why := _wrong_with(member, folder)) is not None:
                 raise TargetError(f"the archive of the run has the name {member.name!r}, which {why}.")
-            member.mode &= 0o777  # neither setuid nor setgid comes from another machine
+            member.mode &= 0o777  # drop setuid and setgid
             archive.extract(member, folder, **options)
             if member.issym():
                 linked.append(member)
-    # Nothing was written through any of them.
+    # No file was written through a link.
     top = os.path.realpath(folder)
     for member in linked:
         if not f"{os.path.realpath(folder / member.name)}/".startswith(f"{top}/"):
@@ -461,9 +461,9 @@ def unpack(data: bytes, folder: Path) -> None:
 
 
 def tree_sha256(folder: Path) -> str:
-    """Return a hash of a folder's names, contents, links and executable files, in hexadecimal.
+    """Return a hash of a folder's names, contents, links and executable bits, in hexadecimal.
 
-    Not of the archive: one archive serves all runs of a snapshot, and is made once by one of them.
+    Not of the archive, since any run may create the archive that all runs of a snapshot share.
     """
     digest = hashlib.sha256()
     top = os.path.realpath(folder)
@@ -478,14 +478,14 @@ def tree_sha256(folder: Path) -> str:
                 with open(path, "rb") as file:
                     while data := file.read(1 << 20):
                         content.update(data)
-            # A NUL ends the name, which has none.
+            # A NUL can't be in a name, so it ends the name.
             about = f"\0{stat.S_IFMT(mode)} {mode & 0o100} {content.hexdigest()}\0"
             digest.update(os.fsencode(os.path.relpath(path, top)) + about.encode())
     return digest.hexdigest()
 
 
 def _wrong_with(member: tarfile.TarInfo, folder: Path) -> str | None:
-    """Why a piece of an archive must not be written into the folder; None where it may."""
+    """Return why an archive entry must not be extracted, or None if it may."""
     if _leaves(member.name, folder):
         return "leads outside"
     if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
@@ -500,7 +500,7 @@ def _wrong_with(member: tarfile.TarInfo, folder: Path) -> str | None:
 
 
 def _leaves(name: str, folder: Path) -> bool:
-    """Whether a name leads out of the folder, or through a link."""
+    """Return whether a name leads out of the folder, or through a link."""
     parts = name.split("/")
     return (
         name.startswith("/")

@@ -1,12 +1,15 @@
-"""Messages between `paceline exec` and a run that travels: objects in the datastore, by the run's own name.
+"""A channel for `paceline exec` to a run on a cluster without a shared folder: objects in the datastore.
 
-    <prefix>/exec/knock              there is a new one; removed by the cluster's side once it has looked
-    <prefix>/exec/<id>/in_<n>        lines of JSON: first the request, then what is passed on; none in a while: nobody is there
-    <prefix>/exec/<id>/out_<n>       what comes back, line by line; at last an empty one: nothing follows
+    <prefix>/exec/knock              announces a command; the cluster's side removes it once it has looked
+    <prefix>/exec/<id>/in_<n>        lines of JSON: the request, then input; none for a while: the client is gone
+    <prefix>/exec/<id>/out_<n>       output lines; an empty object ends them
 
-Who reads an object removes it. Each is encrypted and signed (`object_sync.encrypted`) by a key of the run's that is in the
-job's ticket and in a file of the submitting user's: who can write to the store can't run anything, and who can read it learns
-nothing. Only an empty answer is neither: the cluster's Python has no `cryptography`.
+Readers remove the objects that they have read. Objects are encrypted and authenticated (`object_sync.encrypted`) with a key
+of the run, which is in the job's ticket and in a private file of the submitting user: writers of the store can't run
+commands, and readers learn nothing. Only the empty object is plain; as first answer it means that the cluster's Python has no
+`cryptography`.
+
+The submitting machine can reach the dashboard and the datastore only, so this is the one way that always works.
 """
 
 from __future__ import annotations
@@ -28,43 +31,43 @@ from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 from paceline.targets.ray.object_sync import can_encrypt, decrypted, encrypted, exists, get, put, remove, run_prefix
 
-#: How often the cluster's side looks whether somebody has knocked, at a bucket, which charges for each look.
+#: How often the cluster's side polls for announcements in a bucket, which charges for each request.
 _KNOCK_S = 2.0
-#: How often either side looks while a command runs.
+#: How often both sides poll while a command runs.
 _LOOK_S = 0.15
-#: Without an answer, somebody may have removed the knock that was meant for this one.
+#: When to announce again: another client's announcement may have been removed together with this one.
 _AGAIN_S = 6.0
 _ALIVE_S = 5.0
-#: As long as a store may be slow for, or away.
+#: How long a store may be slow or away.
 _SILENCE_S = 40.0
-#: How many objects may wait to be read; then the command waits.
+#: How many unread objects may exist before the command has to wait.
 _AHEAD = 8
 
 
 class Sealed:
-    """The objects of one side of one command, each whole or not there. way: "in" or "out"."""
+    """The objects of one direction of one command. `way` is "in" or "out"."""
 
     def __init__(self, store: Store, run_id: str, key: str, name: str, way: str) -> None:
         self._store, self._run_id, self._key, self._way = store, run_id, bytes.fromhex(key), way
         self._top = f"{run_prefix(run_id)}/exec/{name}"
-        #: How many were written, or read.
+        #: The number of objects written or read.
         self.count = 0
 
     def put(self, lines: list[dict[str, Any]]) -> None:
-        """Store the next one.
+        """Store the next object.
 
         Raises:
-            PacelineError: the store does not take it; it is the next one still.
+            PacelineError: The store fails; the object stays the next one.
         """
         name = self._name(self.count)
         put(self._store, name, encrypted(json.dumps(lines).encode(), self._key, name))
         self.count += 1
 
     def get(self) -> list[dict[str, Any]] | None:
-        """The next one, which is gone then; None where it is not there.
+        """Return and remove the next object, or return None if it does not exist.
 
         Raises:
-            PacelineError: the store does not answer, or somebody else has written it.
+            PacelineError: The store fails, or another writer has created the object.
         """
         name = self._name(self.count)
         found = get(self._store, name)
@@ -85,23 +88,23 @@ class Sealed:
         return lines
 
     def refuse(self) -> None:
-        """Answer that this Python can't encrypt."""
+        """Report that this Python can't encrypt."""
         put(self._store, self._name(0), b"")
 
     def is_full(self) -> bool:
-        """True if the other side has so many to read that it should get no more."""
+        """Return whether the other side has too many unread objects."""
         return self.count >= _AHEAD and exists(self._store, self._name(self.count - _AHEAD))
 
     def _name(self, number: int) -> str:
         return f"{self._top}/{self._way}_{number:06d}"
 
 
-#: How long the end of what was refused is waited for.
+#: How long to wait for the end of a refused command.
 _REFUSED_S = 5.0
 
 
 class StorePassage:
-    """The asking program's side: as `paceline.runs.passage.Passage`."""
+    """The client's side of a channel."""
 
     def __init__(self, record: StoreRecord, folder: RunFolder) -> None:
         try:
@@ -140,7 +143,7 @@ class StorePassage:
             self._look(found)
             self._well_at = time.monotonic()
         except PacelineError:
-            # A store that is away for a moment; what was found before is not lost.
+            # The store may be away for a moment; messages found before are not lost.
             if time.monotonic() - self._well_at > _SILENCE_S / 2:
                 raise
         self._looked_at = time.monotonic()
@@ -163,10 +166,10 @@ class StorePassage:
         self._is_closed = True
         deadline = time.monotonic() + _REFUSED_S
         while self._is_refused and not self.is_over and time.monotonic() < deadline:
-            # The other side is leaving too: what it were told now would lie there until the run's end.
+            # The other side is closing too: a message would stay in the store until the run's end.
             self.heard()
             time.sleep(0.02)
-        # Once the run has ended, nobody there would read it.
+        # After the run's end the message would not be read.
         is_over = self.is_over or (read_json(self._folder.record) or {}).get("status") in states.TERMINAL
         with contextlib.suppress(PacelineError, OSError):
             if not is_over:
@@ -185,7 +188,7 @@ class StorePassage:
 
 
 class StoreListener:
-    """The cluster's side: a thread that hands on what is asked for, between the store and the run's folder there."""
+    """The cluster's side: a thread that relays between the store and the run's folder."""
 
     def __init__(self, record: StoreRecord, folder: RunFolder, key: str) -> None:
         self._record, self._folder, self._key = record, folder, key
@@ -195,7 +198,7 @@ class StoreListener:
         self._thread.start()
 
     def close(self) -> None:
-        """The supervisor has ended: say so, and leave nothing."""
+        """Report that the supervisor has ended, and remove everything."""
         self._ended.set()
         self._thread.join(30)
 
@@ -208,7 +211,7 @@ class StoreListener:
                 now = time.monotonic()
                 if now - looked_at > knock_s:
                     looked_at = now
-                    with contextlib.suppress(Exception):  # a store that is away for a while
+                    with contextlib.suppress(Exception):  # the store may be away for a while
                         for name in self._asked(store):
                             if can_encrypt():
                                 running[name] = _Handed(store, self._folder, self._key, name)
@@ -226,7 +229,7 @@ class StoreListener:
         knock = _knock(self._folder.run_id)
         if get(store, knock) is None:
             return []
-        # First this: who knocks from now on is seen the next time.
+        # Remove it before listing: later announcements are seen next time.
         with contextlib.suppress(FileNotFoundError):
             remove(store, knock)
         new = [name for name in names(store, self._folder.run_id) if name not in self._seen]
@@ -235,7 +238,7 @@ class StoreListener:
 
 
 class _Handed:
-    """One command, whose words are handed on."""
+    """The relay of one command."""
 
     def __init__(self, store: Store, folder: RunFolder, key: str, name: str) -> None:
         self._store, self._run_id, self._name = store, folder.run_id, name
@@ -247,7 +250,7 @@ class _Handed:
         self._back: list[dict[str, Any]] = []
 
     def look(self) -> bool:
-        """Hand on what there is; whether more may come."""
+        """Relay new messages. Return whether more may come."""
         try:
             while (lines := self._in.get()) is not None:
                 self._heard = time.monotonic()
@@ -280,7 +283,7 @@ class _Handed:
     def close(self) -> None:
         self._files.close()
         if self._is_over:
-            clear(self._store, self._run_id, self._name)  # nobody is there who would
+            clear(self._store, self._run_id, self._name)  # the client is gone and won't
         else:
             with contextlib.suppress(PacelineError, OSError):
                 self._out.put([])
@@ -291,7 +294,7 @@ def _knock(run_id: str) -> str:
 
 
 def names(store: Store, run_id: str) -> list[str]:
-    """The names of the commands that somebody has asked for."""
+    """Return the ids of announced commands."""
     top = f"{run_prefix(run_id)}/exec"
     if store.kind == "local":
         with contextlib.suppress(FileNotFoundError):
@@ -305,10 +308,13 @@ def names(store: Store, run_id: str) -> list[str]:
 
 
 def clear(store: Store, run_id: str, name: str, *, keep: int | None = None) -> None:
-    """Remove what is left of a command. keep: the number of an object on its way to the cluster."""
+    """Remove a command's objects.
+
+    keep: The number of an input object that the cluster has not read yet.
+    """
     top = f"{run_prefix(run_id)}/exec/{name}"
     kept = f"in_{keep:06d}" if keep is not None else None
-    with contextlib.suppress(Exception):  # it goes with the run's other objects in the end
+    with contextlib.suppress(Exception):  # the run's end removes it with all other objects
         if store.kind == "local":
             for path in store.local(top).iterdir():
                 if path.name != kept:

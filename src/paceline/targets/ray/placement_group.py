@@ -1,7 +1,7 @@
-"""A driver that holds a placement group for a run's supervisor, and the port on which the group's nodes report.
+"""A driver that holds a placement group for a supervisor, and the port to which its nodes connect.
 
-supervisor ── driver (has Ray) ~~ Ray ~~> task on each node ── agent
-    │ listens  <──────────────────────────────── connects ──────┘
+supervisor ── driver (has Ray) ~~ Ray ~~> task on each node ── agent │ listens  <──────────────────────────────── connects
+──────┘
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from paceline.targets.ray.demand import ClusterDemand, NodeResources, too_large,
 from paceline.targets.ray.driver_process import DriverProcess, driver_process
 from paceline.targets.ray.listener import Reception, Taken
 
-#: Ray starts a process on a node for a task; one that has none ready takes some seconds on a busy machine.
+#: Time for Ray to start a task's process, which takes seconds on a busy machine.
 _TASK_S = 90.0
 _TICK_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRequest:
-    """The nodes that are to be held.
+    """The nodes to hold.
 
-    ray_python: an interpreter that has Ray. python: for scripts that name none; where that is None, `submitter` if all
-    nodes have it, else Ray's own. patience_s: how long to wait where the cluster, as it is, can't hold it; None for
-    ever, for clusters that grow. silence_s: as in `Link.open`. address: this node's, as the others know
-    it; "" where Ray alone knows. least: so many of the demand's nodes are enough for an elastic run; avoid: Ray's
-    ids of nodes that it has just lost.
+    Attributes:
+        ray_python: An interpreter that has Ray.
+        python: For scripts that name none. If None, `submitter` where all nodes have it, else Ray's.
+        patience_s: How long to wait if the cluster is too small; None without limit, for autoscaling clusters.
+        silence_s: As in `Link.open`.
+        address: This node's, as others see it; "" if only Ray knows it.
+        least: How many nodes suffice for an elastic run.
+        avoid: Ray's ids of nodes that were just lost.
     """
 
     demand: ClusterDemand
@@ -54,16 +57,16 @@ class GroupRequest:
 
     @property
     def needed(self) -> ClusterDemand:
-        """What is waited for."""
+        """The smallest acceptable demand."""
         return self.demand if self.least is None else ClusterDemand(bundles=self.demand.bundles[: self.least])
 
 
 class LostError(EngineError):
-    """A node was lost before it was the run's."""
+    """The error that a node was lost before the run held it."""
 
 
 class Holding:
-    """A driver that holds a placement group, and the port on which its nodes report."""
+    """A driver with a placement group, and the port to which its nodes connect."""
 
     def __init__(self, asked: GroupRequest) -> None:
         self._asked = asked
@@ -72,14 +75,14 @@ class Holding:
         self._failed: str | None = None
         self._placed = False
         self._count = len(asked.demand.bundles)
-        #: Nodes beside those that are held which an elastic run could have.
+        #: Further nodes that an elastic run could have.
         self.spare = 0
         self._closed = False
         self._text = "waits for Ray"
         self._too_large_since: float | None = None
         self._too_large = ""
-        #: Set when the driver has said something, or a node has connected.
-        # Two threads set it, the driver's reader and the listener; one waits for it.
+        #: Set on each message of the driver and each connection of a node.
+        # The driver's reader and the listener set it; one thread waits for it.
         self._news = threading.Event()
         self._reception = _reception(self._news.set, asked.address)
         try:
@@ -87,23 +90,25 @@ class Holding:
         except BaseException:
             self._reception.close()
             raise
-        # `_read` puts events into a queue; only the thread that calls `wait` and `lost` takes them and changes state.
+        # `_read` queues events; only the thread that calls `wait` and `lost` handles them and changes state.
         threading.Thread(target=self._read, name="paceline-ray-driver", daemon=True).start()
 
     def wait(self, waiting: Waiting) -> dict[int, Taken] | None:
-        """The connections of all nodes, by rank; None once `waiting` has said to give up.
+        """Return the connections of all nodes by rank, or None once `waiting` gives up.
 
         Raises:
-            LostError: a node has died again. EngineError: Ray can't be asked. TargetError: the cluster can't hold the run.
+            LostError: A node has died.
+            EngineError: Ray does not answer.
+            TargetError: The cluster can't hold the run.
         """
         placed_at: float | None = None
-        # How many there are, of an elastic run, is known once they are placed.
+        # An elastic run's number of nodes is known after placement.
         while len(self._reception.taken) < self._count or (self._asked.least is not None and not self._placed):
-            # Cleared before the events are read: news that come meanwhile set it again, and the wait below ends at once.
+            # Clear it before reading events: later news set it again, and the wait below returns at once.
             self._news.clear()
             self._hear()
             if self._lost:
-                # First: once all are lost, the driver has nothing left to hold, and says so.
+                # Check this first: once all nodes are lost, the driver ends and reports that.
                 rank, why = min(self._lost.items())
                 raise LostError(f"node {rank} of the run: {why}.")
             if self._failed is not None:
@@ -123,7 +128,7 @@ class Holding:
         return dict(self._reception.taken)
 
     def lost(self) -> dict[int, str]:
-        """Nodes whose task has ended: rank -> what Ray says of it."""
+        """Return {rank: Ray's reason} of nodes whose task has ended."""
         self._hear()
         if self._closed:
             return {}
@@ -132,11 +137,11 @@ class Holding:
         return dict(self._lost)
 
     def close(self) -> None:
-        """Give the placement group back; returns when the driver has gone. Harmless the second time."""
+        """Return the placement group, and wait for the driver's end. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        # The port first: a task that connects now would find nobody who takes its connection over.
+        # Close the port first: a task that connects now would not be served.
         self._reception.close()
         self._driver.end()
 
@@ -162,7 +167,7 @@ class Holding:
                 with contextlib.suppress(ValueError):
                     self._events.put(json.loads(line))
                     self._news.set()
-        # The end of its output is the end of the driver, however it ended.
+        # The driver's output ends when the driver does, for any reason.
         self._events.put({"is": "failed", "why": "the process that holds its nodes has ended; see the driver's log"})
         self._news.set()
 
@@ -202,6 +207,6 @@ class Holding:
 
 def _reception(on_taken: Callable[[], None], address: str) -> Reception:
     if address:
-        with contextlib.suppress(OSError):  # another machine's, which hands connections on to this one
+        with contextlib.suppress(OSError):  # of another machine, which forwards connections to this one
             return Reception(on_taken, address)
     return Reception(on_taken)

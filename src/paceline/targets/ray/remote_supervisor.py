@@ -1,9 +1,9 @@
-"""`python -m paceline.targets.ray.remote_supervisor TICKET`: see a run through on a cluster without a shared folder.
+"""`python -m paceline.targets.ray.remote_supervisor TICKET`: supervise a run on a cluster without a shared folder.
 
-Fetches the run from the datastore into a workspace of its own, starts the supervisor there, and stores what changes in
-the run's folder, part by part, until the supervisor has ended.
+Fetches the run from the datastore into a workspace of its own, starts the supervisor there, and stores changes of the run's
+folder in parts until the supervisor has ended.
 
-    <folder>/away/<run id>/runs/<run id>/, snapshots/, datastores/      removed in the end
+    <folder>/away/<run id>/runs/<run id>/, snapshots/, datastores/      removed at the end
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from paceline.targets.ray.settings import own_folder
 
 _TICK_S = 0.1
 _PART_S = 1.0
-#: How long the store may be away in the end before the run's folder is given up to it.
+#: How long to retry the store at the end before giving up the run's files.
 _PATIENCE_S = 120.0
 
 
 def main(argv: list[str]) -> int:
     ticket = Ticket.from_word(argv[0])
-    # A stop of the job is a signal to all of its processes: the supervisor sees to it, and its last words are stored.
+    # Stopping the job signals all of its processes: the supervisor handles it, and its last changes are stored.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     top = Path(ticket.folder or own_folder()) / "away" / ticket.run_id
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 
 def _fetch(store: Store, ticket: Ticket, top: Path) -> RunFolder:
-    """The run's folder, in a workspace of its own at `top`."""
+    """Return the run's folder, in a workspace of its own at `top`."""
     shutil.rmtree(top, ignore_errors=True)
     top.mkdir(parents=True, mode=0o700)
     folder = RunFolder(top / "runs" / ticket.run_id)
@@ -104,7 +104,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
     recorder = DeltaRecorder(folder.path)
     recorder.skip_present()
     journal = _Journal(store, ticket.run_id, ticket.exec_key)
-    # Standard error of the job itself would go into Ray's log of it; the supervisor's words belong to the run.
+    # The job's standard error goes into Ray's log; the supervisor's output belongs to the run.
     log = os.open(folder.driver_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     supervisor = subprocess.Popen(
         [sys.executable, "-m", "paceline.supervisor", str(folder.path)],
@@ -118,8 +118,8 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
     _let_go_of_driver()
     listener = StoreListener(ticket.record, folder, ticket.exec_key)
     stored = 0.0
-    # Parts have numbers without gaps, for whoever reads them looks for the next one by its name. So a part that the store has not
-    # taken waits, and nothing is recorded meanwhile: what changes comes in the one after it.
+    # Parts are numbered without gaps, since readers look for the next number. While a part waits for the store, nothing is
+    # recorded: the next part has those changes.
     while supervisor.poll() is None:
         time.sleep(_TICK_S)
         if time.monotonic() - stored >= _PART_S:
@@ -134,7 +134,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
         journal.add(part)
         _insist(journal, deadline)
     status = (read_json(folder.record) or {}).get("status")
-    # All of it is stored. First the folder goes, then the word that nothing follows: whoever reads that finds nothing here.
+    # Everything is stored. Remove the folder before announcing the end: readers of the announcement find nothing here.
     shutil.rmtree(top, ignore_errors=True)
     journal.add(end_part())
     _insist(journal, deadline)
@@ -142,17 +142,17 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
 
 
 def _let_go_of_driver() -> None:
-    """The driver is the supervisor's from now on; where that is killed, its pipe has to end."""
+    """Close the driver's pipes here: they have to end with the supervisor."""
     if os.environ.pop(DRIVER_VARIABLE, None):
         for fd in (READS, SAYS):
             os.close(fd)
 
 
 def _insist(journal: _Journal, deadline: float) -> None:
-    """Store what waits, again and again.
+    """Retry to store the waiting parts.
 
     Raises:
-        PacelineError: the store does not take it.
+        PacelineError: The store still fails at the deadline.
     """
     while True:
         try:
@@ -165,7 +165,10 @@ def _insist(journal: _Journal, deadline: float) -> None:
 
 
 class _Journal:
-    """Parts on their way to the store, in order. key: signs them."""
+    """A queue of parts for the store.
+
+    key: Signs them.
+    """
 
     def __init__(self, store: Store, run_id: str, key: str) -> None:
         self._store = store
@@ -176,17 +179,17 @@ class _Journal:
 
     @property
     def waits(self) -> bool:
-        """Whether some part is not stored yet."""
+        """Whether a part is not stored yet."""
         return bool(self._waiting)
 
     def add(self, part: bytes) -> None:
         self._waiting.append(part)
 
     def store(self) -> None:
-        """Store all parts that wait.
+        """Store all waiting parts.
 
         Raises:
-            PacelineError: the store does not take one; it waits for the next call.
+            PacelineError: The store fails; the part waits for the next call.
         """
         while self._waiting:
             signed = signed_part(self._waiting[0], self._key, self._run_id, self._next)

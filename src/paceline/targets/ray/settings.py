@@ -1,4 +1,4 @@
-"""The settings of a Ray target, checked, and the values of Ray's own variables where nothing is set."""
+"""The checked settings of a Ray target, with defaults from Ray's own variables."""
 
 from __future__ import annotations
 
@@ -50,18 +50,20 @@ OPTIONS = (
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *(.*)")
-#: Headers that hold a secret: only their place may be written down.
+#: Headers with secrets: settings may only name the place of the value.
 _SECRET = re.compile(r"auth|cookie|token|key|secret|password", re.IGNORECASE)
 _DEFAULT_ADDRESS = "http://127.0.0.1:8265"
-#: What Ray itself reads, https://docs.ray.io/en/latest/ray-security/token-auth.html
+#: Variables that Ray reads, https://docs.ray.io/en/latest/ray-security/token-auth.html
 _TOKEN_VARIABLE, _TOKEN_PATH_VARIABLE, _TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaySettings:
-    """A Ray target's settings.
+    """The settings of a Ray target.
 
-    resources: amounts for each node, by Ray's names. datastore: None where a folder is shared.
+    Attributes:
+        resources: Amounts per node, by Ray's names.
+        datastore: None with a shared folder.
     """
 
     name: str
@@ -81,15 +83,15 @@ class RaySettings:
 
     @property
     def is_shared(self) -> bool:
-        """True if the cluster is taken to see the workspace. It is looked at before a run starts."""
+        """Whether the cluster should see the workspace; checked before a run starts."""
         return self.datastore is None
 
 
 def read_settings(name: str, settings: Mapping[str, Any]) -> RaySettings:
-    """The settings of the target `name`.
+    """Return the settings of the target `name`.
 
     Raises:
-        TargetError: one is unknown or wrong.
+        TargetError: A setting is unknown or wrong.
     """
     values = check_settings("ray", OPTIONS, settings, name)
     shared, datastore = values.pop("shared"), values.pop("datastore")
@@ -120,15 +122,15 @@ def read_settings(name: str, settings: Mapping[str, Any]) -> RaySettings:
 
 
 def own_folder() -> str:
-    """The folder on this node for the user's runs, where none is set."""
+    """Return the default folder on this node for the user's runs."""
     return f"/tmp/paceline-{os.getuid()}"
 
 
 def token(settings: RaySettings) -> str | None:
-    """The cluster's token: from the file or variable that is set, else from where Ray itself looks; None without any.
+    """Return the cluster's token from the configured file or variable, else from Ray's own places, or None.
 
     Raises:
-        TargetError: what is set holds none.
+        TargetError: The configured place has no token.
     """
     title = f"compute target {settings.name!r}"
     if settings.token_env is not None:
@@ -151,14 +153,14 @@ def _token_in(path: str, title: str) -> str:
             text = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise TargetError(f"{title}: its token can't be read from {path!r}: {error}. Put the token there.") from error
-    # It goes into an HTTP header, which takes one line of ASCII.
+    # It goes into an HTTP header: one line of ASCII.
     if not text or not text.isascii() or len(text.split()) != 1:
         raise TargetError(f"{title}: {path!r} holds no token: one word of ASCII. `ray get-auth-token` prints yours.")
     return text
 
 
 def _address(name: str, address: str) -> str:
-    """The URL of the cluster's dashboard, without a `/` at the end."""
+    """Return the URL of the cluster's dashboard, without a trailing `/`."""
     if address == "auto":
         told = [os.environ.get(variable, "") for variable in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")]
         address = next((value for value in told if value.startswith(("http://", "https://"))), _DEFAULT_ADDRESS)
@@ -176,7 +178,7 @@ def _address(name: str, address: str) -> str:
 
 
 def _headers(name: str, lines: list[str]) -> dict[str, str]:
-    """Header -> text, or `env:VARIABLE`."""
+    """Return {header: text or `env:VARIABLE`}."""
     headers = {}
     for line in lines:
         match = _HEADER.fullmatch(line)

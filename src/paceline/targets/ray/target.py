@@ -1,4 +1,4 @@
-"""The compute target: what a Ray cluster is asked by the submitting machine, and by a run's supervisor inside it."""
+"""The compute target `ray`, for the submitting machine and for a run's supervisor inside the cluster."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from paceline.targets.ray.allocate import RayNodes
 
 _PREFIX = "paceline-"
-#: Who has canceled a run whose job was stopped: Ray does not know whom it has obeyed.
+#: The canceler of a run whose job was stopped: Ray does not know the user.
 _BY_RAY = "Ray (ray job stop)"
-#: So long Ray may take a lost node for alive: its own health checks take a minute.
+#: How long Ray may list a lost node as alive: its health checks take a minute.
 _AVOID_S = 90.0
-#: How much longer than the workers' grace period Ray leaves a job that it stops (3 s, if it is not told).
+#: Time beyond the workers' grace period before Ray kills a job that it stops (its default is 3 s).
 _STOP_S = 20
-#: Ray's word for why a job has failed -> cause of the run's failure. ray/dashboard/modules/job/common.py, JobErrorType
+#: Ray's reason for a job's failure -> cause of the run's failure. ray/dashboard/modules/job/common.py, JobErrorType
 _CAUSES = {
     "JOB_SUPERVISOR_ACTOR_DIED": "node_lost",
     "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE": "node_lost",
@@ -63,7 +63,7 @@ class RayTarget:
     def __init__(self, name: str = "ray", settings: Mapping[str, Any] = {}) -> None:
         self.settings: RaySettings = read_settings(name, settings)
         self._client = RayClient(self.settings)
-        #: What the run holds, or held last; and Ray's ids of nodes that it has lost -> when.
+        #: The run's current or last nodes; and Ray's ids of lost nodes -> time of the loss.
         self._held: RayNodes | None = None
         self._avoided: dict[str, float] = {}
 
@@ -81,7 +81,7 @@ class RayTarget:
     def preview(self, job: Job) -> Preview:
         demand = demand_of(job, self.settings)
         alive = [node for node in self._client.nodes() if node.is_alive]
-        # First those that can hold a bundle: they are the likely ones.
+        # Nodes that can hold a bundle first: they are the likely ones.
         alive.sort(key=lambda node: not ClusterDemand(bundles=demand.bundles[:1]).fits([node.total]))
         nodes = []
         count = max(job.least_nodes, min(job.node_count, len(alive))) if job.node_range else job.node_count
@@ -92,17 +92,17 @@ class RayTarget:
         return Preview(nodes=tuple(nodes), ports=preview_ports(job))
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Do nothing: the run's place in Ray's queue is that of its placement group."""
+        """Do nothing: the placement group is the position in Ray's queue."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         folder = RunFolder(run_dir)
         told: dict[str, Any] = {
             **{"engine": "ray", "job_id": f"{_PREFIX}{folder.run_id}", "address": self.settings.address},
-            # Ray puts no job back into a queue: a signal to it is somebody's stop.
+            # Ray never requeues a job: a signal means that somebody stops it.
             **{"sigterm": "cancel", "by": _BY_RAY},
             **({} if self.settings.is_shared else {"mirrored": True}),
         }
-        # Before the cluster hears of it: whoever finds the record then knows whom to ask.
+        # Write it before the submission: readers of the record then know which engine to query.
         write_json(folder.engine, {**told, "time": time.time()})
         if self.settings.is_shared:
             script = shared_entrypoint(run_dir, library_dir, python)
@@ -113,7 +113,7 @@ class RayTarget:
             told["has_secrets"] = folder.secrets.exists()
             script, runtime_env = send_run(self.settings, self._client, folder, library_dir)
         job = (read_json(folder.record) or {}).get("job") or {}
-        # Ray kills a job that it stops after 3 s by itself, which would cut the workers' grace period short.
+        # By default Ray kills a stopped job after 3 s, which would cut the workers' grace period short.
         grace_s = float(job.get("grace_period_seconds") or 0.0)
         runtime_env["env_vars"] = {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s + _STOP_S))}
         metadata = {"job_name": folder.run_id, "paceline_run_id": folder.run_id}
@@ -130,10 +130,10 @@ class RayTarget:
             )
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Give a sweep's controller to Ray, as a job that takes no resources, on the cluster's head."""
+        """Submit a sweep's controller, as a job without resources on the cluster's head."""
         self.check_controller()
         folder = RunFolder(run_dir)
-        # Ray keeps a job that has ended: a controller that goes on has a job of another name.
+        # Ray keeps ended jobs: a resumed controller needs a new name.
         job_id = f"{_PREFIX}{folder.run_id}-{time.time_ns() // 1_000_000}"
         told = {"engine": "ray", "job_id": job_id, "address": self.settings.address}
         write_json(folder.engine, {**told, "time": time.time()})
@@ -143,7 +143,7 @@ class RayTarget:
 
     def release(self, run_dir: Path) -> None:
         if RAY_PYTHON_VARIABLE in os.environ or not RunFolder(run_dir).engine.exists():
-            return  # the job itself, which ends with this process; or there is none
+            return  # the job itself, which ends with this process; or it does not exist
         with contextlib.suppress(TargetError, EngineError):
             self._client.stop(f"{_PREFIX}{RunFolder(run_dir).run_id}")
 
@@ -164,18 +164,18 @@ class RayTarget:
         if job is None and known.time < float(told.get("time") or 0.0) + 1.0:
             return JobStatus(state=QUEUED, message="Ray has just been given the run")
         if job is not None and job.status == "PENDING" and record.status != states.NOT_STARTED:
-            return JobStatus(state=RUNNING)  # the supervisor's own word is newer
+            return JobStatus(state=RUNNING)  # the supervisor's report is newer
         found = self._told(job)
         if found.state == GONE and told.get("has_secrets"):
             from paceline.targets.ray.object_sync import remove_sealed
 
             remove_sealed(self.settings, folder)
             write_json(folder.engine, {**told, "has_secrets": False})
-        # The end of a run that is gone may be what another process is fetching, for minutes where outputs are large.
+        # Another process may be fetching the end of the run, for minutes if outputs are large.
         return JobStatus(state=RUNNING) if more_comes and found.state == GONE else found
 
     def passage(self, folder: RunFolder) -> Passage | None:
-        """The way to the run's supervisor for one command; None where that looks into the run's folder here."""
+        """Return a channel to the run's supervisor for one command, or None if the folder is shared."""
         if self.settings.is_shared or not is_copy(folder):
             return None
         from paceline.targets.ray.object_sync import store_record
@@ -187,17 +187,17 @@ class RayTarget:
         from paceline.remote.staging.stage_out_local import is_over
 
         if is_over(folder):
-            return  # it is ended here, by who looks next
+            return  # the next reader ends it here
         self._client.stop(str(engine(folder).get("job_id") or f"{_PREFIX}{folder.run_id}"))
 
     def script(self, job: Job) -> str | None:
         return None
 
     def status(self) -> Status:
-        """The cluster's nodes as Ray sees them.
+        """Return the cluster's nodes as Ray sees them.
 
         Raises:
-            TargetError: it does not answer.
+            TargetError: It does not answer.
         """
         nodes = self._client.nodes(usage=True)
         alive = {node.name for node in nodes if node.is_alive}
@@ -247,7 +247,7 @@ class RayTarget:
         return len(nodes.nodes) + (self._held.spare() if self._held is not None else 0)
 
     def _settled(self, folder: RunFolder) -> bool:
-        """True if the run itself is over, and only what it has left here is still to be put in its place."""
+        """Return whether the run is over and only its stored changes remain to be replayed here."""
         from paceline.remote.staging.stage_out_local import settle
 
         return not self.settings.is_shared and settle(folder)
@@ -283,17 +283,17 @@ class RayTarget:
     # Doctor
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """The interpreter of scripts that name none; None for Ray's own."""
+        """Return the interpreter for scripts that name none, or None for Ray's."""
         from paceline.remote.link import script_python
 
         return script_python(self.settings.python, sys.executable if self.settings.is_shared else None, links)
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """A link to each node that has a CPU for runs, or to `node_count` of them.
+        """Open a link to each node that has a CPU for runs, or to `node_count` of them.
 
         Raises:
-            TargetError: Ray gives no nodes, or they can't reach this machine.
+            TargetError: Ray provides no nodes, or they can't reach this machine.
         """
         from paceline.targets.ray.examine import examined
 

@@ -1,11 +1,10 @@
-"""The supervisor's side, inside an allocation: from a batch step's environment to nodes with an agent each.
+"""The nodes of a run inside a Slurm allocation, for its supervisor: an agent on each.
 
-    batch step on the first node     agent, started beside the supervisor: no step, so nothing to wait for
-    every other node                 srun --overlap -N1 -n1 -w NODE agent: a step that takes nothing from others
+    batch step on the first node     agent as a child of the supervisor: needs no step and no wait
+    every other node                 srun --overlap -N1 -n1 -w NODE agent: a step that takes nothing from other steps
 
-A step begins with what its srun finds in the environment, so what the batch step has there for the job as a whole is
-kept from it; and what a step finds of itself is kept from the workers: a framework that believes SLURM_NTASKS=1 takes
-each worker for a world of its own.
+srun takes options from its environment, so the batch step's variables about the whole job are kept from it. The variables of
+a step are kept from the workers: a framework that sees SLURM_NTASKS=1 would make each worker a world of its own.
 """
 
 from __future__ import annotations
@@ -32,14 +31,15 @@ from paceline.targets.slurm.mpi import starter
 from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.states import counts, expand
 
-#: For a step to begin. slurmd on a busy node takes seconds, a prolog more; of a node that is down srun waits for ever.
+#: Time limit for a step to begin. slurmd on a busy node takes seconds, a prolog more; for a node that is down srun waits
+#: forever.
 OPEN_S = 60.0
-#: For a step to begin on a node that had one already.
+#: Time limit for a step to begin on a node that had one before.
 AGAIN_S = 8.0
 
-#: From then on a run says that a node is slow to answer. A guess: an agent starts within 2 s.
+#: When a run reports that a node is slow. Agents usually start within 2 s.
 _SLOW_S = 10.0
-#: Of the batch step's environment: would be taken by srun for options of the step.
+#: Variables of the batch step that srun would take for options.
 _FOR_SRUN = frozenset(
     f"SLURM_{name}"
     for name in (
@@ -54,7 +54,7 @@ _FOR_SRUN = frozenset(
         "NETWORK",
     )
 )
-#: The command line of an agent, `bootstrap_words` that first forget what the environment tells of the agent's own step.
+#: The command line of an agent: `bootstrap_words` that first drop the variables of the agent's own step.
 _AGENT = (
     "import os,sys;"
     "[os.environ.pop(k) for k in list(os.environ) if k.startswith(('SLURM','SRUN_','PMI_','PMIX_'))];"
@@ -64,10 +64,12 @@ _AGENT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """A job's allocation, read from the batch step's environment.
+    """A job's allocation, from the batch step's environment.
 
-    cores: of each node. here: the node that the batch step is on. owners: node -> number of the job that has it, where that is
-    another than job_id: of an elastic run.
+    Attributes:
+        cores: Of each node.
+        here: The node of the batch step.
+        owners: Node -> id of its job if that is not job_id, for elastic runs.
     """
 
     job_id: str
@@ -78,9 +80,9 @@ class Allocation:
     owners: Mapping[str, str] = field(default_factory=dict)
 
     def extended(self, names: Sequence[str], job_id: str, cores: int) -> Allocation:
-        """This allocation with the nodes of another job."""
+        """Return this allocation with the nodes of another job."""
         more = [name for name in names if name not in self.nodes]
-        # One that this job has lost may come back with the other.
+        # The other job may have got a node that this job has lost.
         return replace(
             self,
             nodes=(*self.nodes, *more),
@@ -90,10 +92,10 @@ class Allocation:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Allocation:
-        """The allocation that this process is in.
+        """Return the allocation of this process.
 
         Raises:
-            TargetError: it is in none.
+            TargetError: It is not in an allocation.
         """
         job_id = environment.get("SLURM_JOB_ID")
         listed = environment.get("SLURM_JOB_NODELIST")
@@ -122,11 +124,11 @@ def open_nodes(
     *,
     limit_s: float = OPEN_S,
 ) -> AgentNodes | None:
-    """The allocation's nodes, an agent on each; None once `waiting` has said to give up.
+    """Return the allocation's nodes with an agent on each, or None once `waiting` gives up.
 
     Raises:
-        LinkError: a node can't be had; the message names it.
-        TargetError: no network that all of them are in, or no srun where that is to start workers.
+        LinkError: A node failed; the message names it.
+        TargetError: The nodes have no common network, or srun is missing but has to start workers.
     """
     names = allocation.nodes if job.node_range else allocation.nodes[: job.node_count]
     environment, folder = step_environment(os.environ), f"/tmp/paceline-{_user()}"
@@ -166,35 +168,36 @@ def open_nodes(
 
 
 def link_words(allocation: Allocation, node: str, *, python: str | None = None) -> list[str]:
-    """The command line that becomes the agent of a node."""
+    """Return the command line that becomes the agent of a node."""
     agent = [python or sys.executable, "-S", "-c", _AGENT]
-    # The batch step runs on the first node already, so its agent is a child of this process and needs no step.
+    # The batch step runs on the first node, so its agent is a child of this process and needs no step.
     job_id = allocation.owners.get(node, allocation.job_id)
     return agent if node == allocation.here else [*srun_words(job_id, node), *agent]
 
 
 def srun_words(job_id: str, node: str) -> list[str]:
-    """Srun of one task on a node, over whatever else runs there: all its cores and GPUs, no memory of its own."""
+    """Return an srun of one task on a node that overlaps other steps: all cores and GPUs, no memory of its own."""
     return [
         *("srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0"),
-        # Bytes as they come: by default only whole lines are passed on.
+        # Unbuffered: by default srun forwards complete lines only.
         "--unbuffered",
         *("--cpu-bind=none", "--mpi=none", "--export=ALL", "--kill-on-bad-exit=0", "--job-name=paceline-agent"),
-        # Else a node that has a full queue of steps is waited for without end.
+        # Without it, srun waits forever for a node with a full queue of steps.
         "--immediate=30",
     ]
 
 
 def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of srun and of the agents: without what the batch step knows of the job as a whole,
-    and with the PYTHONPATH that the user had, not the supervisor's.
+    """Return the environment of srun and of the agents.
+
+    It lacks the batch step's variables about the whole job and has the user's PYTHONPATH, not the supervisor's.
     """
     kept = {
         name: value
         for name, value in environment.items()
         if name not in _FOR_SRUN and not name.startswith(("SRUN_", "SLURM_STEP_", "SLURM_HET_"))
     }
-    # The batch script has put the library's folder there, which is none of the user's scripts'.
+    # The batch script has put the library's folder there, which user scripts must not see.
     kept.pop("PYTHONPATH", None)
     if theirs := kept.pop("PACELINE_SHELL_PYTHONPATH", ""):
         kept["PYTHONPATH"] = theirs
@@ -204,12 +207,12 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def _open_all(
     names: Sequence[str], opened: Callable[[str], Link], waiting: Waiting, *, least: int
 ) -> list[Link] | None:
-    """A link to each node, opened at once; None if told to give up, and then none is left open.
+    """Open links to all nodes at once. Return None, with none open, if `waiting` gives up.
 
-    least: with so many of them a run would do, whose others are waited for no longer than `AGAIN_S` more.
+    least: With so many links, wait for the others only `AGAIN_S` longer.
     """
     found: dict[str, Link] = {}
-    # Held for the moment in which it is decided with which links to go on; each that comes later is closed.
+    # Guards the decision which links to use; later ones are closed.
     is_over, deciding = threading.Event(), threading.Lock()
     errors: dict[str, PacelineError] = {}
 
@@ -224,10 +227,10 @@ def _open_all(
             if not is_late:
                 found[name] = link
         if is_late:
-            link.close()  # nobody waits for this node any more
+            link.close()  # this node is not needed any more
 
-    # One thread a node writes one key of `found` or `errors`. The threads are daemons: a srun that never answers
-    # must not keep this process alive.
+    # Each node has a thread, which writes one key of `found` or `errors`. Daemons: an srun that never answers must not keep
+    # this process alive.
     threads = [threading.Thread(target=open_one, args=(name,), daemon=True) for name in names]
     for thread in threads:
         thread.start()
@@ -235,7 +238,7 @@ def _open_all(
     while any(thread.is_alive() for thread in threads) and not gives_up:
         left = [name for name in names if name not in found and name not in errors]
         gives_up = waiting(_starts_on(left, time.monotonic() - began))
-        # So `waiting`, which looks whether the run was canceled, is asked ten times a second.
+        # Poll, so that `waiting`, which checks for a cancellation, is called ten times a second.
         deadline = time.monotonic() + 0.1
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -247,7 +250,7 @@ def _open_all(
         with deciding:
             is_over.set()
         return [found[name] for name in names if name in found]
-    # All nodes or none. A thread that is still opening is left behind: its link ends with this process.
+    # All nodes or none. Abandon a thread that is still opening: its link ends with this process.
     if gives_up or errors:
         for thread in threads:
             thread.join(1.0)
@@ -259,9 +262,9 @@ def _open_all(
 
 
 def _starts_on(left: Sequence[str], for_s: float) -> str:
-    """The status text of a run whose nodes `left` have not answered for so long.
+    """Return the status text of a run whose nodes `left` have not answered for so long.
 
-    A node that was just lost may still be one of the job's: Slurm notices it later than we.
+    A node that was just lost may still be listed: Slurm detects the loss later than the link.
     """
     shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
     if not left:
@@ -285,7 +288,7 @@ def _nodes(
             node_rank=rank,
             name=name,
             address=address,
-            # An agent is not bound to its cores; what the job was given counts.
+            # Agents are not bound to cores; the job's allocation counts.
             cores=max(1, cores.get(name) or hello.cores),
             gpus=hello.gpus if job.use_gpu else (),
             interface=interface,
@@ -297,12 +300,12 @@ def _nodes(
 def common_addresses(
     names: Sequence[str], hellos: Sequence[Hello], interface: str | None
 ) -> list[tuple[str, str | None]]:
-    """(address, interface) of each node, by which the others reach it.
+    """Return (address, interface) of each node, by which the others reach it.
 
-    That of the interface which is set; else that to which the node's name leads, as Slurm's own daemons take it.
+    Use the configured interface, else the address of the node's name, as Slurm's daemons do.
 
     Raises:
-        TargetError: a node has no such interface, or none at all.
+        TargetError: A node lacks the interface, or has none.
     """
     if interface is None and len(names) == 1:
         return [("127.0.0.1", "lo")]
@@ -321,13 +324,13 @@ def common_addresses(
 
 
 def _named_address(name: str, hello: Hello) -> str:
-    """The node's own address to which its name leads, in Slurm or on the node; empty where there is none."""
+    """Return the node's own address to which its name resolves, in Slurm or on the node; "" if there is none."""
     own = {address for address, _ in hello.interfaces.values()}
     for host in (name, hello.host):
         with contextlib.suppress(OSError):
             for info in socket.getaddrinfo(host, None, socket.AF_INET):
                 address = str(info[4][0])
-                # Debian has a machine's own name at 127.0.1.1.
+                # Debian resolves a machine's own name to 127.0.1.1.
                 if address in own and not address.startswith("127."):
                     return address
     return ""

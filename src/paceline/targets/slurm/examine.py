@@ -1,4 +1,4 @@
-"""Links to the nodes of a short allocation, for the doctor: what a run would get, without one."""
+"""Open links to the nodes of a short allocation, for the doctor: what a run would get, without a run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from paceline.targets.slurm.script import selecting_options
 from paceline.targets.slurm.states import expand
 from paceline.targets.status import Unreachable
 
-#: The doctor's allocation ends by itself after this, should its program be killed.
+#: Time limit of the doctor's allocation, in case its program is killed.
 _MINUTES = 10
-#: For free nodes: whoever examines a target looks at it now, not tomorrow.
+#: How long to wait for free nodes: a person is waiting.
 _WAIT_S = 45
 _OPEN_S = 60.0
 
 
 @contextlib.contextmanager
 def examined(scheduler: Scheduler, node_count: int) -> Iterator[list[Any]]:
-    """A link to each node of an allocation, or `Unreachable`; the allocation ends with it.
+    """Open a link to each node of an allocation, or return `Unreachable`. The allocation ends with the context.
 
     Raises:
-        TargetError: Slurm gives no nodes within a minute, or refuses to.
+        TargetError: Slurm provides no nodes within a minute, or refuses.
     """
     job_id = _allocate(scheduler, node_count)
     links: list[Any] = []
@@ -42,7 +42,7 @@ def examined(scheduler: Scheduler, node_count: int) -> Iterator[list[Any]]:
         links = _open(scheduler, job_id, nodes)
         yield links
     finally:
-        # The agents' steps first; scancel would kill them, and each link would report a lost node.
+        # End the agents' steps first: scancel would kill them, and each link would report a lost node.
         all_within({id(link): link.close for link in links if isinstance(link, Link)}, 15.0)
         with contextlib.suppress(TargetError, EngineError):
             scheduler.call(["scancel", job_id])
@@ -52,7 +52,7 @@ def _allocate(scheduler: Scheduler, node_count: int) -> str:
     settings = scheduler.settings
     argv = [
         *("salloc", "--no-shell", "--job-name=paceline-doctor", f"--nodes={node_count}", "--ntasks-per-node=1"),
-        # Without it salloc waits in the queue for as long as that takes.
+        # Without it salloc waits in the queue indefinitely.
         *(f"--immediate={_WAIT_S}", f"--cpus-per-task={settings.cpus_per_process}"),
         *(option for option in selecting_options(settings, settings.gres) if not option.startswith("--time=")),
         f"--time={_MINUTES}",
@@ -60,11 +60,11 @@ def _allocate(scheduler: Scheduler, node_count: int) -> str:
     try:
         done = scheduler.call(argv, timeout_s=_WAIT_S + 30.0)
     except AwayError as error:
-        # Its word for a queue that did not move is that of a connection that timed out.
+        # Slurm uses the text of a connection timeout for a queue that did not move.
         if "waiting for resources" not in str(error):
             raise
         raise TargetError(f"{scheduler.title}: {_busy(node_count)}") from error
-    # salloc says so on standard error, and its exit code alone does not give the job's number.
+    # salloc reports the job's number on standard error only.
     found = re.search(r"[Gg]ranted job allocation (\d+)", done.stderr)
     if found is None:
         raise TargetError(f"{scheduler.title}: {_why(done, node_count)}")
@@ -87,7 +87,7 @@ def _open(scheduler: Scheduler, job_id: str, nodes: Sequence[str]) -> list[Any]:
 
     settings, library = scheduler.settings, Path(paceline.__file__).resolve().parents[1]
     python = settings.python or ("python3" if settings.login else sys.executable)
-    # here="": this machine is none of the nodes, so each of them gets its agent by srun.
+    # here="": this machine is not one of the nodes, so each gets its agent by srun.
     allocation = Allocation(job_id=job_id, nodes=tuple(nodes), cores=(0,) * len(nodes), here="")
 
     def opener(node: str) -> Link:

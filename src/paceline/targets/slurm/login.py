@@ -1,11 +1,11 @@
-"""A run's folder on the far side of a login host: put there when the run is submitted, mirrored back when it is looked at.
+"""Transfer a run's folder to the far side of a login host, mirror it back, and run commands there.
 
-    here     <workspace>/runs/<run id>         what readers see: a copy, run.json its last file
-    there    <folder>/runs/<run id>            the run's own, where its supervisor and workers write
-             <folder>/snapshots, <folder>/lib  by content, sent once; <folder>/carried likewise: what the job names here
+    here     <workspace>/runs/<run id>         the readers' copy, run.json its last file
+    there    <folder>/runs/<run id>            the original, where the supervisor and the workers write
+             <folder>/snapshots, <folder>/lib, <folder>/carried    stored by content, sent once
 
-Each call is one ssh, over a connection that is shared; `login_helper` is what runs at its other end. What of the folder has
-come so far is kept beside it, in `mirrored.json`, for the far side forgets everything between two calls.
+Each call is one ssh over a shared connection; `login_helper` runs at its other end and keeps no state, so `mirrored.json` in
+the run's folder here records what has arrived.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from paceline.system.files import read_json, write_json
 from paceline.targets.slurm import login_helper
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 
-#: How old a mirrored folder may be.
+#: Maximum age of a mirrored folder.
 _FRESH_S = 1.0
-#: In the run's folder here: {"time": of the last look that came to its end, "known": what has come}.
+#: In the run's folder here: {"time": of the last complete update, "known": state that has arrived}.
 _STATE = "mirrored.json"
-#: What of a run's folder the cluster is given.
+#: Files of a run's folder that the cluster gets.
 _SENT = ("run.json", "events.jsonl", "notes.jsonl", "target.json", "ballast", "secrets.json")
 
 _ALIVE_S = 1.0
-#: Pieces of the output that wait to be read here; then the far side waits.
+#: Pieces of output to buffer here; then the far side waits.
 _AHEAD = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class There:
-    """Where a run lies on the cluster. user: its number there."""
+    """The location of a run on the cluster. `user` is the uid there."""
 
     folder: str
     user: str
@@ -71,12 +71,11 @@ class Login:
         self._python = self._settings.python or "python3"
 
     def push(self, folder: RunFolder, library_dir: Path) -> There:
-        """Put the run's folder, its snapshot, the library, and the folders and packages of this machine that the job names
-        on the cluster, as far as they are not there yet.
+        """Send the run's folder, snapshot, library and files that the job names, unless they are there.
 
         Raises:
-            TargetError: the login host can't be reached, or has no room.
-            DataError, EnvironmentSpecError, TransferError: what the job names is not here, or can't be read; an output
+            TargetError: The login host can't be reached, or its disk is full.
+            DataError, EnvironmentSpecError, TransferError: A file that the job names is missing or unreadable here; an output
                 can't be stored here.
         """
         taken = pack_run(folder)
@@ -110,24 +109,24 @@ class Login:
 
         pushed = self._ask({"op": "push", "folder": there.folder, "run_id": folder.run_id}, write)
         write_json(folder.path / _STATE, {"time": 0.0, "known": pushed["known"]})
-        folder.secrets.unlink(missing_ok=True)  # its supervisor, who alone wants them, is there
+        folder.secrets.unlink(missing_ok=True)  # only the supervisor needs them, and it runs elsewhere
         return there
 
     def pull(self, folder: RunFolder, run_dir: str) -> None:
-        """Bring what is new on the cluster into the run's folder here, at most once a second, and until all has come.
+        """Update the run's folder here, at most once a second, until everything has arrived.
 
         Raises:
-            AwayError: the login host can't be reached.
+            AwayError: The login host can't be reached.
         """
         with locks.locked(folder.path / "mirror.lock"):
-            # Other readers have waited here; then what this one would ask for has just come.
+            # Other readers wait here; then the update is fresh.
             told = read_json(folder.path / _STATE) or {}
             if abs(time.time() - told.get("time", 0.0)) < _FRESH_S or is_over(folder):
                 return
             replica = Replica(folder.path, lambda record: take_record(folder, record), told.get("known"))
             if not replica.known:
-                replica.known = replica.have()  # of a run that an older Paceline has sent
-            replica.known.pop(folder.record.name, None)  # it may have been changed here
+                replica.known = replica.have()  # of a run sent by an older Paceline
+            replica.known.pop(folder.record.name, None)  # it may have changed here
             request = {"op": "pull", "run_dir": run_dir, "known": replica.known, "final": sorted(states.TERMINAL)}
             told = {"time": 0.0}
             try:
@@ -138,7 +137,7 @@ class Login:
                 raise TargetError(f"{self._title}: {what}: {error}.") from error
             finally:
                 replica.close()
-                # Also where the connection has ended in the middle: what came before that need not come again.
+                # Also if the connection broke: files that arrived need not be sent again.
                 write_json(folder.path / _STATE, {**told, "known": replica.known})
 
     def put(self, path: str, value: object) -> None:
@@ -146,7 +145,7 @@ class Login:
         self._ask({"op": "put", "path": path, "text": json.dumps(value) + "\n"})
 
     def remove(self, path: str) -> None:
-        """Remove a file there, if there is one."""
+        """Remove a file there, if it exists."""
         self._ask({"op": "remove", "path": path})
 
     def _ask(
@@ -159,8 +158,8 @@ class Login:
         assert process.stdin is not None
         with process:
             try:
-                # All is written before anything is read: the far side says no more than its mark until it has it all. Where it
-                # ends early (no room), the pipe breaks; why, it has said, and that is read below.
+                # Write everything before reading: the far side only sends its mark until then. If it ends early (disk full),
+                # the pipe breaks, and the reason is read below.
                 with contextlib.suppress(BrokenPipeError):
                     if write is not None:
                         write(process.stdin)
@@ -171,12 +170,12 @@ class Login:
                 raise
 
     def open(self, request: dict[str, Any]) -> tuple[subprocess.Popen[bytes], str]:
-        """Ask the far side; the ssh, whose answer `take` reads, and the mark before it."""
+        """Send a request. Return the ssh process, whose answer `take` reads, and the mark before the answer."""
         mark = f"PACELINE-{secrets.token_hex(8)}"
         main = f"main({mark!r}, sys.stdin.buffer, sys.stdout.buffer)"
         texts = (links, wire, changes, login_helper)
         code = stream_program(*(str(module.__file__) for module in texts), last=main)
-        # ssh's standard error is read at the end only: it says little, and a pipe holds 64 KiB of it.
+        # ssh's standard error is read at the end only: it is short, and a pipe holds 64 KiB.
         process = subprocess.Popen(
             self._scheduler.ssh_words(shlex.join(bootstrap_words(self._python))),
             stdin=subprocess.PIPE,
@@ -197,19 +196,19 @@ class Login:
     def take(
         self, process: subprocess.Popen[bytes], mark: str, take: Callable[[dict[str, Any], bytes], None]
     ) -> dict[str, Any]:
-        """Read an answer to its end; `take` is given each frame. The last one's header.
+        """Read an answer to its end, passing each frame to `take`. Return the last header.
 
         Raises:
-            AwayError: the login host can't be reached, or not any more.
-            TargetError: what was asked for can't be done there.
+            AwayError: The login host can't be reached (any more).
+            TargetError: The request failed there.
         """
         stdout = cast(io.BufferedReader, process.stdout)
-        for line in stdout:  # what the host's shell has to say comes first
+        for line in stdout:  # output of the host's shell comes first
             if line.strip() == mark.encode():
                 break
         frames, where = wire.Frames(), f"{self._title}: the login host {self._settings.login}"
         try:
-            # As much as there is, for a command's output comes piece by piece.
+            # Read what is available: a command's output arrives in pieces.
             while data := stdout.read1(1 << 18):
                 for header, content in frames.feed(data):
                     if "error" in header:
@@ -234,7 +233,7 @@ def _add_tree(archive: tarfile.TarFile, tree: str, files: Mapping[str, Path]) ->
     top.type, top.mode = tarfile.DIRTYPE, 0o755
     archive.addfile(top)
     for name, path in sorted(files.items()):
-        # Each file as itself: one of several names is a link to the first in archives that are made of folders.
+        # Store hard links as separate files, since archives of folders turn them into links.
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
             item = tarfile.TarInfo(f"{FOLDER}/{tree}/{name}")
@@ -249,7 +248,7 @@ def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str, packed:
         item = tarfile.TarInfo(f"{top}/{name}")
         item.type, item.mode = tarfile.DIRTYPE, 0o755
         archive.addfile(item)
-    # Of a run that goes on from another's.
+    # For a run that continues another.
     if any(folder.checkpoints.iterdir()):
         archive.add(folder.checkpoints, f"{top}/checkpoints")
     for name in _SENT:
@@ -258,14 +257,20 @@ def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str, packed:
     link = tarfile.TarInfo(f"{top}/snapshot")
     link.type, link.linkname = tarfile.SYMTYPE, f"../../snapshots/{snapshot}"
     archive.addfile(link)
-    # So that its supervisor, and whoever reads the run there, know whose it is.
+    # Tells the supervisor, and readers on the cluster, the owner of the run.
     add_json(archive, f"{top}/{folder.engine.name}", {"engine": "slurm"})
     if packed is not None:
         add_json(archive, f"{top}/{folder.carried.name}", packed.manifest.to_json())
 
 
 class LoginPassage:
-    """A `paceline.runs.passage.Passage` through the login host. run_dir: the run's folder there."""
+    """A channel for `paceline exec` through the login host: one ssh while the command runs.
+
+    The far end (`login_helper.execute`) uses the supervisor's exchange files. When this program ends, so does the connection,
+    and with it the command.
+
+    run_dir: The run's folder there.
+    """
 
     def __init__(self, login: Login, run_dir: str) -> None:
         self.is_over = False
@@ -309,8 +314,8 @@ class LoginPassage:
         process, self._process = self._process, None
         assert process.stdin is not None
         with contextlib.suppress(OSError):
-            process.stdin.close()  # by which the far side knows
-        # The thread that reads may wait for room in the queue; then it sees that this side has closed.
+            process.stdin.close()  # tells the far side
+        # The reading thread may be waiting for room in the queue; then it notices the close.
         with contextlib.suppress(queue.Empty):
             while True:
                 self._came.get_nowait()
@@ -322,7 +327,7 @@ class LoginPassage:
 
     def _write(self, line: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):  # it is over
+            with contextlib.suppress(OSError, ValueError):  # the command has ended
                 self._process.stdin.write(line + b"\n")
                 self._process.stdin.flush()
 
@@ -337,7 +342,7 @@ class LoginPassage:
         except PacelineError as error:
             end = error
         except (OSError, ValueError):
-            pass  # this side has closed it
+            pass  # closed by this side
         if not self._is_closed:
             self._came.put(end)
         for pipe in (process.stdout, process.stderr):

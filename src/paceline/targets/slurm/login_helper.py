@@ -1,20 +1,20 @@
-"""Runs on a login host, sent there as text: puts a run's folder there, and gives back what has come to it.
+"""A program for a login host, sent there as text: stores a run's folder and returns its changes.
 
-Standard library of Python 3.6 and later, for that is what login hosts have. Nothing of Paceline may be imported, but for what is
-sent before it: `system.links`, `remote.wire` and `remote.replica.changes`.
+Python 3.6 and its standard library only, since login hosts may have nothing else. Three modules precede it in the text:
+`system.links`, `remote.wire` and `remote.replica.changes`.
 
-    in     a line of JSON, the request; then, for "push", a tar.gz
+    in     the request as a line of JSON; for "push" followed by a tar.gz
     out    MARK on a line of its own, then frames (`wire`); the last has "over" or "error"
 
-    have    {"folder", "names"} -> which of these, below the folder, are missing, its full path, the user's number
-    push    {"folder", "run_id"} and an archive of lib/, snapshots/, carried/ and runs/: what is there is left as it is
-            -> "known", what of the run's folder both sides have
-    pull    {"run_dir", "known", "final"} -> what is new in it (`changes`); the user's files at the end of the run alone
-    put     {"path", "text"}: a small file
-    remove  {"path"}: a file, which need not be there
-    exec    {"run_dir", "name", "request"}: a command beside a worker (`paceline.supervisor.execute`); then lines of
-            JSON come, what is passed on to it, empty ones every second. Frames with its output as it grows (or {"error"}
-            in place of it). When nothing comes any more, or for 15 s, it is ended
+    have    {"folder", "names"} -> which names are missing below the folder, its full path, the uid
+    push    {"folder", "run_id"} and an archive of lib/, snapshots/, carried/ and runs/; existing folders stay
+            -> "known", the state of the run's folder that both sides have
+    pull    {"run_dir", "known", "final"} -> changes (`changes`); the user's files only at the end of the run
+    put     {"path", "text"}: write a small file
+    remove  {"path"}: remove a file, if it exists
+    exec    {"run_dir", "name", "request"}: run a command beside a worker (`paceline.supervisor.execute`); input follows as
+            lines of JSON, an empty one every second. Answers with frames of output, or {"error"}. The command ends when
+            the input ends or pauses for 15 s
 """
 
 import json
@@ -26,7 +26,7 @@ import threading
 import time
 from typing import IO, Any
 
-if "Changes" not in globals():  # there the texts of these modules stand above this one
+if "Changes" not in globals():  # there the texts of these modules precede this one
     from paceline.remote.replica.changes import LARGE, WORK, Changes, small_names
     from paceline.remote.wire import frame
 
@@ -37,7 +37,7 @@ LOOK_S = 0.02
 
 def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
     request = json.loads(stdin.readline().decode())
-    # On a line of its own: a login shell may have greeted without ending its line.
+    # On a line of its own: a login shell may have printed an unfinished line.
     stdout.write(("\n" + mark + "\n").encode())
     try:
         todo = {"have": have, "push": push, "pull": pull, "put": put, "remove": remove, "exec": execute}
@@ -47,7 +47,7 @@ def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         stdout.write(frame({"error": str(error)}))
     stdout.flush()
     if request["op"] == "exec":
-        os._exit(0)  # a thread still waits for standard input, which an interpreter does not end with
+        os._exit(0)  # a thread still waits for standard input, which would block the interpreter's exit
 
 
 def have(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> "dict[str, Any]":
@@ -68,8 +68,8 @@ def push(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> "dic
                 if item.name.startswith("/") or ".." in parts:
                     raise OSError("the archive has a name that leaves its folder: " + item.name)
                 archive.extract(item, beside)
-        # By names in one file system, each at once, so that a call that is cut off leaves nothing half there. The run last:
-        # its folder has links to the others.
+        # Rename within one file system, so that an interrupted call leaves nothing incomplete. The run's folder last, since
+        # it links to the others.
         for name in PARTS:
             if not os.path.isdir(os.path.join(beside, name)):
                 continue
@@ -77,7 +77,7 @@ def push(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> "dic
                 try:
                     os.rename(os.path.join(beside, name, entry), os.path.join(folder, name, entry))
                 except OSError:
-                    # Somebody else has brought it meanwhile; its name says what is in it.
+                    # Another program has stored it meanwhile; its name is its content.
                     if not os.path.isdir(os.path.join(folder, name, entry)):
                         raise
     finally:
@@ -93,7 +93,7 @@ def pull(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None
     header, data, has_ended = changes.record(request["final"])
     for found in changes.small(small_names(request["run_dir"])):
         stdout.write(frame(*found))
-    # Not before: whoever asks for the run's status would wait for files of any size.
+    # Not earlier: readers of the run's status would wait for large files.
     for piece in changes.large(True, (*LARGE, WORK)) if has_ended else ():
         if piece is not None:
             stdout.write(frame(*piece))
@@ -120,21 +120,21 @@ def execute(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> N
         write_beside(os.path.join(hidden, "request.json"), json.dumps(request["request"]))
         os.rename(hidden, folder)
         passing = Passing(folder)
-        # Apart from what goes out: neither direction waits for the other one.
+        # In a thread: neither direction waits for the other.
         threading.Thread(target=passing.pass_on, args=(stdin,), daemon=True).start()
         give_back(request["run_dir"], folder, passing, stdout)
     finally:
-        # By this the supervisor knows as well.
+        # Tells the supervisor.
         shutil.rmtree(hidden, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         try:
             os.rmdir(top)
         except OSError:
-            pass  # others have theirs in it
+            pass  # other commands use it
 
 
 class Passing:
-    """What is passed on to a command. heard: when something came last; None once nothing does any more."""
+    """The input of a command. `heard` is the time of the last line, None after the end."""
 
     def __init__(self, folder: str) -> None:
         self.heard = time.monotonic()  # type: float | None
@@ -164,11 +164,11 @@ class Passing:
 
 
 def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) -> None:
-    """Send what it says, until it has ended, or nobody is there."""
+    """Send the command's output until it ends or the client is gone."""
     output = None
     read = told = 0
     while True:
-        # First whether it is over: then all that it has said is there.
+        # Check for the end first: then all output is there.
         is_over = not os.path.isdir(folder)
         if output is None:
             try:
@@ -195,7 +195,7 @@ def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) ->
 
 
 def write_beside(path: str, text: str) -> None:
-    """Write a file that is whole under its name."""
+    """Write a file atomically."""
     beside = path + ".incoming"
     with open(beside, "w", encoding="utf-8") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""MPI's workers by `srun --mpi=pmix`: whether the cluster can, and the command line that does."""
+"""Start MPI workers by `srun --mpi=pmix`: whether the cluster supports it, and the command line."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from paceline.targets.slurm.scheduler import CommandResult, Scheduler
 from paceline.targets.slurm.settings import SlurmSettings
 
 _PLUGIN = re.compile(r"\b(?:none|openmpi|pmi2|cray_shasta|pmix(?:_v\d+)?)\b")
-#: For srun and its plugin, of what the supervisor found in its environment.
+#: Variables of the supervisor for srun and its plugin.
 _FOR_SRUN = ("SLURM_CONF", "SLURM_PMIX_")
 
 
 def uses_srun(job: Job, settings: SlurmSettings) -> bool:
-    """True if srun is to start the job's workers, as MPI's."""
+    """Return whether srun starts the job's MPI workers."""
     return job.launcher == "mpi" and settings.mpi != "mpirun"
 
 
 def check_srun(job: Job, scheduler: Scheduler) -> None:
-    """Refuse a job whose workers srun can't start as MPI's here.
+    """Refuse a job whose MPI workers srun can't start here.
 
     Raises:
-        TargetError: the cluster has no such plugin, or the job's workers are to run in containers.
+        TargetError: The cluster lacks the plugin, or workers run in containers.
     """
     settings, title = scheduler.settings, scheduler.title
     if not uses_srun(job, settings):
@@ -51,8 +51,9 @@ def check_srun(job: Job, scheduler: Scheduler) -> None:
 
 
 def plugins_in(listed: CommandResult) -> list[str]:
-    """The plugins that `srun --mpi=list` names: a line each on standard error before Slurm 22.05, since then on standard
-    output, the versions of pmix behind a sentence.
+    """Parse the output of `srun --mpi=list`.
+
+    Before Slurm 22.05 it is a list on standard error, since then on standard output, with the versions of pmix in a sentence.
     """
     text = re.sub(r"(?m)^specific pmix plugin versions available:", "", f"{listed.stdout}\n{listed.stderr}")
     return list(dict.fromkeys(_PLUGIN.findall(text)))
@@ -61,12 +62,13 @@ def plugins_in(listed: CommandResult) -> list[str]:
 def starter(
     job: Job, settings: SlurmSettings, job_id: str, nodes: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Starter | None:
-    """Srun of a step that has the job's workers, each on the node of its place; None where mpirun is to start them.
+    """Return the srun of a step with all workers, each on its node; None if mpirun starts them.
 
-    nodes: names, in order of node rank. environment: the supervisor's; None for showing.
+    nodes: Names by node rank.
+    environment: The supervisor's; None for display.
 
     Raises:
-        TargetError: there is no srun on this node.
+        TargetError: This node has no srun.
     """
     if not uses_srun(job, settings):
         return None
@@ -77,10 +79,10 @@ def starter(
     return Starter(
         argv=(
             *(srun, f"--jobid={job_id}", "--overlap", "--mem=0", f"--mpi={settings.mpi}", "--cpu-bind=none"),
-            # Node by node as they are named: nodes may have different numbers of workers, which no other way allows for.
+            # In the order of nodes: they may have different numbers of workers, which only this distribution allows.
             *(f"--nodes={len(nodes)}", f"--ntasks={len(planned)}", "--distribution=arbitrary"),
             f"--nodelist={','.join(nodes[place.node_rank] for place in planned)}",
-            # Workers report their own ends, and some end hours before others.
+            # Workers report their ends themselves, and may end hours apart.
             *("--wait=0", "--kill-on-bad-exit=0", "--input=none", "--export=ALL", "--immediate=30"),
             "--job-name=paceline-workers",
         ),

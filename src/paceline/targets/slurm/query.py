@@ -1,10 +1,10 @@
-"""One question for all runs of a user, whoever asks: squeue once in 5 s, sacct for what it lists no more.
+"""Query Slurm once for all runs of a user: squeue every 5 s, sacct for jobs that squeue no longer lists.
 
-    <workspace>/engines/slurm-<which>.json     the last answer, for every process that reads runs of this workspace
-    <workspace>/engines/slurm-<which>.lock     held by the one that asks; the others wait and take its answer
+    <workspace>/engines/slurm-<which>.json     the last answer, for all processes that read runs of this workspace
+    <workspace>/engines/slurm-<which>.lock     held during a query; others wait and use its answer
 
-squeue lists jobs that have ended for some minutes yet (MinJobAge); after that only accounting knows them, where there is
-any. How a job ended is kept here, so it is asked for once.
+squeue lists ended jobs for some minutes (MinJobAge); after that only accounting knows them, if it exists. Ends of jobs are
+cached here, so each is queried once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.targets import polling
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.states import SACCT_FORMAT, SQUEUE_FORMAT, JobState, parse_job, parse_sacct, parse_squeue
 
-#: How many ends are kept; they are small, and only runs whose supervisor could not write its end need them.
+#: How many ends to cache. Only runs whose supervisor could not write its end need them.
 _KEPT = 2000
 _EMPTY: Mapping[str, Any] = {
     "time": 0.0,
@@ -37,7 +37,7 @@ _EMPTY: Mapping[str, Any] = {
 }
 _NO_ACCOUNTING = "accounting storage is disabled"
 
-#: Why a job waits, where Slurm's word alone says too little.
+#: Explanations of Slurm's pending reasons that say too little.
 _WAITS = {
     "Priority": "jobs with a higher priority are ahead",
     "Resources": "next in line, waiting for free nodes",
@@ -57,7 +57,7 @@ _WAITS = {
     "": "not looked at by the scheduler yet",
 }
 
-#: Why a job can't ever start as it is, with the way out.
+#: Explanations of reasons for which a job can never start, with the remedy.
 _NEVER = {
     "BadConstraints": "no node has what it asks for; see the settings constraint, gres and memory",
     "InvalidAccount": "the account is not valid for you; see the setting account",
@@ -71,7 +71,7 @@ _NEVER = {
     "MaxMemPerLimit": "it asks for more memory than the partition allows; see the setting memory",
 }
 
-#: Held: it starts once somebody lets it.
+#: Reasons of held jobs, which start when released.
 _HELD = {
     "JobHeldUser": "held; `scontrol release {job_id}` lets it go",
     "JobHeldAdmin": "held by an administrator",
@@ -89,7 +89,7 @@ _HELD = {
     "job requeued in held state": "held: it was requeued so; `scontrol release {job_id}` lets it go",
 }
 
-#: Slurm's names for limits, more than a hundred: whose it is, of which kind, on what, and for whom.
+#: Slurm's names for limits, over a hundred: whose limit, its kind, its resource, its scope.
 _LIMIT = re.compile(
     r"(?P<whose>QOS|Assoc|)(?P<kind>Max|Grp|Min)"
     r"(?P<of>Cpu|CPU|Node|GRES|Memory|Mem|SubmitJobs?|Jobs|WallDuration|Wall|License|BB|Billing|Energy)"
@@ -103,7 +103,7 @@ _OF = {
 _SETTING = {"nodes": "node_count", "time": "the setting time", "memory": "the setting memory"}
 
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
-#: How a job ended -> the cause for its run, and that in words; "" where the script's own end says more.
+#: State of an ended job -> cause for its run, and explanation; "" if the script's own end says more.
 _ENDED = {
     "CANCELLED": ("canceled", "{what} was canceled{by}."),
     "TIMEOUT": (
@@ -123,12 +123,15 @@ _ENDED = {
     ),
     **dict.fromkeys(("COMPLETED", "FAILED", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"), ("engine", "")),
 }
-#: Slurm's exit of a batch script whose output file could not be opened, and the like: a signal that none has.
+#: Exit of a batch script that could not start, for example without its output file: a signal that does not exist.
 _LAUNCH_SIGNAL = 53
 
 
 class Query:
-    """The engine's answers about one user's jobs. user: a uid or a name, as squeue takes it."""
+    """The engine's answers about one user's jobs.
+
+    user: A uid or a name, as squeue takes it.
+    """
 
     def __init__(
         self, folder: Path, scheduler: Scheduler, user: str, *, clock: Callable[[], float] = time.time
@@ -136,21 +139,20 @@ class Query:
         which = hashlib.sha256(f"{scheduler.where} {user}".encode()).hexdigest()[:12]
         self._path = folder / f"slurm-{which}.json"
         self._scheduler, self._user, self._clock = scheduler, user, clock
-        #: When the engine gave the answer that was last used, in seconds since the epoch.
+        #: When the engine gave the last used answer, in seconds since the epoch.
         self.answered_at = 0.0
 
     def job(self, job_id: str, since: float) -> JobState | None:
-        """The state of a job, no older than `FRESH_S`; None where the engine knows nothing of it.
+        """Return the state of a job, at most `FRESH_S` old, or None if the engine does not know it.
 
-        since: when it was submitted (seconds since the epoch). An answer from before that says nothing of it, and is no
-            reason to ask again: whoever submits hundreds would have the engine asked for each. Until the answer has
-            aged such a job is pending.
+        since: When it was submitted, in seconds since the epoch. An older answer lacks the job without being a reason to
+            query again, or hundreds of submissions would cause as many queries: until then the job is pending.
 
         Raises:
-            AwayError: the engine does not answer.
+            AwayError: The engine does not answer.
         """
         data = self._data(job_id)
-        # Tasks of an array that were canceled while they waited are listed as one, by the number of the array.
+        # Array tasks canceled while pending are listed together under the array's number.
         for key in (job_id, job_id.partition("_")[0]):
             found = data["jobs"].get(key) or data["ended"].get(key)
             if found is not None:
@@ -158,15 +160,17 @@ class Query:
         if data["time"] <= since:
             return JobState(job_id=job_id, state="PENDING")
         if data["unaccounted"]:
-            # squeue lists it no more, and who knows how it ended does not answer: no reason to call it lost.
+            # squeue no longer lists it, and accounting does not answer: that does not mean that it is lost.
             raise AwayError(data["unaccounted"])
         return None
 
     def job_named(self, name: str, task: int | None = None) -> JobState | None:
-        """The state of the newest job of this name; None where the last answer has none. task: of an array that is so named.
+        """Return the state of the newest job of this name, or None if the last answer has none.
+
+        task: Of an array of this name.
 
         Raises:
-            AwayError: the engine does not answer.
+            AwayError: The engine does not answer.
         """
         data = self._data()
         found = [
@@ -177,14 +181,14 @@ class Query:
         return JobState.from_json(found[-1]) if found else None
 
     def remember(self, *job_ids: str) -> None:
-        """Let later questions ask for these jobs too, so that one question serves all whose end nobody has seen."""
+        """Include these jobs in later queries, so that one query serves all whose end is unknown."""
         with polling.locked(self._path):
             data = self._read()
             data["known"] = [*data["known"], *job_ids][-_KEPT:]
             polling.keep(self._path, data)
 
     def forget_answer(self) -> None:
-        """Let the next look ask anew: something was done to a job."""
+        """Discard the cached answer, since a job was changed."""
         with polling.locked(self._path):
             polling.keep(self._path, {**self._read(), "told": 0.0})
 
@@ -195,17 +199,17 @@ class Query:
         self.answered_at = float(data["time"])
         return data
 
-    # --- asking
+    # --- queries
 
     def _ask(self, data: dict[str, Any], job_id: str | None) -> dict[str, Any]:
         now = self._clock()
         try:
             listed = self._squeue()
             jobs = {job.job_id: job for job in listed}
-            # Ends that were seen before: squeue forgets a job some minutes after its end, this file does not.
+            # Cached ends: squeue forgets a job some minutes after its end.
             ended = {key: JobState.from_json(value) for key, value in data["ended"].items()}
             ends = {key: job for key, job in jobs.items() if has_ended(job)}
-            # Those of ours alone: a user may have thousands of others.
+            # Ours only: a user may have thousands of other jobs.
             ours = {*data["known"], *([job_id] if job_id else [])}
             settled = ended.keys() - data["known"]
             wanted = [key for key in sorted(ours) if key not in settled and (key not in jobs or key in ends)]
@@ -214,13 +218,13 @@ class Query:
                 best = self._best(ends.get(key), told.get(key))
                 if best is not None:
                     ended[key] = best
-            # A job that is listed as living has been requeued since.
+            # A job listed as alive has been requeued since.
             ended = {key: job for key, job in ended.items() if key not in jobs or key in ends}
             unsigned = _unsigned(ended, ends) if accounting and not unaccounted else set()
         except AwayError as error:
             return {**data, "time": now, "told": self._clock(), "error": str(error)}
         return {
-            # An answer says how things were when it was asked for, and is as fresh as its end: some take longer than `FRESH_S`.
+            # The answer describes the time of the query, but its age counts from the end: some take longer than `FRESH_S`.
             "time": now,
             "told": self._clock(),
             "error": None,
@@ -238,16 +242,16 @@ class Query:
         return parse_squeue(done.stdout)
 
     def _sacct(self, job_ids: list[str], accounting: bool) -> tuple[dict[str, JobState], bool, str]:
-        """Ask accounting for these jobs.
+        """Query accounting for these jobs.
 
-        Returns what it knows, whether there is accounting, and why it does not answer just now, or "".
+        Return its answers, whether accounting exists, and the reason if it does not answer now, or "".
         """
         if not job_ids or not accounting:
             return {}, accounting, ""
         try:
             done = self._scheduler.call(["sacct", "-X", "-j", ",".join(job_ids), "-n", "-P", "-o", SACCT_FORMAT])
         except AwayError as error:
-            # slurmdbd is away, the controller is not: of what squeue lists its word will do.
+            # slurmdbd is away, the controller is not: use squeue's answer.
             return {}, True, str(error)
         if done.returncode != 0:
             return {}, _NO_ACCOUNTING not in done.stderr, ""
@@ -256,12 +260,12 @@ class Query:
         return {job.job_id: replace(job, by=names.get(job.by or "")) for job in jobs}, True, ""
 
     def _user_name(self, uid: str) -> str:
-        """The name of the user who has this number where the engine is: behind a login host it may be another's here."""
+        """Return the name of a uid on the engine's side: behind a login host it may differ here."""
         done = self._scheduler.call(["id", "-nu", uid])
         return done.stdout.strip() if done.returncode == 0 else f"user {uid}"
 
     def _best(self, listed: JobState | None, told: JobState | None) -> JobState | None:
-        """The end of a job, by squeue's word and accounting's; accounting may be some seconds behind."""
+        """Return the end of a job from squeue and accounting, which may lag by seconds."""
         if told is not None and has_ended(told) and (listed is None or listed.state == told.state):
             return told
         if listed is not None and listed.state == "FAILED":
@@ -276,12 +280,12 @@ class Query:
 
 
 def _unsigned(ended: Mapping[str, JobState], listed: Mapping[str, JobState]) -> set[str]:
-    """Canceled jobs, listed yet, of which accounting has not said by whom: it hears of an end a moment after squeue shows it."""
+    """Return canceled jobs without a canceler: accounting learns of an end shortly after squeue."""
     return {key for key, job in ended.items() if key in listed and job.state == "CANCELLED" and job.by is None}
 
 
 def look_of(job: JobState, *, python: str = "", run_dir: str = "") -> JobStatus:
-    """The status of a run, by the state of its job."""
+    """Return the status of a run from the state of its job."""
     if job.state in _QUEUED:
         return JobStatus(state=QUEUED, message=waits_for(job))
     if job.state not in _ENDED:  # RUNNING, COMPLETING, CONFIGURING, SUSPENDED, ...
@@ -290,14 +294,14 @@ def look_of(job: JobState, *, python: str = "", run_dir: str = "") -> JobStatus:
 
 
 def has_ended(job: JobState) -> bool:
-    """True if the job is over, as far as this state says."""
+    """Return whether the job is over, according to this state."""
     return job.state in _ENDED
 
 
 def waits_for(job: JobState) -> str:
-    """The reason why a job waits: Slurm's word first, for whoever knows it."""
+    """Return why a job waits, Slurm's own reason first."""
     reason = job.reason or "None"
-    # squeue has spaces where scontrol has underscores; after a comma come names of nodes.
+    # squeue has spaces where scontrol has underscores; names of nodes follow a comma.
     plain = reason.strip("()").replace("_", " ").split(",")[0]
     shown = "" if plain == "None" else f" ({reason})"
     if plain in _NEVER:
@@ -309,7 +313,7 @@ def waits_for(job: JobState) -> str:
 
 
 def _limit(reason: str) -> str | None:
-    """The reason of a job that a limit holds back; None where the reason is no limit's."""
+    """Explain the limit that holds a job back, or return None if the reason is not a limit."""
     found = _LIMIT.fullmatch(reason)
     if found is None:
         return None
@@ -343,7 +347,7 @@ def _how_ended(job: JobState, python: str, run_dir: str) -> str:
     if job.exit_code in (126, 127) and python:
         return f"{what} could not run {python!r}{where}. Set python on the target to one that its nodes have."
     if job.exit_code == 1 and run_dir:
-        # All that Slurm 20.11 says of an output file that it could not open; and the script's own word of a missing folder.
+        # Slurm 20.11's only message for an output file that it can't open; and the script's message for a missing folder.
         return (
             f"{what} ended (exit code 1){where} without a word of the run's supervisor. If the run's driver.log is empty, "
             f"the node can't open files in {run_dir!r}: the workspace has to lie where all nodes see it at the same path."

@@ -1,4 +1,4 @@
-"""The engine's programs: called on this machine or through the login host, and what their silence means."""
+"""Call Slurm's programs on this machine or through the login host, and interpret their failures."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from paceline.targets.slurm.settings import SlurmSettings
 if TYPE_CHECKING:
     from paceline.targets.ssh.hosts import SshHost
 
-#: For one call. Slurm's programs wait for a busy controller by themselves, MessageTimeout (10 s) and more.
+#: Time limit of a call. Slurm's programs themselves wait for a busy controller for MessageTimeout (10 s) and more.
 CALL_S = 40.0
-#: How long a controller that is away (restarted, failing over) is waited for by a submission.
+#: How long a submission waits for a controller that restarts or fails over.
 PATIENCE_S = 120.0
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
-#: Slurm's words when the controller, not the request, is the trouble. After a time-out nobody knows what it has done.
+#: Messages that blame the controller, not the request. After a timeout the outcome of the call is unknown.
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused|Connection timed out|No route to host"
     r"|Transport endpoint is not connected|Zero Bytes were transmitted|Communication connection failure"
@@ -32,19 +32,19 @@ _AWAY = re.compile(
     r"|Munge encode failed",
     re.IGNORECASE,
 )
-#: Of a machine that belongs to no cluster; a DNS that is away for a while says "Host name lookup failure".
+#: Message on a machine without a cluster; a temporary DNS failure says "Host name lookup failure".
 _UNCONFIGURED = re.compile(r"res_nsearch error: Unknown host.*DNS SRV lookup failed", re.DOTALL)
-#: Would give its answers another form.
+#: Variables that change the format of answers.
 _FORM_VARIABLES = re.compile(r"(SQUEUE|SACCT|SINFO|SCONTROL|SCANCEL)_|SLURM_(TIME_FORMAT|BITSTR_LEN|DEBUG)\b")
 
 
 class AwayError(EngineError):
-    """The engine does not answer; that says nothing of any job."""
+    """The error that the engine does not answer, which says nothing about any job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandResult:
-    """A call that came to its end."""
+    """The result of a completed call."""
 
     returncode: int
     stdout: str
@@ -52,13 +52,16 @@ class CommandResult:
 
     @property
     def said(self) -> str:
-        """The program's own words of its failure, in one line, without the program's name in front."""
+        """Return the program's error in one line, without its name in front."""
         lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line).strip() for line in self.stderr.splitlines()]
         return "; ".join(dict.fromkeys(line for line in lines if line)) or f"exit code {self.returncode}"
 
 
 class Scheduler:
-    """Calls Slurm's programs for a target. title: of the target, for messages. settings: the target's."""
+    """Slurm's programs for one target.
+
+    title: Of the target, for messages.
+    """
 
     def __init__(self, title: str, settings: SlurmSettings) -> None:
         self.title = title
@@ -66,7 +69,7 @@ class Scheduler:
 
     @property
     def where(self) -> str:
-        """A text that tells this engine's answers from those of another."""
+        """Return a text that identifies the engine among others."""
         settings = self.settings
         return repr((settings.login, settings.ssh_config, settings.ssh_options, os.environ.get("SLURM_CONF", "")))
 
@@ -78,11 +81,13 @@ class Scheduler:
         timeout_s: float = CALL_S,
         environment: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Call a program; what it said. environment: its own, where it runs on this machine; as this one's if not given.
+        """Call a program.
+
+        environment: Of a local program; default is this process's.
 
         Raises:
-            AwayError: the controller, the login host or the program itself did not answer.
-            TargetError: there is no such program.
+            AwayError: The controller, the login host or the program did not answer.
+            TargetError: The program does not exist.
         """
         words = self.words(argv)
         settings = self.settings
@@ -92,7 +97,7 @@ class Scheduler:
                 input=input,
                 capture_output=True,
                 text=True,
-                # A job's name need not be UTF-8.
+                # Job names need not be UTF-8.
                 errors="replace",
                 timeout=timeout_s,
                 check=False,
@@ -107,7 +112,7 @@ class Scheduler:
             what = f"in {timeout_s:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else f"({error})"
             raise AwayError(f"{self.title}: {argv[0]} gave no answer {what}.") from error
         result = CommandResult(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
-        # sbatch, too, ends with 255, where it does not know an option.
+        # sbatch also exits with 255, for an unknown option.
         is_its_own = re.search(rf"^{re.escape(argv[0])}: ", done.stderr, re.MULTILINE)
         if settings.login is not None and done.returncode in (255, 127) and not is_its_own:
             self._complain(argv[0], result)
@@ -118,7 +123,7 @@ class Scheduler:
                 f"({result.said}). Set SLURM_CONF there, or submit from a machine of the cluster or through its login host "
                 "(the setting login)."
             )
-        # Slurm's programs end with 1 whatever is wrong. Their words alone tell a controller that is away from a refusal.
+        # Slurm's programs exit with 1 for any error. Only the text tells an unreachable controller from a refusal.
         if result.returncode != 0 and _AWAY.search(result.stderr):
             who = "accounting" if argv[0] == "sacct" else "controller"
             raise AwayError(f"{self.title}: Slurm's {who} does not answer ({result.said}).")
@@ -131,17 +136,17 @@ class Scheduler:
         tell: Callable[[str], None] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> CommandResult:
-        """Try `call` again for a while where the engine is away; its result. tell: gets why, once for each reason.
+        """Retry `call` while the engine is away. `tell` receives each new reason.
 
         Raises:
-            AwayError: it still is.
+            AwayError: It is still away after `patience_s`.
         """
         deadline, told = time.monotonic() + patience_s, ""
         for attempt in range(1_000_000):
             try:
                 return call()
             except AwayError as error:
-                # A controller that fails over is away for minutes. The pauses grow, for hundreds of runs may wait for it.
+                # Failing over takes minutes. The pauses grow, since hundreds of runs may be waiting.
                 pause = _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]
                 if time.monotonic() + pause > deadline:
                     raise AwayError(
@@ -154,21 +159,21 @@ class Scheduler:
         raise AssertionError("a deadline ends the loop")
 
     def words(self, argv: Sequence[str]) -> list[str]:
-        """The whole command line: of the program itself, or of ssh."""
+        """Return the whole command line, of the program or of ssh."""
         if self.settings.login is None:
             return list(argv)
-        # Variables of the login host's shell count there; those that change the form of answers do not.
+        # Variables of the login host's shell apply there, except those that change the format of answers.
         return self.ssh_words(shlex.join(["env", "-u", "SLURM_TIME_FORMAT", *argv]))
 
     def ssh_words(self, command: str) -> list[str]:
-        """Ssh to the login host. command: for its shell."""
+        """Return the ssh command line. `command` is for the login host's shell."""
         from paceline.targets.ssh.command import Ssh
 
         ssh = Ssh(config=self.settings.ssh_config, options=self.settings.ssh_options)
         return ssh.words(self._login_host(), [command], leave_open=True)
 
     def explain(self, said: str, exit_code: int | None, python: str = "python3") -> str:
-        """Why the login host can't be used, in a sentence or two; the arguments are those of `paceline.targets.ssh.command`."""
+        """Explain why the login host can't be used; for the arguments see `paceline.targets.ssh.command.explain`."""
         from paceline.targets.ssh.command import explain
 
         host = self._login_host()
@@ -188,5 +193,5 @@ class Scheduler:
 
 
 def plain(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what gives the answers of Slurm's programs another form."""
+    """Return the environment without variables that change the format of Slurm's answers."""
     return {name: value for name, value in environment.items() if not _FORM_VARIABLES.match(name)}

@@ -1,4 +1,4 @@
-"""The batch script of a run: a pure function of job and settings. What `--dry-run` prints, and what sbatch is given."""
+"""The batch scripts of runs, as pure functions of job and settings. --dry-run prints them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from paceline.job.plan import node_sizes
 from paceline.targets.base import ALIKE_SPAN as SPAN
 from paceline.targets.slurm.settings import SELECTING, SlurmSettings
 
-#: Beside the workers' grace: for the last files to be written and fetched.
+#: Time beyond the workers' grace period, to write and fetch the last files.
 _FINALIZE_S = 30
-#: Of a sweep's controller, which takes 300 MB at most.
+#: Memory of a sweep's controller, which needs at most 300 MB.
 _CONTROLLER_MIB = 1024
-#: Before the time limit, when it goes on in the job's next life. Slurm may be a minute early.
+#: Warning before the time limit for a controller that will resume. Slurm may be a minute early.
 _REQUEUE_S = 60
-# Before it begins: a signal that bash has no trap for ends bash.
+# Set the trap first: an untrapped signal ends bash.
 _CONTROLLER_TRAPS = """\
 controller= asked=
 trap 'scontrol requeue "$SLURM_JOB_ID"' USR2
 trap 'asked=1; [ -z "$controller" ] || kill -TERM $controller' TERM
 """
-# The children are all that it knows, so it may be ended at any moment.
+# Its state is in its children only, so it may be ended at any moment.
 _CONTROLLER_GOES_ON = """\
 controller=$!
 [ -z "$asked" ] || kill -TERM $controller
 while kill -0 $controller 2>/dev/null; do wait $controller; code=$?; done
 exit $code
 """
-# squeue fails for a job that is forgotten, and while the controller is away: a quarter of an hour of that is the end, too.
+# squeue fails for a forgotten job, and while the controller is away: a quarter of an hour of failures also counts as the end.
 _EXTENSION = """\
 failed=0
 while sleep 15; do
@@ -47,12 +47,12 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
 def extension_name(run_id: str) -> str:
-    """The name of a job that holds more nodes for a run's."""
+    """Return the name of the job that holds additional nodes for a run."""
     return f"{job_name(run_id)}-more"
 
 
 def job_name(run_id: str) -> str:
-    """The name by which a run's job is found when its number was lost."""
+    """Return the job name by which a run's job is found if its number is lost."""
     return f"paceline-{run_id}"
 
 
@@ -65,10 +65,10 @@ def sbatch_text(
     library_dir: PurePosixPath,
     python: str,
 ) -> str:
-    """The whole script. Paths and python: as the nodes see them.
+    """Return the script of a run. Paths and python are those on the nodes.
 
     Raises:
-        TargetError: a path that a line of sbatch's can't carry.
+        TargetError: A path can't be written in a line of sbatch.
     """
     options = [
         f"--job-name={job_name(run_id)}",
@@ -89,16 +89,16 @@ def array_text(
     library_dir: PurePosixPath,
     python: str,
 ) -> str:
-    """The whole script of runs that differ in nothing that Slurm is told, as tasks of an array. Paths as for `sbatch_text`.
+    """Return the script of runs that look the same to Slurm, as tasks of an array.
 
     Raises:
-        TargetError: a path that a line of sbatch's can't carry.
+        TargetError: A path can't be written in a line of sbatch.
     """
     options = [
         f"--job-name={job_name(array.name)}",
         f"--comment=paceline runs {array.name}",
         array.option,
-        # The tasks have one in common; each then goes to its own.
+        # The tasks share this folder; each then changes to its own.
         f"--chdir={runs_dir}",
         f"--output={_literal(runs_dir)}/{array.file_pattern}/logs/driver.log",
         *_options_of_job(job, settings),
@@ -110,10 +110,10 @@ def array_text(
 def controller_text(
     settings: SlurmSettings, *, run_id: str, run_dir: PurePosixPath, library_dir: PurePosixPath, python: str
 ) -> str:
-    """The whole script of a sweep's controller: one core, whatever the trials have. Paths as for `sbatch_text`.
+    """Return the script of a sweep's controller: one core, whatever the trials need.
 
     Raises:
-        TargetError: a path that a line of sbatch's can't carry.
+        TargetError: A path can't be written in a line of sbatch.
     """
     options = [
         f"--job-name={job_name(run_id)}",
@@ -136,9 +136,10 @@ def controller_text(
 def extension_text(
     job: Job, settings: SlurmSettings, *, run_id: str, job_id: str, count: int, exclude: Sequence[str]
 ) -> str:
-    """The whole script of a job that does nothing: its nodes are for another job, that of an elastic run, and it ends with that.
+    """Return the script of an idle job that holds nodes for an elastic run's job, and ends with it.
 
-    count: of nodes at most; one is enough. exclude: nodes that the run has already, on which there may be room for it, too.
+    count: The most nodes; one is enough.
+    exclude: Nodes that the run has, which might have room.
     """
     own = replace(settings, nodelist=None, exclude=",".join([*exclude, *filter(None, [settings.exclude])]))
     options = [
@@ -154,8 +155,8 @@ def extension_text(
 def _text(
     options: list[str], settings: SlurmSettings, run_id: str, run_dir: str, library_dir: PurePosixPath, python: str
 ) -> str:
-    """The script of a run, or of each run of an array."""
-    # In the shell's place: Slurm's warning of the time limit goes to the script's own process alone.
+    """Return the script of a run, or of each run of an array."""
+    # exec: Slurm's warning of the time limit goes to the script's own process only.
     return (
         f"{_begin(options, settings, run_id, run_dir, library_dir)}"
         f"exec {shlex.quote(python)} -m paceline.supervisor {run_dir}\n"
@@ -163,42 +164,42 @@ def _text(
 
 
 def _begin(options: list[str], settings: SlurmSettings, run_id: str, run_dir: str, library_dir: PurePosixPath) -> str:
-    """The script up to its command. run_id, run_dir: as bash reads them; run_id is read in the run's folder."""
+    """Return the script up to its command. run_id and run_dir are shell words; run_id is evaluated in the run's folder."""
     lines = [
         *_head(options),
         "",
         *settings.setup,
         f"cd {run_dir} || exit 1",
-        # What the workers' PYTHONPATH was, which the supervisor's stands in for.
+        # The PYTHONPATH of the workers, which that of the supervisor replaces here.
         'export PACELINE_SHELL_PYTHONPATH="${PYTHONPATH-}"',
         f"export PYTHONPATH={shlex.quote(str(library_dir))} PACELINE_SUPERVISOR={run_id}",
-        # A worker that submits must not pass for its new run's.
+        # A worker that submits must not look like a process of the new run.
         "unset PACELINE_RUN_DIR PACELINE_RUN_ID",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _head(options: list[str]) -> list[str]:
-    """The lines that sbatch reads, an option on each."""
+    """Return the lines that sbatch reads, one option each."""
     return ["#!/bin/bash", *(f"#SBATCH {_escaped(option)}" for option in options)]
 
 
 def warning_s(job: Job, settings: SlurmSettings) -> int:
-    """Seconds before the time limit at which the supervisor is warned. Slurm may be a minute early."""
+    """Return how many seconds before the time limit to warn the supervisor. Slurm may be a minute early."""
     wanted = math.ceil(job.grace_period_seconds) + _FINALIZE_S
     limit = settings.time_s
-    # Of a short job's time the warning takes a third at most: one that came at the start would be worse than none.
+    # At most a third of a short job's time: a warning at the start would be useless.
     return max(1, min(wanted, 65535, int(limit / 3) if limit is not None else wanted))
 
 
 def _literal(path: PurePosixPath) -> str:
-    """The path as sbatch's names of output files have it."""
+    """Escape a path for sbatch's output file names."""
     if "\\" in str(path):
         raise TargetError(
             f"the run's folder {str(path)!r} has a backslash in its path, which Slurm takes out of names of output "
             "files. Use a workspace elsewhere."
         )
-    # %% is a %; a lone one would be taken for the job's number or the like.
+    # %% is a %; a single one begins a pattern such as the job's number.
     return str(path).replace("%", "%%")
 
 
@@ -206,7 +207,7 @@ def _options_of_job(job: Job, settings: SlurmSettings) -> Iterator[str]:
     yield "--open-mode=append"
     yield f"--nodes={'-'.join(map(str, job.node_range or (job.node_count,)))}"
     if job.node_range:
-        # A job that has lost a node keeps the others. One that has lost its first, where the supervisor is, is requeued.
+        # A job that has lost a node keeps the others. If it loses the first, with the supervisor, it is requeued.
         yield "--no-kill"
         yield from _cpus_of_node(job, settings)
     else:
@@ -218,14 +219,15 @@ def _options_of_job(job: Job, settings: SlurmSettings) -> Iterator[str]:
 
 
 def _cpus_of_node(job: Job, settings: SlurmSettings) -> Iterator[str]:
-    """The cores of a node as those of one task, where there is a range of nodes: with a number of tasks for each node, Slurm
-    takes that of the fewest nodes for the number of all tasks, and gives no more nodes than that.
+    """Yield the cores of a node as those of one task, for a range of nodes.
+
+    With several tasks per node Slurm derives the total number of tasks from the minimum of nodes, and never gives more nodes.
     """
     yield f"--cpus-per-task={settings.cpus_per_process * max(node_sizes(job))}"
 
 
 def selecting_options(settings: SlurmSettings, gres: str | None) -> Iterator[str]:
-    """The options, not escaped, that say which nodes, at whose cost and for how long."""
+    """Yield the unescaped options that select nodes, account and time."""
     named = {name: getattr(settings, setting) for name, setting in SELECTING.items()}
     for name, value in {**named, "gres": gres}.items():
         if value is not None:
@@ -244,20 +246,27 @@ def _gres(job: Job, settings: SlurmSettings) -> str | None:
 
 
 def _escaped(option: str) -> str:
-    """The text as sbatch reads it back: words end at a space, quotes and `#` have a meaning, a backslash takes it away."""
+    """Escape a text for sbatch, where spaces end words and quotes, `#` and backslashes are special."""
     if re.search(r"[\x00-\x1f\x7f]", option):
         raise TargetError(
             f"{option!r} has a line break or control character, which no line of an sbatch script can carry. Leave it out."
         )
     if _PLAIN.fullmatch(option):
         return option
-    # Quotes of one kind, within which a backslash takes the meaning of the next character. None of it is a shell's.
+    # In double quotes a backslash escapes the next character. No shell reads this.
     return '"' + re.sub(r'(["\\])', r"\\\1", option) + '"'
 
 
 @dataclass(frozen=True, kw_only=True)
 class Array:
-    """Runs `<parent>_<first>` to `<parent>_<last>`; at_once: so many run at a time."""
+    """Runs `<parent>_<first>` to `<parent>_<last>` as tasks of a job array, at most `at_once` at a time.
+
+        runs <sweep>_0 ... <sweep>_7          --array=0-7                task n runs <sweep>_<n>
+        runs <sweep>_2040 ... <sweep>_2047    --array=40-47              task n runs <sweep>_2<n, three digits>
+
+    The task number identifies the run in the script and in the output file's name, where Slurm can only add leading zeros.
+    From 1000 on the thousands are dropped: by default Slurm allows no task number above 1000 (MaxArraySize).
+    """
 
     parent: str
     first: int
@@ -266,7 +275,7 @@ class Array:
 
     @classmethod
     def of(cls, run_ids: Sequence[str], at_once: int) -> Array:
-        """The array of runs whose ids are a parent's with numbers that follow each other, all of one span."""
+        """Return the array of runs with consecutive numbers of one parent, all within one span."""
         parent, _, first = run_ids[0].rpartition("_")
         found = cls(parent=parent, first=int(first), last=int(first) + len(run_ids) - 1, at_once=at_once)
         assert list(run_ids) == [f"{parent}_{number}" for number in range(found.first, found.last + 1)], run_ids
@@ -275,12 +284,12 @@ class Array:
 
     @property
     def name(self) -> str:
-        """Stands for a run's id in the name of the job."""
+        """The part of a run id in the job's name."""
         return f"{self.parent}_{self.first}-{self.last}"
 
     @property
     def tasks(self) -> range:
-        """The numbers of its tasks, in order of its runs."""
+        """The numbers of its tasks, in the order of the runs."""
         return range(self.first % SPAN, self.last % SPAN + 1)
 
     @property
@@ -291,17 +300,17 @@ class Array:
 
     @property
     def file_pattern(self) -> str:
-        """The run's id as sbatch's names of output files have it."""
+        """The run's id in sbatch's patterns of output files."""
         thousands = self.first // SPAN
         return f"{self.parent.replace('%', '%%')}_{f'{thousands}%3a' if thousands else '%a'}"
 
     @property
     def shell_word(self) -> str:
-        """The run's id as bash reads it, within double quotes."""
+        """The run's id in bash, for use within double quotes."""
         return f"{self.parent}_$(({self.first // SPAN * SPAN} + SLURM_ARRAY_TASK_ID))"
 
 
 def listed_id(environment: Mapping[str, str]) -> str:
-    """The job that a process is in, as squeue lists it: of a task `<array>_<task>`; "" where it is in none."""
+    """Return this process's job as squeue lists it, `<array>_<task>` for a task; "" outside a job."""
     array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID", "")

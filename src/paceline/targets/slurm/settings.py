@@ -1,4 +1,4 @@
-"""The settings of a compute target of kind `slurm`, checked; and sbatch's own times read."""
+"""The checked settings of a compute target of kind `slurm`, and a parser of sbatch's times."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPTIONS: tuple[Option, ...] = (
     SILENCE,
 )
 
-#: sbatch option -> the setting for it, of those that say which nodes, at whose cost and for how long.
+#: sbatch option -> its setting, for options that select nodes, account and time.
 SELECTING: Mapping[str, str] = {
     "partition": "partition",
     "account": "account",
@@ -50,7 +50,7 @@ SELECTING: Mapping[str, str] = {
     "nodelist": "nodelist",
     "exclude": "exclude",
 }
-#: sbatch option -> the setting for it, or None where its value is Paceline's alone to give.
+#: sbatch option -> its setting, or None if Paceline sets it.
 MANAGED: Mapping[str, str | None] = {
     **SELECTING,
     "cpus-per-task": "cpus_per_process",
@@ -75,7 +75,7 @@ MANAGED: Mapping[str, str | None] = {
         )
     ),
 }
-#: Options of sbatch whose name begins another's that is managed, so not an abbreviation of it.
+#: Options of sbatch whose name is the beginning of a managed one, so not an abbreviation.
 _OWN_NAMES = frozenset({"mem-per-cpu", "mem-per-gpu", "gpus", "time-min"})
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=.*)?")
 _MPI = re.compile(r"mpirun|pmix(_v[0-9]+)?")
@@ -112,10 +112,10 @@ class SlurmSettings:
 
     @classmethod
     def of(cls, name: str, settings: Mapping[str, Any]) -> SlurmSettings:
-        """The settings as they are given, with defaults for the others.
+        """Check settings and add defaults.
 
         Raises:
-            TargetError: an unknown one, one of a wrong type or form, or an sbatch option that is not to be given so.
+            TargetError: A setting is unknown, has a wrong type or form, or is an sbatch option with its own setting.
         """
         values = check_settings("slurm", OPTIONS, settings, name)
         values |= {key: tuple(value) for key, value in values.items() if isinstance(value, (list, tuple))}
@@ -124,22 +124,22 @@ class SlurmSettings:
 
     @property
     def time_s(self) -> float | None:
-        """The time limit in seconds; None where none is set, or none is wanted."""
+        """The time limit in seconds, or None."""
         return None if self.time is None else time_s(self.time)
 
     @property
     def asks_for_gpus(self) -> bool:
-        """True if GPUs are asked for in words of the user's own."""
+        """Return whether the user's own options request GPUs."""
         return "gpu" in (self.gres or "") or any(
             option.startswith(("--gpus", "--tres-per-")) for option in self.options
         )
 
 
 def time_s(text: str) -> float | None:
-    """Seconds of a time as sbatch takes it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; None for UNLIMITED.
+    """Parse a time of sbatch: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; None for UNLIMITED.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: It has none of these forms.
     """
     if text.upper() in ("UNLIMITED", "INFINITE", "-1"):
         return None
@@ -189,7 +189,7 @@ def _check_option(title: str, option: str) -> None:
         )
     name = found[1]
     for managed, setting in MANAGED.items():
-        # getopt takes `--part` for `--partition`.
+        # getopt accepts the abbreviation `--part` of `--partition`.
         if name == managed or (managed.startswith(name) and name not in _OWN_NAMES):
             instead = f"Use the setting {setting}." if setting else "Paceline gives it a value by itself; leave it out."
             raise TargetError(f"{title}: options has {option!r}, but --{managed} is not to be given there. {instead}")

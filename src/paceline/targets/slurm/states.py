@@ -1,4 +1,4 @@
-"""The plain output of squeue, sacct, scontrol and sinfo as data. It is alike in Slurm 20.11 to 26.05; their JSON is not."""
+"""Parse the plain output of squeue, sacct, scontrol and sinfo, which is stable from Slurm 20.11 to 26.05; JSON is not."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: For `squeue -r -o`: what may hold any character comes last. With -r the tasks of an array have a line each, `123_4`.
+#: For `squeue -r -o`: fields with arbitrary characters come last. -r lists the tasks of an array separately, `123_4`.
 SQUEUE_FORMAT = "%i|%T|%r|%N|%j"
 #: For `sacct -P -o`.
 SACCT_FORMAT = "JobID,State,ExitCode,Reason,NodeList,JobName"
-#: For `sinfo -N -o` (see `sinfo_words`): each node once for each of its partitions.
+#: For `sinfo -N -o` (see `sinfo_words`): each node once per partition.
 SINFO_FIELDS = (
     ("NodeList", 128),
     ("StateLong", 32),
@@ -26,11 +26,13 @@ _CANCELLED = re.compile(r"CANCELLED by (\S+)")
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """One job as the engine told of it.
+    """A job as the engine reports it.
 
-    state: Slurm's own word, such as "RUNNING". reason: why it waits, or why it ended; "" where nothing is said.
-    exit_code, signal: of the batch script; None where they are not known, as in squeue's answers.
-    by: who has canceled it: a uid as text, or a user's name once `Query` has asked for it.
+    Attributes:
+        state: Slurm's word, such as "RUNNING".
+        reason: Why it waits or why it ended; "" if unknown.
+        exit_code: Of the batch script, as `signal`; None if unknown, as in squeue's answers.
+        by: Who canceled it: a uid as text, or a name once `Query` has resolved it.
     """
 
     job_id: str
@@ -52,7 +54,7 @@ class JobState:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeState:
-    """One node as sinfo told of it. gpus, used_gpus: 0 where there are none."""
+    """A node as sinfo reports it."""
 
     name: str
     state: str
@@ -64,10 +66,10 @@ class NodeState:
 
 
 def parse_squeue(text: str) -> list[JobState]:
-    """The jobs of `squeue -h -o SQUEUE_FORMAT`."""
+    """Parse `squeue -h -o SQUEUE_FORMAT`."""
     jobs = []
     for line in text.splitlines():
-        # A job's name may have any character, the separator too, so it comes last.
+        # A job's name may contain the separator, so it comes last.
         fields = line.split("|", 4)
         if len(fields) == 5:
             job_id, state, reason, nodes, name = fields
@@ -84,21 +86,21 @@ def parse_squeue(text: str) -> list[JobState]:
 
 
 def parse_sacct(text: str) -> list[JobState]:
-    """The jobs of `sacct -n -P -X -o SACCT_FORMAT`; of one that ran several times, the last."""
+    """Parse `sacct -n -P -X -o SACCT_FORMAT`. Of a job that ran several times, return the last."""
     found = [_of_account_line(line) for line in text.splitlines() if line.count("|") >= 5]
-    # A requeued job has a line for each time that it was in the queue.
+    # A requeued job has a line for each stay in the queue.
     return list({job.job_id: job for job in found}.values())
 
 
 def parse_job(text: str) -> JobState | None:
-    """The job of `scontrol show job -o`; None where it shows none."""
+    """Parse `scontrol show job -o`. Return None without a job."""
     state = re.search(r"\bJobState=(\S+)", text)
     job_id = re.search(r"\bJobId=(\d+)", text)
     if state is None or job_id is None:
         return None
 
     def value(name: str) -> str:
-        # The first of each name: a job's own comment comes after them all.
+        # The first value of each name: a job's comment comes last.
         found = re.search(rf"\b{name}=(.*?)(?= [A-Z][\w/:]*=|$)", text, re.MULTILINE)
         return found[1].strip() if found else ""
 
@@ -115,17 +117,17 @@ def parse_job(text: str) -> JobState | None:
 
 
 def parse_sinfo(text: str) -> list[NodeState]:
-    """The nodes of `sinfo -h -N -O ...` (`SINFO_FIELDS`), each once."""
+    """Parse `sinfo -h -N -O ...` (`SINFO_FIELDS`) into nodes, each once."""
     nodes = {}
     for line in text.splitlines():
-        # Columns of fixed width: `sinfo -O` puts no separator between fields.
+        # Fixed-width columns: `sinfo -O` has no separator.
         fields, start = [], 0
         for _, width in SINFO_FIELDS:
             fields.append(line[start : start + width].strip())
             start += width
         name, state, cores, gres, used, reason = fields
         counts = cores.split("/")
-        # CPUsState is allocated/idle/other/all. A node has a line for each of its partitions; the last one counts.
+        # CPUsState is allocated/idle/other/all. A node has a line per partition; the last one counts.
         if name and len(counts) == 4:
             nodes[name] = NodeState(
                 name=name,
@@ -140,13 +142,13 @@ def parse_sinfo(text: str) -> list[NodeState]:
 
 
 def sinfo_words() -> str:
-    """The argument of `sinfo -O`: `SINFO_FIELDS` with their widths."""
+    """Return the argument of `sinfo -O`: `SINFO_FIELDS` with widths."""
     return ",".join(f"{name}:{width}" for name, width in SINFO_FIELDS)
 
 
 def gpu_count(gres: str) -> int:
-    """GPUs in a list of generic resources: `gpu:a100:4(S:0-1),shard:8` has 4, `gpu:2(IDX:0-1)` has 2."""
-    # Sockets and indices stand in parentheses, with commas of their own.
+    """Count GPUs in generic resources: `gpu:a100:4(S:0-1),shard:8` has 4, `gpu:2(IDX:0-1)` has 2."""
+    # Sockets and indices are in parentheses, with commas.
     plain = re.sub(r"\([^)]*\)", "", gres)
     total = 0
     for item in plain.split(","):
@@ -157,16 +159,16 @@ def gpu_count(gres: str) -> int:
 
 
 def expand(nodes: str) -> list[str]:
-    """The names in a list of Slurm's: `gpu[01-03,7],login` has gpu01, gpu02, gpu03, gpu7 and login."""
+    """Expand Slurm's list of nodes: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7 and login."""
     names: list[str] = []
-    # A comma inside of brackets separates numbers, not nodes.
+    # A comma within brackets separates numbers.
     for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
         names += _expand_one(item)
     return names
 
 
 def counts(text: str) -> list[int]:
-    """The numbers in a list of Slurm's, one for each node: `4(x2),2` is 4, 4, 2."""
+    """Expand Slurm's list of numbers per node: `4(x2),2` is 4, 4, 2."""
     result: list[int] = []
     for item in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item.strip())
@@ -211,7 +213,7 @@ def _exit_pair(text: str) -> tuple[int | None, int | None]:
 
 
 def _state(text: str) -> str:
-    """The first word: `CANCELLED by 1000` is CANCELLED, `CANCELLED+` too."""
+    """Return the first word: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED."""
     words = text.replace("+", " ").split()
     return words[0].upper() if words else ""
 

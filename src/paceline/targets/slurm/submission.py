@@ -1,4 +1,4 @@
-"""Giving a batch script to Slurm exactly once, whatever the controller or this program goes through meanwhile."""
+"""Submit batch scripts exactly once, even if the controller or this program fails; hold more nodes for elastic runs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from paceline.targets.slurm.script import extension_name, extension_text
 from paceline.targets.slurm.settings import SELECTING, SlurmSettings
 from paceline.targets.slurm.states import SQUEUE_FORMAT, expand, parse_squeue
 
-#: Words of `sbatch --test-only` that are not about the request but about this moment: sbatch itself would take the job.
+#: Messages of `sbatch --test-only` about a temporary state, in which sbatch itself accepts the job.
 _NOT_NOW = re.compile(
     r"Required node not available|not available now|nodes are busy|is down|currently unavailable|Job violates accounting",
     re.IGNORECASE,
 )
 _UNAVAILABLE = "Requested node configuration is not available"
-#: Longer than any answer takes that did not have to wait for the controller.
+#: Longer than an answer takes without waiting for the controller.
 _SLOW_S = 3.0
-#: Of the shell that submits: would be taken for options of this job, but the script says what it wants.
+#: Variables of the submitting shell that sbatch takes for options; the script has its own.
 _SBATCH_VARIABLES = frozenset(
     f"SBATCH_{name}"
     for name in (
@@ -32,7 +32,7 @@ _SBATCH_VARIABLES = frozenset(
         *("ERROR", "REQUEUE", "SIGNAL", "WAIT", "WAIT_ALL_NODES", "WCKEY", "CLUSTERS", "OVERCOMMIT", "DEBUG"),
     )
 )
-#: setting -> the variable by which users choose one for all their jobs; the setting counts.
+#: Setting -> the variable with a user's default; the setting takes precedence.
 _OF_SETTINGS = {
     "partition": "PARTITION",
     "account": "ACCOUNT",
@@ -43,26 +43,26 @@ _OF_SETTINGS = {
     "reservation": "RESERVATION",
 }
 
-#: So long its nodes may wait for a checkpoint of the run's. Then they go back, for somebody else may need them.
+#: How long the nodes may wait for a checkpoint of the run. Then they are returned for other users.
 _UNUSED_S = 900.0
 _FORMAT = "%i|%T|%N"
 
 
 def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool] = lambda: False) -> None:
-    """Have Slurm look at a script without taking it.
+    """Let Slurm check a script without submitting it.
 
-    lacks_nodes: whether some are down just now, or reserved for a later time; then Slurm says of a job that needs them
-        what it says of one for which there are none at all, but takes it all the same.
+    lacks_nodes: Whether some nodes are down or reserved. Then Slurm reports needed nodes as nonexistent, but accepts the
+        job.
 
     Raises:
-        TargetError: it would refuse it; with its own words and what was asked for.
+        TargetError: It would refuse the job; with its message and the request.
     """
     argv, begun = ["sbatch", "--test-only"], time.monotonic()
     try:
         done = scheduler.call(argv, input=script, environment=environment(os.environ, scheduler.settings))
     except AwayError:
-        return  # the submission will wait for it
-    # A controller that was waited for has not heard of its nodes yet, and takes them for missing.
+        return  # the submission will wait
+    # A restarted controller does not know its nodes yet, and reports them missing.
     was_away = time.monotonic() - begun > _SLOW_S
     if done.returncode == 0 or was_away or _NOT_NOW.search(done.stderr):
         return
@@ -73,9 +73,10 @@ def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool
 def submit(
     scheduler: Scheduler, script: str, *, name: str, user: str, tell: Callable[[str], None] | None = None
 ) -> str:
-    """The number of the job that the script has become; waits for a controller that is away.
+    """Submit a script, waiting for a controller that is away. Return the job's number.
 
-    name: of the job, by which it is found again; user: as squeue takes it.
+    name: Of the job, by which it can be found.
+    user: As squeue takes it.
 
     Raises:
         TargetError: Slurm refuses it, or is still away after minutes.
@@ -84,7 +85,7 @@ def submit(
 
     def once() -> CommandResult:
         if tried:
-            # The last call may have got through without its answer getting back.
+            # The last call may have succeeded, with its answer lost.
             found = _find(scheduler, name, user)
             if found is not None:
                 return CommandResult(returncode=0, stdout=found, stderr="")
@@ -93,7 +94,7 @@ def submit(
         return scheduler.call(["sbatch", "--parsable"], input=script, environment=variables)
 
     done = scheduler.call_patiently(once, tell=tell)
-    # `job;cluster` where there are several.
+    # `job;cluster` with several clusters.
     found = re.search(r"^(\d+)(;\S+)?\s*$", done.stdout, re.MULTILINE)
     if done.returncode != 0 or found is None:
         raise TargetError(_refusal(scheduler.title, done, script))
@@ -101,10 +102,7 @@ def submit(
 
 
 def environment(shell: Mapping[str, str], settings: SlurmSettings) -> dict[str, str]:
-    """The part of the submitting shell's environment that the job gets.
-
-    Where that shell is in a job itself, that job's variables are left out.
-    """
+    """Return the submitting shell's environment for the job, without variables of a job around the shell."""
     set_here = {f"SBATCH_{name}" for setting, name in _OF_SETTINGS.items() if getattr(settings, setting) is not None}
     if settings.memory is not None:
         set_here |= {"SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"}
@@ -122,12 +120,12 @@ def _find(scheduler: Scheduler, name: str, user: str) -> str | None:
     if done.returncode != 0:
         raise AwayError(f"squeue can't say whether the job is there: {done.said}.")
     jobs = [job for job in parse_squeue(done.stdout) if job.name == name]
-    # Of an array its tasks are listed.
+    # Arrays are listed as tasks.
     return jobs[-1].job_id.partition("_")[0] if jobs else None
 
 
 def _refusal(title: str, done: CommandResult, script: str) -> str:
-    """A message with Slurm's words and with what it was asked for, so that the wrong word is in it."""
+    """Return a message with Slurm's error and the request, which contains the wrong word."""
     said = re.sub(r"^(Batch job submission failed|allocation failure): ", "", done.said)
     said = re.sub(r"; (Batch job submission failed|allocation failure): ", "; ", said)
     asked = re.findall(r'^#SBATCH "?(--[^\n]*?)"?$', script, re.MULTILINE)
@@ -140,13 +138,19 @@ def _refusal(title: str, done: CommandResult, script: str) -> str:
 
 
 def user_here() -> str:
-    """This user as squeue takes it: a number, for not every container has a name for it."""
+    """Return this user's uid for squeue: not every container has a name for it."""
     return str(os.geteuid())
 
 
 @dataclass
 class Extension:
-    """The second job of a run. job_id, nodes: "" and none where there is none, or it waits."""
+    """The second job of an elastic run, whose nodes the supervisor in the first job uses.
+
+    Slurm can't give a running job more nodes, and requeuing with a larger request would lose the current ones for at least
+    two minutes. So another job waits in the queue, and the run takes over its nodes at its next checkpoint.
+
+    Without a job, or while it waits, job_id or nodes are empty.
+    """
 
     scheduler: Scheduler
     run_id: str
@@ -157,11 +161,11 @@ class Extension:
     _gave_up: bool = False
 
     def look(self, job: Job, held: Collection[str]) -> int:
-        """How many nodes there are beside those that the run holds; asks Slurm for some where there are none. Called by one
-        thread at a time.
+        """Return how many nodes there are beyond those held; submit the second job if needed. One thread at a time.
 
         Raises:
-            EngineError: Slurm does not answer. TargetError: it refuses.
+            EngineError: Slurm does not answer.
+            TargetError: It refuses.
         """
         found = self._ask()
         more = [name for name in (*self._of_main(found, held), *self._own(found)) if name not in held]
@@ -177,25 +181,25 @@ class Extension:
         return len(more)
 
     def begin(self) -> None:
-        """Another attempt begins."""
+        """Reset the state for another attempt."""
         self._began, self._gave_up = 0.0, False
 
     def current(self) -> tuple[str, ...]:
-        """The nodes that the second job has now."""
+        """Return the current nodes of the second job."""
         if self.job_id:
             with contextlib.suppress(EngineError, TargetError):
                 self._own(self._ask())
         return self.nodes
 
     def cancel(self) -> None:
-        """End the second job, if there is one."""
+        """Cancel the second job, if it exists."""
         if self.job_id:
             with contextlib.suppress(EngineError, TargetError):
                 self.scheduler.call(["scancel", self.job_id])
         self.job_id, self.nodes = "", ()
 
     def _ask(self) -> dict[str, tuple[str, tuple[str, ...]]]:
-        """Number of a job -> state and nodes, of the two."""
+        """Return {job id: (state, nodes)} of both jobs."""
         ids = ",".join(filter(None, (self.main_id, self.job_id)))
         done = self.scheduler.call(["squeue", "-h", "-r", "-j", ids, "-o", _FORMAT])
         if done.returncode != 0:
@@ -207,11 +211,11 @@ class Extension:
         state, nodes = found.get(self.job_id, ("", ()))
         self.nodes = nodes if state == "RUNNING" else ()
         if state not in ("RUNNING", "PENDING", "CONFIGURING"):
-            self.job_id = ""  # it has reached its time limit, or somebody has ended it
+            self.job_id = ""  # its time is up, or it was canceled
         return self.nodes
 
     def _of_main(self, found: dict[str, tuple[str, tuple[str, ...]]], held: Collection[str]) -> list[str]:
-        """Nodes of the run's own job that it does not hold though they live: their agent was killed, or they were cut off."""
+        """Return living nodes of the run's own job that it does not hold: their agent was killed or cut off."""
         left = [name for name in found.get(self.main_id, ("", ()))[1] if name not in held]
         if not left:
             return []

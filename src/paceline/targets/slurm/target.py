@@ -1,4 +1,4 @@
-"""A Slurm cluster as a compute target: what the other layers see of it."""
+"""The compute target `slurm`."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from paceline.targets.slurm.allocation import Allocation
     from paceline.targets.slurm.login import Login
 
-#: From one question to Slurm whether an elastic run has more nodes to the next.
+#: Pause between queries for further nodes of an elastic run.
 _LOOKOUT_S = 5.0
 _DOWN = ("down", "drain", "fail", "maint", "unk", "error", "no_respond", "not_responding", "power_down", "powered_down")
 
 
 class SlurmTarget:
-    """Gives nodes by sbatch. One object serves one run."""
+    """Nodes by sbatch. One object serves one run."""
 
     kind: ClassVar[str] = "slurm"
     OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
@@ -57,7 +57,7 @@ class SlurmTarget:
         self._title = f"compute target {name!r}"
         self._scheduler = Scheduler(self._title, self.settings)
         self._had_nodes = False
-        #: Of an elastic run, for its supervisor: the job that has more nodes for it, and what is known of that.
+        #: Of an elastic run, in its supervisor: the job with additional nodes, and its polled state.
         self._extension: Extension | None = None
         self._lookout: Lookout | None = None
 
@@ -93,7 +93,7 @@ class SlurmTarget:
         library_dir: str = "/LIBRARY",
         python: str | None = None,
     ) -> str:
-        """The batch script, with names in capitals for what only a submission gives."""
+        """Return the batch script, with names in capitals for values that only a submission has."""
         return sbatch_text(
             job,
             self.settings,
@@ -104,19 +104,19 @@ class SlurmTarget:
         )
 
     def _python(self, submitting: str | None = None) -> str:
-        # Of this machine's interpreters a cluster behind a login host knows nothing.
+        # A cluster behind a login host does not have this machine's interpreters.
         return self.settings.python or ("python3" if self.settings.login else submitting or sys.executable)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Note that the run is Slurm's from here on; the job itself is made by `start_supervisor`."""
+        """Record that Slurm manages the run from now on; `start_supervisor` submits the job."""
         self._job = job
         self._note(RunFolder(run_dir), user=submission.user_here(), submitting=time.time())
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-        """Give the run's script to Slurm.
+        """Submit the run's script.
 
         Raises:
-            TargetError: it refuses it, or was away for minutes.
+            TargetError: Slurm refuses it, or was away for minutes.
         """
         folder = RunFolder(run_dir)
         user, run_dir_there, library_there = self._place(folder, library_dir)
@@ -129,10 +129,10 @@ class SlurmTarget:
     def start_supervisors(
         self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
     ) -> None:
-        """Give runs that are alike to Slurm as one job array.
+        """Submit similar runs as one job array.
 
         Raises:
-            TargetError: it refuses it, or was away for minutes.
+            TargetError: Slurm refuses it, or was away for minutes.
         """
         folders = [RunFolder(run_dir) for run_dir in run_dirs]
         array = Array.of([folder.run_id for folder in folders], at_once)
@@ -163,14 +163,14 @@ class SlurmTarget:
             )
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Give a sweep's controller to Slurm, as a job of one core.
+        """Submit a sweep's controller, as a job of one core.
 
         Raises:
-            TargetError: it refuses it, or was away for minutes.
+            TargetError: Slurm refuses it, or was away for minutes.
         """
         self.check_controller()
         folder, user = RunFolder(run_dir), submission.user_here()
-        # In place of what was noted of an earlier job of this sweep's.
+        # Replace the record of an earlier job of this sweep.
         write_json(folder.engine, {"engine": self.kind, "user": user, "submitting": time.time()}, sync=True)
         script = controller_text(
             self.settings,
@@ -182,14 +182,14 @@ class SlurmTarget:
         self._submit(folder, script, user)
 
     def _submit(self, folder: RunFolder, script: str, user: str) -> None:
-        """Give Slurm the script of one job, and note its number."""
+        """Submit a script, and record the job's number."""
         job_id = submission.submit(self._scheduler, script, name=job_name(folder.run_id), user=user, tell=_tell)
-        # A submitter that is killed before this line leaves a run whose job is found by its name (`_look_by_name`).
+        # If the submitter is killed before this line, the job is found by its name (`_look_by_name`).
         self._note(folder, job_id=job_id, submitted=time.time())
         self._query(folder, user).remember(job_id)
 
     def _place(self, folder: RunFolder, library_dir: Path) -> tuple[str, str, str]:
-        """Put the run where the cluster sees it: the user's number, the run's folder and the library's there."""
+        """Put the run where the cluster sees it. Return the uid, the run's folder and the library's there."""
         if self.settings.login is None:
             return submission.user_here(), str(folder.path.absolute()), str(library_dir.absolute())
         has_secrets = folder.secrets.exists()
@@ -198,7 +198,7 @@ class SlurmTarget:
         return there.user, there.run_dir, there.library_dir
 
     def release(self, run_dir: Path) -> None:
-        """Take a job back that could not be handed over. A supervisor's own job ends with it."""
+        """Cancel a job whose submission failed. A supervisor's own job ends with it."""
         noted = engine(RunFolder(run_dir))
         if self._extension is not None:
             self._extension.cancel()
@@ -206,7 +206,7 @@ class SlurmTarget:
             with contextlib.suppress(TargetError, EngineError):
                 self._scheduler.call(["scancel", str(noted["job_id"])])
 
-    # --- for whoever reads the run
+    # --- for readers of the run
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
         noted = engine(folder)
@@ -217,7 +217,7 @@ class SlurmTarget:
         if not job_id:
             return self._look_by_name(folder, query, noted)
         job = query.job(str(job_id), float(noted.get("submitted") or 0.0))
-        # One that has only waited has written nothing: hundreds of them would be as many calls of ssh at each look.
+        # A pending run has written nothing: hundreds of them would cost an ssh each at each query.
         has_begun = bool(record.attempts) or job is None or look_of(job).state != QUEUED
         if self.settings.login is not None and "run_dir" in noted and has_begun:
             self._login().pull(folder, str(noted["run_dir"]))
@@ -232,37 +232,37 @@ class SlurmTarget:
                 message=f"Slurm knows nothing of job {job_id} any more, and keeps no account of how it ended.",
             )
         if not has_ended(job) and _is_newer(folder.record, query.answered_at):
-            # The answer is some seconds old, and the run's supervisor has written since.
+            # The answer is some seconds old, and the supervisor has written since.
             return JobStatus(state=RUNNING)
         return look_of(job, python=self._python(), run_dir=str(noted.get("run_dir") or folder.path))
 
     def _remove_secrets(self, folder: RunFolder, noted: Mapping[str, Any]) -> None:
-        """Behind the login host, of a run whose job is gone; a supervisor that came to the run's end has done it there."""
+        """Remove the secrets behind the login host if the job is gone without its supervisor having done so."""
         if self.settings.login is not None and noted.get("has_secrets"):
             self._login().remove(f"{noted['run_dir']}/{folder.secrets.name}")
             self._note(folder, has_secrets=False)
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        """Tell Slurm. A job that runs is left to its supervisor, which reads `cancel.json` and gives workers their grace."""
+        """Cancel the job. If it runs, its supervisor reads `cancel.json` and gives the workers their grace period."""
         if is_over(folder):
-            return  # it is ended here, by who looks next
+            return  # the next reader ends it here
         noted = engine(folder)
         if self.settings.login is not None and "run_dir" in noted:
-            # Where the run's supervisor looks for it.
+            # Where the run's supervisor reads it.
             self._login().put(f"{noted['run_dir']}/cancel.json", read_json(folder.cancel_request) or {})
         if noted.get("job_id"):
             if "task" in noted:
-                # Tasks that wait are one job to Slurm, all of which scancel would end that is told of a state. A change to one of
-                # them, such as this, makes a job of its own of it.
+                # Pending tasks are one job to Slurm, and scancel with a state would end all of them. A change to one task,
+                # such as this, separates it.
                 self._scheduler.call(["scontrol", "hold", str(noted["job_id"])])
-            # Of a job that waits nobody else would take notice; one that runs is not touched by it.
+            # Cancel a pending job; a running one is not affected by this.
             done = self._scheduler.call(["scancel", "--state=PENDING", str(noted["job_id"])])
             if done.returncode != 0 and "Invalid job id" not in done.stderr:
                 raise EngineError(f"{self._title}: job {noted['job_id']} can't be canceled: {done.said}.")
             self._query(folder, noted.get("user")).forget_answer()
 
     def passage(self, folder: RunFolder) -> Passage | None:
-        """The way to the run's supervisor for one command; None where that looks into the run's folder here."""
+        """Return a channel to the run's supervisor for one command, or None if the folder is shared."""
         run_dir = engine(folder).get("run_dir")
         if self.settings.login is None or run_dir is None:
             return None
@@ -276,14 +276,14 @@ class SlurmTarget:
         from paceline.targets.slurm.allocation import AGAIN_S, OPEN_S, Allocation, LinkError, open_nodes
 
         allocation, job_id = Allocation.of(os.environ), listed_id(os.environ)
-        # In the cluster there is no login host to go through.
+        # Inside the cluster no login host is needed.
         self._scheduler = Scheduler(self._title, replace(self.settings, login=None))
         folder = RunFolder(run_dir)
         if engine(folder).get("job_id") != job_id:
             self._note(folder, job_id=job_id, submitted=time.time())
         workspace = run_dir.parent.parent
         try:
-            # One that was lost is given a chance, a short one: it may be its agent alone that was killed.
+            # Give a lost node a brief chance: perhaps only its agent was killed.
             limit_s = AGAIN_S if self._had_nodes else OPEN_S
             if job.node_range:
                 allocation = self._extended(allocation, job, folder.run_id)
@@ -297,7 +297,7 @@ class SlurmTarget:
             return None
 
     def _extended(self, allocation: Allocation, job: Job, run_id: str) -> Allocation:
-        """The allocation with the nodes of the job that has more of them, if there are some by now."""
+        """Return the allocation with the nodes of the second job, if it has any by now."""
         self._lookout = None
         if self._extension is None:
             self._extension = Extension(self._scheduler, run_id, listed_id(os.environ) or allocation.job_id)
@@ -315,19 +315,19 @@ class SlurmTarget:
         return len(nodes.nodes) + self._lookout.found()
 
     def _requeue(self, job_id: str, error: EngineError, waiting: Waiting) -> None:
-        """Put the job back into the queue: this program is ended by that, and another goes on elsewhere.
+        """Requeue the job, which ends this program; another supervisor continues elsewhere.
 
         Raises:
-            EngineError: Slurm refuses to.
+            EngineError: Slurm refuses.
         """
-        # What a node's agent has said comes last in the error, without a full stop.
+        # The agent's output comes last in the error, without a full stop.
         why = f"{str(error).rstrip('.')}."
         done = self._scheduler.call(["scontrol", "requeue", job_id])
-        # A signal is Slurm's own: it may end the job's processes, this one too, before scontrol comes to its end.
+        # A signal comes from Slurm, which may end the job's processes, also this one, before scontrol returns.
         if done.returncode > 0:
             raise EngineError(f"{why} The job can't be requeued to get other nodes: {done.said}.") from error
         say(f"{why} So Slurm was asked to put the job back into the queue, where it gets other nodes.")
-        # Slurm now ends this batch script by SIGTERM, as it does at a preemption; `waiting` notices that.
+        # Slurm now ends this batch script by SIGTERM, as in a preemption; `waiting` detects that.
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if waiting("requeued by Slurm"):
@@ -338,10 +338,10 @@ class SlurmTarget:
     # --- for people
 
     def status(self) -> Status:
-        """The cluster's nodes (of the partition, where one is set) and queue; one call of sinfo, one of squeue.
+        """Query the cluster's nodes (of the configured partition) and queue, by one sinfo and one squeue.
 
         Raises:
-            SettingError: there is no such partition; those there are.
+            SettingError: The partition does not exist; the message lists the others.
         """
         where = ["-p", self.settings.partition] if self.settings.partition else []
         done = self._scheduler.call(["sinfo", *where, "-h", "-N", "-O", sinfo_words()])
@@ -350,7 +350,7 @@ class SlurmTarget:
         nodes = parse_sinfo(done.stdout)
         if not nodes and self.settings.partition:
             self._check_partition(self.settings.partition)
-        # The states of all jobs, one a line: both numbers for one call.
+        # The states of all jobs, one per line: both numbers from one call.
         jobs = self._scheduler.call(["squeue", "-h", *where, "-t", "PENDING,RUNNING", "-o", "%T"])
         words = jobs.stdout.split() if jobs.returncode == 0 else None
         return Status(
@@ -373,7 +373,7 @@ class SlurmTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Any]]:
-        """A link to each node of a short allocation of that many nodes (two, where there are two)."""
+        """Open a link to each node of a short allocation; by default of two nodes if there are two."""
         from paceline.targets.slurm.examine import examined
 
         if node_count is None:
@@ -384,7 +384,7 @@ class SlurmTarget:
     # --- helpers
 
     def _check_partition(self, wanted: str) -> None:
-        # Asked only now: of a partition that is not there, sinfo lists no nodes and ends with 0.
+        # Check this only now: for an unknown partition sinfo lists no nodes and exits with 0.
         done = self._scheduler.call(["sinfo", "-h", "-o", "%R"])
         there = sorted(set(done.stdout.split()))
         missing = [name for name in wanted.split(",") if name not in there]
@@ -395,7 +395,7 @@ class SlurmTarget:
             )
 
     def _lacks_nodes(self) -> bool:
-        """True if there are nodes that no job can be given just now."""
+        """Return whether some nodes can't run jobs at the moment."""
         if self.status().state != "up":
             return True
         done = self._scheduler.call(["scontrol", "show", "reservation", "-o"])
@@ -407,7 +407,7 @@ class SlurmTarget:
         return Login(self._scheduler)
 
     def _look_by_name(self, folder: RunFolder, query: Query, noted: Mapping[str, Any]) -> JobStatus:
-        """A run whose number was not written down: it is being submitted, or its submitter was killed meanwhile."""
+        """Return the status of a run without a job number: it is being submitted, or the submitter was killed."""
         since = float(noted.get("submitting") or 0.0)
         waits = JobStatus(state=QUEUED, message="is being given to Slurm")
         if locks.is_held(folder.lock):
@@ -423,7 +423,7 @@ class SlurmTarget:
         )
 
     def _query(self, folder: RunFolder, user: str | None) -> Query:
-        """Of this user's jobs; of this one's where that was not noted."""
+        """Return the `Query` for a user's jobs, by default this user's."""
         return Query(answers_dir(folder.path.parent.parent), self._scheduler, str(user or submission.user_here()))
 
     def _note(self, folder: RunFolder, **values: Any) -> None:

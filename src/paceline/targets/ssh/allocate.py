@@ -1,10 +1,9 @@
-"""A run's share of several machines: all of them or none, in order of submission, and no two runs wait for each other.
+"""Allocate hosts to a run: all or none, in order of submission, without deadlocks between runs.
 
-A run first takes at once what is free, on any hosts. If that is not enough it gives all back and queues up: on one host
-after the other, in an order that is the same for everybody who submits, and only once it holds those before. So of two
-runs that want the same hosts the first of them in that order decides, and nobody holds what the other waits for while
-waiting for what the other holds. On each host the older submission is served first. While it waits, a run looks now and
-then whether enough has come free elsewhere.
+A run first takes free shares on any hosts. If these are not enough, it returns them and queues on one host after the other,
+in an order that all submitters share, each only once it holds those before. So among runs that want the same hosts, the first
+host in the order decides, and no two runs wait for each other. On each host the older submission goes first. A waiting run
+polls whether enough has become free elsewhere.
 """
 
 from __future__ import annotations
@@ -22,20 +21,23 @@ from paceline.targets.base import Waiting
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.members import HostMember, Opening
 
-#: How long hosts have to answer after the first of them before others are tried, or those count that have; at most.
+#: Longest wait for further hosts after the first answer, before others are tried or those that answered are used.
 _TOGETHER_S = 1.5
 _LONGEST_S = 4.0
 _POLL_S = 0.1
 _SLOWEST_POLL_S = 1.0
-#: How often a waiting run looks for other hosts, and tries those again that were down.
+#: How often a waiting run tries other hosts, and hosts that were down.
 _LOOK_AROUND_S = 5.0
 _TRY_AGAIN_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostDemand:
-    """A run's demand of each of `count` hosts. more: beyond those, an elastic run takes so many if they are free at once; it
-    waits for none of them. key: its place in the order, the same in each attempt.
+    """A run's demand on each of `count` hosts.
+
+    Attributes:
+        more: Additional hosts for an elastic run, taken only if they are free at once.
+        key: Its place in the order, the same in each attempt.
     """
 
     count: int
@@ -52,14 +54,17 @@ class HostDemand:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldHosts:
-    """A host that the run holds a share of. gpus: those it may use."""
+    """A host with a share that the run holds, and the GPUs that it may use."""
 
     member: HostMember
     gpus: tuple[str, ...]
 
 
 class Gathering:
-    """Gets the hosts for one run. patience_s: how long hosts that are down are waited for, where too few are up."""
+    """The allocation of hosts to one run.
+
+    patience_s: How long to wait for hosts that are down if too few are up.
+    """
 
     def __init__(self, opening: Opening, hosts: Sequence[SshHost], demand: HostDemand, patience_s: float = 0.0) -> None:
         self._opening, self._hosts, self._demand = opening, tuple(hosts), demand
@@ -69,15 +74,15 @@ class Gathering:
         self._tried_at = time.monotonic()
 
     def gather(self, waiting: Waiting) -> list[HeldHosts] | None:
-        """The hosts, in the order of the list; None once `waiting` has said to give up.
+        """Return the hosts in the order of the list, or None once `waiting` gives up.
 
         Raises:
-            TargetError: not enough hosts are up, or fit; each that does not is named with the reason.
+            TargetError: Not enough hosts are up or large enough; the message has the reason for each.
         """
         if waiting("reaches for the hosts"):
             return None
-        # One more than needed is not worth a connection as long as those suffice.
-        # See the top of the file: first what is free at once, then queues, in one order for everybody.
+        # Don't connect to more hosts than needed while these suffice. As described above: first take free shares, then queue
+        # in the common order.
         self._opening.open(self._hosts[: self._demand.most])
         self._opening.wait_for_those_alike(_LONGEST_S, _TOGETHER_S)
         held = self._take_at_once(self._fit(), [])
@@ -95,10 +100,10 @@ class Gathering:
                 held = self._take_at_once(self._fit(), held)
         return sorted(held, key=lambda item: self._hosts.index(item.member.host))
 
-    # --- who is there
+    # --- reachable hosts
 
     def _fit(self) -> list[HostMember]:
-        """The hosts that are up and can hold the job, in the order of the list."""
+        """Return the hosts that are up and can hold the job, in the order of the list."""
         found: list[HostMember] = []
         for member in self._opening.members(self._hosts):
             why = self._misfit(member, found)
@@ -121,7 +126,7 @@ class Gathering:
         return None
 
     def _enough(self, waiting: Waiting) -> list[HostMember] | None:
-        """The hosts that fit, once there are enough; None if told to give up."""
+        """Return the hosts that fit once there are enough, or None if `waiting` gives up."""
         count = self._demand.count
         while True:
             fit = self._fit()
@@ -149,13 +154,13 @@ class Gathering:
     # --- shares
 
     def _take_at_once(self, members: Sequence[HostMember], held: list[HeldHosts]) -> list[HeldHosts]:
-        """`held` and what is free now on others, no more than is needed. Never waits."""
+        """Return `held` and free shares on other hosts, as many as needed. Never waits."""
         mine = {item.member.host for item in held}
         left = [member for member in members if member.host not in mine]
         while left and len(held) < self._demand.most:
             missing = self._demand.most - len(held)
             tried, left = left[:missing], left[missing:]
-            # A pool is waited for, and may be: each call has the link's own time limit.
+            # Leaving the pool waits for its calls, which have the link's time limit.
             with concurrent.futures.ThreadPoolExecutor(len(tried)) as pool:
                 answers = list(pool.map(lambda member: self._take(member, at_once=True), tried))
             held = held + [answer for answer in answers if isinstance(answer, HeldHosts)]
@@ -167,7 +172,7 @@ class Gathering:
         plan: list[HostMember] = []
         pause, looked_at = _POLL_S, time.monotonic()
         while True:
-            # A lost host means another plan, so all is given back and the queueing begins anew.
+            # After a lost host the plan changes: return everything and queue again.
             if any(member.link.lost for member in plan) or not plan:
                 self._give_back([*held, *([queued] if queued else [])])
                 held, queued = [], None
@@ -175,7 +180,7 @@ class Gathering:
                 if enough is None:
                     return None
                 plan = sorted(self._least_wanted(enough), key=lambda member: member.identity)
-            # Only one place in a queue at a time, on the host after those that are held: so nobody waits in a circle.
+            # Queue on one host at a time, the one after the held hosts: so no cycle of waiting runs.
             queued = plan[len(held)]
             answer = self._take(queued, at_once=False)
             if isinstance(answer, HeldHosts):
@@ -191,13 +196,13 @@ class Gathering:
                 self._give_back([*held, queued])
                 return None
             time.sleep(pause)
-            # Soon at first, for a share often comes free in a moment; later a question a second is enough.
+            # Poll fast at first, since a share often becomes free at once; later once a second.
             pause = min(pause * 1.2, _SLOWEST_POLL_S)
             if time.monotonic() - looked_at > _LOOK_AROUND_S:
                 looked_at = time.monotonic()
                 self._try_again(after_s=_TRY_AGAIN_S)
                 others = [member for member in self._fit() if member not in plan]
-                # Tried without giving up the place in the queue. If it is not enough, the new shares go back at once.
+                # Try without giving up the queue position. If not enough is free, return the new shares at once.
                 found = self._take_at_once(others, held)
                 if len(found) >= self._demand.count:
                     self._give_back([queued])
@@ -205,7 +210,7 @@ class Gathering:
                 self._give_back([item for item in found if item not in held])
 
     def _least_wanted(self, members: Sequence[HostMember]) -> list[HostMember]:
-        """As many hosts as are needed: those on which the fewest runs hold or await something."""
+        """Return as many hosts as needed: those with the fewest leases and waiting runs."""
         if len(members) == self._demand.count:
             return list(members)
 
@@ -213,13 +218,13 @@ class Gathering:
             try:
                 return len(member.ask("look", {})["tickets"])
             except (TargetError, OSError):
-                # A host that does not answer comes last.
+                # Hosts that do not answer come last.
                 return 1 << 30
 
         return sorted(members, key=tickets)[: self._demand.count]
 
     def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | dict[str, Any] | None:
-        """The share; or who is in the way; or None where the host is no good."""
+        """Return the share, or the answer that names the runs in the way, or None if the host is unusable."""
         hello = member.link.hello
         ticket = {
             "key": self._demand.key,
@@ -248,11 +253,11 @@ class Gathering:
             try:
                 member.ask("give_back", {"key": self._demand.key})
             except (TargetError, OSError):
-                pass  # it goes with the agent
+                pass  # it ends with the agent
 
 
 def too_few(count: int, hosts: Sequence[SshHost], reasons: dict[SshHost, str]) -> str:
-    """The message of a run that can't have its hosts."""
+    """Return the message for a run that can't have its hosts."""
     fit = len(hosts) - len(reasons)
     lines = [f"\n  {host.name}: {reasons[host]}" for host in hosts if host in reasons]
     are = "is" if fit == 1 else "are"
@@ -267,7 +272,7 @@ def _waits_for(name: str, answer: dict[str, Any]) -> str:
     others = ahead or holders
     if not others:
         return f"waits for room on {name}"
-    # Of another user's runs with the name of their owner.
+    # Other users' runs are shown with their owner.
     named = (
         f"{other['run_id']}" + (f" of {other['user']}" if other.get("uid") != answer.get("uid") else "")
         for other in others[:3]

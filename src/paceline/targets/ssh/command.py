@@ -1,10 +1,9 @@
-"""The command lines of the system's own `ssh`: whatever ~/.ssh/config, an agent or a jump host does there, counts here.
+"""Command lines of the system's own `ssh`, so that ~/.ssh/config, an agent and jump hosts apply.
 
-Connections are shared where that helps a person: what asks for a login first (a check at submission, a look, the
-doctor) leaves a connection behind for a few seconds, and everything else that finds one uses it, so somebody with a
-second factor is asked once. A run's own links never leave one behind. Where the user's configuration shares
-connections already, its way counts. A connection that is shared and dies takes along what uses it: to a run that is the
-loss of a node.
+Connections are shared where this saves a person logins: the first command (a check at submission, a status query, the doctor)
+leaves a connection open for a few seconds, and others use it, so a second factor is asked for once. A run's own links never
+leave a connection behind. If the user's configuration shares connections, it takes precedence. A shared connection that dies
+takes its users along: for a run this is the loss of a node.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ from paceline.remote.wire import SILENCE_S
 from paceline.system import processes
 from paceline.targets.ssh.hosts import SshHost
 
-#: How long a connection that nobody uses stays, for the next command of the same person; and one that had to be asked for.
+#: How long an idle connection stays open for the person's next command; and one that needed a login.
 PERSIST_S = 30
 PERSIST_ASKED_S = 60
 CONNECT_S = 8
-#: How often a silent host is asked before ssh gives it up.
+#: How often ssh probes a silent host before it gives up.
 _ALIVE_COUNT = 3
-#: A socket's path has 104 characters at most; ssh adds 17 to the name while it makes one.
+#: A socket's path has at most 104 characters; ssh temporarily appends 17.
 _LONGEST_FOLDER = 45
 
-#: The words of those failures that a person at a terminal can mend by logging in once.
+#: Parts of errors that a person can fix by logging in once.
 MENDED_BY_LOGIN = ("it does not let", "its key is not known here yet")
 
-#: The words of one that may be gone a moment later: a server drops connections when too many come at once.
+#: Part of an error that may be temporary: a server drops connections when too many arrive at once.
 PASSING = "it has closed the connection"
 
-#: What ssh says -> what it means; the first that is found counts. ssh says of a changed key that its verification has failed,
-#: too, so the order matters.
+#: ssh's message -> its meaning; the first match counts. ssh also says "verification failed" of a changed key, so the order
+#: matters.
 _MEANINGS = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for \S+ has changed",
@@ -90,9 +89,12 @@ _MEANINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Ssh:
-    """The way in which hosts are reached.
+    """The settings for reaching hosts.
 
-    config: in place of ~/.ssh/config. options: as for `ssh -o`. silence_s: of a link that is cut.
+    Attributes:
+        config: Replaces ~/.ssh/config.
+        options: As for `ssh -o`.
+        silence_s: After which a link counts as cut.
     """
 
     config: str | None = None
@@ -103,12 +105,13 @@ class Ssh:
     silence_s: float = SILENCE_S
 
     def words(self, host: SshHost, command: Sequence[str], *, leave_open: bool = False, ask: bool = False) -> list[str]:
-        """The command line that runs `command`, already quoted for the host's shell, on a host.
+        """Return the command line that runs `command`, quoted for the host's shell, on a host.
 
-        leave_open: the connection stays for a while and serves others. ask: a person at a terminal may be asked.
+        leave_open: Keep the connection open for a while, for others.
+        ask: ssh may prompt a person at a terminal.
 
         Raises:
-            TargetError: there is no `ssh` on this machine.
+            TargetError: This machine has no `ssh`.
         """
         return [
             self.program(),
@@ -126,15 +129,15 @@ class Ssh:
         ]
 
     def forward_words(self, host: SshHost, socket_path: str, port: int) -> list[str]:
-        """The command line that leads connections to a socket of this machine on to a port of a host, until it ends.
+        """Return the command line that forwards a local socket to a port of a host until it ends.
 
         Raises:
-            TargetError: there is no `ssh` on this machine.
+            TargetError: This machine has no `ssh`.
         """
         return [
             self.program(),
             *self._base(host),
-            # A connection of its own: one that is shared would go on with the forwarding after this command.
+            # Not shared: a shared connection would keep forwarding after this command.
             *_words(
                 *("ControlMaster=no", "ControlPath=none", "BatchMode=yes", f"ConnectTimeout={CONNECT_S}"),
                 *("ExitOnForwardFailure=yes", "StreamLocalBindUnlink=yes", "StreamLocalBindMask=0177"),
@@ -146,7 +149,7 @@ class Ssh:
         ]
 
     def at_once(self, host: SshHost) -> int:
-        """The number of connections that may be opened at the same time.
+        """Return how many connections may be opened at the same time.
 
         A jump host's sshd drops some of more than ten (MaxStartups).
         """
@@ -155,10 +158,10 @@ class Ssh:
         return 32 if is_direct else 8
 
     def program(self) -> str:
-        """The path of `ssh`.
+        """Return the path of `ssh`.
 
         Raises:
-            TargetError: there is none on this machine.
+            TargetError: This machine has no `ssh`.
         """
         program = shutil.which("ssh")
         if program is None:
@@ -169,8 +172,8 @@ class Ssh:
         return program
 
     def _common(self) -> Iterator[str]:
-        """What all connections have: nothing of a terminal's, and an end when the host is silent."""
-        # A link that is cut is noticed by ssh itself, too.
+        """Yield options of all connections: no terminal, and an end when the host is silent."""
+        # ssh itself also detects a cut link.
         yield f"ServerAliveInterval={math.ceil(self.silence_s / _ALIVE_COUNT)}"
         yield f"ServerAliveCountMax={_ALIVE_COUNT}"
         yield from ("ForwardX11=no", "RemoteCommand=none", "RequestTTY=no", "EscapeChar=none")
@@ -182,18 +185,18 @@ class Ssh:
         if self.port is not None:
             words += ["-p", str(self.port)]
         if self.identity:
-            # Not the dozen keys of an agent first, after which a server hangs up.
+            # Don't offer the dozen keys of an agent first: servers disconnect after a few.
             words += _words(f'IdentityFile="{_escaped(self.identity)}"', "IdentitiesOnly=yes")
         return [*words, *_words(*self.options)]
 
     def _sharing(self, host: SshHost, leave_open: bool, persist_s: int) -> list[str]:
-        """Options for what is shared. A link never becomes what others share: they would end with it."""
+        """Return options for sharing. A run's link is never shared: others would end with it."""
         if any(option.lower().startswith("controlpath") for option in self.options) or self._is_shared(host):
             return [] if leave_open else _words("ControlMaster=no")
         folder = sockets_dir()
         if folder is None:
             return _words("ControlMaster=no", "ControlPath=none")
-        # The same host by another key is another connection.
+        # Another key for the same host needs another connection.
         kind = hashlib.sha256(repr(self).encode()).hexdigest()[:6]
         path = f"ControlPath={str(folder).replace('%', '%%')}/{kind}-%C"
         if not leave_open:
@@ -201,11 +204,11 @@ class Ssh:
         return _words("ControlMaster=auto", path, f"ControlPersist={persist_s}")
 
     def _is_shared(self, host: SshHost) -> bool:
-        """True if the user's configuration has a place for shared connections to this host."""
+        """Return whether the user's configuration shares connections to this host."""
         return self.resolve(host).get("controlpath", "none") != "none"
 
     def resolve(self, host: SshHost) -> Mapping[str, str]:
-        """The values of ssh's configuration for this host, by lower-case names such as `user`; empty if it is wrong."""
+        """Return ssh's configuration for a host, by lower-case names such as `user`; empty if it is invalid."""
         return _resolve(("ssh", "-G", *self._base(host), "--", host.name))
 
 
@@ -220,7 +223,7 @@ def _resolve(argv: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def sockets_dir() -> Path | None:
-    """A folder for the sockets of shared connections that is this user's alone; None where there can be none."""
+    """Return a private folder for sockets of shared connections, or None if there can't be one."""
     runtime = os.environ.get("XDG_RUNTIME_DIR") or ""
     for folder in (Path(runtime) / "paceline-ssh" if runtime else None, Path(f"/tmp/paceline-ssh-{os.getuid()}")):
         if folder is None or len(str(folder)) > _LONGEST_FOLDER:
@@ -231,14 +234,14 @@ def sockets_dir() -> Path | None:
             found = folder.lstat()
         except OSError:
             continue
-        # Whoever may write there may pose as any host.
+        # Others who may write there could impersonate any host.
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
             return folder
     return None
 
 
 def _escaped(path: str) -> str:
-    """The text as ssh's configuration has it between double quotes; `-i` can't have a percent sign at all."""
+    """Escape a text for double quotes in ssh's configuration; `-i` can't contain a percent sign."""
     return path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 
@@ -247,9 +250,10 @@ def _words(*options: str) -> list[str]:
 
 
 def explain(host: SshHost, text: str, exit_code: int | None, login: list[str], python: str = "python3") -> str:
-    """The reason why a host can't be used, and what to do, in a sentence or two.
+    """Explain in a sentence or two why a host can't be used, and what to do.
 
-    text: what ssh or the host's shell said. login: the command line of a plain login there.
+    text: The output of ssh or the host's shell.
+    login: The command line of a plain login.
     """
     said = _said(text)
     for pattern, meaning in _MEANINGS:
@@ -268,7 +272,7 @@ def explain(host: SshHost, text: str, exit_code: int | None, login: list[str], p
 
 
 def _forget(text: str, host: SshHost) -> str:
-    """Ssh's own advice, or the plain command."""
+    """Return the command that forgets the host's key: ssh's own advice, or the plain command."""
     advised = re.search(r"^\s*(ssh-keygen .*-R .*)$", text, re.MULTILINE)
     if advised:
         return advised[1].strip()
@@ -277,6 +281,6 @@ def _forget(text: str, host: SshHost) -> str:
 
 
 def _said(text: str) -> str:
-    """The last line that says something; ssh's banners are all stars and at signs."""
+    """Return the last line that has words; ssh's banners are stars and at signs."""
     lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
     return lines[-1][:300].removeprefix("ssh: ").rstrip(".") if lines else ""

@@ -1,4 +1,4 @@
-"""Lists of hosts as people have them: `gpu1 slots=4` for Open MPI and DeepSpeed, `gpu1:4` for MPICH, names alone.
+"""Parse lists of hosts: `gpu1 slots=4` of Open MPI and DeepSpeed, `gpu1:4` of MPICH, plain names.
 
 # the lab
 gpu1 slots=4
@@ -18,34 +18,39 @@ from pathlib import Path
 from paceline.errors import TargetError
 from paceline.job.secret_values import credentials_in
 
-#: What names and addresses are made of. ssh itself lets others through to the shell of a ProxyCommand.
+#: Characters of names and addresses. ssh itself passes others to the shell of a ProxyCommand.
 _NAME = re.compile(r"[A-Za-z0-9_.%][A-Za-z0-9_.%:-]*")
-#: As OpenSSH's own valid_ruser.
+#: As OpenSSH's valid_ruser.
 _BAD_IN_USER = re.compile(r"""[\s'`"$;&<>|(){}\x00-\x1f\x7f]""")
 _FORM = "Write one host a line: 'gpu1 slots=4', 'gpu1:4', 'alice@gpu1' or 'gpu1'."
 
 
 @dataclass(frozen=True, kw_only=True)
 class SshHost:
-    """One machine. name: as ssh is given it; slots: how many cores it offers, None for all that it has."""
+    """One machine.
+
+    Attributes:
+        name: As passed to ssh.
+        slots: How many cores it offers; None for all.
+    """
 
     name: str
     user: str | None = None
     slots: int | None = None
 
     def __str__(self) -> str:
-        """The host as a line of a list of hosts."""
+        """Return the host as a line of a list of hosts."""
         name = f"{self.user}@{self.name}" if self.user else self.name
         return name if self.slots is None else f"{name} slots={self.slots}"
 
 
 def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
-    """The hosts of a setting: each item is a host, several with commas between them, or a file with a host a line.
+    """Parse a setting into hosts. An item is a host, several separated by commas, or a file with a host per line.
 
-    An item is a file if it has a slash or ends with '.txt', or if there is a file of that name.
+    An item is a file if it has a slash, ends with '.txt', or such a file exists.
 
     Raises:
-        TargetError: a file can't be read, or what is no host; the message has the line and where it stands.
+        TargetError: A file can't be read, or a host is invalid; the message has the line and its place.
     """
     lines: list[tuple[str, str]] = []
     for item in items:
@@ -54,7 +59,7 @@ def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
         else:
             lines += [("hosts", part) for part in item.split(",")]
     for where, text in lines:
-        # Before comments are cut off: a password may hold a "#".
+        # Before comments are removed: a password may contain a "#".
         if credentials_in(text):
             raise TargetError(
                 f"{where}: a password is in it, which is not shown. Leave it out: ssh logs in with keys. {_FORM}"
@@ -66,10 +71,10 @@ def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
 
 
 def check_user(user: str, where: str) -> str:
-    """The name, if it may be one of a user.
+    """Return the name of a user if it is valid.
 
     Raises:
-        TargetError: ssh or a shell behind it could take it for something else.
+        TargetError: ssh or a shell behind it could misread it.
     """
     if ":" in user:
         raise TargetError(
@@ -100,20 +105,20 @@ def _parse(line: str, where: str) -> SshHost:
         if key == "slots":
             slots = _count(value, line, where)
         elif key.replace("-", "_") == "max_slots":
-            _count(value, line, where)  # how far mpirun may go beyond slots: never, here
+            _count(value, line, where)  # limit for oversubscription by mpirun: never used here
         else:
             raise TargetError(f"{where}: {line!r} has {word!r}, of which only slots=N is known. {_FORM}")
     user, at, rest = name.rpartition("@")
     if at:
         check_user(user, f"{where}: {line!r}")
     name = rest
-    # As in a URL: an IPv6 address has colons of its own.
+    # As in a URL: IPv6 addresses contain colons.
     if name.startswith("["):
         name, bracket, count = name[1:].partition("]")
         if not bracket or (count and not count.startswith(":")):
             raise TargetError(f"{where}: {line!r} has no ']' where it should be. {_FORM}")
         count = count[1:] if count else ""
-    # With more colons it is an IPv6 address, and names no slots.
+    # With more colons it is an IPv6 address without slots.
     elif name.count(":") == 1:
         name, _, count = name.partition(":")
         if not count:
@@ -138,7 +143,7 @@ def _count(value: str, line: str, where: str) -> int:
 
 
 def _merged(hosts: Iterable[SshHost]) -> tuple[SshHost, ...]:
-    """The hosts, each name once. As for Open MPI, each further line of a host adds its slots, 1 where it names none."""
+    """Merge repeated hosts. As in Open MPI, each line adds its slots, by default 1."""
     found: dict[str, SshHost] = {}
     for host in hosts:
         earlier = found.get(host.name)

@@ -1,4 +1,4 @@
-"""Agents on hosts: opened at once on several, and asked there for the run's share of a machine."""
+"""Start agents on several hosts in parallel, and lease shares of the machines through them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HostMember:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """The same for a machine that goes by two names, and in the same order for everybody."""
+        """A sort key, the same for everybody, and for two names of one machine."""
         return self.link.hello.boot_id, self.link.hello.host
 
     @property
@@ -41,10 +41,11 @@ class HostMember:
         return self.host.slots or self.link.hello.cores
 
     def ask(self, verb: str, given: dict[str, Any]) -> dict[str, Any]:
-        """The answer of `paceline.targets.leases`.
+        """Return the answer of `paceline.targets.leases` to a verb.
 
         Raises:
-            EngineError: there is none. TargetError: the node can't do it.
+            EngineError: The host did not answer.
+            TargetError: The host refuses.
         """
         try:
             answer: dict[str, Any] = self.link.call(f"{leases.__name__}:{verb}", given)
@@ -58,10 +59,10 @@ class HostMember:
 
 
 def open_member(ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, folder: str) -> HostMember:
-    """A host with an agent on it.
+    """Start an agent on a host.
 
     Raises:
-        EngineError: it can't be had; the message says why, and what to do.
+        EngineError: It can't be started; the message says why, and what to do.
     """
     argv = ssh.words(host, [shlex.join(bootstrap_words(python))])
     try:
@@ -83,11 +84,11 @@ def open_member(ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, fold
 
 
 class Opening:
-    """Hosts whose agents are being started, each in a thread of its own."""
+    """Hosts whose agents are being started, each in a thread."""
 
     def __init__(self, ssh: Ssh, *, python: str, library_dir: Path, folder: str) -> None:
         self._ssh, self._python, self._library_dir, self._folder = ssh, python, library_dir, folder
-        # Held for all fields below. One thread for each host opens it; whoever waits is notified at each result.
+        # Guards all fields below. Each host has a thread that opens it and notifies waiters.
         self._changed = threading.Condition()
         self._asked: dict[SshHost, bool] = {}
         self._members: dict[SshHost, HostMember] = {}
@@ -98,25 +99,25 @@ class Opening:
         self._first_s: float | None = None
 
     def open(self, hosts: Iterable[SshHost]) -> None:
-        """Start agents on those hosts on which there is none; returns at once."""
+        """Start agents on hosts that have none. Return at once."""
         with self._changed:
             for host in hosts:
-                # Made with the first host: how many connections sshd takes at once is in ssh's configuration for it.
+                # Created with the first host: its ssh configuration determines how many connections sshd accepts at once.
                 self._slots = self._slots or threading.Semaphore(self._ssh.at_once(host))
                 if self._asked.get(host) or (host in self._members and not self._members[host].link.lost):
                     continue
                 self._members.pop(host, None)
                 self._asked[host] = True
-                # A daemon: a host that never answers must not keep the program alive.
+                # Daemon: a host that never answers must not keep the program alive.
                 threading.Thread(target=self._open, args=(host,), name=f"paceline-ssh-{host.name}", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Return once all that were asked for are there, or not to be had; False where some are still being opened."""
+        """Wait until all hosts are open or have failed. Return False if some are still being opened."""
         with self._changed:
             return self._changed.wait_for(lambda: not any(self._asked.values()), timeout_s)
 
     def wait_for_those_alike(self, longest_s: float, more_s: float) -> None:
-        """Return once those that were asked for had as long again as the first of all took, and `more_s` at least."""
+        """Wait for the others as long again as the first took, but at least `more_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._first_s is not None, longest_s)
             first_s = self._first_s if self._first_s is not None else longest_s
@@ -128,22 +129,22 @@ class Opening:
             return [host for host, asked in self._asked.items() if asked]
 
     def members(self, hosts: Sequence[SshHost]) -> list[HostMember]:
-        """The members of these hosts whose agents live, in the order of the hosts."""
+        """Return the members of these hosts whose agents live, in the order of the hosts."""
         with self._changed:
             found = [self._members[host] for host in hosts if host in self._members]
-            # A link may break at any time; it is noticed here, when somebody asks.
+            # Links may break at any time; this is where it is detected.
             for member in found:
                 if member.link.lost:
                     self.failures[member.host] = member.link.lost
             return [member for member in found if not member.link.lost]
 
     def close(self, but: Iterable[HostMember] = ()) -> None:
-        """End all agents but these, in the background; those that are still being opened too, once they are."""
+        """End all agents but these, in the background; also those that are still being opened."""
         kept = {member.host for member in but}
         with self._changed:
             self._closed = True
             ending = [member for host, member in self._members.items() if host not in kept]
-        # An agent ends by itself when its link is cut, so a slow one is not waited for.
+        # Don't wait: an agent also ends when its link is cut.
         all_within({member.host: member.link.close for member in ending}, 3.0)
 
     def _open(self, host: SshHost) -> None:
@@ -162,7 +163,7 @@ class Opening:
             elif member is None:
                 self.failures[host] = why
             self._changed.notify_all()
-        # One that came after `close`, which knew nothing of it. Ended outside of the lock, for that may take a while.
+        # Opened after `close`. End it without the lock, since that may take a while.
         if member is not None and self._closed:
             member.link.close()
 

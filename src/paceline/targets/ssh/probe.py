@@ -1,4 +1,4 @@
-"""A quick look at hosts before anything of Paceline is there: which answer, what they have, and how much of it is held."""
+"""Probe hosts that have nothing of Paceline yet: which answer, their resources, and the leases on them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ from paceline.targets.ssh.command import PASSING, Ssh, explain
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.settings import SshSettings
 
-#: How long a host has to answer; nvidia-smi takes long where no driver is kept loaded.
+#: Time limit of an answer; nvidia-smi is slow where no driver stays loaded.
 TIMEOUT_S = 15.0
 GPUS_S = 25.0
 _AGAIN_S = 1.0
-#: For hosts that are not needed, once enough others have answered.
+#: Extra time for further hosts once enough have answered.
 _MORE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostProbe:
-    """A host's answer. failure: why it can't be used, and what to do; then all else is empty.
+    """A host's answer.
 
-    tickets: of runs that hold or wait for some of it (paceline.targets.leases), in order.
+    Attributes:
+        failure: Why it can't be used, and what to do; all else is empty then.
+        tickets: Of runs that hold or wait for some of it (`paceline.targets.leases`), in order.
     """
 
     host: SshHost
@@ -62,18 +64,19 @@ def look_at(
     enough: int | None = None,
     leave_open: bool = True,
 ) -> list[HostProbe]:
-    """Look at the hosts; their answers, in the order of `hosts`. leave_open: the connections, for a little while.
+    """Probe hosts in parallel. Return the answers in the order of `hosts`.
 
-    enough: once so many have answered well, the others have a moment left; None waits for all.
+    leave_open: Keep the connections open for a while.
+    enough: After so many good answers the others get a moment more; None waits for all.
 
     Raises:
-        TargetError: there is no `ssh` here.
+        TargetError: This machine has no `ssh`.
     """
     timeout_s = TIMEOUT_S + (GPUS_S if with_gpus else 0)
     ssh.program()
     found: dict[SshHost, HostProbe] = {}
     changed = threading.Condition()
-    # sshd drops connections beyond MaxStartups, a jump host's too: only so many are opened at once.
+    # sshd, also a jump host's, drops connections beyond MaxStartups: limit their number.
     slots = threading.Semaphore(ssh.at_once(hosts[0]))
 
     def ask(host: SshHost) -> None:
@@ -82,19 +85,19 @@ def look_at(
             if (look.failure or "").startswith(PASSING):
                 time.sleep(_AGAIN_S)
                 look = _ask(ssh, host, python, with_gpus, timeout_s, leave_open)
-        # `found` has one writer for each key, and one reader, who waits for `changed`.
+        # Each key of `found` has one writer; the only reader waits for `changed`.
         with changed:
             found[host] = look
             changed.notify_all()
 
     for host in hosts:
         threading.Thread(target=ask, args=(host,), name=f"paceline-look-{host.name}", daemon=True).start()
-    # Each thread gives up by itself before that; one that does not is left behind.
+    # The threads have a shorter time limit of their own; abandon one that exceeds this.
     deadline, was_enough = time.monotonic() + timeout_s + 5, False
     with changed:
         while len(found) < len(hosts) and (left := deadline - time.monotonic()) > 0:
             well = sum(look.failure is None for look in found.values())
-            # Hosts that are not needed get a moment more: they may be the better ones, or say why they are down.
+            # Hosts that are not needed get a moment more: they may be better, or say why they are down.
             if enough is not None and well >= enough and not was_enough:
                 was_enough, deadline = True, min(deadline, time.monotonic() + _MORE_S)
                 continue
@@ -104,12 +107,12 @@ def look_at(
 
 
 def host_program(verb: str, given: Mapping[str, Any]) -> bytes:
-    """The text of the program that answers `verb` on a host (`paceline.targets.leases.answer`)."""
+    """Return the text of the program that answers `verb` on a host (`paceline.targets.leases.answer`)."""
     return foreign_python.program(leases.__file__, "answer", verb, given, above=(lock_holder.__file__, gpus.__file__))
 
 
 def login(ssh: Ssh, host: SshHost) -> list[str]:
-    """The words that a person types to log in there."""
+    """Return the command line of a login to the host."""
     words = ["ssh", *(["-F", ssh.config] if ssh.config else []), *(["-p", str(ssh.port)] if ssh.port else [])]
     words += ["-i", ssh.identity] if ssh.identity else []
     user = host.user or ssh.user
@@ -118,11 +121,11 @@ def login(ssh: Ssh, host: SshHost) -> list[str]:
 
 def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float, leave_open: bool) -> HostProbe:
     command = ssh.words(host, [shlex.join(foreign_python.words(python, "look"))], leave_open=leave_open)
-    # Files, not pipes: a connection that stays open may keep what it was given.
+    # Files, not pipes: a connection that stays open may hold on to a pipe.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         stdin.write(host_program("look", {"with_gpus": with_gpus}))
         stdin.seek(0)
-        # Of a worker that submits: what stays open must not be taken for a leftover of its run.
+        # When a worker submits, the connection that stays open must not look like a leftover of its run.
         environment = processes.of_no_run(os.environ)
         process = subprocess.Popen(
             command, stdin=stdin, stdout=out, stderr=err, start_new_session=True, env=environment
@@ -130,7 +133,7 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
         try:
             code: int | None = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            # The ssh client alone. A shared connection in the background, which others may use, is not its child.
+            # This kills the ssh client only. A shared background connection is not its child.
             process.kill()
             process.wait()
             code = None
@@ -167,14 +170,15 @@ def _content(file: Any) -> bytes:
 
 
 def spare_hosts(settings: SshSettings, job: Job, held: Collection[str], machines: Collection[tuple[str, str]]) -> int:
-    """How many more hosts would take the job's workers now. Each is asked, by a login; nothing is held there.
+    """Return how many more hosts could take the job's workers now. Log in to each; reserve nothing.
 
-    held: names of the run's own hosts. machines: (boot id, host name) of these, which other names may lead to.
+    held: Names of the run's own hosts.
+    machines: (boot id, host name) of these, which other names may lead to.
     """
     left = [host for host in settings.hosts if host.name not in held]
     if not left:
         return 0
-    # Without connections that stay: a run's link that shares one would end with it.
+    # Don't keep connections: a run's link that shares one would end with it.
     looks = look_at(settings.ssh, left, python=settings.own_python, with_gpus=job.use_gpu, leave_open=False)
     return len({(look.boot_id, look.hostname) for look in looks if _takes(look, job)} - set(machines))
 

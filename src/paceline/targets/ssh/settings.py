@@ -42,27 +42,32 @@ _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*\s*[= ]\s*\S.*")
 
 @dataclass(frozen=True, kw_only=True)
 class SshSettings:
-    """The settings of one target, checked. folder: on the nodes, absolute, the same on each. python: as it was set."""
+    """Checked settings of one target.
+
+    Attributes:
+        folder: On the nodes; absolute, the same on each.
+        python: As set by the user.
+    """
 
     hosts: tuple[SshHost, ...]
     ssh: Ssh
     python: str | None
     folder: str
     interface: str | None
-    #: As they are kept: a list of hosts in place of the file that it was in.
+    #: As stored: hosts in place of their file.
     plain: dict[str, Any]
 
     @property
     def own_python(self) -> str:
-        """The interpreter of what is Paceline's own on the hosts."""
+        """The interpreter for Paceline's own programs on the hosts."""
         return self.python or "python3"
 
 
 def read_settings(name: str, given: Mapping[str, Any]) -> SshSettings:
-    """The settings, checked.
+    """Check the settings.
 
     Raises:
-        TargetError: one is wrong; the message has the value, the rule and the next step.
+        TargetError: One is wrong; the message has the value, the rule and the next step.
     """
     values = check_settings(KIND, OPTIONS, given, name)
     title = f"compute target {name!r}"

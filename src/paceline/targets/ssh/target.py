@@ -30,18 +30,18 @@ from paceline.targets.status import NodeStatus, Status, Unreachable, leased
 
 log = logging.getLogger(__name__)
 
-#: How long a run that has lost a host waits for one to come back, where too few others are up.
+#: How long a run that has lost a host waits for it if too few others are up.
 _PATIENCE_S = 60.0
-#: As long an elastic run, which goes on with few hosts anyhow. torchrun and Horovod wait as long for the fewest.
+#: The same for an elastic run, which can go on with fewer hosts. torchrun and Horovod wait as long for their minimum.
 _ELASTIC_PATIENCE_S = 600.0
-#: From one look at the hosts that an elastic run does not hold to the next. Each look is a login on each of them.
+#: Pause between queries of the hosts that an elastic run does not hold. Each query is a login on each.
 _LOOKOUT_S = 10.0
-#: What a supervisor needs for `wait_for_nodes`.
+#: Modules that a supervisor needs for `wait_for_nodes`.
 _LOADED = (__name__, "paceline.remote.link.nodes", "paceline.targets.ssh.allocate")
 
 
 class SshTarget:
-    """Hosts that are reached by ssh. Runs share them by leases that lie on the hosts themselves."""
+    """Hosts reached by ssh. Runs share them by leases on the hosts themselves."""
 
     kind: ClassVar[str] = KIND
     OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
@@ -49,19 +49,19 @@ class SshTarget:
     def __init__(self, name: str = KIND, settings: Mapping[str, Any] = {}) -> None:
         self.name = name
         self._set: SshSettings = read_settings(name, settings)
-        #: To be kept in place of what was given: files have been read.
+        #: Stored in place of the original settings: files have been read.
         self.settings = self._set.plain
         self._looks: list[HostProbe] | None = None
         self._gathered = 0
-        #: Of the hosts that a run does not hold; another for each attempt.
+        #: Polls the hosts that the run does not hold; a new one for each attempt.
         self._lookout: Lookout | None = None
         self._machines: set[tuple[str, str]] = set()
 
     def forward_words(self, node: str, socket_path: str, port: int) -> list[str]:
-        """The command line that leads a socket of this machine on to a port of the node of this name.
+        """Return the command line that forwards a local socket to a port of a node.
 
         Raises:
-            TargetError: it is none of this target's hosts.
+            TargetError: The node is not a host of this target.
         """
         for host in self._set.hosts:
             if host.name == node:
@@ -89,7 +89,7 @@ class SshTarget:
         if len(hosts) - len(reasons) < least:
             from paceline.targets.ssh.allocate import too_few
 
-            # Hosts that do not answer may be all that is wrong; else there is nothing to wait for.
+            # If all failures are silent hosts, waiting may help; otherwise not.
             failed = EngineError if down else TargetError
             raise failed(f"compute target {self.name!r}: {too_few(least, hosts, reasons)}")
         for host, why in down.items():
@@ -115,13 +115,14 @@ class SshTarget:
         return Preview(nodes=tuple(nodes), ports=preview_ports(job))
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Load a supervisor while the hosts are looked at. It is begun by
-        `start_supervisor` or ended by `release`, and in any case ends with this program if it was not begun.
+        """Load a supervisor while the hosts are probed.
+
+        `start_supervisor` begins it, `release` ends it, and otherwise it ends with this program.
         """
         supervisors.load(run_dir, library_dir, python, _LOADED)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Do nothing: the place in the queues of the hosts is that of the time of submission."""
+        """Do nothing: the time of submission is the position in the hosts' queues."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         return supervisors.start(run_dir, lock_fd, library_dir, python)
@@ -148,7 +149,7 @@ class SshTarget:
             library_dir=library_dir(run_dir.parent.parent),
             folder=self._set.folder,
         )
-        # At first somebody waits at a terminal. Later a host that was lost may be starting again.
+        # The first time, a person may be waiting. Later a lost host may be rebooting.
         patience_s = (_ELASTIC_PATIENCE_S if job.node_range else _PATIENCE_S) if self._gathered else 0.0
         self._gathered += 1
         held: list[HeldHosts] | None = None
@@ -169,13 +170,13 @@ class SshTarget:
                 raise TargetError(f"compute target {self.name!r}: {error}") from error
             raise
         finally:
-            # What is not held is ended here, whatever went wrong; `held` is None by then.
+            # End everything that is not held, whatever went wrong; then `held` is None.
             opening.close(but=[item.member for item in held or ()])
         links = [item.member.link for item in held]
 
         def note_hang(since: str | None) -> None:
             for item in held:
-                with contextlib.suppress(TargetError, EngineError, OSError):  # it is lost, or the lock is somebody's
+                with contextlib.suppress(TargetError, EngineError, OSError):  # the host is lost, or its lock is taken
                     item.member.ask("note", {"key": demand.key, "hangs_since": since})
 
         python = self.script_python(links)
@@ -188,7 +189,7 @@ class SshTarget:
         return len(nodes.nodes) + self._lookout.found()
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """The interpreter of scripts that name none; None for the agents' own."""
+        """Return the interpreter for scripts that name none, or None for that of the agents."""
         from paceline.remote.link import script_python
 
         return script_python(self._set.python, sys.executable, links)
@@ -196,7 +197,7 @@ class SshTarget:
     def release(self, run_dir: Path) -> None:
         """Drop a supervisor that was loaded early.
 
-        A run's share of a host goes with its agent there, which goes with the supervisor.
+        A share of a host ends with the agent there, which ends with the supervisor.
         """
         supervisors.drop(run_dir)
 
@@ -204,7 +205,7 @@ class SshTarget:
         machines = []
         for item in held:
             hello = item.member.link.hello
-            # "client port server port", as sshd has it for each session.
+            # "client port server port", set by sshd for each session.
             connection = hello.env.get("SSH_CONNECTION", "").split()
             machines.append(
                 Machine(
@@ -231,14 +232,14 @@ class SshTarget:
     # --- for `paceline compute`
 
     def status(self) -> Status:
-        """Each host, and what of it runs hold by leases, whoever submitted them."""
+        """Return each host with all leases on it."""
         nodes, running, queued = [], set(), set()
         for look in self._look(with_gpus=True):
             if look.failure is not None:
                 nodes.append(NodeStatus(name=look.host.name, is_up=False, state="down", message=look.failure))
                 continue
             held = [ticket for ticket in look.tickets if ticket["granted"] is not None]
-            # A run on several hosts has a ticket on each of them, and counts once.
+            # A run on several hosts has a ticket on each, but counts once.
             running |= {ticket["key"] for ticket in held}
             queued |= {ticket["key"] for ticket in look.tickets if ticket["granted"] is None}
             nodes.append(leased(look.host.name, look.offered, look.gpus, held))
@@ -246,7 +247,7 @@ class SshTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Any]]:
-        """A link to each host, or to the first `node_count` that are up; what has `lost` is down."""
+        """Open a link to each host, or to the first `node_count` that are up. A host that is down has `lost`."""
         import paceline
         from paceline.targets.ssh.members import Opening
 
@@ -265,8 +266,9 @@ class SshTarget:
             opening.close()
 
     def login(self) -> None:
-        """Let a person at this terminal log in where a password, a second factor or a look at a new host's key is asked for.
-        The connections stay open for a little while, and longer for what uses them by then.
+        """Let a person log in where a password, a second factor or a new host's key is needed.
+
+        The connections stay open for a while, and longer while they are in use.
         """
         for look in self._look(with_gpus=False):
             if look.failure is None:
