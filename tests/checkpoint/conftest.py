@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.checkpoint import leaving, saving
-from paceline.checkpoint.time_limit import TimeLimit
+from paceline.checkpoint.leaving import TimeLimit
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ def with_torch() -> None:
     """What loads torch is imported before the first test: collecting the tests loads none."""
     global Parts, Whole, filled, told, packed, unpacked
     from paceline.parallel.batches.batch import Parts, Whole
-    from paceline.parallel.batches.gathered import filled, told
+    from paceline.parallel.batches.rows import filled, told
     from paceline.parallel.exchange import packed, unpacked
 
 

@@ -29,13 +29,13 @@ def with_torch() -> None:
         first_difference, \
         find
     from paceline.parallel.auto import available_bytes, decide
-    from paceline.parallel.failure.watch import is_communication
+    from paceline.parallel.deterministic_rng import Streams, derive
+    from paceline.parallel.failure import is_communication
     from paceline.parallel.forecast.predict import Measured
+    from paceline.parallel.initial_broadcast import first_difference
     from paceline.parallel.pipeline.cut import Block
-    from paceline.parallel.randomness import Streams, derive
     from paceline.parallel.replicas.shard import find_units
-    from paceline.parallel.same_model import first_difference
-    from paceline.parallel.ties import find
+    from paceline.parallel.tied_parameters import find
 
 
 GIB = 2**30

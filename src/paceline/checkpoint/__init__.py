@@ -22,17 +22,11 @@ from paceline.system.lazy_import import face
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from paceline.checkpoint.found import Checkpoint, latest
-    from paceline.checkpoint.saving import save, wait
+    from paceline.checkpoint.saving import Checkpoint, latest, save, wait
 
 __all__ = ["Checkpoint", "latest", "save", "wait"]
 
-_HOMES = {
-    "paceline.checkpoint.found": ("Checkpoint", "latest"),
-    "paceline.checkpoint.saving": ("save", "wait"),
-}
-
-__getattr__ = face(__name__, _HOMES)
+__getattr__ = face(__name__, {"paceline.checkpoint.saving": ("Checkpoint", "latest", "save", "wait")})
 
 
 def __dir__() -> list[str]:

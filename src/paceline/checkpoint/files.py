@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint import arrays
+from paceline.checkpoint import values
 from paceline.errors import CheckpointError, UserError
 from paceline.system import safetensors
 
@@ -97,7 +97,7 @@ def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
     return found
 
 
-def write(folder: Path, part: CheckpointPart, told: Any, dense: Sequence[arrays.DenseArray]) -> None:
+def write(folder: Path, part: CheckpointPart, told: Any, dense: Sequence[values.DenseArray]) -> None:
     """Write one file of a checkpoint, and return once it is on the disk under its name.
 
     Raises:
@@ -107,7 +107,7 @@ def write(folder: Path, part: CheckpointPart, told: Any, dense: Sequence[arrays.
     write_file(folder / part.name, told, dense)
 
 
-def write_file(path: Path, told: Any, dense: Sequence[arrays.DenseArray], *, durable: bool = True) -> None:
+def write_file(path: Path, told: Any, dense: Sequence[values.DenseArray], *, durable: bool = True) -> None:
     """Write a file, which has its name once it is whole. durable: return once it is on the disk; else a power cut may lose it.
 
     Raises:
@@ -165,7 +165,7 @@ class CheckpointFile:
             file.seek(self._start + begin)
             if not safetensors.fill(file, memoryview(data)):
                 raise CheckpointError(unreadable(self.path, "it ends in the middle of an array"))
-        return arrays.made(entry["dtype"], entry["shape"], data, of=of)
+        return values.made(entry["dtype"], entry["shape"], data, of=of)
 
 
 def unreadable(path: Path, why: str) -> str:

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from types import FrameType
 from typing import Any, NoReturn
@@ -43,6 +44,11 @@ _following: threading.Thread | None = None
 _one_follows = threading.RLock()
 #: The script has ended by itself.
 _is_over = threading.Event()
+
+#: Unix seconds: of the run (max_run_duration_seconds), of the Slurm job.
+VARIABLES = ("PACELINE_END_TIME", "SLURM_JOB_END_TIME")
+#: Beside what steps and saves were seen to take. A guess.
+_SPARE_S = 10.0
 
 
 def listen(*, saves: bool) -> None:
@@ -201,3 +207,41 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+
+
+class TimeLimit:
+    """Says once that it is time to save: when the next call of save() might come too late.
+
+    The next call comes after the longest time that lay between two so far, and a save takes as long as the longest did;
+    both are counted twice.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._environment = environment
+        self._last: float | None = None
+        self._longest_s = self._save_s = 0.0
+        self._is_said = False
+
+    def asked(self, now: float | None = None) -> str | None:
+        """LIMIT where a save is due now. Called once at each call of save()."""
+        now = time.time() if now is None else now
+        if self._last is not None:
+            self._longest_s = max(self._longest_s, now - self._last)
+        self._last = now
+        end = self._end()
+        if end is None or self._is_said or now < end - 2 * (self._longest_s + self._save_s) - _SPARE_S:
+            return None
+        self._is_said = True
+        return LIMIT
+
+    def took(self, seconds: float) -> None:
+        """A save took so long."""
+        self._save_s = max(self._save_s, seconds)
+
+    def _end(self) -> float | None:
+        found = []
+        for name in VARIABLES:
+            text = self._environment.get(name, "")
+            if text.replace(".", "", 1).isdigit():
+                found.append(float(text))
+        return min(found, default=None)

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from paceline.parallel.api import parallelize
     from paceline.parallel.batches.batch import Microbatch, Parts, Whole
     from paceline.parallel.errors import CheckpointError, ParallelError, WorkerError
-    from paceline.parallel.large.empty import empty
-    from paceline.parallel.large.values import initialise
+    from paceline.parallel.large.values import empty, initialise
     from paceline.parallel.strategy import (
         ContextParallel,
         DataParallel,
@@ -40,8 +39,7 @@ _HOMES = {
     "paceline.parallel.api": ("parallelize",),
     "paceline.parallel.batches.batch": ("Microbatch", "Parts", "Whole"),
     "paceline.parallel.errors": ("CheckpointError", "ParallelError", "WorkerError"),
-    "paceline.parallel.large.empty": ("empty",),
-    "paceline.parallel.large.values": ("initialise",),
+    "paceline.parallel.large.values": ("empty", "initialise"),
     "paceline.parallel.strategy": (
         "ContextParallel",
         "DataParallel",

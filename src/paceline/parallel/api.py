@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline import torch_private
-from paceline.parallel.check_asked import VARIABLE
 from paceline.parallel.errors import ParallelError
 
 if TYPE_CHECKING:
@@ -103,24 +102,20 @@ def parallelize(
     if old:
         raise ParallelError(old)
     torch_private.warn_if_untried("parallelize")
-    from paceline.parallel import guards, mesh, same_model
+    from paceline.parallel import guards, initial_broadcast, mesh
     from paceline.parallel import strategy as strategies
     from paceline.parallel.batches.batch import default_split
     from paceline.parallel.batches.loader import feed
-    from paceline.parallel.failure.watch import FailureWatch
-    from paceline.parallel.fitting import check_fits
-    from paceline.parallel.large import parts
+    from paceline.parallel.compared import Comparison
+    from paceline.parallel.failure import FailureWatch
+    from paceline.parallel.guards import check_fits
+    from paceline.parallel.large import meta_parameters
     from paceline.parallel.large.values import TensorValues
-    from paceline.parallel.own_loss import own_loss, own_split
-    from paceline.parallel.skeleton import Skeleton
-    from paceline.parallel.task import Task
+    from paceline.parallel.meta_model import Skeleton
+    from paceline.parallel.task import Task, own_loss, own_split
     from paceline.parallel.training import OriginalParameters, Parallel
 
-    comparison = None
-    if os.environ.get(VARIABLE):
-        from paceline.parallel.compared import Comparison
-
-        comparison = Comparison.begin()
+    comparison = Comparison.begin()
     place = mesh.start(device)
     # From here on an error on one rank is told to the others, which would wait for it.
     with FailureWatch(mesh.joined(place)).guard("parallelize()"):
@@ -131,9 +126,9 @@ def parallelize(
             compared: Any = comparison.strategy(strategy)
             strategy = compared
         guards.refuse_shared(model)
-        parts.move(model, place.device)
-        if parts.is_empty(model) and place.device.type == "cpu":
-            parts.return_memory()
+        meta_parameters.move(model, place.device)
+        if meta_parameters.is_empty(model) and place.device.type == "cpu":
+            meta_parameters.return_memory()
         values = TensorValues(model, seed, None if weights is None else Path(weights))
         values.fill_buffers(place.device)
         task = Task(
@@ -163,14 +158,14 @@ def parallelize(
             "weights": weights is not None,
         }
         # Compared before they are made equal: models of other shapes would fail inside of torch, or hang.
-        same_model.check(task, optimizer, place, settings)
+        initial_broadcast.check(task, optimizer, place, settings)
         if optimizer is not None and strategy != "auto" and not values.empty:
             from paceline.parallel import memory_plan
 
             memory_plan.refuse_too_large(
                 model, optimizer, strategies.resolve(strategy, place.size), place, memory_bytes
             )
-        same_model.share(model)
+        initial_broadcast.share(model)
         choice = None
         if strategy == "auto":
             from paceline.parallel import auto
@@ -186,9 +181,9 @@ def parallelize(
         check_fits(task.model, optimizer, world.layout, task.microbatches)
         guards.refuse_shared(task.model, world.layout)
         if values.empty:
-            from paceline.parallel.large.room import refuse_too_large
+            from paceline.parallel.memory_plan import refuse_no_room
 
-            refuse_too_large(task.model, optimizer, world, memory_bytes)
+            refuse_no_room(task.model, optimizer, world, memory_bytes)
 
         def build(batch: Callable[[], Any]) -> Executor:
             def first() -> Any:
@@ -239,8 +234,8 @@ def _build(
     again: str | Sequence[str] | None,
 ) -> Executor:
     """The executor of this layout, the model changed in place. sample: gives a global batch, or None."""
-    from paceline.parallel import ties
-    from paceline.parallel.large.parts import give_memory
+    from paceline.parallel import tied_parameters
+    from paceline.parallel.large.meta_parameters import give_memory
     from paceline.parallel.recompute import recompute
     from paceline.parallel.replicas import normalization
 
@@ -255,7 +250,7 @@ def _build(
         if again is not None:
             recompute(task.model, again)
         return pipeline.build(task, world, _first_micro(task, world, sample()), memory_bytes=memory_bytes)
-    from paceline.parallel.tensor.names import fold
+    from paceline.parallel.tensor.plan import fold
 
     notes: list[str] = []
     summed: list[Any] = []
@@ -266,16 +261,16 @@ def _build(
         batch = sample()
         micro = None if batch is None and layout.plan is not None else _first_micro(task, world, batch)
         few = None if micro is None else first_rows(batch, task, world, cutting.few_rows(task.model))
-        tied = ties.find(task.model)
+        tied = tied_parameters.find(task.model)
         notes = cutting.apply(task.model, world, layout.plan, tied, micro, task.weighted_loss, few).lines
     if layout.context > 1:
-        from paceline.parallel.context import cutting as context
+        from paceline.parallel import context
 
         notes += context.apply(task.model, world)
     if layout.expert > 1:
-        from paceline.parallel.experts import spread
+        from paceline.parallel import experts
 
-        lines, summed = spread.apply(task.model, world)
+        lines, summed = experts.apply(task.model, world)
         notes += lines
     from paceline.parallel.replicas.core import Plain
 

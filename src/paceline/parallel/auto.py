@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from paceline.parallel import rank0
+from paceline.parallel import mesh
 from paceline.parallel.batches.microbatches import sole, split
 from paceline.parallel.batches.rows import Rows
 from paceline.parallel.errors import ParallelError
@@ -69,7 +69,7 @@ def choose(
     # Every worker holds as much, so the one with the least memory decides.
     least = int(min(gather(own)))
     line = bandwidth(torch.distributed.group.WORLD, place.device)
-    found = rank0.decide(
+    found = mesh.decide(
         place,
         lambda: measure(task, optimizer, sample, place, line),
         kinds=(Measured, Block),

@@ -18,11 +18,11 @@ from paceline.parallel.checkpoint.store import full_state_dict, hold
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
 from paceline.parallel.full_tensor import is_part, whole
-from paceline.parallel.large.parts import region_of, slices
+from paceline.parallel.large.meta_parameters import region_of, slices
 from paceline.parallel.reduce import local
 
 if TYPE_CHECKING:
-    from paceline.parallel.handle import ParallelHandle
+    from paceline.parallel.executor import ParallelHandle
 
 #: A number, or a function of how often the average was updated before; None is the mean of all updates.
 Decay = float | Callable[[int], float] | None

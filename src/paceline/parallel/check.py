@@ -18,28 +18,25 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, piece_sizes
-from paceline.parallel.batches.gathered import gather_parts
 from paceline.parallel.batches.microbatches import OwnBatch, cut, cut_parts, split
-from paceline.parallel.batches.rows import Rows, can_join, join_rows, move, unwrap
+from paceline.parallel.batches.rows import Rows, can_join, gather_parts, join_rows, move, unwrap
+from paceline.parallel.deterministic_rng import Steady, generators, generators_kept, states
 from paceline.parallel.errors import ParallelError, told
 from paceline.parallel.exchange import gather
-from paceline.parallel.failure.watch import is_communication
+from paceline.parallel.failure import is_communication
 from paceline.parallel.full_tensor import whole
 from paceline.parallel.loss_means import MeanOver, StepMeans, mean_over, scale_gradients
 from paceline.parallel.loss_state import LossState, loss_kept
-from paceline.parallel.own_loss import own_loss
 from paceline.parallel.pytree import map_tensors, tensors_in
-from paceline.parallel.randomness import generators
 from paceline.parallel.reduce import anywhere, local, sum_number
-from paceline.parallel.steady import Steady, states
+from paceline.parallel.task import own_loss
 from paceline.parallel.tracing.fake_model import attributes_kept, buffers_kept, modes_kept
-from paceline.parallel.tracing.others import generators_kept
 from paceline.parallel.tracing.reads import plain_attributes
 from paceline.parallel.tracing.trace import user_line
 from paceline.torch_private import BatchNorm, DispatchMode, InstanceNorm
 
 if TYPE_CHECKING:
-    from paceline.parallel.handle import ParallelHandle
+    from paceline.parallel.executor import ParallelHandle
     from paceline.parallel.mesh import World
     from paceline.parallel.task import Task
 

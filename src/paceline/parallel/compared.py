@@ -12,34 +12,44 @@ Loaded on use: it imports torch.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from paceline.parallel import strategy as strategies
 from paceline.parallel.batches.batch import Parts
 from paceline.parallel.check import Narrowest
-from paceline.parallel.check_asked import OUTCOME, VALUES, StepsAsked
 from paceline.parallel.checkpoint.store import full_state_dict
+from paceline.parallel.deterministic_rng import Steady
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.pytree import map_tensors
-from paceline.parallel.steady import Steady
-from paceline.parallel.wide import Wide
 
 if TYPE_CHECKING:
-    from paceline.parallel.handle import ParallelHandle
+    from paceline.parallel.executor import ParallelHandle
+
 
 #: By how far losses and parameters may differ. In float32 losses are compared alone: AdamW makes a whole step of the rounding
 #: error of a gradient that is 0 in truth.
 LIMITS = {"float64": 1e-9, "own": 1e-4}
 #: So many rounding errors of the narrowest type in which a float64 model computes a part of itself.
 ROUNDINGS = 50
+
+VARIABLE = "PACELINE_CHECK"
+#: In the run's outputs.
+FOLDER, VALUES, OUTCOME = "check", "values.pt", "outcome.json"
+
+_NARROW = {torch.bfloat16, torch.float16, torch.float32}
+_BY_NAME: Any = (Tensor.bfloat16, Tensor.half, Tensor.float)
 
 
 class Comparison:
@@ -184,3 +194,53 @@ def _distance(one: Tensor, other: Tensor) -> float:
     wide = torch.complex128 if one.is_complex() else torch.float64
     far = float((one.to(wide) - other.to(wide)).abs().max()) / max(float(one.to(wide).abs().max()), 1.0)
     return float("inf") if math.isnan(far) else far
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepsAsked:
+    """What `paceline check` asks of a run, as JSON in a variable.
+
+    against: where the run of one process has left its values; None: this is that run.
+    folder: where this one leaves what came of it. precision: "float64", or "own" for the script's.
+    """
+
+    folder: Path
+    steps: int
+    precision: str
+    against: Path | None = None
+
+    @classmethod
+    def from_environment(cls) -> StepsAsked | None:
+        """What this process was asked; None outside of a comparison."""
+        text = os.environ.get(VARIABLE)
+        if not text:
+            return None
+        given = json.loads(text)
+        against = given.get("against")
+        return cls(
+            folder=Path(os.environ["PACELINE_OUTPUT_DIR"]) / FOLDER,
+            steps=given["steps"],
+            precision=given["precision"],
+            against=None if against is None else Path(against),
+        )
+
+
+class Wide(TorchFunctionMode):
+    """While it is active, a float64 tensor that is converted to a narrower type of floating point stays float64.
+
+    The result is a copy, as the conversion's would be: what is changed in place is not the tensor itself.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64 and _narrows(func, args, kwargs):
+            return args[0].clone()
+        return func(*args, **kwargs)
+
+
+def _narrows(func: Any, args: Any, kwargs: Any) -> bool:
+    if func in _BY_NAME:
+        return True
+    return func in (Tensor.to, Tensor.type) and any(
+        isinstance(one, torch.dtype) and one in _NARROW for one in (*args[1:], *kwargs.values())
+    )

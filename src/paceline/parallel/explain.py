@@ -15,8 +15,7 @@ from typing import Any
 from paceline.parallel.forecast.predict import Forecast, aligned, all_forecasts, name_of_layout, shown_bytes, table
 from paceline.parallel.pipeline.cut import STATE_FACTOR, parameter_bytes
 from paceline.parallel.pipeline.executor import Pipelined
-from paceline.parallel.pipeline.picture import draw_text, save_png
-from paceline.parallel.pipeline.timeline import Event, bubble, in_flight, simulate
+from paceline.parallel.pipeline.timeline import Event, bubble, draw_text, in_flight, save_png, simulate
 
 #: A picture in text with more columns than this is left out.
 WIDEST = 200

@@ -19,9 +19,8 @@ import torch
 
 from paceline.parallel.auto import available_bytes
 from paceline.parallel.batches.batch import Microbatch, Parts, consecutive, own_rows
-from paceline.parallel.batches.gathered import gather_parts, most_rows
 from paceline.parallel.batches.microbatches import OwnBatch, cut_parts, split
-from paceline.parallel.batches.rows import Rows, can_join, join_rows, move, unwrap
+from paceline.parallel.batches.rows import Rows, can_join, gather_parts, join_rows, most_rows, move, unwrap
 from paceline.parallel.check import CannotCompareError, CannotComputeError, DiffersError, compare, warn_of_parts
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import NotPlainError
@@ -29,7 +28,7 @@ from paceline.parallel.reduce import anywhere
 from paceline.torch_private import BatchNorm
 
 if TYPE_CHECKING:
-    from paceline.parallel.handle import ParallelHandle
+    from paceline.parallel.executor import ParallelHandle
 
 _log = logging.getLogger(__name__)
 

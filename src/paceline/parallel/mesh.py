@@ -11,7 +11,7 @@ import atexit
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -334,3 +334,31 @@ def _let_gloo_finish() -> None:
     (https://github.com/pytorch/pytorch/pull/179291). Paceline's own workers wait as well.
     """
     time.sleep(0.05)
+
+
+def decide(world: WorldPlace, find: Callable[[], Any], kinds: Sequence[type] = (), what: str = "") -> Any:
+    """The result of `find` on rank 0. Called on all ranks, of which the others wait.
+
+    kinds: the dataclasses that may be in it (see `exchange`). what: what the others are told to have failed where `find` raises
+        anything else than a ParallelError, which rank 0 raises itself; "": they are left to hear of it as of any failure.
+
+    Raises:
+        ParallelError: on every rank, where `find` raised it.
+    """
+    found, failed, told = None, None, None
+    if world.rank == 0:
+        try:
+            found = find()
+        except Exception as error:
+            is_known = isinstance(error, ParallelError)
+            if not is_known and not what:
+                raise
+            # Raised only when the others have been told, for they wait for the answer.
+            failed = error
+            told = str(error) if is_known else f"{what} failed on rank 0: {type(error).__name__}: {error}"
+    answer, reason = from_first((found, told), kinds)
+    if failed is not None:
+        raise failed
+    if reason is not None:
+        raise ParallelError(reason)
+    return answer

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
+from paceline.parallel.class_swap import give_forward
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.other_class import give_forward
 from paceline.parallel.pytree import map_tensors
 from paceline.parallel.replicas import normalization
 from paceline.parallel.replicas.shard import find_units
@@ -115,3 +115,18 @@ def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterato
 def _numbers(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Counters and the like, which the first pass has set already."""
     return ((name, value) for name, value in itertools.islice(vars(module).items(), 200) if type(value) in (int, float))
+
+
+@contextlib.contextmanager
+def checkpoints_opened() -> Iterator[None]:
+    """Within the block reentrant checkpoints keep what they compute, as if the function in them were called alone."""
+
+    def apply(kind: Any, function: Callable[..., Any], keeps_random: bool, *args: Any) -> Any:
+        return function(*args)
+
+    CheckpointFunction.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        # What is left is the one of its base class.
+        del CheckpointFunction.apply

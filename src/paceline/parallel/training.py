@@ -14,24 +14,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel import optimizers
-from paceline.parallel.batches.agree import agree_on_place, agree_on_written, tags
 from paceline.parallel.batches.loader import Feed
-from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut
-from paceline.parallel.clip import Clipper
+from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, agree_on_place, agree_on_written, cut, tags
+from paceline.parallel.deterministic_rng import Streams, generators, generators_kept
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.evaluate import evaluate
 from paceline.parallel.exchange import gather
 from paceline.parallel.executor import Executor
-from paceline.parallel.failure.watch import FailureWatch
+from paceline.parallel.failure import FailureWatch
 from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.guards import KeptTensors, Layers
 from paceline.parallel.loss_means import is_due, no_mean, scale_gradients
 from paceline.parallel.mesh import World
-from paceline.parallel.own_loss import own_loss
-from paceline.parallel.randomness import Streams, generators
-from paceline.parallel.reduce import broadcast
-from paceline.parallel.task import Task
-from paceline.parallel.tracing.others import generators_kept
+from paceline.parallel.reduce import Clipper, broadcast
+from paceline.parallel.task import Task, own_loss
 
 if TYPE_CHECKING:
     from paceline.parallel.average import Average, Decay, Twin

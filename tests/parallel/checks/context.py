@@ -13,8 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import paceline
 from paceline.parallel import ContextParallel, DataParallel, FullyShard, ParallelError
-from paceline.parallel.context.attention import attending_to_all
-from paceline.parallel.context.sequence import Places
+from paceline.parallel.context import Places, attending_to_all
 from tests.parallel.equality import adamw, alone, assert_equal, batches, made, sgd, together
 from tests.parallel.models import CASES, SHALLOW, VOCABULARY, Case, plain_tokens, token_loss
 from tests.parallel.world import Ranks

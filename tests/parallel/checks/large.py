@@ -22,7 +22,7 @@ from paceline.parallel import (
     empty,
     initialise,
 )
-from paceline.parallel.large.parts import region_of
+from paceline.parallel.large.meta_parameters import region_of
 from paceline.parallel.large.safetensors import Folder
 from tests.parallel.equality import Outcome, adamw, alone, assert_equal, batches, read, sgd, together
 from tests.parallel.models import CASES, SHALLOW, Case, vectors

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel import DataParallel, FullyShard, clip, reduce, task
+from paceline.parallel import DataParallel, FullyShard, reduce, task
 from paceline.parallel.batches import batch
 from paceline.parallel.replicas import core, normalization, shard
 from tests.parallel.equality import alone, assert_equal, sgd, together
@@ -87,11 +87,11 @@ def check_fsdp_sums_and_takes_no_mean(ranks: Ranks) -> None:
 
 
 def check_the_norm_is_that_of_all_shards(ranks: Ranks) -> None:
-    def own_norm(self: clip.Clipper) -> Tensor:
+    def own_norm(self: reduce.Clipper) -> Tensor:
         squares = [reduce.local(p.grad).double().square().sum() for p in self._params.values() if p.grad is not None]
         return torch.stack(squares).sum().sqrt()
 
-    assert_seen("transformer_tied", FullyShard(), mock.patch.object(clip.Clipper, "norm", own_norm), clip_norm=0.05)
+    assert_seen("transformer_tied", FullyShard(), mock.patch.object(reduce.Clipper, "norm", own_norm), clip_norm=0.05)
 
 
 def check_batch_norm_sees_all_replicas(ranks: Ranks) -> None:
@@ -121,7 +121,7 @@ def check_microbatches_are_cut_before_replicas(ranks: Ranks) -> None:
 
 
 def check_values_of_rank_0_are_taken(ranks: Ranks) -> None:
-    from paceline.parallel import same_model
+    from paceline.parallel import initial_broadcast
 
     case = CASES["mlp"]
 
@@ -131,7 +131,7 @@ def check_values_of_rank_0_are_taken(ranks: Ranks) -> None:
 
     one = alone(case, rows=(8,))
     assert_equal(one, together(case, DataParallel(), rows=(8,), model=start()), loss=1e-10, gradient=1e-10)
-    with mock.patch.object(same_model, "share", return_value=None):
+    with mock.patch.object(initial_broadcast, "share", return_value=None):
         many = together(case, DataParallel(), rows=(8,), model=start(), check="off")
     with pytest.raises(AssertionError):
         assert_equal(one, many, loss=1e-6)

@@ -18,18 +18,18 @@ from paceline.parallel import (
     ParallelError,
     PipelineParallel,
     TensorParallel,
-    steady,
+    deterministic_rng,
+    experts,
     training,
 )
-from paceline.parallel.context.sequence import Places
-from paceline.parallel.experts import spread
+from paceline.parallel.context import Places
 from paceline.parallel.full_tensor import is_part
 from paceline.parallel.pipeline.programs import Programs
-from paceline.parallel.pipeline.ties import StageTies
 from paceline.parallel.reduce import local
 from paceline.parallel.replicas import core
-from paceline.parallel.tensor import cutting, pieces
+from paceline.parallel.tensor import cutting, layers
 from paceline.parallel.tensor.check import Reference
+from paceline.parallel.tied_parameters import StageTies
 from tests.parallel.checks.experts import MIXED
 from tests.parallel.checks.mutations import LIMITS, assert_seen
 from tests.parallel.equality import alone, assert_equal, batches, sgd, together
@@ -203,11 +203,11 @@ def check_a_stale_attribute_is_seen_in_each_strategy(ranks: Ranks) -> None:
 
 def check_another_random_number_is_seen_in_each_strategy(ranks: Ranks) -> None:
     """In the comparison before the first step all draw the same; one rank draws another here."""
-    other = steady._like(0.25 if ranks.rank else 0.5)
+    other = deterministic_rng._like(0.25 if ranks.rank else 0.5)
     # Whether replicas are sharded is nothing to what they draw.
     for strategy, name in ranks.cells(EVERY[:1] + EVERY[2:], EVERY):
         _changed(name, strategy, noise=True, check="first")
-        change = mock.patch.dict(steady._FIXED, {"aten.rand_like": other})
+        change = mock.patch.dict(deterministic_rng._FIXED, {"aten.rand_like": other})
         # The trial of TensorParallel() draws as training does, and sees it even before.
         with change, pytest.raises(ParallelError, match=r"before the first step|is not the plain one: the gradient of"):
             _changed(name, strategy, noise=True, check="first")
@@ -228,10 +228,10 @@ def check_what_a_sequence_in_parts_needs(ranks: Ranks) -> None:
 def check_what_spread_experts_need(ranks: Ranks) -> None:
     strategy, mixed = ExpertParallel(), {"mixed": MIXED}
     with mock.patch.dict(CASES, mixed):
-        copy = mock.patch.object(spread._Copy, "backward", staticmethod(lambda ctx, *grads: (None, *grads)))
+        copy = mock.patch.object(experts._Copy, "backward", staticmethod(lambda ctx, *grads: (None, *grads)))
         assert_seen("mixed", strategy, copy)
         assert_seen("mixed", strategy, mock.patch.object(core, "sum_gradients", return_value=None))
-        once_more = mock.patch.object(spread, "_shared", lambda tensor, count: tensor)
+        once_more = mock.patch.object(experts, "_shared", lambda tensor, count: tensor)
         assert_seen("mixed", strategy, once_more)
 
 
@@ -243,6 +243,6 @@ def check_pieces_that_are_not_dealt(ranks: Ranks) -> None:
         paceline.parallelize(model, sgd(model), given, loss=token_loss, strategy=TensorParallel())
 
     trained()
-    change = mock.patch.object(pieces, "_exchanged", lambda own, *how, **back: own)
+    change = mock.patch.object(layers, "_exchanged", lambda own, *how, **back: own)
     with change, pytest.raises(ParallelError, match="is not the plain one"):
         trained()

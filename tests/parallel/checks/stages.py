@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from paceline.parallel import FullyShard, PipelineParallel
 from paceline.parallel.pipeline.stages import Stage
-from paceline.parallel.pipeline.ties import StageTies
 from paceline.parallel.pipeline.timeline import in_flight, order
 from paceline.parallel.task import Task
+from paceline.parallel.tied_parameters import StageTies
 from tests.parallel.equality import alone, assert_equal, batches, made, together
 from tests.parallel.models import CASES, SHALLOW, Case, Transformer, dropping, plain_tokens, token_loss, vectors
 from tests.parallel.pipelines import (
@@ -332,17 +332,17 @@ def check_without_the_weights_it_differs(ranks: Ranks, sizes: tuple[int, ...] = 
 
 
 def check_with_ties_counted_twice_in_the_norm_it_differs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
-    from paceline.parallel import clip
+    from paceline.parallel import reduce
 
     case = CASES["transformer_tied"]
     one = alone(case, microbatches=4, rows=(8,), clip_norm=0.05)
-    with replaced(clip, "_owned", lambda params, world: set(params)):
+    with replaced(reduce, "_owned", lambda params, world: set(params)):
         many = together(case, PipelineParallel(), microbatches=4, rows=(8,), clip_norm=0.05)
     assert_different(ranks, lambda: assert_equal(one, many, loss=1e-11, gradient=1e-6))
 
 
 def check_with_each_stage_clipped_by_its_own_norm_it_differs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
-    from paceline.parallel.clip import Clipper
+    from paceline.parallel.reduce import Clipper
 
     def own_norm(self: Clipper) -> Tensor:
         return torch.nn.utils.get_total_norm([param.grad for param in self._params.values()])

@@ -146,14 +146,14 @@ def check_without_the_tie_training_would_be_wrong(ranks: Any) -> None:
 
 def arguments(ranks: Any, model: nn.Module | None = None, plan: Any = None) -> tuple[Any, ...]:
     """What `tensor.apply` is called with for a model of tokens."""
-    from paceline.parallel import mesh, strategy, ties
+    from paceline.parallel import mesh, strategy, tied_parameters
     from paceline.parallel.batches.batch import Microbatch
 
     model = made(CASES["transformer_tied"], torch.float64) if model is None else model
     world = mesh.build(mesh.start(), strategy.resolve(TensorParallel(), ranks.size))
     x, y = plain(CASES["transformer_untied"])
     micro = Microbatch((x,), {}, y, len(x), torch.tensor(1.0, dtype=torch.float64), 0, len(x))
-    return model, world, plan, ties.find(model), micro
+    return model, world, plan, tied_parameters.find(model), micro
 
 
 class Careless(nn.Module):

@@ -123,12 +123,12 @@ except ZeroDivisionError:
     # As a notebook does, or a script that writes a report first.
     time.sleep(60 if RANK == 1 else 0)
 """
-    from paceline.parallel.failure import error_store
+    from paceline.parallel import failure
 
     ended = run_and_stop(tmp_path, IMPATIENT + code)
     assert ended[0].returncode == 1
     assert "rank 1, microbatch 0 failed first" in ended[0].output
-    assert error_store.GRACE_S + 2 * error_store.POLL_S < 10
+    assert failure.GRACE_S + 2 * failure.POLL_S < 10
 
 
 def run_and_stop(tmp_path: Path, code: str) -> list[Ended]:

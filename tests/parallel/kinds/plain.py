@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from paceline.parallel.wide import Wide
+from paceline.parallel.compared import Wide
 from tests.parallel.kinds.kind import Kind
 
 WORDS, LENGTH, WIDTH, CLASSES = 17, 6, 16, 5

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.parallel import ParallelError
-from paceline.parallel.pipeline.picture import draw_text, save_png
-from paceline.parallel.pipeline.timeline import simulate
+from paceline.parallel.pipeline.timeline import draw_text, save_png, simulate
 from tests.engines.conftest import require_engine
 
 

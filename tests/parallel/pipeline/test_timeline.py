@@ -6,8 +6,17 @@ from itertools import product
 
 import pytest
 
-from paceline.parallel.pipeline.picture import draw_text
-from paceline.parallel.pipeline.timeline import Receive, Send, StageCall, bubble, in_flight, order, program, simulate
+from paceline.parallel.pipeline.timeline import (
+    Receive,
+    Send,
+    StageCall,
+    bubble,
+    draw_text,
+    in_flight,
+    order,
+    program,
+    simulate,
+)
 
 WORKERS = (2, 4)
 

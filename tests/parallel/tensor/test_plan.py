@@ -24,9 +24,9 @@ own = late("tests.parallel.tensor.models")
 def with_torch() -> None:
     """What loads torch is imported before the first test: collecting the tests loads none."""
     require_engine("torch", find_spec("torch"))
-    global ties, TensorPlan, find_plan, plan_from_table
-    from paceline.parallel import ties
-    from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
+    global tied_parameters, TensorPlan, find_plan, fold, plan_from_table
+    from paceline.parallel import tied_parameters
+    from paceline.parallel.tensor.plan import TensorPlan, find_plan, fold, plan_from_table
 
 
 WIDTH, WORDS = 16, 11
@@ -34,7 +34,7 @@ WIDTH, WORDS = 16, 11
 
 def plan_of(model: nn.Module, sample: Tensor | None = None, parts: int = 2) -> TensorPlan:
     x = torch.randint(0, WORDS, (3, 8)) if sample is None else sample
-    return find_plan(model, lambda: model(x), parts, ties.find(model))
+    return find_plan(model, lambda: model(x), parts, tied_parameters.find(model))
 
 
 def inner(plan: TensorPlan) -> dict[str, str]:
@@ -257,3 +257,14 @@ def test_of_several_patterns_the_first_counts() -> None:
     plan = plan_from_table(model, table, lambda: model(x), 2)
     assert plan.placements == {"blocks.1.up": "colwise", "blocks.0.down": "rowwise", "blocks.1.down": "rowwise"}
     assert [group.row for group in plan.groups] == ["blocks.1.down"]
+
+
+def test_blocks_in_a_row_are_one_name() -> None:
+    names = ["tok", *(f"blocks.{index}.{part}" for index in range(12) for part in ("up.0", "down")), "head", "4"]
+    assert fold(names) == ["tok", "blocks.{0..11}.up.0", "blocks.{0..11}.down", "head", "4"]
+
+
+def test_what_is_missing_in_the_row_is_seen() -> None:
+    assert fold(["h.0.q", "h.2.q", "h.3.q"]) == ["h.{0,2,3}.q"]
+    assert fold(["norm1.weight", "norm2.weight"]) == ["norm1.weight", "norm2.weight"]
+    assert fold([]) == []

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.parallel.pipeline.programs import opened_modules
 from paceline.parallel.pytree import map_tensors, tensors_at, tensors_in
-from paceline.parallel.tracing.blocks import opened_modules
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.segments import Segment, split, stage_module
 from paceline.parallel.tracing.trace import Traced, Tracer

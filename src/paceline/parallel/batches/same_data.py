@@ -21,12 +21,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from paceline.parallel.deterministic_rng import generators, generators_kept
 from paceline.parallel.errors import ParallelError, named_ranks
 from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import in_reals, sampled, tensors_in
-from paceline.parallel.randomness import generators
-from paceline.parallel.tracing.others import generators_kept
 
 #: So many numbers of each tensor are compared, spread over all of it.
 SAMPLED = 64

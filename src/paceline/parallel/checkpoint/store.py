@@ -27,8 +27,7 @@ from torch import Tensor
 
 from paceline.checkpoint import leaving
 from paceline.parallel.checkpoint import folder as folders
-from paceline.parallel.checkpoint.background import RECORD, Background, reason
-from paceline.parallel.checkpoint.folder import Saving
+from paceline.parallel.checkpoint.folder import RECORD, Background, Saving, reason
 from paceline.parallel.checkpoint.state import (
     HeldState,
     groups_mismatch,
@@ -39,14 +38,14 @@ from paceline.parallel.checkpoint.state import (
     targets,
     tensors,
 )
-from paceline.parallel.checkpoint.whole import full_state_dict as _full_state_dict
+from paceline.parallel.checkpoint.state import full_state_dict as _full_state_dict
 from paceline.parallel.errors import CheckpointError, ParallelError
 from paceline.parallel.exchange import NotPlainError, from_first, gather
 from paceline.parallel.mesh import World
 from paceline.system.run_variables import REQUEST_VARIABLE
 
 if TYPE_CHECKING:
-    from paceline.parallel.handle import ParallelHandle
+    from paceline.parallel.executor import ParallelHandle
 
 #: Of the record, the one file that is not torch's.
 FORMAT = 1

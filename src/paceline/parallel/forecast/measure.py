@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.experts.found import expert_parameters
+from paceline.parallel.experts import expert_parameters
 from paceline.parallel.forecast.predict import Measured
-from paceline.parallel.large.stand_ins import stand_ins
+from paceline.parallel.large.meta_parameters import stand_ins
 from paceline.parallel.loss_state import loss_kept
 from paceline.parallel.pipeline.costs import measure, now, saved_by
 from paceline.parallel.pipeline.cut import BANDWIDTH_BYTES_S, Block

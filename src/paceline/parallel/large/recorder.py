@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.parallel.deterministic_rng import derive
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.pytree import map_tensors, tensors_in
-from paceline.parallel.randomness import derive
 from paceline.torch_private import DispatchMode
 
 #: Operations that give values to what had none.

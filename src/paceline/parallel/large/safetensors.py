@@ -21,9 +21,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.arrays import TYPES
+from paceline.checkpoint.values import TYPES
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.large.parts import Region
+from paceline.parallel.large.meta_parameters import Region
 from paceline.system.safetensors import fill, header, read_header
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"

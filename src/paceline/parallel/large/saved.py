@@ -22,7 +22,7 @@ from paceline.parallel.full_tensor import axes_of, whole
 from paceline.parallel.large.safetensors import INDEX, SINGLE, Writer, type_name
 
 if TYPE_CHECKING:
-    from paceline.parallel.handle import ParallelHandle
+    from paceline.parallel.executor import ParallelHandle
     from paceline.parallel.mesh import World
 
 

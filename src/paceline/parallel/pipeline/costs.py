@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch
-from paceline.parallel.large.stand_ins import stand_ins
+from paceline.parallel.large.meta_parameters import stand_ins
 from paceline.parallel.pipeline.cut import Block
 from paceline.parallel.pytree import map_tensors, tensors_in
-from paceline.parallel.recompute import Recomputed
-from paceline.parallel.reentrant import checkpoints_opened
+from paceline.parallel.recompute import Recomputed, checkpoints_opened
 from paceline.parallel.task import Task
-from paceline.parallel.ties import first_names, owner_of
+from paceline.parallel.tied_parameters import first_names, owner_of
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 from paceline.parallel.tracing.segments import Segment, split

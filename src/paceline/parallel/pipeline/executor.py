@@ -17,22 +17,20 @@ from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch, with_rows
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.failure.watch import at_microbatch
+from paceline.parallel.failure import at_microbatch
 from paceline.parallel.guards import refuse_calls
-from paceline.parallel.large.parts import give_memory
+from paceline.parallel.large.meta_parameters import give_memory
 from paceline.parallel.mesh import World
-from paceline.parallel.pipeline.messages import StageMessages
 from paceline.parallel.pipeline.plan import StagePlan, agree
 from paceline.parallel.pipeline.programs import Programs
-from paceline.parallel.pipeline.schedules import check_microbatches, run
+from paceline.parallel.pipeline.schedules import StageMessages, check_microbatches, run
 from paceline.parallel.pipeline.stages import Stage, StageModule, Turn
-from paceline.parallel.pipeline.ties import StageTies
 from paceline.parallel.pytree import tensors_in
 from paceline.parallel.reduce import sum_gradients
 from paceline.parallel.replicas import normalization, shard
 from paceline.parallel.replicas.shard_used import Used
 from paceline.parallel.task import Task
-from paceline.parallel.ties import first_names, owner_of
+from paceline.parallel.tied_parameters import StageTies, first_names, owner_of
 from paceline.parallel.tracing.segments import joined, stage_module
 
 #: Sums of so many different numbers, and of their squares, are exact in float64.

@@ -10,16 +10,13 @@ from torch import Tensor
 
 from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.loss_reads import LossReads, attributes_of
-from paceline.parallel.loss_state import loss_kept
-from paceline.parallel.mesh import World
+from paceline.parallel.loss_state import LossReads, attributes_of, loss_kept
+from paceline.parallel.mesh import World, decide
 from paceline.parallel.pipeline.costs import measure
 from paceline.parallel.pipeline.cut import Block, Plan, find_cuts, plan_by_hand
 from paceline.parallel.pipeline.programs import Programs
-from paceline.parallel.pipeline.ties import held_tensors
-from paceline.parallel.rank0 import decide
 from paceline.parallel.task import Task
-from paceline.parallel.ties import all_names
+from paceline.parallel.tied_parameters import all_names, held_tensors
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.source import shown
 

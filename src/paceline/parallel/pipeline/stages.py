@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.failure.watch import at_microbatch
+from paceline.parallel.failure import at_microbatch
 from paceline.parallel.replicas import normalization, shard
 from paceline.parallel.tracing.segments import Segment, Value
 

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch, with_rows
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.failure.watch import at_microbatch
-from paceline.parallel.loss_reads import LossReads
+from paceline.parallel.failure import at_microbatch
+from paceline.parallel.loss_state import LossReads
 from paceline.parallel.mesh import World
 from paceline.parallel.reduce import sum_gradients
 from paceline.parallel.replicas import normalization, shard
-from paceline.parallel.replicas.shard_written import Written, size_of
+from paceline.parallel.replicas.shard import Written, size_of
 from paceline.parallel.task import Task
 from paceline.parallel.tracing.source import shown
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch
+from paceline.parallel.class_swap import SharedByCopies
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.other_class import SharedByCopies
 from paceline.torch_private import BatchNorm, InstanceNorm
 
 #: Whether the rows that are being computed count: not those that stand in where a replica has none. Per process, not

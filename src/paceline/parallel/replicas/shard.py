@@ -7,7 +7,7 @@ Tensors that are tied over two units belong to the model itself, for FSDP2 can't
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.full_tensor import is_part
 from paceline.parallel.gradient_hooks import Hooks
-from paceline.parallel.large.parts import give_memory
+from paceline.parallel.large.meta_parameters import give_memory, region_of, slices
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import map_tensors
-from paceline.parallel.replicas.shard_written import Written
-from paceline.torch_private import reduce_unused_too
+from paceline.torch_private import reduce_unused_too, sharded_parameters, whole_parameters
 
 
 def shard_stage(module: nn.Module, world: World) -> list[Written]:
@@ -99,8 +99,6 @@ def _leave_apart() -> None:
 
 def wait_for_changes(module: nn.Module, names: Iterable[str], wait: Callable[[], None]) -> None:
     """Call `wait` before parameters are put together that the forward pass has changed. names: of the units, "" the module's."""
-    from paceline.parallel.replicas.shard_written import ChangedParts
-
     units = [module.get_submodule(name) for name in names]
     changed = ChangedParts(units, wait)
     for unit in units:
@@ -217,3 +215,90 @@ def _check_dtypes(module: nn.Module, units: Sequence[str], ignored: Iterable[nn.
                 f"FullyShard() keeps the parameters of {unit or 'the model outside of its units'} together, which have several "
                 f"types: {told}. Make them of one type, or the parts with another one units: FullyShard(units=['<module>', ...])."
             )
+
+
+class ChangedParts:
+    """Has a GPU finish what changes this rank's parts within a forward pass, before they are put together.
+
+    FSDP2 does that on streams of its own, which wait for the caller's stream at the beginning of the root's forward pass alone: a
+    momentum encoder that follows in there would be read while it is written.
+    """
+
+    def __init__(self, units: Sequence[nn.Module], wait: Callable[[], None]) -> None:
+        """units: the root and those within it. wait: until the caller's stream has done all."""
+        self._units = units
+        self._wait = wait
+        self._versions: dict[int, tuple[int, int]] = {}
+
+    @torch.no_grad()
+    def begin(self, *_: Any) -> None:
+        """A hook that runs before the root's forward pass."""
+        self._versions = {id(part): _versions(part) for unit in self._units for part in sharded_parameters(unit)}
+
+    def before(self, unit: nn.Module, *_: Any) -> None:
+        """A hook that runs before FSDP2 puts a unit's parameters together."""
+        self._look((unit,))
+
+    def after(self, *_: Any) -> None:
+        """A hook that runs after the root's forward pass: the backward pass puts them together again."""
+        self._look(self._units)
+
+    @torch.no_grad()
+    def _look(self, units: Iterable[nn.Module]) -> None:
+        is_changed = False
+        for unit in units:
+            for part in sharded_parameters(unit):
+                now = _versions(part)
+                is_changed = is_changed or self._versions.get(id(part), now) != now
+                self._versions[id(part)] = now
+        if is_changed:
+            self._wait()
+
+
+def _versions(part: Any) -> tuple[int, int]:
+    """How often it was changed in place, by its own name and by that of the tensor that it has here; called without gradients."""
+    return part._version, part.to_local()._version
+
+
+class Written:
+    """Sees that a unit's forward pass changes its own parameters in place, and keeps that.
+
+    FSDP2 gives it whole ones, and lets go of them: what is written there, such as a momentum encoder's values, would be lost.
+    """
+
+    def __init__(self, part: nn.Module, names: Mapping[int, str]) -> None:
+        """names: id of each parameter in parts -> its name, filled once there are parts."""
+        self._part, self._names = part, names
+        self._versions: dict[int, int] = {}
+        #: Name -> size of what was written, until the executor takes it; the same on all ranks if they wrote the same.
+        self.sizes: dict[str, float] = {}
+
+    def before(self, *_: Any) -> None:
+        """A hook that runs once the parameters are whole."""
+        self._versions = {id(whole): whole._version for _, whole in whole_parameters(self._part, inner=False)}
+
+    def after(self, *_: Any) -> None:
+        """A hook that runs while they are."""
+        for sharded, whole in whole_parameters(self._part, inner=False):
+            if whole._version != self._versions.get(id(whole), whole._version):
+                _write_back(sharded, whole)
+                self.sizes[self._names.get(id(sharded), "a parameter")] = size_of(whole)
+                self._versions[id(whole)] = whole._version
+
+
+def size_of(param: Any) -> float:
+    """The sum of a parameter's absolute values."""
+    part = param.detach()
+    return float((part.to_local() if is_part(part) else part).abs().sum(dtype=torch.float64))
+
+
+def _write_back(sharded: Any, whole: nn.Parameter) -> None:
+    """Put this rank's part of the whole where FSDP2 takes it from."""
+    part = whole.detach()
+    if is_part(part):
+        raise ParallelError(
+            "the model's forward pass changes a parameter that is cut by FullyShard() and by TensorParallel() in place. Leave "
+            "its layer whole (TensorParallel(plan={...: 'replicate'})), or use DataParallel()."
+        )
+    with torch.no_grad():
+        sharded.to_local().copy_(part[slices(region_of(sharded))])

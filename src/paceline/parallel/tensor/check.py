@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,21 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch
+from paceline.parallel.deterministic_rng import GENERATORS, normal
 from paceline.parallel.errors import ParallelError, told
 from paceline.parallel.exchange import gather
-from paceline.parallel.failure.watch import is_communication
+from paceline.parallel.failure import is_communication
 from paceline.parallel.full_tensor import is_part, whole
-from paceline.parallel.large.parts import region_of, slices
-from paceline.parallel.loss_reads import LossReads, attributes_of
-from paceline.parallel.loss_state import loss_kept
+from paceline.parallel.large.meta_parameters import region_of, slices
+from paceline.parallel.loss_state import LossReads, attributes_of, loss_kept
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import tensors_in
-from paceline.parallel.randomness import normal
+from paceline.parallel.recompute import checkpoints_opened
 from paceline.parallel.reduce import anywhere, local
-from paceline.parallel.reentrant import checkpoints_opened
-from paceline.parallel.tensor.distance import scale_of, within
 from paceline.parallel.tensor.groups import undisturbed
-from paceline.parallel.tracing.others import GENERATORS
 from paceline.parallel.tracing.source import shown
 
 # How far sums in another order may lie apart, in steps of the type on the scale of the largest number. Measured: below 50.
@@ -301,3 +299,35 @@ def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0, noise: float = 0
     if within(x, y, allowed):
         return ""
     return f"differs by {float((x - y).abs().max()):.3g}, where at most {allowed:.2g} is rounding"
+
+
+def scale_of(x: Tensor) -> float:
+    """The largest magnitude of the tensor's finite numbers; 0.0 if there are none. Of complex ones, of their parts."""
+    if not x.numel():
+        return 0.0
+    x = _real(x)
+    low, high = (float(bound) for bound in torch.aminmax(x.detach()))
+    if math.isfinite(low) and math.isfinite(high):
+        return max(-low, high)
+    finite = x[x.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def within(x: Tensor, y: Tensor, allowed: float) -> bool:
+    """True if no number differs by more, a nan being equal to a nan, and an infinite one to itself alone.
+
+    Of complex numbers both parts are compared.
+    """
+    x, y = _real(x), _real(y)
+    # torch.allclose, and abs().max() too, take more than ten times as long as aminmax.
+    if not x.numel():
+        return True
+    low, high = torch.aminmax((x - y).detach())
+    # A nan is at most nothing.
+    if float(high) <= allowed and -float(low) <= allowed:
+        return True
+    return torch.allclose(x, y, rtol=0.0, atol=allowed, equal_nan=True)
+
+
+def _real(x: Tensor) -> Tensor:
+    return torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x

@@ -18,18 +18,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.gradient_hooks import Hooks
-from paceline.parallel.large.parts import give_memory, region_of, slices
-from paceline.parallel.large.stand_ins import stand_in, stand_ins
-from paceline.parallel.mesh import World
-from paceline.parallel.rank0 import decide
+from paceline.parallel.large.meta_parameters import give_memory, region_of, slices, stand_in, stand_ins
+from paceline.parallel.mesh import World, decide
 from paceline.parallel.reduce import local
 from paceline.parallel.tensor.check import reference
 from paceline.parallel.tensor.groups import Group
-from paceline.parallel.tensor.layers import cut_turned, is_turned
-from paceline.parallel.tensor.names import fold
-from paceline.parallel.tensor.pieces import deal
-from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
-from paceline.parallel.ties import tie_again
+from paceline.parallel.tensor.layers import cut_turned, deal, is_turned
+from paceline.parallel.tensor.plan import TensorPlan, find_plan, fold, plan_from_table
+from paceline.parallel.tied_parameters import tie_again
 from paceline.torch_private import BatchNorm, keep_lookups_apart, keep_own_parts
 
 #: Of a microbatch, for the trials and for the comparison behind them; all of them where a model can't compute so few. More with

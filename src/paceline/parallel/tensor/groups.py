@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.parallel.deterministic_rng import Steady
 from paceline.parallel.pytree import tensors_in
-from paceline.parallel.reentrant import checkpoints_opened
+from paceline.parallel.recompute import checkpoints_opened
 from paceline.parallel.replicas import normalization
-from paceline.parallel.steady import Steady
 from paceline.parallel.tensor.layers import linear_kind
 from paceline.parallel.tracing.fake_model import attributes_kept, untouched
 

@@ -12,7 +12,8 @@ make a model wrong, only slow.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -22,7 +23,6 @@ from torch import nn
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.tensor.groups import Group, Seen, is_plain, observe
 from paceline.parallel.tensor.layers import is_turned
-from paceline.parallel.tensor.names import fold
 from paceline.parallel.tensor.trial import Attribute, Verdict, try_groups
 
 
@@ -207,3 +207,23 @@ def unusual(module: Any) -> str:
         if value is not None and value is not False:
             return f"{option}={value}"
     return ""
+
+
+def fold(names: Iterable[str]) -> list[str]:
+    """The names, those that differ in their first number alone as one: blocks.{0..3}.up; in the order of the first."""
+    numbers: dict[str | tuple[str, str], list[int]] = {}
+    for name in names:
+        found = re.search(r"(?<![^.])\d+(?![^.])", name)
+        if found is None:
+            numbers[name] = []
+        else:
+            numbers.setdefault((name[: found.start()], name[found.end() :]), []).append(int(found.group()))
+    return [key if isinstance(key, str) else f"{key[0]}{_span(found)}{key[1]}" for key, found in numbers.items()]
+
+
+def _span(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return str(numbers[0])
+    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return f"{{{numbers[0]}..{numbers[-1]}}}"
+    return f"{{{','.join(map(str, numbers))}}}"

@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.parallel.deterministic_rng import normal
 from paceline.parallel.errors import told
 from paceline.parallel.pytree import tensors_in
-from paceline.parallel.randomness import normal
-from paceline.parallel.tensor.distance import scale_of, within
+from paceline.parallel.tensor.check import scale_of, within
 from paceline.parallel.tensor.groups import Group, undisturbed
-from paceline.parallel.tensor.layers import inputs, outputs
-from paceline.parallel.tensor.pieces import part_of
+from paceline.parallel.tensor.layers import inputs, outputs, part_of
 
 #: (name of a module, name of its integer attribute)
 Attribute = tuple[str, str]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.pytree import tensors_in
-from paceline.parallel.ties import all_names
+from paceline.parallel.tied_parameters import all_names
 from paceline.parallel.tracing.fingerprint import Fingerprint, Same
 from paceline.parallel.tracing.reads import plain_attributes
 

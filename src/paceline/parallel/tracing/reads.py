@@ -28,8 +28,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.parallel.tracing.fingerprint import Fingerprint
-from paceline.parallel.tracing.profiler import put_back
-from paceline.parallel.tracing.source import is_users
+from paceline.parallel.tracing.source import is_users, put_back
 from paceline.torch_private import is_torchs_attribute
 
 _ABSENT = object()

@@ -26,12 +26,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from paceline.parallel.deterministic_rng import generators_kept
 from paceline.parallel.pytree import Container, flatten, map_tensors, open_container, signature, tensors_at, tensors_in
-from paceline.parallel.reentrant import checkpoints_opened
+from paceline.parallel.recompute import checkpoints_opened
 from paceline.parallel.tracing.fingerprint import Fingerprint
-from paceline.parallel.tracing.others import generators_kept
-from paceline.parallel.tracing.profiler import unwatched
-from paceline.parallel.tracing.source import Line, users_line
+from paceline.parallel.tracing.source import Line, unwatched, users_line
 from paceline.torch_private import checkpoints_inputs, lost_arguments
 
 #: Functions of a tensor that answer with a value's content. A fake tensor refuses them by itself, a real one would not.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
-from paceline.parallel.ties import all_names
+from paceline.parallel.tied_parameters import all_names
 from paceline.parallel.tracing.boundaries import Boundaries
 from paceline.parallel.tracing.trace import Traced
 

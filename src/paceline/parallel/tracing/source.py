@@ -7,7 +7,7 @@ import linecache
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -83,3 +83,24 @@ def find_line(run: Callable[[], Any], probe: Callable[[], Hashable], is_outer: C
     if not found and last and probe() != start:
         found.append(last[-1])
     return found[0] if found else None
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Nothing is called until the block ends: fake tensors make thousands of calls, each of which would cost one more."""
+    before = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        yield
+    finally:
+        put_back(before)
+
+
+def put_back(profiler: Any) -> None:
+    """Let it be called again, whatever `sys.getprofile` has given."""
+    if profiler is None or callable(profiler):
+        sys.setprofile(profiler)
+    else:
+        # Before Python 3.12 cProfile's profiler is no function, and only it can set itself again.
+        sys.setprofile(None)
+        profiler.enable()

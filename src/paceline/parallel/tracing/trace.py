@@ -24,8 +24,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 
+from paceline.parallel.deterministic_rng import GENERATORS, generators_kept
 from paceline.parallel.errors import ParallelError, told
-from paceline.parallel.large.stand_ins import stand_ins
+from paceline.parallel.large.meta_parameters import stand_ins
 from paceline.parallel.pytree import map_tensors, signature, tensors_in
 from paceline.parallel.tracing.fake_model import (
     AttributeMirror,
@@ -37,7 +38,6 @@ from paceline.parallel.tracing.fake_model import (
     untouched,
 )
 from paceline.parallel.tracing.fingerprint import Fingerprint
-from paceline.parallel.tracing.others import GENERATORS, generators_kept
 from paceline.parallel.tracing.reads import Reads, noting
 from paceline.parallel.tracing.recorder import CannotRecordError, GraphRecorder, Ran, recording
 from paceline.parallel.tracing.source import Line, find_line, shown

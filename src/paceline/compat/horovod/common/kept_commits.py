@@ -73,9 +73,8 @@ class KeptCommits:
         self.number += 1
         if basics.local_rank() != 0:
             return
-        from paceline.checkpoint.arrays import DenseArray
         from paceline.checkpoint.files import write_file
-        from paceline.checkpoint.values import taken_apart
+        from paceline.checkpoint.values import DenseArray, taken_apart
 
         told, arrays = taken_apart({"number": self.number, "state": {}})
         parts: list[Any] = []

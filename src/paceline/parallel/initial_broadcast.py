@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.parallel import ties
+from paceline.parallel import tied_parameters
 from paceline.parallel.errors import ParallelError, by_value, named_ranks
 from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import WorldPlace
@@ -41,7 +41,9 @@ def share(model: nn.Module) -> None:
     """Overwrite parameters and buffers by rank 0's: seeds may have differed. Called on all ranks."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    seen: dict[int, Tensor] = {id(tensor): tensor for _, tensor in ties.all_names(model) if not tensor.is_meta}
+    seen: dict[int, Tensor] = {
+        id(tensor): tensor for _, tensor in tied_parameters.all_names(model) if not tensor.is_meta
+    }
     broadcast(list(seen.values()), dist.group.WORLD)
 
 
@@ -52,9 +54,9 @@ def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str
     lines += [
         f"{'parameter' if isinstance(tensor, nn.Parameter) else 'buffer'} {name}: {list(tensor.shape)} {tensor.dtype}"
         f"{'' if tensor.requires_grad or not isinstance(tensor, nn.Parameter) else ' frozen'}{' empty' * tensor.is_meta}"
-        for name, tensor in ties.all_names(model)
+        for name, tensor in tied_parameters.all_names(model)
     ]
-    lines += [f"tie: {' = '.join(group)}" for group in ties.find(model)]
+    lines += [f"tie: {' = '.join(group)}" for group in tied_parameters.find(model)]
     lines += [f"module {name}: {type(part).__qualname__}({part.extra_repr()})" for name, part in model.named_modules()]
     lines += [f"training {name or 'model'}: {part.training}" for name, part in model.named_modules()]
     lines += [

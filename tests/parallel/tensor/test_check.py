@@ -7,7 +7,7 @@ import pytest
 from tests.engines.conftest import require_module
 from tests.late import late
 
-torch, distance = late("torch"), late("paceline.parallel.tensor.distance")
+torch, distance = late("torch"), late("paceline.parallel.tensor.check")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from paceline.parallel import tied_parameters
+from paceline.parallel.deterministic_rng import normal
 
 #: For each dimension: from, to.
 Region = tuple[tuple[int, int], ...]
@@ -79,3 +84,43 @@ def move(model: nn.Module, device: torch.device) -> None:
         model.to(device)
         return
     model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def stand_ins(
+    model: nn.Module, device: torch.device, *, names: Collection[str] | None = None, dense: bool = False
+) -> Iterator[None]:
+    """Parameters without memory have numbers until the block ends, the same on all ranks.
+
+    names: only those. dense: in memory of their own.
+    """
+    first = tied_parameters.first_names(model)
+    made: dict[int, nn.Parameter] = {}
+    swapped = []
+    for name, param in model.named_parameters(remove_duplicate=False):
+        if not param.is_meta or (names is not None and name not in names):
+            continue
+        if id(param) not in made:
+            value = stand_in(first[name], param, device)
+            made[id(param)] = nn.Parameter(
+                value.clone(memory_format=torch.contiguous_format) if dense else value, param.requires_grad
+            )
+        swapped.append((*tied_parameters.owner_of(model, name), param))
+    try:
+        for module, last, param in swapped:
+            # By setattr: RNNs keep a second list of their parameters.
+            setattr(module, last, made[id(param)])
+        yield
+    finally:
+        for module, last, param in swapped:
+            setattr(module, last, param)
+
+
+def stand_in(name: str, param: Tensor, device: torch.device) -> Tensor:
+    """Numbers of the size that weights of this shape have."""
+    count = sum(param.shape) - param.dim() + 1
+    if not param.is_floating_point() or not param.numel():
+        return torch.zeros((), dtype=param.dtype, device=device).expand(param.shape)
+    drawn = normal((count,), f"stand in {name}") * math.prod(param.shape[1:]) ** -0.5
+    found: Tensor = drawn.to(device, param.dtype).as_strided(tuple(param.shape), (1,) * param.dim())
+    return found

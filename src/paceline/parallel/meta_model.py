@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel import ties
+from paceline.parallel import tied_parameters
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.full_tensor import whole
 from paceline.parallel.tracing.fake_model import AttributeMirror
@@ -20,11 +20,11 @@ class Skeleton:
     def __init__(self, model: nn.Module) -> None:
         # The name of the user's class, taken now: FSDP2 gives a model another class.
         self.name = type(model).__name__
-        self.ties = ties.find(model)
+        self.ties = tied_parameters.find(model)
         #: Why there is no copy; "" if there is.
         self.reason = ""
         #: Of all parameters and buffers.
-        self.bytes = sum(tensor.nbytes for tensor in dict(ties.all_names(model)).values())
+        self.bytes = sum(tensor.nbytes for tensor in dict(tied_parameters.all_names(model)).values())
         self._model: nn.Module | None = None
         shells: dict[int, Any] = {
             id(param): nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=param.requires_grad)
@@ -72,14 +72,14 @@ class Skeleton:
         if self._model is None:
             raise ParallelError(f"check() needs a copy of the model, and it can't be copied: {self.reason}")
         model = copy.deepcopy(self._model)
-        first = ties.first_names(model)
-        for name in list(dict(ties.all_names(model))):
+        first = tied_parameters.first_names(model)
+        for name in list(dict(tied_parameters.all_names(model))):
             if name not in values and first[name] not in values:
                 # A buffer that isn't in state dicts stays as it was when the model was copied.
                 continue
             value = values.get(name, values.get(first[name]))
             assert value is not None
-            part, attribute = ties.owner_of(model, name)
+            part, attribute = tied_parameters.owner_of(model, name)
             if attribute in part._parameters:
                 shell = part._parameters[attribute]
                 assert shell is not None
@@ -87,7 +87,7 @@ class Skeleton:
                     part._parameters[attribute] = nn.Parameter(value.to(device), requires_grad=shell.requires_grad)
             else:
                 part._buffers[attribute] = value.to(device)
-        ties.tie_again(model, self.ties)
+        tied_parameters.tie_again(model, self.ties)
         return model.to(device)
 
 

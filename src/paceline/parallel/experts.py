@@ -12,6 +12,7 @@ together by one message; a second one, in the backward pass, sums the gradients 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,15 +21,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from paceline.parallel.class_swap import SharedByCopies, give_forward
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.experts.found import FUSED, LIST, is_fused, list_of
 from paceline.parallel.mesh import World
-from paceline.parallel.other_class import SharedByCopies, give_forward
 from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.torch_private import keep_own_parts
 
 #: What tells transformers' kernels that some indices are of no expert here, or they leave rows of their output as memory was.
 TOLD = "_is_expert_parallel"
+
+#: The name of a list of experts, and how the forward of transformers' fused ones begins.
+LIST = "experts"
+FUSED = ("hidden_states", "top_k_index", "top_k_weights")
 
 
 def apply(model: nn.Module, world: World) -> tuple[list[str], list[nn.Parameter]]:
@@ -244,3 +248,27 @@ class _Shared(torch.autograd.Function):
 
 class Spread:
     """Mixed into the class of a mixture whose experts are spread."""
+
+
+def list_of(mixture: nn.Module) -> nn.ModuleList | None:
+    """The list of experts that this module holds, or None."""
+    found = mixture._modules.get(LIST)
+    return found if isinstance(found, nn.ModuleList) and len(found) > 1 else None
+
+
+def is_fused(module: nn.Module) -> bool:
+    """Say if all of its parameters have a first dimension of experts, and it is called as transformers' are."""
+    own = list(module.parameters(recurse=False))
+    if not own or len(own) != len(list(module.parameters())):
+        return False
+    names = tuple(inspect.signature(type(module).forward).parameters)[1:4]
+    return names == FUSED and all(param.dim() > 1 for param in own) and len({len(param) for param in own}) == 1
+
+
+def expert_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of all experts."""
+    for module in model.modules():
+        if is_fused(module):
+            yield from module.parameters()
+        elif (listed := list_of(module)) is not None:
+            yield from listed.parameters()

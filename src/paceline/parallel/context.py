@@ -1,0 +1,352 @@
+"""Blocks that compute a part of each sequence. Loaded on use: it imports torch.
+
+    tokens -> embedding, positions, masks -> block 0 ... block n -> head -> loss
+              whole, on each worker          parts              whole, on each worker
+
+The first block of a list takes this worker's places of what it is given, the last one gives the whole; in between only
+attention talks. What the model computes outside of its blocks is computed by every worker alike, so positions, shifted labels
+and losses are those of the whole, and no user's code has to know of it.
+
+Each worker's loss counts for 1 / n, and gradients are summed over the workers: then each parameter's is right, wherever it is
+used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
+from torch.overrides import TorchFunctionMode
+
+from paceline.parallel.class_swap import SharedByCopies, give_forward
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.experts import list_of
+from paceline.parallel.mesh import World
+from paceline.parallel.pytree import map_tensors, tensors_in
+
+_LISTS = (nn.ModuleList, nn.Sequential)
+
+
+def apply(model: nn.Module, world: World) -> list[str]:
+    """Let the blocks compute this rank's part of each sequence, in place; what was done, in words.
+
+    Raises:
+        ParallelError: there is no list of blocks, or none of a name.
+    """
+    layout = world.layout
+    names = _lists(model) if layout.context_lists is None else list(layout.context_lists)
+    if not names:
+        raise ParallelError(
+            f"ContextParallel({layout.context}): {type(model).__name__} has no list of blocks (nn.ModuleList, nn.Sequential) "
+            "between whose first and last its sequences could be cut. Keep its blocks in one, or use another strategy."
+        )
+    for name in names:
+        try:
+            found = model.get_submodule(name)
+        except AttributeError:
+            found = None
+        if not isinstance(found, _LISTS) or not len(found):
+            raise ParallelError(
+                f"ContextParallel(lists=[{name!r}]) is no list of blocks of {type(model).__name__}. It has: "
+                f"{', '.join(_lists(model)) or 'none'}."
+            )
+        _List(name, list(found), world, layout.context_dim).begin()
+    return [
+        f"sequences are cut between the first and the last block of {', '.join(name or 'the model' for name in names)}"
+    ]
+
+
+def _lists(model: nn.Module, prefix: str = "") -> list[str]:
+    """The outermost lists of blocks; of lists in a list, the inner ones. Experts are no blocks: each is given some places."""
+    if isinstance(model, _LISTS) and len(model) and not any(isinstance(child, nn.ModuleList) for child in model):
+        return [prefix]
+    experts = list_of(model)
+    children = {own: child for own, child in model.named_children() if child is not experts}
+    return [name for own, child in children.items() for name in _lists(child, f"{prefix}.{own}" if prefix else own)]
+
+
+class _List(SharedByCopies):
+    """A list of blocks, all of which are called in their order."""
+
+    def __init__(self, name: str, blocks: list[nn.Module], world: World, dim: int) -> None:
+        self._name, self._blocks, self._dim = name, blocks, dim
+        self._group = world.group("context")
+        self._known: dict[int, Places] = {}
+        #: Those of the sequence that is under way.
+        self.places: Places | None = None
+
+    def begin(self) -> None:
+        for index, block in enumerate(self._blocks):
+            if isinstance(block, InParts):
+                raise ParallelError(
+                    f"ContextParallel(): {self._name}.{index} computes parts of sequences already. Give parallelize a model that "
+                    "it was not given before, and each block one place in the lists."
+                )
+            if "forward" in vars(block) or isinstance(block, torch.jit.ScriptModule):
+                raise ParallelError(
+                    f"ContextParallel(): {self._name}.{index} has a forward of its own on the object, or is a script, and can't "
+                    "be given a part of a sequence. Give the module as it was before, or name the lists that can: "
+                    "ContextParallel(lists=[...])."
+                )
+            give_forward(block, InParts, _in_parts)
+            held: Any = block
+            held._paceline_list = self
+            # Hooks are outside of what is computed again in a backward pass, so that the parts are what is kept for it.
+            block.register_forward_pre_hook(self._taking(index), with_kwargs=True)
+        self._blocks[-1].register_forward_hook(self._giving)
+
+    def _taking(self, index: int) -> Callable[..., Any]:
+        def take(block: nn.Module, args: Any, kwargs: Any) -> Any:
+            given = next(iter(tensors_in((args, kwargs))), None)
+            if given is None or given.dim() <= self._dim:
+                seen = "no tensor" if given is None else list(given.shape)
+                raise ParallelError(
+                    f"ContextParallel(): {self._name}.{index} is given {seen}, and "
+                    f"dimension {self._dim} of its first one is to be the sequence. Name that: ContextParallel(dim=...), or the "
+                    "lists whose blocks take sequences: ContextParallel(lists=[...])."
+                )
+            size = given.shape[self._dim]
+            if index == 0:
+                if size not in self._known:
+                    self._known[size] = Places(size, self._group, given.device)
+                self.places = self._known[size]
+            elif self.places is None or size != self.places.own:
+                raise ParallelError(
+                    f"ContextParallel(): {self._name}.{index} is given a sequence of {size}, and this worker's part has "
+                    f"{self.places.own if self.places else 'none'}. All blocks of a list have to be called one after the other."
+                )
+            places = self.places
+            assert places is not None
+
+            def part(tensor: Tensor) -> Tensor:
+                if tensor is given:
+                    return tensor if index else places.take(tensor, self._dim)
+                return _part(tensor, places, self._dim)
+
+            return map_tensors(args, part), map_tensors(kwargs, part)
+
+        return take
+
+    def _giving(self, block: nn.Module, args: Any, output: Any) -> Any:
+        places = self.places
+        assert places is not None
+
+        def whole(tensor: Tensor) -> Tensor:
+            is_part = tensor.dim() > self._dim and tensor.shape[self._dim] == places.own
+            return places.together(tensor, self._dim) if is_part and tensor.is_floating_point() else tensor
+
+        return map_tensors(output, whole)
+
+
+def _part(tensor: Tensor, places: Places, dim: int) -> Tensor:
+    """This rank's places of what a block is given, by its shape: hidden states, masks, positions."""
+    length, shape = places.length, tensor.shape
+    if tensor.dim() >= 2 and shape[-1] == shape[-2] == length:
+        # A mask of queries and keys: it has all keys.
+        return places.take(tensor, tensor.dim() - 2)
+    if tensor.dim() > dim and shape[dim] == length:
+        return places.take(tensor, dim)
+    if tensor.dim() in (1, 2) and shape[0] == length:
+        return places.take(tensor, 0)
+    return tensor
+
+
+class InParts:
+    """Mixed into the class of a block that computes a part of a sequence."""
+
+
+def _in_parts(kind: Any, block: Any, /, *args: Any, **kwargs: Any) -> Any:
+    with attending_to_all(block._paceline_list.places):
+        return kind.forward(block, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def attending_to_all(places: Places) -> Iterator[None]:
+    """Until the block ends, torch's attention of parts of sequences is that of their parts to the whole."""
+    was_fast = torch.backends.mha.get_fastpath_enabled()
+    # In evaluation mode nn.MultiheadAttention has a kernel for all of it, which knows nothing of other workers.
+    torch.backends.mha.set_fastpath_enabled(False)
+    mode = _Attending(places)
+    _functional.scaled_dot_product_attention = mode.attend
+    try:
+        with mode:
+            yield
+    finally:
+        _functional.scaled_dot_product_attention = _TORCHS
+        torch.backends.mha.set_fastpath_enabled(was_fast)
+
+
+_functional: Any = F
+_TORCHS = F.scaled_dot_product_attention
+
+
+class _Attending(TorchFunctionMode):
+    """Meets torch's function under whatever name a script has imported it.
+
+    A mode does not see calls in torch's own functions of Python, such as that of nn.MultiheadAttention: those find `attend` in
+    torch.nn.functional.
+    """
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        self._places = places
+        self._is_attending = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        called = self.attend if func is _TORCHS and not self._is_attending else func
+        return called(*args, **(kwargs or {}))
+
+    def attend(self, *args: Any, **kwargs: Any) -> Tensor:
+        # What torch's function consists of (a causal bias dispatches itself) has to find torch's own.
+        _functional.scaled_dot_product_attention, self._is_attending = _TORCHS, True
+        try:
+            return _attend(self._places, *args, **kwargs)
+        finally:
+            _functional.scaled_dot_product_attention, self._is_attending = self.attend, False
+
+
+def _attend(
+    places: Places,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
+    options["dropout_p"] = dropout_p
+    if key.shape[-2] != places.own:
+        # Whole already, such as an encoder's output.
+        if is_causal:
+            raise _refusal(f"is causal over {key.shape[-2]} keys, and this worker has {places.own}")
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+    key, value = _both(places, key, value)
+    if attn_mask is not None:
+        return F.scaled_dot_product_attention(query, key, value, _whole_mask(places, attn_mask), **options)
+    if not is_causal:
+        return F.scaled_dot_product_attention(query, key, value, **options)
+    if query.shape[-2] != places.own:
+        raise _refusal(f"is causal over {query.shape[-2]} queries, and this worker has {places.own}")
+    found, start = [], 0
+    for first, end in places.pieces:
+        size = end - first
+        own, start = query.narrow(-2, start, size), start + size
+        # Keys behind the piece count for none of its queries: they are left out, and each worker has as much to do.
+        keys, values = key.narrow(-2, 0, end), value.narrow(-2, 0, end)
+        if first == 0:
+            found.append(F.scaled_dot_product_attention(own, keys, values, is_causal=True, **options))
+        else:
+            found.append(F.scaled_dot_product_attention(own, keys, values, _causal(size, end, query.device), **options))
+    return torch.cat(found, -2)
+
+
+def _causal(size: int, end: int, device: torch.device) -> Any:
+    """The mask for the last queries, so many, of `end` places: each has the keys up to its own."""
+    if device.type == "cuda":
+        # Kernels of GPUs know this one without a tensor of that size. Below a dispatch mode, as in the first step's
+        # comparison, torch can't make it.
+        with contextlib.suppress(RuntimeError):
+            return causal_lower_right(size, end)
+    return torch.arange(end - size, end, device=device)[:, None] >= torch.arange(end, device=device)
+
+
+def _both(places: Places, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    if key.shape != value.shape or key.dtype != value.dtype:
+        return places.together(key, -2), places.together(value, -2)
+    # In one message.
+    keys, values = places.together(torch.stack((key, value)), -2)
+    return keys, values
+
+
+def _whole_mask(places: Places, mask: Tensor) -> Tensor:
+    """The mask for all keys."""
+    if mask.shape[-1] in (1, places.length):
+        return mask
+    if mask.shape[-1] == places.own and (mask.dim() < 2 or mask.shape[-2] == 1):
+        # It says which keys count, for all queries.
+        return places.together(mask, -1) if mask.is_floating_point() else places.gather(mask.int(), -1).bool()
+    raise _refusal(
+        f"has a mask of the shape {list(mask.shape)} for {places.length} keys. Make it before the first block, for the whole "
+        "sequence, and hand it to the blocks"
+    )
+
+
+def _refusal(what: str) -> ParallelError:
+    return ParallelError(f"ContextParallel(): attention in a block {what}.")
+
+
+class Places:
+    """The places of sequences of one length.
+
+    length: of the whole. own: how many of them this rank has.
+    """
+
+    def __init__(self, length: int, group: Any, device: torch.device) -> None:
+        """group: the ranks among which each sequence is cut.
+
+        Raises:
+            ParallelError: there are fewer places than pieces.
+        """
+        self.length, self.group = length, group
+        self._ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        if length < 2 * self._ranks:
+            raise ParallelError(
+                f"ContextParallel({self._ranks}): a sequence of {length} places can't be cut into two pieces for each worker. "
+                f"Give sequences of {2 * self._ranks} or more, or name the dimension of the sequence: ContextParallel(dim=...)."
+            )
+        pieces = torch.arange(length, device=device).tensor_split(2 * self._ranks)
+        self._of_rank = [torch.cat([pieces[one], pieces[-1 - one]]) for one in range(self._ranks)]
+        self._mine = self._of_rank[rank]
+        self.own = len(self._mine)
+        #: This rank's two pieces, as from and to in the whole.
+        self.pieces = [(int(piece[0]), int(piece[-1]) + 1) for piece in (pieces[rank], pieces[-1 - rank])]
+        # Messages are of one size: the shorter ones are filled up.
+        self._most = max(map(len, self._of_rank))
+        slots = torch.empty(length, dtype=torch.int64, device=device)
+        for one, places in enumerate(self._of_rank):
+            slots[places] = one * self._most + torch.arange(len(places), device=device)
+        self._slots = slots
+
+    def take(self, whole: Tensor, dim: int) -> Tensor:
+        """This rank's places; the gradient of the others is 0 here."""
+        return whole.index_select(dim, self._mine)
+
+    def together(self, part: Tensor, dim: int) -> Tensor:
+        """The whole from all ranks' parts; the gradients of all ranks for this rank's part are summed."""
+        apply: Any = _Together.apply
+        whole: Tensor = apply(part, self, dim)
+        return whole
+
+    def gather(self, part: Tensor, dim: int) -> Tensor:
+        first = part.movedim(dim, 0)
+        filled = first.new_zeros((self._most, *first.shape[1:]))
+        filled[: self.own] = first
+        everyone = first.new_empty((self._ranks * self._most, *first.shape[1:]))
+        dist.all_gather_into_tensor(everyone, filled, group=self.group)
+        return everyone[self._slots].movedim(0, dim)
+
+    def scatter_sum(self, whole: Tensor, dim: int) -> Tensor:
+        first = whole.movedim(dim, 0)
+        everyone = first.new_zeros((self._ranks * self._most, *first.shape[1:]))
+        everyone[self._slots] = first
+        mine = first.new_empty((self._most, *first.shape[1:]))
+        dist.reduce_scatter_tensor(mine, everyone, group=self.group)
+        return mine[: self.own].movedim(0, dim)
+
+
+class _Together(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, places: Places, dim: int) -> Tensor:
+        ctx.places, ctx.dim = places, dim
+        return places.gather(part, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return ctx.places.scatter_sum(grads[0], ctx.dim), None, None

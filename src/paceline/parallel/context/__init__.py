@@ -1,1 +1,0 @@
-"""Sequences in parts, one on each worker."""

@@ -1,1 +1,0 @@
-"""Experts of a mixture, some on each worker."""

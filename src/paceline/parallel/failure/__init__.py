@@ -1,1 +1,0 @@
-"""One rank fails, and all say why."""
