@@ -61,7 +61,7 @@ _WORDS = re.compile(
 OF_MPI = "between ranks of one mpirun, over Open MPI's own connections: shared memory on one machine"
 #: (file, what) -> why it is safe.
 ALLOWED = {
-    ("collectives/safe_pickle.py", "pickle.Unpickler"): "refuses every name but those of two of our own tuples",
+    ("collectives/request.py", "pickle.Unpickler"): "refuses every name but those of two of our own tuples",
     ("compat/horovod/common/objects.py", "pickle.loads"): "signed by a rank with the run's secret, where there is one",
     (
         "compat/horovod/runner/common/util/codec.py",
@@ -84,7 +84,7 @@ ALLOWED = {
         (
             ("torch_mpi/calls.py", "comm.allgather"),
             ("torch_mpi/calls.py", "comm.alltoall"),
-            ("torch_mpi/lane.py", "comm.allgather"),
+            ("torch_mpi/comm_thread.py", "comm.allgather"),
             ("compat/horovod/common/process_sets.py", "comm.allgather"),
         ),
         OF_MPI,

@@ -26,7 +26,7 @@ except collectives.ShutDownError as error:
 DEATH_AT_A_MEETING = """
 import os, signal, numpy
 from paceline import collectives
-from paceline.collectives.shared_memory import SharedSegments
+from paceline.collectives.transport import SharedSegments
 engine = collectives.start()
 arrays = [numpy.ones(1000, numpy.float32) for _ in range(8)]
 def together(step):

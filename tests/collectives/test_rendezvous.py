@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from paceline.collectives import CollectivesError, rendezvous
+from paceline.collectives import CollectivesError, rendezvous, request
+from paceline.collectives.rendezvous import SignedStore
+from paceline.collectives.request import Agreement, Request
+from paceline.collectives.secret import VARIABLE, run_secret
 from tests.collectives.gloo_world import ROOT, Ranks, free_port
 from tests.engines.conftest import require_engine
+from tests.warm import TORCH, run_alone
 
 #: The script's own group, made where `order` says; both are used in turn.
 BESIDE = """
@@ -45,6 +51,9 @@ if sys.argv[2] == "destroy":
 collectives.stop()
 print("ok", flush=True)
 """
+
+KEY, OTHER = b"k" * 32, b"o" * 32
+WHERE = "10.0.0.1:29500"
 
 
 @pytest.mark.parametrize(("order", "end"), [("before", "destroy"), ("after", "destroy"), ("after", "keep")])
@@ -109,3 +118,144 @@ def test_every_operation_gives_what_numpy_gives_over_gloo(tmp_path):
     # Two ranks over Gloo carry out Horovod's checks (tests/compat/horovod/test_on_gloo.py).
     world = Ranks(3, Path(__file__).with_name("engine_checks.py"), cwd=tmp_path).wait()
     assert world.codes == [0] * 3, world.told()
+
+
+class Store(dict):
+    """As much of torch's store as is used."""
+
+    def set(self, name, value):
+        self[name] = value
+
+    def check(self, names):
+        return all(name in self for name in names)
+
+
+def part(store, key=KEY, prefix="run/1"):
+    return SignedStore(store, prefix, WHERE, key)
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_what_a_rank_says_is_heard(key):
+    store = Store()
+    assert not part(store, key).has("a")
+    part(store, key).set("a", ["host", 4, None, [1, 2]])
+    assert part(store, key).has("a")
+    assert part(store, key).get("a") == ["host", 4, None, [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("write", "told"),
+    [
+        (lambda store: store.set("a", b'["mine"]'), "is not signed with the run's secret"),
+        (lambda store: store.set("a", b"\x01signed short"), "is not signed with the run's secret"),
+        (lambda store: part(store, OTHER).set("a", 1), "is signed with another secret than the run's"),
+        # What a rank has said under another name, or in another part, doesn't count here.
+        (lambda store: (part(store).set("b", 1), store.set("a", store["b"])), "is signed with another secret"),
+        (lambda store: part(store, prefix="run/2").set("a", 1), "is signed with another secret than the run's"),
+    ],
+)
+def test_what_nobody_of_the_run_has_signed_is_named_and_refused(write, told):
+    store = Store()
+    write(store)
+    with pytest.raises(CollectivesError, match=told) as caught:
+        part(store).get("a")
+    assert "'run/1/a' in the store at 10.0.0.1:29500" in str(caught.value)
+
+
+def test_a_rank_without_the_secret_says_so_instead_of_believing_anything():
+    store = Store()
+    part(store).set("a", 1)
+    with pytest.raises(CollectivesError, match=f"was given no {VARIABLE}"):
+        part(store, None).get("a")
+    store.set("a", b"\x80\x05no json")
+    with pytest.raises(CollectivesError, match="is no JSON"):
+        part(store, None).get("a")
+
+
+@pytest.mark.parametrize("text", ["secret", "abcd", "zz" * 32])
+def test_a_secret_that_is_none_is_refused_without_being_shown(text):
+    with pytest.raises(CollectivesError, match=f"{VARIABLE} holds no secret") as caught:
+        run_secret({VARIABLE: text})
+    assert (
+        text not in str(caught.value).replace("holds no secret", "").replace("make one with", "").split("secrets;")[0]
+    )
+    assert run_secret({}) is None
+
+
+class Bad:
+    def __reduce__(self):
+        return (os.system, ("touch PWNED",))
+
+
+def test_a_message_holds_plain_values_and_runs_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = (
+        1,
+        (2, 3),
+        (Request("allreduce", "a", ("float32",), ((2,),)),),
+        False,
+        b"\x00",
+        Agreement(Request("join", "")),
+    )
+    assert request.unpack_message(request.pack_message(message)) == message
+    for data in (pickle.dumps(Bad()), pickle.dumps(Path("x")), b"cos\nsystem\n(S'touch PWNED'\ntR.", b"", b"{}"):
+        with pytest.raises(CollectivesError, match=r"what came (names|is no message)"):
+            request.unpack_message(data)
+    assert not (tmp_path / "PWNED").exists()
+
+
+#: Starts an engine, ends it, and starts another one once a stranger has been at the store. The first rank is slow to say
+#: where it listens: what the stranger has said there is what the second one finds.
+RANK = """
+import os, pathlib, threading, time
+from paceline import collectives
+from paceline.collectives import links
+
+def leave():
+    while not os.path.exists("over"): time.sleep(0.02)
+    os._exit(0)
+
+collectives.start(); collectives.stop()
+rank, listen = os.environ["RANK"], links.listen
+if rank == "0":
+    links.listen = lambda address: (time.sleep(1), listen(address))[1]
+    threading.Thread(target=leave, daemon=True).start()
+pathlib.Path("ready" + rank).touch()
+while not os.path.exists("go"): time.sleep(0.02)
+try:
+    collectives.start()
+except collectives.CollectivesError as error:
+    print("told:", error, flush=True)
+finally:
+    pathlib.Path("over").touch()
+"""
+#: Knows the address and the port alone, as after a scan.
+STRANGER = """
+import os, pickle, sys
+from torch.distributed import TCPStore
+class Bad:
+    def __reduce__(self): return (os.system, ("touch PWNED",))
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False)
+name = next(key for key in store.list_keys() if "/0/links/server" in key)
+store.set(name.replace("/0/links", "/1/links"), pickle.dumps(Bad()))
+"""
+
+
+@pytest.mark.parametrize("secret", ["5e" * 32, ""])
+def test_a_stranger_at_the_store_runs_nothing(secret, tmp_path):
+    # It did: what lay in the store was unpickled by every rank but the first.
+    for name, text in (("rank.py", RANK), ("stranger.py", STRANGER)):
+        (tmp_path / name).write_text(text)
+    world = Ranks(2, "rank.py", cwd=tmp_path, **({VARIABLE: secret} if secret else {}))
+    end_s = time.monotonic() + 120
+    while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
+        if time.monotonic() > end_s or any(process.has_ended for process in world.processes):
+            raise AssertionError(world.wait(1).told())
+        time.sleep(0.02)
+    stranger = run_alone("stranger.py", str(world.port), loaded=TORCH, environment=os.environ, timeout_s=120)
+    assert stranger.returncode == 0, stranger.stderr
+    (tmp_path / "go").touch()
+    world.wait()
+    assert not (tmp_path / "PWNED").exists()
+    rule = "is not signed with the run's secret" if secret else "is no JSON"
+    assert f"/1/links/server' in the store at 127.0.0.1:{world.port} {rule}" in world.outputs[1], world.told()

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from paceline.collectives.coordinator import Coordinator, Response
+from paceline.collectives.coordinator import Coordinator, Response, ResponseCache
 from paceline.collectives.request import ALLREDUCE, Request
-from paceline.collectives.response_cache import ResponseCache
 
 
 def request(name: str) -> Request:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from paceline.collectives import board as own
+from paceline.collectives import recorder as own
 from paceline.system import collective_state
 from paceline.system.collective_state import RankBoard, entry_text, ranks_of, ranks_text
 

@@ -37,15 +37,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from paceline.collectives import board, inline_reduce, safe_pickle
-from paceline.collectives.coordinator import Coordinator, Key, Message, Response
+from paceline.collectives import recorder
+from paceline.collectives.coordinator import (
+    Coordinator,
+    Key,
+    Message,
+    Response,
+    ResponseCache,
+    inline_payload,
+    inline_result,
+)
 from paceline.collectives.errors import ArgumentError, CollectivesError, MismatchError, ShutDownError
 from paceline.collectives.handle import Handle
+from paceline.collectives.liveness import StallWatch
 from paceline.collectives.perform import Performer
-from paceline.collectives.request import JOIN, Agreement, CollectiveTask, Fields, Request
-from paceline.collectives.response_cache import ResponseCache
+from paceline.collectives.request import JOIN, Agreement, CollectiveTask, Fields, Request, pack_message, unpack_message
 from paceline.collectives.settings import EngineSettings
-from paceline.collectives.stall import StallWatch
 from paceline.system.collective_state import entry_text, ranks_text
 
 if TYPE_CHECKING:
@@ -166,7 +173,7 @@ class BackgroundLoop:
                     f"{key[0]} {key[1]!r} is in flight already. Wait for it before the name is used again, "
                     "or give each operation a name of its own."
                 )
-            task.handle._place = board.begin(self._told(task.request))
+            task.handle._place = recorder.begin(self._told(task.request))
             self._pending[key] = task
             self._news.append(task)
             # A caller that leads looks at the news itself. It gives _claim back before it takes _wake and looks whether
@@ -419,14 +426,14 @@ class BackgroundLoop:
     def _announce(self, news: Sequence[CollectiveTask], leaving: bool) -> None:
         payload = None
         if len(news) == 1 and self.size > 1:
-            payload = inline_reduce.payload(news[0])
+            payload = inline_payload(news[0])
         self._left = leaving
         message = self._cache.message([task.request for task in news], leaving, payload)
         if self._coordinator is not None:
             self._coordinator.receive(0, message)
         else:
             assert self.transport is not None
-            self.transport.send(safe_pickle.packed(tuple(message)), 0)
+            self.transport.send(pack_message(tuple(message)), 0)
 
     def _hear(self) -> Response | None:
         if self._coordinator is None:
@@ -436,7 +443,7 @@ class BackgroundLoop:
             self._coordinator.receive(content[0], Message(*content[1]))
         response = self._coordinator.respond()
         if response is not None and self.transport is not None:
-            data = safe_pickle.packed(tuple(response))
+            data = pack_message(tuple(response))
             for rank in range(1, self.size):
                 self.transport.send(data, rank)
         return response
@@ -459,7 +466,7 @@ class BackgroundLoop:
             if agreement.error is not None:
                 self._complete(task, error=MismatchError(agreement.error))
             elif place in results:
-                self._complete(task, inline_reduce.unpack(task, results[place], self.size))
+                self._complete(task, inline_result(task, results[place], self.size))
             else:
                 self._todo.append((task, agreement))
         if response.end is not None:
@@ -515,7 +522,7 @@ class BackgroundLoop:
         if self.transport is None:
             return None
         message = self.transport.receive()
-        return None if message is None else (message[0], safe_pickle.unpacked(message[1]))
+        return None if message is None else (message[0], unpack_message(message[1]))
 
 
 def _entry_text(request: Request, number: int, ranks: Sequence[int]) -> str:

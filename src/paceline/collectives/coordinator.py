@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from paceline.collectives import inline_reduce
-from paceline.collectives.request import JOIN, Agreement, Request, agree
+from paceline.collectives import numbers
+from paceline.collectives.request import ALLREDUCE, JOIN, Agreement, CollectiveTask, Fields, Request, agree
 
 Key = tuple[str, str]
+
+#: The first rank takes so much from each of the others. A guess; from 16 KiB on two ranks are faster without.
+INLINE_LIMIT_BYTES = 8 << 10
 
 
 class Message(NamedTuple):
     """A message of a rank to the set's first one. epoch: which numbering its slots are of. leaving: it shuts down.
 
-    payload: what the rank adds to the sum, when it asks for one small reduction; see `inline_reduce.py`.
+    payload: what the rank adds to the sum, when it asks for one small reduction.
     """
 
     epoch: int
@@ -197,7 +200,7 @@ class Coordinator:
         for place, request in enumerate(requests, begin):
             payloads = self._payloads.pop(request.key, None)
             if payloads is not None and len(payloads) == self._size and place not in wrong:
-                results.append((place, inline_reduce.fold(request, [payloads[rank] for rank in range(self._size)])))
+                results.append((place, inline_fold(request, [payloads[rank] for rank in range(self._size)])))
 
     def _ask(self, rank: int, key: Key, request: Request) -> None:
         if request.kind == JOIN:
@@ -287,3 +290,95 @@ class Coordinator:
         self._epoch += 1
         # Each rank may have sent numbers of the epoch that ends here before it hears of the new one.
         self._behind, self._full = self._all, False
+
+
+class ResponseCache:
+    """A rank's memory of what the ranks have agreed upon. It knows no transport, like `Coordinator`."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._numbers: dict[tuple[str, str], tuple[int, Request]] = {}
+        self._agreements: dict[int, Agreement] = {}
+
+    def known(self, fields: Fields) -> Request:
+        """The request of these fields; the equal one that was agreed upon before, if there is one. Any thread may call it.
+
+        A step makes hundreds: what is made anew and kept until it is done wakes Python's garbage collector.
+        """
+        # No lock: one look into the table, which the thread with the turn changes key by key or replaces as a whole.
+        found = self._numbers.get((fields[0], fields[1]))
+        return found[1] if found is not None and found[1] == fields else Request(*fields)
+
+    def message(self, requests: Sequence[Request], leaving: bool = False, payload: bytes | None = None) -> Message:
+        """The message that asks for these: by number where exactly this was agreed upon before."""
+        slots, others = [], []
+        for request in requests:
+            known = self._numbers.get(request.key)
+            if known is not None and known[1] == request:
+                slots.append(known[0])
+            else:
+                others.append(request)
+        return Message(self._epoch, tuple(slots), tuple(others), leaving, payload)
+
+    def agreed(self, response: Response, asked: Callable[[Key], Request | None]) -> list[Agreement]:
+        """The operations to do, in this order. asked: gives this rank's request for a key; None if it has joined and has none."""
+        known = [self._agreements[slot] for slot in response.slots]
+        if response.epoch != self._epoch:
+            # All numbers are void from now on, those of this response too, which were looked up before.
+            self._numbers, self._agreements, self._epoch = {}, {}, response.epoch
+        for agreement in response.agreements:
+            request = asked(agreement.request.key) if agreement.slot >= 0 else None
+            if request is not None:
+                self._agreements[agreement.slot] = agreement
+                self._numbers[request.key] = (agreement.slot, request)
+        return [*known, *response.agreements]
+
+
+def inline_payload(task: CollectiveTask) -> bytes | None:
+    """The bytes that this rank adds to the sum, scaled; None for an operation that doesn't travel with the negotiation."""
+    request = task.request
+    if (
+        request.kind != ALLREDUCE
+        or request.grouped
+        or request.op == "adasum"
+        or task.arrays[0].nbytes > INLINE_LIMIT_BYTES
+    ):
+        return None
+    array = task.arrays[0].reshape(-1)
+    dtype = request.dtypes[0]
+    if not numbers.is_half(dtype) and request.prescale == 1.0:
+        return bytes(array)
+    return bytes(numbers.summand(array, dtype, request.prescale))
+
+
+def inline_fold(request: Request, payloads: Sequence[bytes]) -> bytes:
+    """The ranks' payloads, reduced in the order of the ranks."""
+    import numpy
+
+    dtype = request.dtypes[0]
+    kind, op = numpy.dtype(numbers.sum_type(dtype)), numbers.operation(request.op, dtype)
+    arrays = [numpy.frombuffer(data, kind) for data in payloads]
+    with numpy.errstate(all="ignore"):
+        whole = arrays[0]
+        if len(arrays) > 1:
+            whole = numbers.joined(numbers.ufunc(op, kind), arrays, numpy.empty_like(whole))
+    return bytes(whole)
+
+
+def inline_result(task: CollectiveTask, data: bytes, size: int) -> Any:
+    """The task's result, made of what came out of `size` ranks' payloads."""
+    import numpy
+
+    request = task.request
+    dtype = request.dtypes[0]
+    out = numpy.empty_like(task.arrays[0]) if task.outs[0] is None else task.outs[0]
+    divisor = numbers.divisor(request.op, dtype, size)
+    target = out.reshape(-1)
+    if numbers.is_half(dtype):
+        reduced = numpy.frombuffer(bytearray(data), numpy.float32)
+        numbers.scale(reduced, request.postscale, divisor)
+        numbers.from_float32(reduced, target, dtype)
+    else:
+        target[...] = numpy.frombuffer(data, target.dtype)
+        numbers.scale(target, request.postscale, divisor)
+    return out

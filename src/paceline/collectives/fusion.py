@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.collectives import numbers
 
 if TYPE_CHECKING:
-    from paceline.collectives.shared_memory import SharedSegments
-    from paceline.collectives.transport import Transport
+    from paceline.collectives.transport import SharedSegments, Transport
 
 #: Of a segment: what a rank has filled stays in its cache until it is added up.
 SEGMENT_BYTES = 1 << 20

@@ -23,7 +23,7 @@ from paceline.collectives.links import PeerLink
 from paceline.collectives.rendezvous import Meeting
 
 if TYPE_CHECKING:
-    from paceline.collectives.shared_memory import SharedSegments
+    from paceline.collectives.transport import SharedSegments
 
 _LEAVE_S, _WHY_S = 5.0, 0.5
 #: What no message is: the sender has let go, and says why; the sender has come to the end.

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from paceline.collectives import board
+from paceline.collectives import recorder
 from paceline.system import step_clock
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Handle:
         self._lock = threading.Lock()
         self._lock.acquire()
         self._done = False
-        #: Where the board has it (`paceline.collectives.board`).
+        #: Where the board has it (`paceline.collectives.recorder`).
         self._place = -1
         self._result: Any = None
         self._error: BaseException | None = None
@@ -98,7 +98,7 @@ class Handle:
             callbacks, self._callbacks = self._callbacks, None
         self._lock.release()
         if self._place >= 0:
-            board.end(self._place)
+            recorder.end(self._place)
         # Without `_callbacks_lock`: a callback may finish, or add to, another handle.
         for callback in callbacks or ():
             try:

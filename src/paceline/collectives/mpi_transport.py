@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
-from paceline.collectives import mpi, safe_pickle
+from paceline.collectives import mpi
 from paceline.collectives.errors import ShutDownError
-from paceline.collectives.shared_memory import SharedSegments, share_segments
+from paceline.collectives.request import pack_message, unpack_message
+from paceline.collectives.transport import SharedSegments, share_segments
 
 #: MPI counts in 32-bit numbers.
 _BROADCAST_BYTES = 1 << 30
@@ -102,13 +103,13 @@ class MpiTransport:
 
     def gather_objects(self, value: Any) -> list[Any]:
         # Not mpi4py's own way with objects, which makes whatever a pickle asks for.
-        data = safe_pickle.packed(value)
+        data = pack_message(value)
         sizes = arrays.array("q", [0] * self.size)
         self.comm.Allgather([arrays.array("q", [len(data)]), 1, self._mpi.INT64_T], [sizes, 1, self._mpi.INT64_T])
         everything, starts = bytearray(sum(sizes)), _starts(sizes)
         byte = self._mpi.BYTE
         self.comm.Allgatherv([data, len(data), byte], [everything, list(sizes), starts, byte])
-        return [safe_pickle.unpacked(everything[at : at + size]) for at, size in zip(starts, sizes, strict=True)]
+        return [unpack_message(everything[at : at + size]) for at, size in zip(starts, sizes, strict=True)]
 
     def split(self, members: Sequence[int], number: int) -> MpiTransport | None:
         comm = self.comm.Split(0 if self.rank in members else self._mpi.UNDEFINED, self.rank)

@@ -7,8 +7,9 @@ interpreter, which torch's own calls let go while they wait. The thread is there
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from contextlib import contextmanager
 
-# Not typing's: a worker loads this before its script.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -16,7 +17,13 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from paceline.system.collective_state import RankBoard
+
+
 _MODULE = "torch.distributed.distributed_c10d"
+
+_board: RankBoard | None = None
+_is_made = False
 
 
 def answer_when_loaded(path: str) -> None:
@@ -40,11 +47,10 @@ def _follow(module: ModuleType, path: str) -> None:
 
         @functools.wraps(made)
         def call(*given: Any, **options: Any) -> Any:
-            from paceline.collectives import board
             from paceline.system.collective_state import entry_text
 
             _start(path)
-            with board.under_way(entry_text(group, name, "", "", 0, ""), next(numbers)):
+            with under_way(entry_text(group, name, "", "", 0, ""), next(numbers)):
                 return made(*given, **options)
 
         setattr(module, name, call)
@@ -93,12 +99,63 @@ def _tell(path: str) -> None:
     os.replace(beside, path)
 
 
-def _forget() -> None:
+def _close_pipe() -> None:
     # A forked child has not the thread; it must not take what is meant for its parent.
     global _pipe
     if _pipe is not None:
         os.close(_pipe)
         _pipe = None
+
+
+os.register_at_fork(after_in_child=_close_pipe)
+
+
+def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
+    """The board; made at the first call. None where none is to be kept, as in a process that a worker has forked."""
+    global _board, _is_made
+    if not _is_made:
+        _is_made = True
+        from paceline.system.collective_state import FOLDER_VARIABLE, RankBoard
+        from paceline.system.run_variables import nested_rank
+
+        folder, rank = environ.get(FOLDER_VARIABLE), environ.get("PACELINE_RANK")
+        if folder and rank and nested_rank(environ) is None:
+            try:
+                _board = RankBoard(os.path.join(folder, f"board_{rank}"))
+            except (OSError, ValueError):  # no room, or no such folder: a run goes on without
+                _board = None
+    return _board
+
+
+def begin(text: str, number: int = 0) -> int:
+    """Note that a collective begins. Return the slot of the note, for `end`.
+
+    text: made by `paceline.system.collective_state.entry_text`.
+    """
+    found = _board if _is_made else board()
+    return -1 if found is None else found.begin(text, number)
+
+
+def end(place: int) -> None:
+    """Note that it is over."""
+    if _board is not None:
+        _board.end(place)
+
+
+@contextmanager
+def under_way(text: str, number: int = 0) -> Iterator[None]:
+    """A block that is a collective."""
+    place = begin(text, number)
+    try:
+        yield
+    finally:
+        end(place)
+
+
+def _forget() -> None:
+    # A data loader's worker shares the memory, and is in no collective.
+    global _board, _is_made
+    _board, _is_made = None, True
 
 
 os.register_at_fork(after_in_child=_forget)

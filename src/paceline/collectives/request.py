@@ -5,10 +5,13 @@ A request is a plain tuple, so that it is compared and sent fast: a step makes h
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from paceline.collectives.errors import CollectivesError
 from paceline.collectives.handle import Handle
 
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER = (
@@ -145,3 +148,37 @@ def _difference(first: Request, other: Request) -> tuple[str, Any, Any] | None:
 
 def _shown(shapes: tuple[tuple[int, ...], ...]) -> str:
     return ", ".join(str(list(shape)) for shape in shapes)
+
+
+_KNOWN: dict[tuple[str, str], type] = {(kind.__module__, kind.__qualname__): kind for kind in (Request, Agreement)}
+
+
+def pack_message(value: Any) -> bytes:
+    """The bytes of a value of these types."""
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def unpack_message(data: bytes | bytearray) -> Any:
+    """The value that `pack_message` made the bytes of.
+
+    Raises:
+        CollectivesError: the bytes are none of a message.
+    """
+    try:
+        return _Reader(io.BytesIO(data)).load()
+    except CollectivesError:
+        raise
+    except Exception as error:
+        raise CollectivesError(
+            f"what came is no message of a rank ({type(error).__name__}: {error}). Does something else use the ranks' ports?"
+        ) from None
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> type:
+        found = _KNOWN.get((module, name))
+        if found is None:
+            raise CollectivesError(
+                f"what came names {module}.{name}, which no message of a rank does: it is not from one, and was not taken."
+            )
+        return found

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from paceline.collectives.errors import CollectivesError
 from paceline.torch_mpi import buffers
-from paceline.torch_mpi.lane import Call
+from paceline.torch_mpi.comm_thread import Call
 
 Tensor = torch.Tensor
 T = TypeVar("T")

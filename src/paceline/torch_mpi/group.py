@@ -25,7 +25,7 @@ from paceline.collectives import mpi
 from paceline.collectives.errors import CollectivesError
 from paceline.system.collective_state import ranks_text
 from paceline.torch_mpi import calls
-from paceline.torch_mpi.lane import Call, Lane
+from paceline.torch_mpi.comm_thread import Call, Lane
 from paceline.torch_mpi.messages import Messages
 from paceline.torch_mpi.work import DoneWork, MpiWork
 

@@ -16,9 +16,8 @@ from mpi4py import MPI
 
 from paceline.collectives.errors import CollectivesError
 from paceline.torch_mpi import buffers
-from paceline.torch_mpi.lane import Lane
-from paceline.torch_mpi.waiting import LONGEST_SLEEP_S, SHORTEST_SLEEP_S, wait_until
-from paceline.torch_mpi.work import MpiWork
+from paceline.torch_mpi.comm_thread import Lane
+from paceline.torch_mpi.work import LONGEST_SLEEP_S, SHORTEST_SLEEP_S, MpiWork, wait_until
 
 _LOOKS = 2000
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +16,10 @@ from paceline.collectives.errors import CollectivesError
 from paceline.system import step_clock
 
 _Work: Any = Work
+
+#: Guesses, as are the numbers of looks.
+SHORTEST_SLEEP_S = 20e-6
+LONGEST_SLEEP_S = 1e-3
 
 
 class MpiWork(_Work):  # type: ignore[misc]
@@ -109,3 +116,25 @@ class DoneWork(MpiWork):
 
 def _value(settled: torch.futures.Future[concurrent.futures.Future[Any]]) -> Any:
     return settled.value().result()
+
+
+def wait_until(look: Callable[[], bool], limit_s: float, late: str, *, looks: int) -> None:
+    """Return once `look()` is true.
+
+    looks: so many without a sleep in between.
+
+    Raises:
+        CollectivesError: it is not within `limit_s`; "waited {limit_s} s {late}".
+    """
+    for _ in range(looks):
+        if look():
+            return
+        # Where ranks share cores, the one that is waited for needs this one.
+        os.sched_yield()
+    end = time.monotonic() + limit_s
+    sleep_s = SHORTEST_SLEEP_S
+    while not look():
+        if time.monotonic() > end:
+            raise CollectivesError(f"waited {limit_s:g} s {late}")
+        time.sleep(sleep_s)
+        sleep_s = min(sleep_s * 1.05, LONGEST_SLEEP_S)

@@ -42,7 +42,7 @@ NCCL = "../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1691"
 TF = "tensorflow.python.framework.errors_impl"
 LOST = [
     "paceline.collectives.errors.LostRankError: rank 1 was lost, and MPI can't go on in this process without it.",
-    "paceline.compat.horovod.tensorflow.errors.HorovodUnknownError: rank 1 is gone",
+    "paceline.compat.horovod.tensorflow.launch.HorovodUnknownError: rank 1 is gone",
     f"RuntimeError: [{GLOO}/pair.cc:534] Connection closed by peer [127.0.0.1]:43213",
     f"RuntimeError: [{GLOO}/pair.cc:547] Read error [127.0.0.1]:38017: Connection reset by peer",
     f"RuntimeError: [{GLOO}/pair.cc:589] Read error [10.0.0.2]:3333: Broken pipe",

@@ -12,12 +12,23 @@ why, is in docs/horovod.md.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.compat.horovod._version import __version__ as __version__
+from paceline.compat.horovod.common import __version__ as __version__
 from paceline.system.lazy_import import load_triton_before_tensorflow
+
+#: Horovod's names -> Python's levels.
+_LEVELS = {
+    "TRACE": logging.DEBUG,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "FATAL": logging.CRITICAL,
+}
 
 
 def run(*args: Any, **kwargs: Any) -> list[Any]:
@@ -28,17 +39,29 @@ def run(*args: Any, **kwargs: Any) -> list[Any]:
     return runner.run(*args, **kwargs)
 
 
-def _log_as_asked(environ: Mapping[str, str]) -> None:
-    """Let the engine's messages be seen from the level on that HOROVOD_LOG_LEVEL names; unset, Python's own way stays."""
-    level = environ.get("HOROVOD_LOG_LEVEL", "").upper()
-    if level:
-        from paceline.compat.horovod.common.log import log_from
+def _show_engine_log(environ: Mapping[str, str]) -> None:
+    """Show the engine's messages from HOROVOD_LOG_LEVEL on. Any other value leaves Python's logging as it is.
 
-        log_from(level, environ)
+    The rank precedes each message, and the time unless HOROVOD_LOG_HIDE_TIME is set.
+    """
+    level = _LEVELS.get(environ.get("HOROVOD_LOG_LEVEL", "").upper())
+    if level is None:
+        return
+    logger = logging.getLogger("paceline.collectives")
+    logger.setLevel(level)
+    # A second handler would show each message twice, for example after the module is reloaded.
+    if logger.handlers:
+        return
+    time = "" if environ.get("HOROVOD_LOG_HIDE_TIME", "0") not in ("", "0") else "%(asctime)s "
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"[{time}%(levelname)s] [{environ.get('HOROVOD_RANK', '0')}] %(message)s"))
+    logger.addHandler(handler)
+    # Otherwise a handler of the script's root logger would show each message again.
+    logger.propagate = False
 
 
-# A script may use both of `horovod.tensorflow` and `horovod.torch`.
+# A script may use both `horovod.tensorflow` and `horovod.torch`.
 load_triton_before_tensorflow()
 
-# At import, for the engine may speak as early as in `init`, and its logger has to have the handler by then.
-_log_as_asked(os.environ)
+# At import: the engine may log as early as in `init`, and its logger needs the handler by then.
+_show_engine_log(os.environ)

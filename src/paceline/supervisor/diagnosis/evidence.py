@@ -2,7 +2,7 @@
 
 A crash: the form is that of the standard library's faulthandler, https://docs.python.org/3/library/faulthandler.html.
 A stall: lines {time_s, operation, name, process_set, waited_s, missing_ranks, resolved}, one when an operation of the
-collectives is late, and one when it was done after all (`paceline.collectives.stall`).
+collectives is late, and one when it was done after all (`paceline.collectives.liveness`).
 Training alone: `alone_<rank>.json` of a worker that knew of no other (`paceline.worker.alone`).
 """
 

@@ -87,8 +87,8 @@ def test_another_backend_is_refused_with_the_way_out():
 
 def test_a_missing_keras_is_named():
     code = INSTALL + (
-        "sys.modules['tf_keras'] = None\nfrom paceline.compat.horovod._keras import libraries\n"
-        "import importlib\nlibraries.of_tensorflow()"
+        "sys.modules['tf_keras'] = None\nfrom paceline.compat.horovod._keras import settings\n"
+        "import importlib\nsettings.of_tensorflow()"
     )
     answer = run(code, TENSORFLOW, TF_USE_LEGACY_KERAS="1")
     assert "this script needs tf_keras" in answer

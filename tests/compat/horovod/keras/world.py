@@ -27,14 +27,14 @@ def main(folder: str, module_name: str, *names: str) -> None:
         # As where it is not installed. Keras loads it, for seconds, only to set its seed.
         sys.modules["tensorflow"] = None  # type: ignore[assignment]
     from paceline.compat import install
-    from paceline.compat.horovod._keras import libraries
+    from paceline.compat.horovod._keras import settings
     from paceline.compat.horovod.common import objects
     from tests.ranks import run_checks
 
     install("horovod")
     hvd = importlib.import_module(module_name)
     is_tensorflows = ".tensorflow." in module_name
-    keras = libraries.of_tensorflow() if is_tensorflows else libraries.standalone()
+    keras = settings.of_tensorflow() if is_tensorflows else settings.standalone()
     if not is_on_torch:
         import tensorflow as tf
 
@@ -56,7 +56,7 @@ def main(folder: str, module_name: str, *names: str) -> None:
             module, _, check = name.partition(".")
             found = importlib.import_module(f"tests.compat.horovod.keras.checks.{module}")
             # Models of tf_keras beside those of Keras 3.
-            library = importlib.import_module(libraries.KERAS_2) if module == "keras2" else keras
+            library = importlib.import_module(settings.KERAS_2) if module == "keras2" else keras
             yield name, partial(run, getattr(found, check), library)
 
     run_checks(Path(folder), hvd.rank(), checks())

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.compat.horovod.runner import elastic_driver
-from paceline.compat.horovod.runner.asked_elastic import elastic_limits
+from paceline.compat.horovod.runner.asked_job import elastic_limits
 from paceline.compat.horovod.runner.elastic_driver import ElasticDriver, ElasticLimits
 from paceline.compat.horovod.runner.hosts import Host
 from paceline.compat.horovod.runner.output import Output

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 
 import pytest
 
 from paceline.compat.horovod.runner import wire
+from paceline.compat.horovod.runner.wire import RankListener
 
 
 def listening(key: bytes, heard: list[object]) -> tuple[tuple[str, int], threading.Thread]:
@@ -41,3 +43,22 @@ def test_none_that_knows_the_key_is_one_error() -> None:
     with pytest.raises(ConnectionError, match=f"can't be reached at 127.0.0.1:{other[1]}: digest"):
         wire.connect([other], b"ours")
     thread.join(20)
+
+
+def test_a_connection_that_can_not_be_taken_does_not_keep_the_next_one_out(monkeypatch):
+    """Story: the thread ended with the first error, such as a process without a descriptor left for a moment."""
+    failures = [errno.EMFILE, errno.ECONNABORTED]
+    accept = socket.socket.accept
+
+    def failing(listener):
+        if failures:
+            raise OSError(failures.pop(), "not now")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    with RankListener(["127.0.0.1"]) as listener:
+        connection = wire.connect(listener.addresses, listener.key)
+        wire.send(connection, {"rank": 3})
+        assert listener.joined.get(timeout=60)[1] == {"rank": 3}
+        connection.close()
+    assert not failures

@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from paceline.compat.horovod._keras import arrays
-from paceline.compat.horovod._keras.state import build_optimizer, optimizer_variables
+from paceline.compat.horovod._keras.state import broadcast_variables, build_optimizer, optimizer_variables
 from paceline.compat.horovod.common import elastic
 from paceline.compat.horovod.common.elastic import VariablesState
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
@@ -68,7 +67,7 @@ class KerasState(VariablesState):
             variable.assign(array)
 
     def _spread(self) -> None:
-        arrays.broadcast_variables(self._variables(), 0, "elastic_state")
+        broadcast_variables(self._variables(), 0, "elastic_state")
 
 
 class CommitState:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
-from paceline.compat.horovod._keras import libraries
+from paceline.compat.horovod._keras import settings
 from paceline.compat.horovod._keras.callbacks import elastic_callbacks_for
 from paceline.compat.horovod._keras.elastic import KerasState, run
-from paceline.compat.horovod._keras.loading import loader_for
-from paceline.compat.horovod._keras.optimizer import DistributedOptimizer
+from paceline.compat.horovod._keras.optimizer import DistributedOptimizer, distribute
 from paceline.compat.horovod._keras.reducing import side_of
-from paceline.compat.horovod._keras.values import Values
-from paceline.compat.horovod._version import __version__
-from paceline.compat.horovod.common import interface
+from paceline.compat.horovod._keras.settings import KERAS_3, KerasSettings, backend_of
+from paceline.compat.horovod.common import __version__, interface
+from paceline.compat.horovod.common.ops import Average
+from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.compat.horovod.common.reduction import NoneCompressor
 
 
 def names_for(library: Any) -> dict[str, Any]:
     """Name -> value of all that is public in the module for this Keras, beside its own submodules."""
     values = Values(library)
     own = {
-        "Compression": side_of(libraries.backend_of(library.__name__)).Compression,
+        "Compression": side_of(settings.backend_of(library.__name__)).Compression,
         "DistributedOptimizer": DistributedOptimizer,
         "__version__": __version__,
         "allgather": values.allgather,
@@ -35,3 +37,110 @@ def names_for(library: Any) -> dict[str, Any]:
 def elastic_names_for(library: Any) -> dict[str, Any]:
     """Name -> value of all that is public in its submodule `elastic`."""
     return {"KerasState": KerasState, "run": run} | elastic_callbacks_for(library)
+
+
+def loader_for(library: Any) -> Callable[..., Any]:
+    """`load_model` for a Keras. library: the module that reads the file."""
+
+    def load_model(
+        filepath: Any,
+        custom_optimizers: Sequence[type] | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+        compression: Any = side_of(backend_of(library.__name__)).Compression.none,  # noqa: B008 - one for each Keras
+        legacy_opts: bool = False,
+    ) -> Any:
+        """The model in the file, with its optimizer's state, as a DistributedOptimizer.
+
+        The file may come from a model with or without one. A model that was saved without an optimizer stays without.
+
+        custom_optimizers: classes of the script's own. custom_objects: its other classes and functions, by name.
+        legacy_opts: the file's optimizer is one of `tf.keras.optimizers.legacy`; such a file says so itself.
+
+        Raises:
+            ValueError: `legacy_opts` with Keras 3, which has no such optimizers; or the file can't be read.
+        """
+        if legacy_opts and library.__name__ == KERAS_3:
+            raise ValueError(
+                "legacy_opts=True: Keras 3 has no legacy optimizers. Set TF_USE_LEGACY_KERAS=1 (with tf-keras "
+                "installed), or leave it out."
+            )
+        names = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
+        model = library.models.load_model(filepath, custom_objects=names or None)
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None:
+            distribute(optimizer, KerasSettings(compression=compression or NoneCompressor), in_place=True)
+            # The file says how the model was compiled, perhaps for XLA, whose programs can't call a collective.
+            if getattr(model, "jit_compile", None):
+                model.jit_compile = False
+        return model
+
+    return load_model
+
+
+class Values:
+    """The operations for one Keras. Each takes a number, an array, a tensor or a variable, and gives a tensor."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library.__name__ if library is not None else KERAS_3
+
+    def allreduce(
+        self,
+        value: Any,
+        name: str | None = None,
+        average: bool | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        op: int | None = None,
+        compression: Any = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> Any:
+        """The ranks' values, reduced by `op`; Average where nothing is said. average: its old name.
+
+        Raises:
+            ValueError: both `average` and `op` are given.
+            HorovodInternalError: shapes, types or operations differ between ranks; on every rank.
+        """
+        side = self._side()
+        return side.allreduce(
+            side.tensor(value),
+            average=average,
+            name=name,
+            compression=compression or side.Compression.none,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+        )
+
+    def allgather(self, value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+        """The ranks' values, one below the other; the first dimension may differ between ranks."""
+        side = self._side()
+        return side.allgather(side.tensor(value), name=name, process_set=process_set)
+
+    def broadcast(
+        self, value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> Any:
+        """The value of `root_rank`."""
+        side = self._side()
+        return side.broadcast(side.tensor(value), root_rank, name=name, process_set=process_set)
+
+    def reducescatter(
+        self, value: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
+    ) -> Any:
+        """This rank's rows of the ranks' reduced values."""
+        side = self._side()
+        return side.reducescatter(side.tensor(value), name=name, op=op, process_set=process_set)
+
+    def broadcast_global_variables(self, root_rank: int) -> NoReturn:
+        """Raise: there are no global variables where TensorFlow runs eagerly.
+
+        Raises:
+            RuntimeError: always; it says what to use.
+        """
+        raise RuntimeError(
+            f"broadcast_global_variables({root_rank}) is for graphs of TensorFlow 1. Give model.fit the callback "
+            f"hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank})."
+        )
+
+    def _side(self) -> Any:
+        return side_of(backend_of(self._library))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
-from paceline.compat.horovod._keras import hooks, libraries
+from paceline.compat.horovod._keras import reducing
 from paceline.compat.horovod._keras.keras2 import DistributedKeras2, DistributedLegacy
-from paceline.compat.horovod._keras.keras3 import DistributedKeras3
-from paceline.compat.horovod._keras.reducing import Distribution
-from paceline.compat.horovod._keras.settings import KerasSettings
-from paceline.compat.horovod.common.arguments import checked_layers, chosen_groups
-from paceline.compat.horovod.common.compression import NoneCompressor
+from paceline.compat.horovod._keras.reducing import Distribution, accumulator_of
+from paceline.compat.horovod._keras.settings import KERAS_2, KERAS_3, KerasSettings, key_of, name_of
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.compat.horovod.common.reduction import NoneCompressor, checked_layers, chosen_groups
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -105,12 +103,12 @@ def distribute(optimizer: Any, settings: KerasSettings, *, in_place: bool = Fals
     Raises:
         ValueError: it is no optimizer of Keras; or its own accumulation of gradients comes in the way.
     """
-    library = libraries.name_of(optimizer)
+    library = name_of(optimizer)
     base = _bare_class(optimizer)
     mixin = _mixin_for(optimizer, library)
-    inner = hooks.inner_of(optimizer)
+    inner = reducing.inner_of(optimizer)
     if inner is not None:
-        hooks.set_inner(optimizer, distribute(inner, settings))
+        reducing.set_inner(optimizer, distribute(inner, settings))
         return optimizer
     if settings.passes > 1 and getattr(optimizer, "gradient_accumulation_steps", None):
         raise ValueError(
@@ -120,8 +118,8 @@ def distribute(optimizer: Any, settings: KerasSettings, *, in_place: bool = Fals
     assert library is not None
     # A set of its own, so that `register_local_var` of one optimizer changes no other that was made with these settings.
     distribution = Distribution(dataclasses.replace(settings, local_variables=set()), library)
-    if library == libraries.KERAS_3:
-        hooks.install()
+    if library == KERAS_3:
+        reducing.install()
     # `__class__` is what Keras writes into files, and what it asks for a copy: those are of the optimizer's own class.
     names = {
         "__module__": base.__module__,
@@ -149,13 +147,66 @@ def _bare_class(optimizer: Any) -> type:
 def _mixin_for(optimizer: Any, library: str | None) -> type:
     # By name: for isinstance both Kerases would have to be loaded, and the script uses one.
     names = {f"{cls.__module__}.{cls.__name__}" for cls in type(optimizer).__mro__}
-    if library == libraries.KERAS_3 and any(name.endswith(".BaseOptimizer") for name in names):
+    if library == KERAS_3 and any(name.endswith(".BaseOptimizer") for name in names):
         return DistributedKeras3
-    if library == libraries.KERAS_2 and "tf_keras.src.optimizers.optimizer.Optimizer" in names:
+    if library == KERAS_2 and "tf_keras.src.optimizers.optimizer.Optimizer" in names:
         return DistributedKeras2
-    if library == libraries.KERAS_2 and any(name.endswith("optimizer_v2.OptimizerV2") for name in names):
+    if library == KERAS_2 and any(name.endswith("optimizer_v2.OptimizerV2") for name in names):
         return DistributedLegacy
     raise ValueError(
         f"{optimizer!r} is not an optimizer of Keras. Give an instance, such as keras.optimizers.Adam(0.001 * hvd.size()); "
         "an optimizer of tf.compat.v1.train is for horovod.tensorflow's DistributedOptimizer."
     )
+
+
+class DistributedKeras3:
+    """Put before an optimizer's own class; `distribution` is a class attribute of what comes of it.
+
+    Clipping, weight decay, moving averages and the update itself are the optimizer's own, after the reduction.
+    """
+
+    distribution: ClassVar[Distribution]
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        """Update the variables by the ranks' reduced gradients; with several passes a step, in the last of them."""
+        # A list, for `zip` gives what can be read only once.
+        update, grads = super().apply, list(grads)  # type: ignore[misc]
+        variables = None if trainable_variables is None else list(trainable_variables)
+        if variables is not None and len(variables) != len(grads):
+            raise ValueError(f"{len(grads)} gradients were given for {len(variables)} variables: give one for each.")
+        known = self._trainable_variables if variables is None and self.built else variables
+        if known is None or len(known) != len(grads) or self.gradient_accumulation_steps:
+            # With Keras's own accumulation, `_clip_gradients` reduces; what is wrong here, Keras says itself.
+            update(grads, variables)
+        elif self.distribution.settings.passes > 1:
+            self._apply_after_passes(update, grads, known)
+        else:
+            update(self.distribution.reduce(grads, known), variables)
+
+    def register_local_var(self, variable: Any) -> None:
+        """Let the gradient of this variable stay on its rank."""
+        self.distribution.settings.local_variables.add(key_of(variable))
+
+    def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
+        # Past __setattr__, which would have Keras track them.
+        self.__dict__["_being_applied"] = list(trainable_variables)
+        super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+
+    def _clip_gradients(self: Any, grads: Any) -> Any:
+        # Called once a step, with Keras's accumulation in the last pass alone: so only its sums are sent.
+        if self.gradient_accumulation_steps:
+            grads = self.distribution.reduce(list(grads), self.__dict__["_being_applied"])
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    def _apply_after_passes(self: Any, update: Any, grads: list[Any], variables: list[Any]) -> None:
+        if not self.built:
+            from keras.src import backend
+
+            # Now: within a branch of a graph no variable can be made.
+            with backend.name_scope(self.name, caller=self):
+                self.build(variables)
+
+        def step(sums: list[Any]) -> None:
+            update(self.distribution.reduce(sums, variables), variables)
+
+        accumulator_of(self, variables).step(grads, variables, step)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from paceline.compat.horovod._keras import hooks
+from paceline.compat.horovod._keras import reducing
 from paceline.compat.horovod._keras.settings import key_of
+from paceline.compat.horovod.common import basics, handles
+from paceline.compat.horovod.common.handles import allreduce_async, as_type, broadcast_async_, plain
+from paceline.compat.horovod.common.ops import ENGINE_NAMES, Average
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:
@@ -16,7 +20,7 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
     # A property in Keras 3, a method in the older kind of optimizer.
     found = list(variables() if callable(variables) else variables)
     # tf_keras keeps some of them apart: settings that can be assigned to, and the state of the loss scale.
-    own, scale = hooks.inner_of(optimizer) or optimizer, getattr(optimizer, "_loss_scale", None)
+    own, scale = reducing.inner_of(optimizer) or optimizer, getattr(optimizer, "_loss_scale", None)
     settings = getattr(own, "_hyper", None) or {"learning_rate": getattr(own, "_learning_rate", None)}
     apart = [settings[name] for name in sorted(settings)]
     apart += [getattr(scale, "current_loss_scale", None), getattr(scale, "counter", None)]
@@ -28,7 +32,7 @@ def build_optimizer(optimizer: Any, trainable_variables: list[Any]) -> None:
     """Make the optimizer's variables for these of a model, unless they are there."""
     if optimizer is None:
         return
-    inner = hooks.inner_of(optimizer)
+    inner = reducing.inner_of(optimizer)
     legacy = optimizer if inner is None else inner
     # The optimizers of `optimizers.legacy`, which have no `build`.
     if hasattr(legacy, "_create_all_weights"):
@@ -45,7 +49,7 @@ def learning_rate_of(optimizer: Any) -> float:
     """
     import numpy as np
 
-    optimizer = hooks.inner_of(optimizer) or optimizer
+    optimizer = reducing.inner_of(optimizer) or optimizer
     # The attribute first: where it is a schedule, Keras 3's property gives the rate of this moment, and hides the schedule.
     rate = getattr(optimizer, "_learning_rate", None)
     if rate is None:
@@ -59,15 +63,37 @@ def learning_rate_of(optimizer: Any) -> float:
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
-    (hooks.inner_of(optimizer) or optimizer).learning_rate = rate
+    (reducing.inner_of(optimizer) or optimizer).learning_rate = rate
 
 
 def velocities(optimizer: Any) -> list[Any]:
     """The variables in which SGD and RMSprop with momentum keep their last step, learning rate included."""
-    optimizer = hooks.inner_of(optimizer) or optimizer
+    optimizer = reducing.inner_of(optimizer) or optimizer
     if not getattr(optimizer, "momentum", None):
         return []
     found = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None)
     if found is None and hasattr(optimizer, "get_slot_names") and "momentum" in optimizer.get_slot_names():
         found = [variable for variable in optimizer_variables(optimizer) if "/momentum" in variable.name]
     return [variable for variable in found or () if variable is not None]
+
+
+def broadcast_variables(variables: Sequence[Any], root_rank: int, name: str) -> None:
+    """Give the variables the values of `root_rank`. Every rank has equally many, of the same shapes and types.
+
+    variables: of Keras 3 on any backend, or of TensorFlow; they have `numpy()` and `assign()`.
+    """
+    import numpy as np
+
+    # Copies: the engine writes to what it is given.
+    sent = [plain(np.array(variable.numpy())) for variable in variables]
+    under_way = [broadcast_async_(array, root_rank, f"{name}.{index}") for index, array in enumerate(sent)]
+    for variable, array, handle in zip(variables, sent, under_way, strict=True):
+        handles.synchronize(handle)
+        # The root has these values already.
+        if basics.rank() != root_rank:
+            variable.assign(as_type(array, variable.numpy()))
+
+
+def average(array: Any, name: str) -> Any:
+    """The ranks' average of a NumPy array of floats, as a new array."""
+    return handles.synchronize(allreduce_async(array, ENGINE_NAMES[Average], name))

@@ -10,8 +10,8 @@ import torch
 from paceline.compat.horovod import torch as hvd
 from paceline.compat.horovod._keras.settings import KerasSettings, key_of, shared_name
 from paceline.compat.horovod.common import handles
-from paceline.compat.horovod.common.arguments import in_parts
 from paceline.compat.horovod.common.ops import Max, Min
+from paceline.compat.horovod.common.reduction import in_parts
 from paceline.compat.horovod.torch.allreduce import submit_allreduce
 
 Compression = hvd.Compression

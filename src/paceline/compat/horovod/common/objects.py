@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.collectives.errors import CollectivesError
 from paceline.collectives.secret import TAG_BYTES, VARIABLE, is_tag, run_secret, tag
 from paceline.compat.horovod.common import basics, handles
-from paceline.compat.horovod.common.arrays import allgather_async, broadcast_async_
+from paceline.compat.horovod.common.handles import allgather_async, broadcast_async_
 from paceline.compat.horovod.common.process_sets import ProcessSet, check_root, checked_members, global_process_set
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.compat.horovod._keras import libraries
+from paceline.compat.horovod._keras import settings
 from paceline.compat.horovod._keras.callbacks import callbacks_for
 
-_callbacks = callbacks_for(libraries.standalone())
+_callbacks = callbacks_for(settings.standalone())
 __all__ = list(_callbacks)
 globals().update(_callbacks)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.compat.horovod._keras import libraries
+from paceline.compat.horovod._keras import settings
 from paceline.compat.horovod._keras.module import elastic_names_for
 
-_names = elastic_names_for(libraries.standalone())
+_names = elastic_names_for(settings.standalone())
 __all__ = list(_names)
 globals().update(_names)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.compat.horovod.runner.launcher_arguments import _HorovodArgs as _HorovodArgs
+from paceline.compat.horovod.runner.options import _HorovodArgs as _HorovodArgs
 
 __all__ = ["run", "run_commandline"]
 

@@ -6,13 +6,13 @@ import contextlib
 import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from paceline.compat.horovod.runner import hosts as host_lists
-from paceline.compat.horovod.runner import settings, start
-from paceline.compat.horovod.runner.asked_elastic import elastic_hosts, elastic_limits
+from paceline.compat.horovod.runner import start
 from paceline.compat.horovod.runner.driver import RanksDriver
-from paceline.compat.horovod.runner.elastic_driver import ElasticDriver
-from paceline.compat.horovod.runner.hosts import Slot
+from paceline.compat.horovod.runner.elastic_driver import ElasticDriver, ElasticLimits
+from paceline.compat.horovod.runner.hosts import Host, HostWatch, Slot, from_script
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankOutcome
 from paceline.compat.horovod.runner.start import RanksJob
@@ -20,6 +20,40 @@ from paceline.errors import UserError
 
 #: As long as Horovod's own launcher waits.
 _START_TIMEOUT_S = 30.0
+
+#: option's name in the namespace -> variable; True: a switch.
+_VARIABLES = {
+    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
+    "cache_capacity": "HOROVOD_CACHE_CAPACITY",
+    "timeline_filename": "HOROVOD_TIMELINE",
+    "stall_check_warning_time_seconds": "HOROVOD_STALL_CHECK_TIME_SECONDS",
+    "stall_check_shutdown_time_seconds": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    "log_level": "HOROVOD_LOG_LEVEL",
+}
+_SWITCHES = {
+    "timeline_mark_cycles": "HOROVOD_TIMELINE_MARK_CYCLES",
+    "log_hide_timestamp": "HOROVOD_LOG_HIDE_TIME",
+}
+_AUTOTUNE = (
+    "--autotune: nothing is tuned. --fusion-threshold-mb and --cycle-time-ms set what autotuning would choose; their "
+    "defaults fit the machine"
+)
+#: Options that are accepted and do nothing, with the reason.
+_WITHOUT_MEANING = {
+    "hierarchical_allreduce": "--hierarchical-allreduce: MPI chooses its own way",
+    "hierarchical_allgather": "--hierarchical-allgather: MPI chooses its own way",
+    "torus_allreduce": "--torus-allreduce: MPI chooses its own way",
+    "num_nccl_streams": "--num-nccl-streams: the engine has one stream for each process set",
+    "thread_affinity": "--thread-affinity: the engine's threads are not bound to cores",
+    "mpi_threads_disable": "--mpi-threads-disable: the engine needs MPI's threads",
+    "gloo_timeout_seconds": "--gloo-timeout-seconds: --start-timeout says how long ranks may take to come up",
+    "autotune": _AUTOTUNE,
+    "autotune_log_file": _AUTOTUNE,
+    "autotune_warmup_samples": _AUTOTUNE,
+    "autotune_steps_per_sample": _AUTOTUNE,
+    "autotune_bayes_opt_max_samples": _AUTOTUNE,
+    "autotune_gaussian_process_noise": _AUTOTUNE,
+}
 
 
 def run(
@@ -40,7 +74,7 @@ def run(
             argv=tuple(argv),
             slots=tuple(slots),
             # What is asked for here stands over this process's own GLOO_SOCKET_IFNAME and the like.
-            environment=environment_of(os.environ) | settings.variables(options),
+            environment=environment_of(os.environ) | variables(options),
             transport=transport_of(options, is_elastic=limits is not None),
             files=files,
             ssh_port=options.ssh_port,
@@ -109,3 +143,72 @@ def start_timeout_s(given: float | None, environ: Mapping[str, str] = os.environ
     if not text.replace(".", "", 1).isdigit():
         raise UserError(f"HOROVOD_START_TIMEOUT={text!r} is no number of seconds. Unset it, or give one.")
     return float(text)
+
+
+def variables(options: Namespace) -> dict[str, str]:
+    """The environment variables that these options make; those that were not given make none."""
+    found = {name: str(value) for dest, name in _VARIABLES.items() if (value := getattr(options, dest)) is not None}
+    found |= {
+        name: str(int(value)) for dest, name in _SWITCHES.items() if (value := getattr(options, dest)) is not None
+    }
+    if options.fusion_threshold_mb is not None:
+        found["HOROVOD_FUSION_THRESHOLD"] = str(int(options.fusion_threshold_mb * 1024 * 1024))
+    if options.stall_check is not None:
+        # The variable says the opposite of the option.
+        found["HOROVOD_STALL_CHECK_DISABLE"] = str(int(not options.stall_check))
+    if options.tcp:
+        # Without this NCCL would still take InfiniBand where there is some.
+        found["NCCL_IB_DISABLE"] = "1"
+    return found | of_interfaces(options.network_interfaces)
+
+
+def of_interfaces(names: str | None) -> dict[str, str]:
+    """The variables that hold Gloo and NCCL to these interfaces ("eth0,eth1"); none for None."""
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), names) if names else {}
+
+
+def without_meaning(options: Namespace) -> list[str]:
+    """A line for each option that was given and changes nothing here; one line for all of autotuning's."""
+    given = {dest: getattr(options, dest) for dest in _WITHOUT_MEANING}
+    # A number of 0 is given, a switch that is turned off changes nothing anyway.
+    meant = (_WITHOUT_MEANING[dest] for dest, value in given.items() if value is not None and value is not False)
+    return list(dict.fromkeys(meant))
+
+
+def elastic_limits(options: Any, np: int) -> ElasticLimits | None:
+    """What the options say of an elastic job; None where they ask for none.
+
+    Raises:
+        UserError: numbers that contradict each other.
+    """
+    given = (options.min_np, options.max_np, options.host_discovery_script, options.slots, options.elastic_timeout)
+    if all(value is None for value in (*given, options.reset_limit, options.blacklist_cooldown_range)):
+        return None
+    least, most = options.min_np or np, options.max_np
+    if not least <= np <= (np if most is None else most):
+        told = f"--min-np {least}, -np {np}" + ("" if most is None else f", --max-np {most}")
+        raise UserError(f"{told}: they have to grow in this order. -np is the number of ranks to start with.")
+    cooldown = options.blacklist_cooldown_range
+    if cooldown is not None and not 1 <= cooldown[0] <= cooldown[1]:
+        raise UserError(
+            f"--blacklist-cooldown-range {cooldown[0]} {cooldown[1]}: seconds, the smaller number first, from 1 on."
+        )
+    wait_s = 600.0 if options.elastic_timeout is None else float(options.elastic_timeout)
+    return ElasticLimits(start=np, least=least, most=most, wait_s=wait_s, resets=options.reset_limit)
+
+
+def elastic_hosts(options: Any, np: int) -> HostWatch:
+    """The hosts of an elastic job, which are asked for from now on. Without any, all ranks are on this machine.
+
+    Raises:
+        UserError: the hosts can't be read, or the script does not work.
+    """
+    if options.host_discovery_script:
+        ask = from_script(options.host_discovery_script, options.slots)
+    else:
+        fixed = host_lists.named(options.hosts, options.hostfile, options.max_np or np)
+
+        def ask() -> list[Host]:
+            return fixed
+
+    return HostWatch(ask, options.blacklist_cooldown_range)

@@ -21,10 +21,10 @@ from typing import Any
 
 from paceline.compat.horovod.runner import start, wire
 from paceline.compat.horovod.runner.hosts import is_here
-from paceline.compat.horovod.runner.listener import RankListener
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankEnd, RankOutcome, named, threads, variables, with_defaults
 from paceline.compat.horovod.runner.start import RanksJob, Started
+from paceline.compat.horovod.runner.wire import RankListener
 from paceline.system import processes
 from paceline.system.signals import handled
 

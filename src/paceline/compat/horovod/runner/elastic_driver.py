@@ -18,9 +18,8 @@ from functools import partial
 
 from paceline.compat.horovod.runner import hosts as host_lists
 from paceline.compat.horovod.runner import wire
-from paceline.compat.horovod.runner.discovery import HostWatch
 from paceline.compat.horovod.runner.driver import ElasticPart, RanksDriver
-from paceline.compat.horovod.runner.hosts import Host, Slot
+from paceline.compat.horovod.runner.hosts import Host, HostWatch, Slot
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankOutcome, why
 from paceline.compat.horovod.runner.start import RanksJob

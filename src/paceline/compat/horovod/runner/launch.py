@@ -9,11 +9,11 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import closing
+from importlib.util import find_spec
 from typing import Any
 
-from paceline.compat.horovod._version import __version__
-from paceline.compat.horovod.runner import asked_job, settings
-from paceline.compat.horovod.runner import launcher_arguments as arguments
+from paceline.compat.horovod.common import __version__, basics
+from paceline.compat.horovod.runner import asked_job, start
 from paceline.compat.horovod.runner import options as command_line
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankOutcome, why
@@ -41,9 +41,7 @@ def main(argv: Sequence[str]) -> int:
             print(__version__)
             return 0
         if options.check_build:
-            from paceline.compat.horovod.runner.check_build import text
-
-            print(text())
+            print(build_text())
             return 0
         try:
             outcome = _driven(options)
@@ -78,7 +76,7 @@ def _run(args: Any) -> list[Any] | None:
     # What `parse_args` gives has `np`. An object of the caller's own has Horovod's attribute `num_proc`.
     options = args if isinstance(args, Namespace) and hasattr(args, "np") else None
     if options is None:
-        options = arguments.options(args, command_line.parse([]))
+        options = command_line.options(args, command_line.parse([]))
         if args.run_func is not None:
             from paceline.compat.horovod.runner.call import on_ranks
 
@@ -97,7 +95,7 @@ def _run(args: Any) -> list[Any] | None:
 def _driven(options: Namespace) -> RankOutcome:
     """Run the job that the options describe, and return its outcome."""
     _check(options)
-    for line in settings.without_meaning(options):
+    for line in asked_job.without_meaning(options):
         print(f"horovodrun: without effect here: {line}.", file=sys.stderr)
     with closing(Output(folder=options.output_filename, timestamps=options.prefix_timestamp)) as output:
         return asked_job.run(options, output, options.command, {})
@@ -128,6 +126,38 @@ def _ended(outcome: RankOutcome) -> int:
         return 0
     print(f"horovodrun: {failed[2]}", file=sys.stderr)
     return failed[1]
+
+
+def build_text() -> str:
+    """Frameworks and transports, each with a cross where it can be used."""
+    from paceline import __version__ as own
+
+    frameworks = {
+        "TensorFlow": find_spec("tensorflow") is not None,
+        "PyTorch": find_spec("torch") is not None,
+        "MXNet": False,
+    }
+    transports = {"MPI": basics.mpi_built() and start.has_mpi(), "Gloo": basics.gloo_built()}
+    # The words and brackets are those of Horovod's output, for scripts that search it.
+    lines = [f"Horovod's interface of v{__version__}, from Paceline {own}:", "", "Available Frameworks:"]
+    lines += [_line(*item) for item in frameworks.items()]
+    lines += ["", "Available Controllers:", *(_line(*item) for item in transports.items())]
+    operations = {"NCCL": _has_nccl(), "DDL": False, "CCL": False, **transports}
+    lines += ["", "Available Tensor Operations:", *(_line(*item) for item in operations.items())]
+    return "\n".join(lines)
+
+
+def _line(name: str, is_there: bool) -> str:
+    return f"    [{'X' if is_there else ' '}] {name}"
+
+
+def _has_nccl() -> bool:
+    """True if torch was built with NCCL: only torch itself can tell."""
+    try:
+        import torch  # noqa: F401 - loaded for `nccl_built`
+    except ImportError:
+        return False
+    return bool(basics.nccl_built())
 
 
 if __name__ == "__main__":

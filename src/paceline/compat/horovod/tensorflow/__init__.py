@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.compat.horovod._version import __version__
+from paceline.compat.horovod.common import __version__
 from paceline.compat.horovod.common.util import _cache  # noqa: F401
 from paceline.compat.horovod.tensorflow import elastic, mpi_ops
 from paceline.compat.horovod.tensorflow.compression import Compression

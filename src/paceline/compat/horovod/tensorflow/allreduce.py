@@ -12,9 +12,8 @@ from paceline.compat.horovod.common.ops import Adasum, resolve_op
 from paceline.compat.horovod.common.process_sets import ProcessSet, check_adasum, global_process_set
 from paceline.compat.horovod.common.reduction import How
 from paceline.compat.horovod.tensorflow.compression import Compression
-from paceline.compat.horovod.tensorflow.launch import Piece, run
+from paceline.compat.horovod.tensorflow.launch import Piece, as_written, run
 from paceline.compat.horovod.tensorflow.names import operation_name
-from paceline.compat.horovod.tensorflow.order import as_written
 from paceline.compat.horovod.tensorflow.pieces import reduce_piece, sparse_pieces
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from paceline.compat.horovod.common.arrays import plain
+from paceline.compat.horovod.common.handles import plain
 
 Array = np.ndarray[Any, Any]
 

@@ -8,14 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from paceline.compat.horovod.common import basics, handles
-from paceline.compat.horovod.common.arrays import plain
+from paceline.compat.horovod.common.handles import plain
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, check_root, global_process_set
 from paceline.compat.horovod.common.reduction import How
 from paceline.compat.horovod.tensorflow.arrays import Array, empty
-from paceline.compat.horovod.tensorflow.launch import Piece, run
+from paceline.compat.horovod.tensorflow.launch import Piece, as_written, run
 from paceline.compat.horovod.tensorflow.names import operation_name, raw, unique_in_graph, variable_names
-from paceline.compat.horovod.tensorflow.order import as_written
 from paceline.compat.horovod.tensorflow.pieces import dense, gradient_name, reduce_piece
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from paceline.compat.horovod.common.compression import Compressor, NoneCompressor
+from paceline.compat.horovod.common.reduction import Compressor, NoneCompressor
 
 __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from paceline.compat.horovod.common import objects
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.compat.horovod.tensorflow.broadcast import broadcast_
-from paceline.compat.horovod.tensorflow.order import as_written
+from paceline.compat.horovod.tensorflow.launch import as_written
 
 
 @as_written

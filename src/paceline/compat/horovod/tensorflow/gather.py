@@ -9,14 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from paceline.compat.horovod.common import handles
-from paceline.compat.horovod.common.arrays import plain
+from paceline.compat.horovod.common.handles import plain
 from paceline.compat.horovod.common.ops import check_splits, equal_splits
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
 from paceline.compat.horovod.tensorflow.arrays import Array
-from paceline.compat.horovod.tensorflow.errors import HorovodInvalidArgumentError
-from paceline.compat.horovod.tensorflow.launch import Piece, run
+from paceline.compat.horovod.tensorflow.launch import HorovodInvalidArgumentError, Piece, as_written, run
 from paceline.compat.horovod.tensorflow.names import operation_name
-from paceline.compat.horovod.tensorflow.order import as_written
 from paceline.compat.horovod.tensorflow.pieces import dense, gather_piece, gradient_name, rows_shape
 
 

@@ -18,24 +18,35 @@ What order there is among several of them, `order` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import record
+from tensorflow.python.client import session
+from tensorflow.python.eager import context, record
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
+from paceline.collectives.errors import ArgumentError, ShutDownError
 from paceline.compat.horovod.common import handles
+from paceline.compat.horovod.common.exceptions import HorovodInternalError
 from paceline.compat.horovod.tensorflow.arrays import Array, checked, host, tensor_of
-from paceline.compat.horovod.tensorflow.errors import translated
-from paceline.compat.horovod.tensorflow.order import closed, opened, run_beside
 
 #: A tensor of this size is submitted alone, as soon as it is there; smaller ones share a call from TensorFlow to Python,
 #: which costs about 40 microseconds.
 ALONE_BYTES = 1 << 18
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_line: Any = None
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,3 +226,161 @@ def _wait(submitted: Sequence[int]) -> list[Array]:
 def _parts(counts: Sequence[int]) -> list[slice]:
     ends = [sum(counts[: index + 1]) for index in range(len(counts))]
     return [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+
+def as_written(function: F) -> F:
+    """The function, which AutoGraph is to leave as it is; what it calls, too."""
+    return cast(F, tf.autograph.experimental.do_not_convert(function))
+
+
+def opened() -> list[Any]:
+    """The operations that have to run before a submission in the graph that is being made."""
+    graph = ops.get_default_graph()
+    line = _variable() if _is_ordered(graph) else None
+    if line is None:
+        return []
+    stretch = getattr(graph, "_paceline_stretch", None)
+    if stretch is None or stretch.is_over():
+        stretch = graph._paceline_stretch = _Stretch(graph, line)
+    return [stretch.opening]
+
+
+def closed(waiting: Any) -> None:
+    """Tell that a waiting operation was put into the graph; `opened` was called before."""
+    graph = ops.get_default_graph()
+    stretch = getattr(graph, "_paceline_stretch", None)
+    if stretch is not None:
+        stretch.close(waiting)
+
+
+def run_beside(operation: Any) -> None:
+    """Let a stateful operation run beside the others, not after those that come before it in the program."""
+    manager = getattr(operation.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(operation)
+
+
+class _Stretch:
+    """Collectives of a graph between which it calls no function that has some, too."""
+
+    def __init__(self, graph: Any, line: Any) -> None:
+        self._graph, self._line = graph, line
+        self.opening = line.assign_add(0, read_value=False)
+        self._own = {self.opening}
+        self._seen = len(graph.get_operations())
+
+    def is_over(self) -> bool:
+        # A call of a function that writes to the variable has it among its inputs: that is how it is noticed.
+        new = self._graph.get_operations()[self._seen :]
+        self._seen += len(new)
+        line = self._graph.capture(self._line.handle)
+        return any(given is line for operation in new if operation not in self._own for given in operation.inputs)
+
+    def close(self, waiting: Any) -> None:
+        with tf.control_dependencies([waiting]):
+            self._own.add(self._line.assign_add(0, read_value=False))
+
+
+def _is_ordered(graph: Any) -> bool:
+    """True if TensorFlow keeps the order of writes in this graph: it does in those of tf.function."""
+    return getattr(graph, "experimental_acd_manager", None) is not None
+
+
+def _variable() -> Any:
+    global _line
+    with tf.init_scope():
+        if _line is None and tf.executing_eagerly():
+            # Not tf.Variable: a function may be traced for the second time, and does not allow one of those to be made then.
+            with tf.device("/CPU:0"):
+                _line = ResourceVariable(0, dtype=tf.int64, trainable=False, name="paceline_order")
+        return _line if tf.executing_eagerly() else None
+
+
+class _Error:
+    """The common part of the errors: they are made as TensorFlow's own are, which Keras makes anew with more in the message.
+
+    node_def, op: the operation of the graph that failed; None in eager execution.
+    """
+
+    _of: ClassVar[type[Any]]
+
+    def __init__(self, node_def: Any = None, op: Any = None, message: str = "", *details: Any) -> None:
+        self._of.__init__(self, node_def, op, message, *details)
+
+    def __str__(self) -> str:
+        return str(self._of.__str__(self))  # type: ignore[call-arg]
+
+
+class HorovodPreconditionError(_Error, HorovodInternalError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
+    """The ranks disagree on an operation, or it can't be done while one of them has joined; raised on all that asked for it."""
+
+    _of = tf.errors.FailedPreconditionError
+
+
+class HorovodUnknownError(_Error, HorovodInternalError, tf.errors.UnknownError):  # type: ignore[misc]
+    """A rank is gone, or communication has failed."""
+
+    _of = tf.errors.UnknownError
+
+
+class HorovodInvalidArgumentError(_Error, ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
+    """An operation can't be right on this rank."""
+
+    _of = tf.errors.InvalidArgumentError
+
+
+#: As the message of an UnknownError names the class that was raised in Python.
+_RAISED = re.compile(rf"\b({HorovodPreconditionError.__name__}|{HorovodUnknownError.__name__}): ")
+_CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in (HorovodPreconditionError, HorovodUnknownError)}
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise the errors of collectives in the block under TensorFlow's classes too."""
+    try:
+        yield
+    # Another block within this one has given it its class already.
+    except tf.errors.OpError:
+        raise
+    except HorovodInternalError as error:
+        is_gone = isinstance(error.__cause__, ShutDownError)
+        cls = HorovodUnknownError if is_gone else HorovodPreconditionError
+        raise cls(None, None, str(error)) from error
+    except (ArgumentError, ValueError) as error:
+        raise HorovodInvalidArgumentError(None, None, str(error)) from error
+
+
+def aware(call: Callable[..., T]) -> Callable[..., T]:
+    """A method of TensorFlow's that runs a graph, which raises these classes where they were raised within it."""
+
+    @functools.wraps(call)
+    def called(*args: Any, **kwargs: Any) -> T:
+        try:
+            return call(*args, **kwargs)
+        except tf.errors.UnknownError as error:
+            own = _own(error)
+            if own is error:
+                raise
+            raise own.with_traceback(error.__traceback__) from None
+
+    return called
+
+
+def install() -> None:
+    """Let TensorFlow's functions and sessions raise these classes; again: nothing happens."""
+    for owner, name in ((context.Context, "call_function"), (session.BaseSession, "_do_call")):
+        # A later TensorFlow may lack one of the two; then errors out of graphs stay UnknownErrors.
+        call = getattr(owner, name, None)
+        # `functools.wraps` leaves `__wrapped__`, which tells that it was done before.
+        if call is not None and not hasattr(call, "__wrapped__"):
+            setattr(owner, name, aware(call))
+
+
+def _own(error: Any) -> Exception:
+    found = None if isinstance(error, HorovodInternalError) else _RAISED.search(error.message)
+    if found is None:
+        return error  # type: ignore[no-any-return]
+    return _CLASSES[found[1]](error.node_def, error.op, error.message)  # type: ignore[no-any-return]
+
+
+install()

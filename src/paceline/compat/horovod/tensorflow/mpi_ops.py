@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from paceline.compat.horovod.common import interface
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from paceline.compat.horovod.common import basics, handles, interface
 from paceline.compat.horovod.common.basics import HorovodBasics
 from paceline.compat.horovod.common.interface import *  # noqa: F403
 from paceline.compat.horovod.common.ops import handle_average_backwards_compatibility
@@ -10,18 +16,11 @@ from paceline.compat.horovod.common.process_sets import is_process_set_included
 from paceline.compat.horovod.tensorflow.allreduce import allreduce, grouped_allreduce
 from paceline.compat.horovod.tensorflow.broadcast import broadcast, broadcast_
 from paceline.compat.horovod.tensorflow.gather import allgather, alltoall, grouped_allgather
+from paceline.compat.horovod.tensorflow.launch import as_written, refuse_xla, translated
 from paceline.compat.horovod.tensorflow.private_names import (
     _allreduce,  # noqa: F401 - imported by libraries that are built on Horovod, as are the next
     _grouped_allreduce,  # noqa: F401
     _normalize_name,  # noqa: F401
-)
-from paceline.compat.horovod.tensorflow.rank_ops import (
-    join,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    size_op,
 )
 from paceline.compat.horovod.tensorflow.reducescatter import grouped_reducescatter, reducescatter
 from paceline.compat.horovod.tensorflow.util import (
@@ -55,3 +54,73 @@ __all__ += interface.__all__
 
 #: Read by libraries that are built on Horovod.
 _basics = HorovodBasics()
+
+
+@as_written
+def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """The number of ranks, of the world or of a process set; int32.
+
+    Raises:
+        ValueError: there is no such process set.
+    """
+    return _asked(lambda: len(_members(process_set_id)), name or "HorovodSize")
+
+
+@as_written
+def local_size_op(name: str | None = None) -> Any:
+    """The number of ranks on this rank's machine; int32."""
+    return _asked(basics.local_size, name or "HorovodLocalSize")
+
+
+@as_written
+def rank_op(name: str | None = None) -> Any:
+    """This process's rank; int32."""
+    return _asked(basics.rank, name or "HorovodRank")
+
+
+@as_written
+def local_rank_op(name: str | None = None) -> Any:
+    """This process's rank on its machine; int32."""
+    return _asked(basics.local_rank, name or "HorovodLocalRank")
+
+
+@as_written
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """1 if this rank belongs to the process set, else 0; int32."""
+    return _asked(lambda: basics.rank() in _members(process_set_id), name or "HorovodProcessSetIncluded")
+
+
+@as_written
+def join() -> Any:
+    """The global rank that joined last, the same on every rank, once all have joined; int32.
+
+    Until then this rank takes part in the others' allreduces with zeros; averages are still divided by the number of
+    all ranks.
+
+    Raises:
+        HorovodInternalError: the others ask for something that can't go on without this rank (an allgather, ...).
+    """
+    return _asked(_joined, "HorovodJoin")
+
+
+def _members(process_set_id: int) -> tuple[int, ...]:
+    known = basics.engine().process_sets()
+    if process_set_id not in known:
+        raise ValueError(f"there is no process set {process_set_id}; there are {sorted(known)}.")
+    return known[process_set_id]
+
+
+def _joined() -> int:
+    running = basics.engine()
+    with translated(), handles.translated():
+        return int(running.join().wait())
+
+
+def _asked(question: Callable[[], int], name: str) -> Any:
+    if tf.executing_eagerly():
+        return tf.constant(int(question()), tf.int32)
+    refuse_xla()
+    # Stateful, so that it is asked again in each run.
+    answer = tf.numpy_function(lambda: np.int32(question()), [], tf.int32, name=name)
+    answer.set_shape([])
+    return answer

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from paceline.compat.horovod.common.arguments import chosen_groups
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.compat.horovod.common.reduction import chosen_groups
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.gradient_aggregation import Accumulator
 from paceline.compat.horovod.tensorflow.names import key

@@ -8,13 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from paceline.compat.horovod.common import handles
-from paceline.compat.horovod.common.arrays import as_type, plain
+from paceline.compat.horovod.common.handles import as_type, plain
 from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet
 from paceline.compat.horovod.common.reduction import How
 from paceline.compat.horovod.tensorflow.arrays import Array, empty, told_dtype
-from paceline.compat.horovod.tensorflow.errors import HorovodInvalidArgumentError
-from paceline.compat.horovod.tensorflow.launch import Piece, run
+from paceline.compat.horovod.tensorflow.launch import HorovodInvalidArgumentError, Piece, run
 from paceline.compat.horovod.tensorflow.names import unique_in_graph
 
 

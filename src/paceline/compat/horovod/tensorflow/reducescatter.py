@@ -8,16 +8,14 @@ from typing import Any
 import tensorflow as tf
 
 from paceline.compat.horovod.common import handles
-from paceline.compat.horovod.common.arrays import plain
+from paceline.compat.horovod.common.handles import plain
 from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
 from paceline.compat.horovod.common.reduction import How
 from paceline.compat.horovod.tensorflow.arrays import Array, told_dtype
 from paceline.compat.horovod.tensorflow.compression import Compression
-from paceline.compat.horovod.tensorflow.errors import HorovodPreconditionError
-from paceline.compat.horovod.tensorflow.launch import Piece, run
+from paceline.compat.horovod.tensorflow.launch import HorovodPreconditionError, Piece, as_written, run
 from paceline.compat.horovod.tensorflow.names import operation_name
-from paceline.compat.horovod.tensorflow.order import as_written
 from paceline.compat.horovod.tensorflow.pieces import dense, gather_piece, gradient_name, in_types_of, rows_shape
 
 

@@ -9,14 +9,12 @@ from zlib import crc32
 
 import tensorflow as tf
 
-from paceline.compat.horovod.common.arguments import in_parts
 from paceline.compat.horovod.common.process_sets import registered_ranks
-from paceline.compat.horovod.common.reduction import How, Reduction
+from paceline.compat.horovod.common.reduction import How, Reduction, in_parts
 from paceline.compat.horovod.tensorflow.allreduce import reduce_all
 from paceline.compat.horovod.tensorflow.gradient_aggregation import Accumulator
-from paceline.compat.horovod.tensorflow.launch import ALONE_BYTES, bytes_of
+from paceline.compat.horovod.tensorflow.launch import ALONE_BYTES, as_written, bytes_of
 from paceline.compat.horovod.tensorflow.names import key, unique_in_graph, variable_names
-from paceline.compat.horovod.tensorflow.order import as_written
 
 __all__ = ["Accumulator", "Reduction", "distributed", "divided", "reduce_gradients"]
 

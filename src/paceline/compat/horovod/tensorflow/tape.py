@@ -7,9 +7,9 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
-from paceline.compat.horovod.common.arguments import checked_layers, chosen_groups
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.compat.horovod.common.reduction import checked_layers, chosen_groups
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.names import by_place, key
 from paceline.compat.horovod.tensorflow.reduction import Reduction, distributed, reduce_gradients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.compat.horovod._version import __version__
+from paceline.compat.horovod.common import __version__
 from paceline.compat.horovod.torch import elastic, mpi_ops
 from paceline.compat.horovod.torch.compression import Compression
 from paceline.compat.horovod.torch.functions import (

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from paceline.compat.horovod.common import handles
-from paceline.compat.horovod.common.arguments import checked_group
 from paceline.compat.horovod.common.ops import Adasum, resolve_op
 from paceline.compat.horovod.common.process_sets import (
     ProcessSet,
@@ -16,7 +15,7 @@ from paceline.compat.horovod.common.process_sets import (
     checked_members,
     global_process_set,
 )
-from paceline.compat.horovod.common.reduction import How
+from paceline.compat.horovod.common.reduction import How, checked_group
 from paceline.compat.horovod.torch.arrays import (
     Filled,
     compressed,

@@ -6,16 +6,16 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from paceline.compat.horovod.common import handles
-from paceline.compat.horovod.common.ops import Average, Sum
+from paceline.compat.horovod.common.ops import Adasum, Average, Sum
 from paceline.compat.horovod.common.reduction import Reduction
-from paceline.compat.horovod.torch.allreduce import submit_allreduce
-from paceline.compat.horovod.torch.sparse import sparse_allreduce_async
+from paceline.compat.horovod.torch.allreduce import allreduce_async_, submit_allreduce
+from paceline.compat.horovod.torch.gather import sparse_allreduce_async
 
 Finish = Callable[[], None]
 
@@ -324,3 +324,39 @@ def _empty_sparse(p: torch.Tensor, axes: int) -> torch.Tensor:
     indices = torch.empty(axes, 0, dtype=torch.int64, device=p.device)
     values = torch.empty(0, *p.shape[axes:], dtype=p.dtype, device=p.device)
     return torch.sparse_coo_tensor(indices, values, p.shape, check_invariants=False)
+
+
+class AdasumOptimizer(GradientOptimizer):
+    """The part of a DistributedOptimizer with Adasum that comes before the wrapped optimizer's class."""
+
+    def synchronize(self) -> None:
+        """Do nothing: there is nothing to wait for before `step`."""
+
+    def skip_synchronize(self) -> NoReturn:
+        """Raise: with Adasum nothing is reduced before the step, so nothing can be skipped."""
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The wrapped optimizer's step, from whose place the ranks' steps are combined; the closure's loss."""
+        self._follow_parameters()
+        trained = self._trained
+        # Copies, for the step overwrites the parameters, and what is sent is the difference.
+        start = [p.detach().clone() for p in trained]
+        compression = self._reduction.compression
+        try:
+            # Past GradientOptimizer's own `step`, which would reduce gradients.
+            loss = super(GradientOptimizer, self).step(closure)  # type: ignore[misc]
+            under_way = []
+            for p, before in zip(trained, start, strict=True):
+                delta, ctx = compression.compress(p.detach() - before)
+                under_way.append((allreduce_async_(delta, name=f"delta.{self._parameter_names[p]}", op=Adasum), ctx))
+            for p, before, (handle, ctx) in zip(trained, start, under_way, strict=True):
+                with torch.no_grad():
+                    # From where the step began, by what all ranks have made of their steps: so the parameters stay equal.
+                    p.copy_(before + compression.decompress(handles.synchronize(handle), ctx))
+        finally:
+            self._forget()
+        return loss
+
+    def _submit(self, p: torch.Tensor) -> None:
+        """Count the backward passes; nothing is sent during them."""

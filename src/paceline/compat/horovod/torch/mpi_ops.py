@@ -26,6 +26,7 @@ from paceline.compat.horovod.torch.gather import (
     alltoall_async,
     grouped_allgather,
     grouped_allgather_async,
+    sparse_allreduce_async,
 )
 from paceline.compat.horovod.torch.reducescatter import (
     grouped_reducescatter,
@@ -33,7 +34,6 @@ from paceline.compat.horovod.torch.reducescatter import (
     reducescatter,
     reducescatter_async,
 )
-from paceline.compat.horovod.torch.sparse import sparse_allreduce_async
 
 __all__ = [
     "allgather",

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from paceline.compat.horovod.common import handles
-from paceline.compat.horovod.common.arguments import checked_group
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
 from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
-from paceline.compat.horovod.common.reduction import How
+from paceline.compat.horovod.common.reduction import How, checked_group
 from paceline.compat.horovod.torch.arrays import compressed, host, results_like
 from paceline.compat.horovod.torch.compression import Compression
 from paceline.compat.horovod.torch.gather import allgather

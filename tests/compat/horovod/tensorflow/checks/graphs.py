@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from paceline.compat.horovod.common import handles
-from paceline.compat.horovod.tensorflow import order
+from paceline.compat.horovod.tensorflow import launch
 
 
 class Counted:
@@ -72,7 +72,7 @@ def check_a_function_that_is_called_twice_in_another_keeps_its_calls_apart(hvd):
 
 def check_a_function_may_have_its_first_collective_in_a_later_trace(hvd):
     # Story: TensorFlow allows no new variable there, and the order of graphs is kept by one.
-    before, order._line = order._line, None
+    before, launch._line = launch._line, None
 
     @tf.function
     def step(t, reduces):
@@ -82,7 +82,7 @@ def check_a_function_may_have_its_first_collective_in_a_later_trace(hvd):
         assert step(tf.constant(2.0), False).numpy() == 2.0
         assert step(tf.constant(2.0), True).numpy() == 2.0 * hvd.size()
     finally:
-        order._line = before
+        launch._line = before
 
 
 def check_a_result_that_nobody_uses_is_still_reduced(hvd):
@@ -111,12 +111,12 @@ def check_loops_and_branches(hvd):
 
 
 def check_14_names_may_come_in_another_order_on_each_rank(hvd):
-    order = list(range(12))
-    random.Random(hvd.rank()).shuffle(order)
+    launch = list(range(12))
+    random.Random(hvd.rank()).shuffle(launch)
 
     @tf.function
     def shuffled():
-        found = {i: hvd.allreduce(tf.fill([i + 1], float(i)), name=f"any.{i}", op=hvd.Sum) for i in order}
+        found = {i: hvd.allreduce(tf.fill([i + 1], float(i)), name=f"any.{i}", op=hvd.Sum) for i in launch}
         return [found[i] for i in range(12)]
 
     for _ in range(3):
@@ -125,8 +125,8 @@ def check_14_names_may_come_in_another_order_on_each_rank(hvd):
 
 
 def check_gradients_of_many_sizes_in_another_order_on_each_rank(hvd):
-    order = list(range(10))
-    random.Random(hvd.rank()).shuffle(order)
+    launch = list(range(10))
+    random.Random(hvd.rank()).shuffle(launch)
     # Large ones are submitted one by one, small ones together.
     variables = [tf.Variable(tf.ones([10 ** (i % 6)]), name=f"v{i}") for i in range(10)]
 
@@ -135,11 +135,11 @@ def check_gradients_of_many_sizes_in_another_order_on_each_rank(hvd):
         with tf.GradientTape() as tape:
             loss = tf.add_n([tf.reduce_sum(variables[i] * variables[i]) * factor * float(i) for i in range(10)])
         tape = hvd.DistributedGradientTape(tape)
-        return tape.gradient(loss, [variables[i] for i in order])
+        return tape.gradient(loss, [variables[i] for i in launch])
 
     mean = (hvd.size() + 1) / 2
     for _ in range(3):
-        for i, grad in zip(order, step(tf.constant(hvd.rank() + 1.0)), strict=True):
+        for i, grad in zip(launch, step(tf.constant(hvd.rank() + 1.0)), strict=True):
             np.testing.assert_allclose(grad, np.full(grad.shape, 2.0 * i * mean))
 
 

@@ -9,9 +9,9 @@ import numpy
 import pytest
 
 from paceline.collectives.fusion import Part
-from paceline.collectives.reduce import Reducer
-from paceline.collectives.shared_memory import SharedSegments
-from tests.collectives.test_shared_memory import cores, on_ranks, pytestmark
+from paceline.collectives.perform import Reducer
+from paceline.collectives.transport import SharedSegments
+from tests.collectives.test_transport import cores, on_ranks, pytestmark
 
 __all__ = ["cores", "pytestmark"]
 

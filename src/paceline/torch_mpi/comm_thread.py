@@ -21,11 +21,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.collectives import board, mpi
+from paceline.collectives import mpi, recorder
 from paceline.collectives.errors import CollectivesError, MismatchError
 from paceline.system import step_clock
 from paceline.system.collective_state import entry_text
-from paceline.torch_mpi.waiting import wait_until
+from paceline.torch_mpi.work import wait_until
 
 #: How often a thread looks for the other ranks before it sleeps between two looks: a caller that can do nothing else
 #: looks longer than the thread beside a backward pass. Both are guesses.
@@ -136,7 +136,7 @@ class Lane:
     def _run(self, call: Call, timeout_s: float | None, looks: int) -> Any:
         self.check()
         self._count += 1
-        place = board.begin(_told(self.name, self.ranks, call.text), self._count) if self.size > 1 else -1
+        place = recorder.begin(_told(self.name, self.ranks, call.text), self._count) if self.size > 1 else -1
         clock = step_clock.clock()
         since = 0.0 if clock is None else clock.begin(step_clock.WAIT)
         try:
@@ -145,7 +145,7 @@ class Lane:
             if call.run is not None:
                 self._move(call)
         finally:
-            board.end(place)
+            recorder.end(place)
             if clock is not None:
                 clock.end(step_clock.WAIT, since)
         return call.outputs

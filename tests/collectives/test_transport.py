@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 
-from paceline.collectives.shared_memory import MOST_RANKS, SharedSegments, share_segments
+from paceline.collectives.transport import MOST_RANKS, SharedSegments, share_segments
 from paceline.system import processes
 
 FLOAT = numpy.dtype("float32")
