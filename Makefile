@@ -8,7 +8,7 @@ BIN := .venv/bin
 # With PACELINE_REQUIRE_ENGINES=1 the engines that tests use are installed, and a test skipped for want of one fails.
 export PACELINE_REQUIRE_ENGINES
 
-.PHONY: demo test proof lint docs chaos bench compat engines clean gpu
+.PHONY: demo test check coverage lowest proof lint docs chaos bench compat engines clean gpu
 
 demo: .venv/.demo
 	$(BIN)/python examples/digits/demo.py
@@ -16,6 +16,23 @@ demo: .venv/.demo
 # More processes than two cores: much of a test's time is waiting, for an engine or for a time-out.
 test: .venv/.ready engines
 	$(BIN)/python -m pytest -n 4
+
+# A minute: the tests that start no process, in random order; `make check CHECK="-x tests/runs"` takes pytest's words.
+check: .venv/.ready
+	$(BIN)/python -m pytest --quick -p randomly -n 2 -q -r fE $(CHECK)
+
+# How much of the source the quick tests run, in htmlcov/ and as one number. Lines that only other processes run count as missed.
+coverage: .venv/.ready
+	$(BIN)/python -m pytest --quick -n 2 -q -r fE --cov --cov-report html --cov-report term:skip-covered $(CHECK)
+
+# The quick tests with the oldest versions of all packages that pyproject.toml allows, in an environment of their own.
+LOWEST := .[torch,mpi,ray,s3,azure,gcs,sftp,http,keyring,tabular,tune,serve,ui,mlflow,tensorboard]
+lowest:
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --upgrade pip uv
+	.venv-lowest/bin/python -m uv pip install --quiet --python .venv-lowest --resolution lowest-direct --editable '$(LOWEST)'
+	.venv-lowest/bin/python -m uv pip install --quiet --python .venv-lowest --editable '.[lowest]'
+	.venv-lowest/bin/python -m pytest --quick -n 2 -q -r fE $(CHECK)
 
 # The full numbers of what `make test` does less often: kills, steps without growth, plans of collective operations; and the
 # cells of matrices that it leaves out, which are marked `proof`.

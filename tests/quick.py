@@ -6,6 +6,7 @@ Folders that mostly start processes are not collected. In the others, a test tha
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,11 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 
 #: Folders and files of tests that load torch or TensorFlow, or that start processes in nearly every test.
-SLOW = ()
+SLOW = (
+    *("chaos", "collectives", "engines", "parallel", "projects", "torch_mpi", "warm"),
+    *("compat/horovod", "docs", "package", "test_torch_private.py", "ui/test_browser.py"),
+    *("test_forked.py", "test_forked_supervisors.py", "test_hiding.py", "test_warm.py"),
+)
 
 _EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"})
 REASON = "starts a process: make test runs it"
@@ -32,6 +37,15 @@ class NoProcesses:
         if self._is_armed and event in _EVENTS:
             self._has_started = True
             pytest.skip(REASON)
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        # A test that is skipped in its middle leaves its files and threads to the garbage collector.
+        for kind in ("ResourceWarning", "pytest.PytestUnhandledThreadExceptionWarning"):
+            config.addinivalue_line("filterwarnings", f"ignore::{kind}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_unconfigure(self) -> None:
+        warnings.simplefilter("ignore", ResourceWarning)
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         return any(collection_path == TESTS / name for name in SLOW) or None
