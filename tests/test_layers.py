@@ -70,7 +70,7 @@ MAY_IMPORT = {
     "pipelines": f"{UP_TO_SUBMIT} estimator controlling sweeps",
     "workspace_dir": "errors",
     # A supervisor of its own, which starts a server by a command line and tells it what to serve by a file.
-    "services": f"{UP_TO_SUBMIT} models serving",
+    "services": f"{UP_TO_SUBMIT} models serving.api",
     "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps pipelines models services",
     # It runs in a service's own environment, with what a service needs.
     "serving": "errors system",
@@ -80,8 +80,8 @@ MAY_IMPORT = {
     "rerun": UP_TO_SUBMIT,
     # The page reads a workspace, and changes what the command line changes by the same functions.
     "ui": f"{UP_TO_SUBMIT} rerun workspace sweeps models services reports",
-    "cli": f"{UP_TO_SUBMIT} rerun estimator workspace workspace_dir pruning doctor controlling sweeps pipelines models serving "
-    "services compat reports ui trackers",
+    "cli": f"{UP_TO_SUBMIT} rerun estimator workspace workspace_dir pruning doctor controlling sweeps pipelines models "
+    "serving.api services compat reports ui trackers",
     "__main__": "cli",
 }
 

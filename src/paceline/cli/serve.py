@@ -21,8 +21,7 @@ from paceline.launchers.environment import of_interpreter
 from paceline.runs.visible import visible
 from paceline.services.package.write import package as write_package
 from paceline.services.revision_spec import FoundModel, check_environment, find_model, make_spec
-from paceline.serving.check import check
-from paceline.serving.config import ServedModel, ServerConfig, absolute
+from paceline.serving.api import ServedModel, ServerConfig, absolute, check
 from paceline.system.detached_process import library_dir
 from paceline.system.files import PRIVATE, remove_tree, write_json
 from paceline.workspace import Workspace

@@ -274,7 +274,7 @@ def unit(*, name: str, as_json: bool) -> None:
 )
 def bench(*, name: str, data: str, clients: str, seconds: float, picture: Path | None, as_json: bool) -> None:
     """Call a service with 1, 8 and 32 clients: requests a second, and p50, p95 and p99 of the times."""
-    from paceline.serving import bench as benching
+    from paceline.serving.api import bench as benching
 
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     record = store.record(folder)

@@ -9,7 +9,7 @@ import urllib.request
 from typing import Any
 
 from paceline.errors import EngineError, ServiceError, ServiceFailedError
-from paceline.serving.model.answers import message_of
+from paceline.serving.api import message_of
 
 _TIMEOUT_S = 60.0
 _SHOWN = 2000

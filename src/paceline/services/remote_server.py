@@ -33,7 +33,7 @@ from paceline.services.log import GrowingLog
 from paceline.services.package.versions import server_versions
 from paceline.services.package.write import package
 from paceline.services.record import Revision, ServiceRecord
-from paceline.serving.state import READY
+from paceline.serving.api import READY
 from paceline.submit import SourceCopy, submit
 from paceline.system import processes
 from paceline.system.files import read_json, write_json

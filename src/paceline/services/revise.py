@@ -15,7 +15,7 @@ from paceline.services import store
 from paceline.services.folder import RevisionFolder, ServiceFolder
 from paceline.services.record import Revision, ServiceSettings
 from paceline.services.revision_spec import FoundModel, RevisionSpec, find_model
-from paceline.serving.config import ServedModel, ServerConfig
+from paceline.serving.api import ServedModel, ServerConfig
 from paceline.system.files import PRIVATE, remove_tree, write_json
 
 

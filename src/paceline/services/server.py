@@ -19,7 +19,7 @@ from paceline.runs.failure import signal_name
 from paceline.services.folder import MARK, ServiceFolder
 from paceline.services.record import Revision, ServiceRecord
 from paceline.services.revise import config_of
-from paceline.serving.state import READY, read_state
+from paceline.serving.api import READY, read_state
 from paceline.system import processes
 from paceline.system.detached_process import library_dir
 from paceline.system.files import PRIVATE, remove_tree, write_json

@@ -1,12 +1,31 @@
-"""Models that answer HTTP: a group of processes that `python -m paceline.serving CONFIG.json` starts.
+"""An HTTP server for models: a group of processes that `python -m paceline.serving CONFIG.json` starts.
 
     clients ── front ──┬── model process    one thread, one model
                        ├── model process
                        └── ...
 
-The front holds all connections and runs nobody's code; it needs starlette and uvicorn. A model process runs the scoring
-script or the model and needs the standard library alone, for its interpreter is the model's own. Each has a socket to the
-front, which gives it a request, or a batch of them, when it has answered the last.
+The front holds all connections and runs no user code; it needs starlette and uvicorn. A model process runs the scoring script
+or the model. It needs the standard library alone, because its interpreter is the model's own. Each model process has a socket
+to the front, which sends it one request or one batch at a time.
 """
 
-from paceline.serving.model.client import is_client_disconnected as is_client_disconnected
+from __future__ import annotations
+
+import mmap
+
+_flag: mmap.mmap | None = None
+
+
+def watch_client(fd: int) -> None:
+    """Map the byte in which the front says whether the client is still connected."""
+    global _flag
+    _flag = mmap.mmap(fd, 1)
+
+
+def is_client_disconnected() -> bool:
+    """Return True once the client of the current request has disconnected.
+
+    A long `run` in a scoring script may call this now and then, and return early: the front discards the result. A function
+    of several requests gets True once all their clients have disconnected. A call takes less than a microsecond.
+    """
+    return _flag is not None and _flag[0] == 1

@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def serve(folder: Path, given: argparse.Namespace, key: str) -> int:
-    from paceline.serving.front.start import run
+    from paceline.serving.api import run_server
 
     config = json.loads((HERE / "service.json").read_text())
     for model in config["models"]:
@@ -86,7 +86,7 @@ def serve(folder: Path, given: argparse.Namespace, key: str) -> int:
         print(f"paceline: this service listens at port {port} of {address}", file=sys.stderr, flush=True)
     told = folder / "config.json"
     told.write_text(json.dumps(config))
-    return run(told)
+    return run_server(told)
 
 
 def check(port: int) -> int:

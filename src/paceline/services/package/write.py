@@ -26,7 +26,7 @@ from paceline.errors import ServiceError, ServingError
 from paceline.job.environment import EnvironmentSpec
 from paceline.services.package import versions
 from paceline.services.revision_spec import FoundModel, RevisionSpec, check_workers, find_model
-from paceline.serving.config import ServedModel, ServerConfig
+from paceline.serving.api import ServedModel, ServerConfig
 from paceline.system.files import remove_tree, write_json
 from paceline.system.names import is_one_line
 

@@ -1,4 +1,4 @@
-"""A model process: `python -m paceline.serving.model FD FLAG`: its socket to the front, and the file of `model.client`.
+"""A model process: `python -m paceline.serving.model FD FLAG`: its socket to the front, and the file for `watch_client`.
 
 One thread does everything: it takes a frame of requests, lets the model answer, and sends the answers. So no code of the
 user's ever runs beside itself, and torch's number of threads, which holds for the calling thread, is that of the model's.
@@ -15,8 +15,7 @@ import traceback
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.serving import wire
-from paceline.serving.model import client
+from paceline.serving import watch_client, wire
 from paceline.serving.model.answers import show
 from paceline.serving.model.script import load
 from paceline.system.lazy_import import load_triton_before_tensorflow
@@ -24,7 +23,7 @@ from paceline.system.lazy_import import load_triton_before_tensorflow
 
 def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
-    client.watch(int(sys.argv[2]))
+    watch_client(int(sys.argv[2]))
     # Some engines signal all processes of a service. The front ends this one, by closing its socket, when all is answered.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
